@@ -1,0 +1,1 @@
+"""Rewind's public names."""

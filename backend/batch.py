@@ -1,0 +1,184 @@
+"""What goes into an operator and what comes out of it: the terms that the layers share.
+
+An operator is a pure transformation of one shard's micro-batch: it reads committed state through a
+`backend.workspace.Workspace`, leaves its changes there, and returns an `Outcome`. It knows no Spark, no Kafka, no disk.
+
+Times are int64 milliseconds since the epoch. `NO_TIME` stands for "no event seen yet" wherever a column or field of
+stream time may lack one; it is smaller than every event time that is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from backend.workspace import Workspace
+
+NO_TIME = -(2**63)
+"""Stream time before the first message. Event times below `MIN_TIME` are refused as bad input."""
+MIN_TIME = -(2**62)
+MAX_TIME = 2**62
+
+STREAM = "_stream"
+"""uint16: number of the (side, topic) in the manifest; 0 for a single topic."""
+PARTITION = "_partition"
+"""int32: the source partition."""
+OFFSET = "_offset"
+"""int64: the source offset."""
+TIME = "_time"
+"""int64: event time, milliseconds."""
+BEFORE = "_before"
+"""int64: newest event time of the same source partition before this message, `NO_TIME` if there was none."""
+
+RESERVED = (STREAM, PARTITION, OFFSET, TIME, BEFORE)
+
+MESSAGE_FIELDS = [
+    pa.field(STREAM, pa.uint16(), nullable=False),
+    pa.field(PARTITION, pa.int32(), nullable=False),
+    pa.field(OFFSET, pa.int64(), nullable=False),
+    pa.field(TIME, pa.int64(), nullable=False),
+    pa.field(BEFORE, pa.int64(), nullable=False),
+]
+
+SourcePartition = tuple[int, int]
+"""(stream, partition)."""
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """How far one source partition has been consumed.
+
+    Attributes:
+        next_offset: The next offset to read.
+        stream_time: Newest event time seen, `NO_TIME` before the first; never goes back.
+        active_ms: Batch time of the last micro-batch that brought a message of it.
+    """
+
+    next_offset: int
+    stream_time: int
+    active_ms: int
+
+
+Positions = Mapping[SourcePartition, Position]
+
+ERROR_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("stream", pa.uint16(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.int64()),  # the record's own timestamp, ms
+        pa.field("event_time", pa.int64()),  # ms; null when it could not be read
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("detail", pa.string()),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),  # raw bytes when parsing failed; the fields as JSON otherwise
+    ]
+)
+"""Rows of the errors output. Reasons: `malformed`, `no_event_time`, `in_future`, `out_of_range`, `out_of_retention`."""
+
+RESULT_FIELDS = [
+    pa.field("reason", pa.string(), nullable=False),  # early | full | late | drain | retracted
+    pa.field("revision", pa.int32(), nullable=False),  # 0 for the first row of a (window, group key)
+    pa.field("window_start", pa.int64()),  # ms; null for tuple windows
+    pa.field("window_end", pa.int64()),  # ms, exclusive; for sliding and session windows the last event time (inclusive)
+    pa.field("start_offset", pa.int64()),  # tuple windows: offset of the first message in the window
+    pa.field("last_offset", pa.int64()),  # tuple windows: offset of the last message in the window
+]
+"""Leading columns of every operator's result table; the group key's fields and the aggregates follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One shard's share of a micro-batch.
+
+    Attributes:
+        version: Spark's batch id; standalone, a counter.
+        time_ms: The batch time that Spark logged: the same when the micro-batch runs again.
+        messages: `MESSAGE_FIELDS`, then the fields the operator asked for; sorted by (stream, partition, offset), no
+            duplicates, all offsets at or above the committed position.
+        before: Positions as committed.
+        after: Positions when this micro-batch is done; partitions that only other shards got rows of advance too.
+        drain: The bounded input ends with this micro-batch.
+    """
+
+    version: int
+    time_ms: int
+    messages: pa.Table
+    before: Positions
+    after: Positions
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a range of the message store must hold: checked after a replay, before the state is used.
+
+    Attributes:
+        label: The window (or pane, or session) that the range belongs to, for reports.
+        start: First key, inclusive.
+        end: Last key, exclusive.
+        count: Number of messages.
+        digest: `backend.messages.digest` of them: order-independent, 64 bits.
+    """
+
+    label: str
+    start: bytes
+    end: bytes
+    count: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a micro-batch came to, beside the changes left in the workspace.
+
+    Attributes:
+        results: The operator's `result_schema`, in the order of emission.
+        errors: `ERROR_SCHEMA`.
+        next_due_ms: Batch time at which the operator wants to run again without input; None when nothing waits.
+        replay_from: Per source partition the smallest `start_offset` over *all* retained windows; empty when no
+            message store is kept.
+        rejected: (stream, partition, offset) of messages that a replay from there must leave out and that the bounds
+            alone would not.
+        message_count: Live messages in the message store.
+        message_digest: Their digest.
+        metrics: Counters and milliseconds for progress (`windows_open`, `windows_emitted`, `late`, ...).
+    """
+
+    results: pa.Table
+    errors: pa.Table
+    next_due_ms: int | None = None
+    replay_from: Mapping[SourcePartition, int] = field(default_factory=dict)
+    rejected: Sequence[tuple[int, int, int]] = ()
+    message_count: int = 0
+    message_digest: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Operator(Protocol):
+    """A stateful operator over one shard. Holds no state of its own between calls."""
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        """Schema of `Outcome.results`, known before anything runs."""
+
+    @property
+    def input_fields(self) -> Sequence[str]:
+        """Names of the message fields that the operator reads: only they travel to the shards."""
+
+    def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
+        """Fold one micro-batch into the state seen through `work`."""
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold according to the window metadata."""
+
+    def describe(self) -> dict[str, object]:
+        """Give the manifest's entry: everything that must stay the same for the state to stay readable."""

@@ -1,0 +1,1 @@
+"""Recovery: changelogs, planner, replay, supervisor, drills and the `rewind` command."""

@@ -1,0 +1,1 @@
+"""The changelog: a log with bases."""

@@ -1,0 +1,138 @@
+"""The pointer: what Spark's state holds per shard, and therefore what is committed.
+
+Spark commits the pointer atomically with the source offsets, so it names the state exactly: the commit, the staged file
+that makes it, and where the changelog has it. It is a few hundred bytes, MessagePack, format version first.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from backend.batch import Position
+from backend.errors import PointerDamaged, UnknownFormat
+
+FORMAT = 1
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """One commit of one shard: made once per shard and task attempt.
+
+    Attributes:
+        version: Spark's batch id.
+        uuid: Hex uuid4; attempt numbers repeat across re-runs, this does not.
+    """
+
+    version: int
+    uuid: str
+
+    @property
+    def name(self) -> str:
+        """Name used in file names: `<version, 20 digits>_<uuid>`."""
+        return f"{self.version:020d}_{self.uuid}"
+
+    @classmethod
+    def of_name(cls, name: str) -> Commit:
+        """Inverse of `name`."""
+        version, _, uuid = name.partition("_")
+        return cls(int(version), uuid)
+
+
+class CommitRecord(msgspec.Struct, frozen=True):
+    """What a commit says of a shard: in the database as the commit row, and in the changelog.
+
+    Attributes:
+        format: Format version of this record.
+        shard: The shard.
+        commit: This commit.
+        parent: The commit it was made on, None for the first.
+        ancestors: The newest ancestors, parent first, at most `MAX_ANCESTORS`.
+        time_ms: Batch time.
+        positions: (stream, partition, position), sorted.
+        bounds: Region -> full key: everything of the region below it is expired.
+        replay_from: (stream, partition, smallest start offset over all retained windows), sorted.
+        rejected: (stream, partition, offset) that a replay leaves out.
+        message_count: Live messages.
+        message_digest: Their digest.
+    """
+
+    shard: int
+    commit: Commit
+    parent: Commit | None
+    time_ms: int
+    positions: list[tuple[int, int, Position]]
+    bounds: dict[int, bytes]
+    ancestors: list[Commit] = []
+    replay_from: list[tuple[int, int, int]] = []
+    rejected: list[tuple[int, int, int]] = []
+    message_count: int = 0
+    message_digest: int = 0
+    format: int = FORMAT
+
+
+MAX_ANCESTORS = 32
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    """What Spark's ValueState holds for a shard.
+
+    Attributes:
+        format: Format version of the pointer.
+        shard: The shard.
+        commit: The committed commit.
+        parent: Its parent.
+        staged_length: Bytes of the staged file that turns the parent's state into this commit's.
+        staged_digest: Hex xxh3-128 of that file.
+        positions: (stream, partition, position), sorted.
+        bounds: As in the commit record.
+        changelog: Where the changelog has this commit: a file's name, or a topic position.
+        next_due_ms: When the operator wants to run again without input.
+        drained: Version of the last micro-batch that drained, -1 if none did.
+    """
+
+    shard: int
+    commit: Commit
+    parent: Commit | None
+    staged_length: int
+    staged_digest: str
+    positions: list[tuple[int, int, Position]]
+    bounds: dict[int, bytes]
+    changelog: str
+    next_due_ms: int | None = None
+    drained: int = -1
+    format: int = FORMAT
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Pointer)
+
+
+def encode(pointer: Pointer) -> bytes:
+    """Encode a pointer for Spark's state."""
+    return _encoder.encode(pointer)
+
+
+def decode(data: bytes) -> Pointer:
+    """Decode a pointer.
+
+    Raises:
+        UnknownFormat: A newer release wrote it.
+        PointerDamaged: The bytes are not a pointer.
+    """
+    try:
+        version = msgspec.msgpack.decode(data, type=dict).get("format")
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise PointerDamaged(
+            "the pointer in Spark's state cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
+        ) from error
+    if version != FORMAT:
+        raise UnknownFormat(
+            "the pointer in Spark's state has an unknown format",
+            why=f"format {version!r}, this release reads {FORMAT}",
+            command="install the release that wrote it",
+        )
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise PointerDamaged(
+            "the pointer in Spark's state cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
+        ) from error
