@@ -85,7 +85,7 @@ RESULT_FIELDS = [
     pa.field("reason", pa.string(), nullable=False),  # early | full | late | drain | retracted
     pa.field("revision", pa.int32(), nullable=False),  # 0 for the first row of a (window, group key)
     pa.field("window_start", pa.int64()),  # ms; null for tuple windows
-    pa.field("window_end", pa.int64()),  # ms, exclusive; for sliding and session windows the last event time (inclusive)
+    pa.field("window_end", pa.int64()),  # ms, exclusive; sliding and session windows: the last event time (inclusive)
     pa.field("start_offset", pa.int64()),  # tuple windows: offset of the first message in the window
     pa.field("last_offset", pa.int64()),  # tuple windows: offset of the last message in the window
 ]
