@@ -9,9 +9,13 @@ from __future__ import annotations
 import msgspec
 
 from backend.batch import Position
-from backend.errors import PointerDamaged, UnknownFormat
+from backend.errors import PointerDamaged, StateCorrupted, UnknownFormat
+from backend.store import Region
 
 FORMAT = 1
+
+COMMIT_KEY = bytes([Region.COMMIT]) + b"commit"
+"""Key of the commit row: its value is `encode_record` of the commit that the database is at; written last."""
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -104,6 +108,7 @@ class Pointer(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Pointer)
+_record_decoder = msgspec.msgpack.Decoder(CommitRecord)
 
 
 def encode(pointer: Pointer) -> bytes:
@@ -136,3 +141,35 @@ def decode(data: bytes) -> Pointer:
         raise PointerDamaged(
             "the pointer in Spark's state cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
         ) from error
+
+
+def encode_record(record: CommitRecord) -> bytes:
+    """Encode a commit record: the value of the commit row, and the header of a changelog record."""
+    return _encoder.encode(record)
+
+
+def decode_record(data: bytes, *, where: str = "the commit row") -> CommitRecord:
+    """Decode a commit record.
+
+    Args:
+        data: What `encode_record` gave.
+        where: The file or database that holds it, for the error.
+
+    Raises:
+        UnknownFormat: A newer release wrote it.
+        StateCorrupted: The bytes are not a commit record.
+    """
+    try:
+        version = msgspec.msgpack.decode(data, type=dict).get("format")
+        if version == FORMAT:
+            return _record_decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise StateCorrupted(
+            "a commit record cannot be decoded", where=where, why=str(error), command="rewind verify <checkpoint>"
+        ) from error
+    raise UnknownFormat(
+        "a commit record has an unknown format",
+        where=where,
+        why=f"format {version!r}, this release reads {FORMAT}",
+        command="install the release that wrote it",
+    )

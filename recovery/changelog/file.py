@@ -1,0 +1,244 @@
+"""`FileChangelog`: one file per record beside Spark's checkpoint, on any fsspec filesystem.
+
+::
+
+    <base>/<shard>/<version, 20 digits>_<uuid>.delta      what one commit changed
+    <base>/<shard>/<version, 20 digits>_<uuid>.base       every row as of one commit
+
+A file is published whole or not at all (`recovery.files`), its bytes are `recovery.changelog.records`, and its name is
+its commit's. Two attempts never write the same delta; a base of one commit holds the same rows whoever writes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from backend.errors import ChangelogDamaged, RewindError, UnknownFormat
+from backend.store import Changes
+from recovery.changelog.protocol import Entry, History, read_history
+from recovery.changelog.records import Kind, LogRecord, check_commit, decode, decode_header, encode_base, encode_delta
+from recovery.files import Files, open_files
+from recovery.pointer import Commit, CommitRecord
+
+MAX_DELTAS = 64
+"""A base is wanted after so many deltas, however small."""
+MIN_BASE_BYTES = 256 * 1024
+"""Deltas of fewer bytes in all never ask for a base by their size."""
+
+
+@dataclass
+class _Grown:
+    """What has been appended to a shard since its last base."""
+
+    tip: Commit
+    base_bytes: int
+    delta_bytes: int
+    deltas: int
+
+
+class FileChangelog:
+    """A `recovery.changelog.protocol.Changelog` in files.
+
+    Args:
+        base: Directory (path or fsspec URI), or an opened one.
+        max_deltas: A base is wanted after so many deltas.
+        min_base_bytes: Deltas ask for a base by their size when they exceed the last base and this.
+
+    Raises:
+        ValueError: `max_deltas` is not positive.
+    """
+
+    def __init__(
+        self,
+        base: str | os.PathLike[str] | Files,
+        *,
+        max_deltas: int = MAX_DELTAS,
+        min_base_bytes: int = MIN_BASE_BYTES,
+    ) -> None:
+        if max_deltas < 1:
+            raise ValueError(f"max_deltas={max_deltas}: must be at least 1")
+        self.files: Files = open_files(base) if isinstance(base, str | os.PathLike) else base
+        self._max_deltas = max_deltas
+        self._min_base_bytes = min_base_bytes
+        self._grown: dict[int, _Grown] = {}
+
+    def append(self, record: CommitRecord, changes: Changes) -> str:
+        """Publish a commit's delta."""
+        name = _name(record.shard, record.commit, Kind.DELTA)
+        length = self.files.write(name, [encode_delta(record, changes)])
+        grown = self._grown.get(record.shard)
+        if grown is not None and grown.tip == record.parent:
+            grown.tip = record.commit
+            grown.delta_bytes += length
+            grown.deltas += 1
+        else:
+            self._grown.pop(record.shard, None)
+        return name
+
+    def append_base(self, record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> str:
+        """Publish every row as of a commit."""
+        name = _name(record.shard, record.commit, Kind.BASE)
+        length = self.files.write(name, encode_base(record, rows))
+        self._grown[record.shard] = _Grown(record.commit, length, 0, 0)
+        return name
+
+    def wants_base(self, shard: int, commit: Commit) -> bool:
+        """Compare the deltas since the last base with that base. A worker that goes on with a shard lists nothing."""
+        grown = self._grown.get(shard)
+        if grown is None or grown.tip != commit:
+            grown = self._grown[shard] = self._measure(shard, commit)
+        big = grown.delta_bytes > max(grown.base_bytes, self._min_base_bytes)
+        return grown.deltas >= self._max_deltas or big
+
+    def read(self, shard: int, commit: Commit) -> History:
+        """Read the rows as of a commit.
+
+        A damaged base does not end it while the deltas before it are still there; `History.notes` tells.
+        """
+        present = self.files.list(str(shard))
+        notes: list[str] = []
+        history = read_history(shard, commit, partial(self._load, shard, present, notes))
+        return History(history.record, history.keys, history.values, history.read_bytes, tuple(notes))
+
+    def entries(self, shard: int) -> Sequence[Entry]:
+        """List a shard's files; names that are not ours are left out."""
+        found = []
+        for name, length in self.files.list(str(shard)).items():
+            parsed = _parse(name)
+            if parsed is not None:
+                found.append(Entry(parsed[1], parsed[0], f"{shard}/{name}", length))
+        return sorted(found, key=lambda entry: (entry.commit, entry.kind.value))
+
+    def shards(self) -> Sequence[int]:
+        """List the shards that have a directory."""
+        return sorted(int(name) for name in self.files.folders() if name.isdecimal())
+
+    def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
+        """Delete files that no retained commit needs, and drafts of writers that died."""
+        kept = sorted(set(keep))
+        if not kept:
+            return []
+        entries = self.entries(shard)
+        present = {(entry.commit, entry.kind) for entry in entries}
+        needed: set[tuple[Commit, Kind]] = set()
+        for commit in reversed(kept):
+            self._mark(shard, commit, present, needed)
+        oldest = kept[0].version
+        doomed = [
+            entry.location
+            for entry in entries
+            if entry.commit.version <= oldest and (entry.commit, entry.kind) not in needed
+        ]
+        doomed += [
+            f"{shard}/{name}"
+            for name in self.files.list(str(shard), temporary=True)
+            if name[:20].isdecimal() and int(name[:20]) <= oldest
+        ]
+        if not dry_run:
+            self.files.delete(doomed)
+        return doomed
+
+    def verify(self, shard: int, commit: Commit | None = None) -> list[RewindError]:
+        """Read every file of a shard, then the lineage."""
+        wrong: list[RewindError] = []
+        for entry in self.entries(shard):
+            try:
+                self._read(shard, entry.commit, entry.kind)
+            except RewindError as error:
+                wrong.append(error)
+        if commit is not None:
+            try:
+                self.read(shard, commit)
+            except RewindError as error:
+                if not any(str(error) == str(known) for known in wrong):
+                    wrong.append(error)
+        return wrong
+
+    def close(self) -> None:
+        """Do nothing: no handle is kept open."""
+
+    def _load(self, shard: int, present: dict[str, int], notes: list[str], commit: Commit) -> tuple[LogRecord, int]:
+        base, delta = f"{commit.name}.base", f"{commit.name}.delta"
+        if base in present:
+            try:
+                return self._read(shard, commit, Kind.BASE)
+            except (ChangelogDamaged, UnknownFormat) as error:
+                if delta not in present:
+                    raise
+                notes.append(f"went on without a base: {error}")
+        return self._read(shard, commit, Kind.DELTA)
+
+    def _read(self, shard: int, commit: Commit, kind: Kind) -> tuple[LogRecord, int]:
+        name = _name(shard, commit, kind)
+        where = f"{self.files.uri}/{name}"
+        try:
+            data = self.files.read(name)
+        except FileNotFoundError as error:
+            raise _missing(where) from error
+        link = decode(data, where)
+        check_commit(link.record, shard, commit, where)
+        return link, len(data)
+
+    def _header(self, shard: int, commit: Commit, kind: Kind) -> CommitRecord:
+        name = _name(shard, commit, kind)
+        where = f"{self.files.uri}/{name}"
+        try:
+            record = decode_header(partial(self.files.head, name), where)
+        except FileNotFoundError as error:
+            raise _missing(where) from error
+        check_commit(record, shard, commit, where)
+        return record
+
+    def _mark(
+        self, shard: int, commit: Commit, present: set[tuple[Commit, Kind]], needed: set[tuple[Commit, Kind]]
+    ) -> None:
+        """Mark what a commit needs, down to a base; one header names up to `MAX_ANCESTORS` of them."""
+        at = commit
+        while (at, Kind.BASE) not in present and (at, Kind.DELTA) not in needed:
+            record = self._header(shard, at, Kind.DELTA)
+            needed.add((at, Kind.DELTA))
+            if record.parent is None:
+                return
+            *between, at = record.ancestors or [record.parent]
+            for ancestor in between:
+                if (ancestor, Kind.BASE) in present or (ancestor, Kind.DELTA) in needed:
+                    at = ancestor
+                    break
+                if (ancestor, Kind.DELTA) not in present:
+                    raise _missing(f"{self.files.uri}/{_name(shard, ancestor, Kind.DELTA)}")
+                needed.add((ancestor, Kind.DELTA))
+        if (at, Kind.BASE) in present:
+            needed.add((at, Kind.BASE))
+
+    def _measure(self, shard: int, commit: Commit) -> _Grown:
+        """Sum up sizes since the newest base, orphans included: a base comes a little early then."""
+        entries = [entry for entry in self.entries(shard) if entry.commit.version <= commit.version]
+        bases = [entry for entry in entries if entry.kind is Kind.BASE]
+        since = bases[-1].commit.version if bases else -1
+        deltas = [entry.length for entry in entries if entry.kind is Kind.DELTA and entry.commit.version > since]
+        return _Grown(commit, bases[-1].length if bases else 0, sum(deltas), len(deltas))
+
+
+def _name(shard: int, commit: Commit, kind: Kind) -> str:
+    return f"{shard}/{commit.name}{kind.suffix}"
+
+
+def _parse(name: str) -> tuple[Commit, Kind] | None:
+    stem, dot, suffix = name.partition(".")
+    version, _, uuid = stem.partition("_")
+    kinds = {kind.suffix: kind for kind in Kind}
+    if dot and dot + suffix in kinds and len(version) == 20 and version.isdecimal() and uuid:
+        return Commit.of_name(stem), kinds[dot + suffix]
+    return None
+
+
+def _missing(where: str) -> ChangelogDamaged:
+    return ChangelogDamaged(
+        "a changelog record is missing",
+        where=where,
+        why="a commit of the lineage names it, and no base stands in for it",
+        command="rewind verify <checkpoint>",
+    )

@@ -1,0 +1,164 @@
+"""What a changelog is, whatever it is kept in: the contract that files and topics answer alike.
+
+Records form a lineage: each delta names its parent, and only the ancestors of the commit that the pointer names count.
+A record of an attempt that Spark did not commit is an orphan: it is read by nobody and cut by `prune`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from backend.errors import ChangelogDamaged, RewindError
+from backend.store import Changes
+from recovery.changelog.records import Kind, LogRecord, merge
+from recovery.pointer import Commit, CommitRecord
+
+MAX_CHAIN = 10_000
+"""Most deltas that a reader follows before it calls the lineage damaged; a base stops it long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Everything of a shard that is not replayed from the source, as of one commit.
+
+    Attributes:
+        record: The commit's record: positions, bounds, where to replay from, what to find then.
+        keys: large_binary, strictly increasing, nothing below the bounds, no unlogged regions.
+        values: large_binary, as long as `keys`, no nulls.
+        read_bytes: Bytes read from the changelog.
+        notes: What was damaged and could be done without, one sentence each; empty when all was sound.
+    """
+
+    record: CommitRecord
+    keys: pa.LargeBinaryArray
+    values: pa.LargeBinaryArray
+    read_bytes: int
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def chunks(self, rows: int = 8192) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Iterate over keys and values as lists of at most `rows`."""
+        for start in range(0, len(self.keys), rows):
+            yield self.keys.slice(start, rows).to_pylist(), self.values.slice(start, rows).to_pylist()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record in the changelog, without its rows.
+
+    Attributes:
+        kind: Delta or base.
+        commit: Its commit.
+        location: Where it is, as `append` returned it.
+        length: Bytes.
+    """
+
+    kind: Kind
+    commit: Commit
+    location: str
+    length: int
+
+
+class Changelog(Protocol):
+    """A log with bases, one lineage of records per shard."""
+
+    def append(self, record: CommitRecord, changes: Changes) -> str:
+        """Append a commit's delta; durable on return. Give its location, for the pointer."""
+
+    def append_base(self, record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> str:
+        """Append every row as of a commit; durable on return. Give its location.
+
+        Args:
+            record: The commit that the rows are complete for. Best one that Spark has committed: a base of an
+                attempt that fails is an orphan too.
+            rows: The whole store in key order; rows of unlogged regions are skipped.
+        """
+
+    def wants_base(self, shard: int, commit: Commit) -> bool:
+        """Tell whether the deltas up to a commit have grown enough that a base should be appended for it.
+
+        Never needed for correctness: it bounds what a restore reads.
+        """
+
+    def read(self, shard: int, commit: Commit) -> History:
+        """Read the rows as of a commit, following parents to a base or to the first commit.
+
+        Raises:
+            ChangelogDamaged: A record of the lineage is missing, torn, or does not match its checksum.
+            UnknownFormat: A newer release wrote one.
+        """
+
+    def entries(self, shard: int) -> Sequence[Entry]:
+        """List a shard's records in order of commit, orphans included."""
+
+    def shards(self) -> Sequence[int]:
+        """List the shards that have records, sorted."""
+
+    def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
+        """Delete what no retained commit needs; only the driver calls it, after a commit.
+
+        A record is deleted only when its version is not above that of the oldest retained commit: what a running or
+        a late attempt has just written stays.
+
+        Args:
+            shard: The shard.
+            keep: Every commit that a pointer of a retained Spark checkpoint version names. Empty: nothing is deleted.
+            dry_run: Only tell.
+
+        Returns:
+            Locations deleted, or to be deleted.
+
+        Raises:
+            ChangelogDamaged: The lineage of a retained commit cannot be followed; nothing is deleted then.
+        """
+
+    def verify(self, shard: int, commit: Commit | None = None) -> list[RewindError]:
+        """Check every byte of a shard's records, and the lineage of `commit` when given; give what is wrong."""
+
+    def close(self) -> None:
+        """Release clients and handles; closing twice does nothing."""
+
+
+def read_history(shard: int, commit: Commit, load: Callable[[Commit], tuple[LogRecord, int]]) -> History:
+    """Follow a lineage and put it together: shared by every implementation of `Changelog.read`.
+
+    Args:
+        shard: The shard.
+        commit: Where to begin.
+        load: Gives a commit's record (its base where there is one, else its delta) and the bytes read for it;
+            raises `ChangelogDamaged` when there is none.
+
+    Raises:
+        ChangelogDamaged: Versions do not fall along the parents, or the chain does not end.
+    """
+    chain: list[LogRecord] = []
+    read_bytes = 0
+    at = commit
+    for _ in range(MAX_CHAIN):
+        link, length = load(at)
+        chain.append(link)
+        read_bytes += length
+        parent = link.record.parent
+        if link.kind is Kind.BASE or parent is None:
+            rows = merge(chain)
+            return History(chain[0].record, _column(rows, "key"), _column(rows, "value"), read_bytes)
+        if parent.version >= at.version:
+            break
+        at = parent
+    raise ChangelogDamaged(
+        "the lineage of a commit cannot be followed",
+        where=f"shard {shard}, commit {at.name}",
+        why=f"no base within {MAX_CHAIN} commits, or a parent that is not older than its child",
+        command="rewind verify <checkpoint>",
+    )
+
+
+def _column(rows: pa.Table, name: str) -> pa.LargeBinaryArray:
+    column = rows[name].combine_chunks()
+    return column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)

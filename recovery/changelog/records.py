@@ -1,0 +1,309 @@
+"""The bytes of a changelog record: written by `encode`, read by `decode`, the same for a file and for a topic.
+
+A record is either a *delta* (what one commit changed: the last value per key, deletes included) or a *base* (every
+row as of one commit). Layout, integers big-endian (format 1)::
+
+    +-------+--------+------+------+---------------+----------+---------------+-------------+--------+-----------+
+    | magic | format | kind | zero | header length | header   | body          | body length | rows   | xxh3-128  |
+    | RWCL  | uint16 | D, B | 0x00 | uint32        | msgpack  | Arrow stream  | uint64      | uint64 | 16 bytes  |
+    +-------+--------+------+------+---------------+----------+---------------+-------------+--------+-----------+
+    |<------------- 12 bytes -------------------->|                           |<------------ 32 bytes ----------->|
+
+The header is the commit record (`recovery.pointer.encode_record`). The body is an Arrow IPC stream of two columns,
+`key: large_binary` and `value: large_binary`, compressed with zstd, in key order; a null value is a delete. The
+checksum covers everything before it. Lengths and checksum stand at the end, so that a base can be written without
+holding it in memory; a torn record is shorter than its lengths say, or does not match its checksum.
+
+Rows of `backend.store.UNLOGGED` never get in: messages are replayed from the source, and the commit row is the header.
+Rows have no headers of their own.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from backend.errors import ChangelogDamaged, StateCorrupted, UnknownFormat
+from backend.store import UNLOGGED, Changes, region_range
+from recovery.pointer import Commit, CommitRecord, decode_record, encode_record
+
+MAGIC = b"RWCL"
+FORMAT = 1
+
+SCHEMA = pa.schema([pa.field("key", pa.large_binary(), nullable=False), pa.field("value", pa.large_binary())])
+"""Columns of a record's body."""
+
+_HEAD = struct.Struct(">4sHcxI")
+_TAIL = struct.Struct(">QQ16s")
+_BASE_CHUNK_ROWS = 8192
+_COMMAND = "rewind verify <checkpoint>"
+
+HEAD_BYTES = 16 * 1024
+"""Enough of a record's start to hold most headers: what `decode_header` is given first."""
+
+
+class Kind(Enum):
+    """What a record holds."""
+
+    DELTA = b"D"
+    BASE = b"B"
+
+    @property
+    def suffix(self) -> str:
+        """Ending of a file's name."""
+        return ".delta" if self is Kind.DELTA else ".base"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """A decoded record.
+
+    Attributes:
+        kind: Delta or base.
+        record: The commit that it makes (delta) or that it is complete for (base).
+        rows: `SCHEMA`, in key order, each key once.
+    """
+
+    kind: Kind
+    record: CommitRecord
+    rows: pa.Table
+
+
+def encode_delta(record: CommitRecord, changes: Changes) -> bytes:
+    """Encode what a commit changed; rows of unlogged regions are left out."""
+    keys, values = changes.keys, changes.values
+    kept: list[pa.RecordBatch] = []
+    at = 0
+    for region in sorted(UNLOGGED):
+        start, end = (bisect_left(keys, edge) for edge in region_range(region))
+        if at < start:
+            kept.append(_batch(keys[at:start], values[at:start]))
+        at = max(at, end)
+    if at < len(keys):
+        kept.append(_batch(keys[at:], values[at:]))
+    return b"".join(encode(Kind.DELTA, record, kept))
+
+
+def encode_base(record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """Encode every row as of a commit, chunk by chunk, in bounded memory.
+
+    Args:
+        record: The commit that the rows are complete for.
+        rows: All rows of the store in key order; those of unlogged regions are left out.
+
+    Raises:
+        ValueError: Keys are not strictly increasing.
+    """
+    return encode(Kind.BASE, record, _batches(rows))
+
+
+def encode(kind: Kind, record: CommitRecord, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Encode a record as a stream of byte chunks. See the module for the layout."""
+    digest = xxhash.xxh3_128()
+    header = encode_record(record)
+    head = _HEAD.pack(MAGIC, FORMAT, kind.value, len(header)) + header
+    digest.update(head)
+    yield head
+    chunks: list[bytes] = []
+    length = rows = 0
+
+    def collected() -> bytes:
+        nonlocal length
+        body = b"".join(chunks)
+        chunks.clear()
+        digest.update(body)
+        length += len(body)
+        return body
+
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(_Collector(chunks), SCHEMA, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            rows += batch.num_rows
+            yield collected()
+    yield collected()
+    lengths = struct.pack(">QQ", length, rows)
+    digest.update(lengths)
+    yield lengths + digest.digest()
+
+
+def decode(data: bytes, where: str) -> LogRecord:
+    """Decode a record and check every byte of it.
+
+    Args:
+        data: A whole record.
+        where: Its file or topic position, for errors.
+
+    Raises:
+        ChangelogDamaged: Torn, or the checksum does not match.
+        UnknownFormat: A newer release wrote it.
+    """
+    record, kind, start = _head(data, where)
+    if len(data) < start + _TAIL.size:
+        raise _damaged(where, f"it ends after {len(data)} bytes, inside the record")
+    length, rows, checksum = _TAIL.unpack_from(data, len(data) - _TAIL.size)
+    if start + length + _TAIL.size != len(data):
+        raise _damaged(where, f"{len(data)} bytes found, {start + length + _TAIL.size} announced at its end")
+    found = xxhash.xxh3_128(memoryview(data)[:-16]).digest()
+    if found != checksum:
+        raise _damaged(where, f"checksum {found.hex()} found, {checksum.hex()} expected")
+    try:
+        table = pa.ipc.open_stream(pa.py_buffer(memoryview(data)[start : start + length])).read_all()
+    except pa.ArrowInvalid as error:
+        raise _damaged(where, str(error)) from error
+    if table.num_rows != rows or table.schema != SCHEMA:
+        raise _damaged(where, f"{table.num_rows} rows of {table.schema.names} found, {rows} announced")
+    return LogRecord(kind, record, table)
+
+
+def decode_header(read: Callable[[int], bytes], where: str) -> CommitRecord:
+    """Decode only the commit record, for walking a lineage; the checksum is not looked at.
+
+    Args:
+        read: Gives at most so many bytes from the record's start.
+        where: Its file or topic position, for errors.
+
+    Raises:
+        ChangelogDamaged: Torn before the header's end.
+        UnknownFormat: A newer release wrote it.
+    """
+    data = read(HEAD_BYTES)
+    if len(data) == HEAD_BYTES:
+        data = read(max(HEAD_BYTES, _HEAD.size + _header_length(data, where)))
+    return _head(data, where)[0]
+
+
+def merge(chain: Sequence[LogRecord]) -> pa.Table:
+    """Put a chain of records together: the rows as of its newest commit.
+
+    Args:
+        chain: Newest first; the last is a base or the first commit's delta.
+
+    Returns:
+        `SCHEMA` without nulls, in key order, each key once, nothing below the newest commit's bounds.
+    """
+    newest_first = pa.concat_tables([link.rows for link in chain]).combine_chunks()
+    rank = pa.array(range(newest_first.num_rows), pa.int64())
+    ordered = newest_first.append_column("rank", rank).sort_by([("key", "ascending"), ("rank", "ascending")])
+    if ordered.num_rows:
+        keys = _one(ordered["key"])
+        first = pa.concat_arrays([pa.array([True]), pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))])
+        ordered = ordered.filter(pc.and_(first, _one(ordered["value"]).is_valid()))
+    return _above_bounds(ordered.select(["key", "value"]), chain[0].record.bounds)
+
+
+def _above_bounds(rows: pa.Table, bounds: dict[int, bytes]) -> pa.Table:
+    for region, bound in bounds.items():
+        start = pa.scalar(region_range(region)[0], pa.large_binary())
+        below = pa.scalar(bound, pa.large_binary())
+        expired = pc.and_(pc.greater_equal(rows["key"], start), pc.less(rows["key"], below))
+        rows = rows.filter(pc.invert(expired))
+    return rows
+
+
+def _head(data: bytes, where: str) -> tuple[CommitRecord, Kind, int]:
+    """Give the commit record, the kind, and where the body starts."""
+    length = _header_length(data, where)
+    kind = data[6:7]
+    if kind not in {Kind.DELTA.value, Kind.BASE.value}:
+        raise _damaged(where, f"kind {kind!r} is neither delta nor base")
+    end = _HEAD.size + length
+    if len(data) < end:
+        raise _damaged(where, f"it ends after {len(data)} bytes, inside the header")
+    try:
+        record = decode_record(bytes(data[_HEAD.size : end]), where=where)
+    except StateCorrupted as error:
+        raise _damaged(where, error.why) from error
+    return record, Kind(kind), end
+
+
+def _header_length(data: bytes, where: str) -> int:
+    if len(data) < _HEAD.size:
+        raise _damaged(where, f"it ends after {len(data)} bytes, inside the first {_HEAD.size}")
+    magic, version, _, length = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise _damaged(where, f"it starts with {magic!r}, not {MAGIC!r}")
+    if version != FORMAT:
+        raise UnknownFormat(
+            "a changelog record has an unknown format",
+            where=where,
+            why=f"format {version}, this release reads {FORMAT}",
+            command="install the release that wrote it",
+        )
+    return int(length)
+
+
+def check_commit(record: CommitRecord, shard: int, commit: Commit, where: str) -> None:
+    """Check that a record is the one that its name promises.
+
+    Raises:
+        ChangelogDamaged: It is another shard's or another commit's.
+    """
+    if record.shard != shard or record.commit != commit:
+        raise _damaged(where, f"it holds commit {record.commit.name} of shard {record.shard}")
+
+
+def _damaged(where: str, why: str) -> ChangelogDamaged:
+    return ChangelogDamaged("a changelog record is damaged", where=where, why=why, command=_COMMAND)
+
+
+def _batch(keys: Sequence[bytes], values: Sequence[bytes | None]) -> pa.RecordBatch:
+    columns = [pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _batches(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+    unlogged = frozenset(bytes([region]) for region in UNLOGGED)
+    source = iter(rows)
+    last = b""
+    while chunk := list(islice(source, _BASE_CHUNK_ROWS)):
+        kept = [(key, value) for key, value in chunk if key[:1] not in unlogged]
+        if not kept:
+            continue
+        batch = _batch(*zip(*kept, strict=True))
+        keys = batch.column(0)
+        rising = kept[0][0] > last and pc.all(pc.greater(keys.slice(1), keys.slice(0, len(keys) - 1))).as_py()
+        if rising is False:
+            raise ValueError("rows of a base must be in strictly increasing key order")
+        last = kept[-1][0]
+        yield batch
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+class _Collector:
+    """The least of a file that Arrow's stream writer needs; keeps what is written until it is taken."""
+
+    closed = False
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self._chunks = chunks
+
+    def write(self, data: bytes) -> int:
+        self._chunks.append(bytes(data))
+        return len(data)
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        self.closed = True

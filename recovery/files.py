@@ -1,0 +1,341 @@
+"""A directory of files on the checkpoint's filesystem, whatever that is: published whole or not at all.
+
+Everything that recovery stores beside Spark's checkpoint goes through here, so that there is one answer to "when is it
+durable" and "what does a reader see of a file that is being written": on return, and nothing.
+
+* Local paths: written under a temporary name, fsynced, moved into place, directory fsynced.
+* Object stores: an object appears when its upload is complete; written in place.
+* Other filesystems (HDFS, SFTP, `memory://`, ...): written under a temporary name, then moved.
+
+Listings never come from a client's cache: another process may have written since.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import fsspec
+
+TEMPORARY = ".tmp-"
+"""Mark of a name that is not published yet: `<name>.tmp-<uuid>`; listings leave such names out."""
+
+_PUBLISHED_AT_CLOSE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss"})
+_COPY_BYTES = 4 * 1024 * 1024
+
+
+class Files(Protocol):
+    """A directory; names are relative to it, with `/` between folders."""
+
+    @property
+    def uri(self) -> str:
+        """Where the directory is, as users write it."""
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> int:
+        """Publish a file atomically, replacing one of that name; durable on return. Give its bytes."""
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file. Raises `FileNotFoundError`."""
+
+    def head(self, name: str, length: int) -> bytes:
+        """Return at most the first `length` bytes of a file. Raises `FileNotFoundError`."""
+
+    def list(self, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
+        """Give names (without the folder) and bytes of the files in a folder; nothing when there is no such folder."""
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        """Give the names of the folders in a folder, sorted."""
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files; those already gone are ignored."""
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder and everything in it; one already gone is ignored."""
+
+    def put(self, source: Path, name: str) -> int:
+        """Publish a copy of a local file: a hard link where source and target share a filesystem. Give its bytes."""
+
+    def get(self, name: str, target: Path) -> None:
+        """Copy a file to a new local path: a hard link where possible. Raises `FileNotFoundError`."""
+
+
+def open_files(uri: str | os.PathLike[str]) -> Files:
+    """Open a directory by path or fsspec URI; nothing is created before the first write.
+
+    Args:
+        uri: `/path`, `file:/path`, `file:///path`, `s3a://bucket/path`, `memory://path`, ...
+
+    Raises:
+        ValueError: The URI's protocol is not known or its package is not installed.
+    """
+    text = os.fspath(uri)
+    if text.startswith("file:"):
+        text = "/" + text[len("file:") :].lstrip("/")
+    if "://" not in text:
+        return LocalFiles(Path(text))
+    return RemoteFiles(text)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a local directory durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_directory(path: Path) -> None:
+    """Create a local directory and those above it, durably."""
+    missing = []
+    at = path
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    path.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_directory(made.parent)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link a file to a new path, or copy and fsync it where links do not reach."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
+        with target.open("rb") as handle:
+            os.fsync(handle.fileno())
+
+
+class LocalFiles:
+    """`Files` on a local path.
+
+    Args:
+        root: The directory; created at the first write.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+
+    @property
+    def uri(self) -> str:
+        """The path."""
+        return str(self.root)
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> int:
+        """Publish a file: temporary name, fsync, move, fsync of the directory."""
+        target = self._target(name)
+        draft = _draft(target)
+        length = 0
+        try:
+            with draft.open("xb") as handle:
+                for chunk in chunks:
+                    length += handle.write(chunk)
+                handle.flush()
+                os.fsync(handle.fileno())
+            draft.replace(target)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        sync_directory(target.parent)
+        return length
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file."""
+        return (self.root / name).read_bytes()
+
+    def head(self, name: str, length: int) -> bytes:
+        """Return the first bytes of a file."""
+        with (self.root / name).open("rb") as handle:
+            return handle.read(length)
+
+    def list(self, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
+        """List a folder's files; files deleted meanwhile are left out."""
+        found: dict[str, int] = {}
+        try:
+            with os.scandir(self.root / folder) as entries:
+                for entry in entries:
+                    if entry.is_file() and (TEMPORARY in entry.name) == temporary:
+                        try:
+                            found[entry.name] = entry.stat().st_size
+                        except FileNotFoundError:
+                            continue
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        """List a folder's folders."""
+        path = self.root / folder
+        return sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files, then fsync their directories."""
+        parents = set()
+        for name in names:
+            path = self.root / name
+            path.unlink(missing_ok=True)
+            parents.add(path.parent)
+        for parent in parents:
+            if parent.is_dir():
+                sync_directory(parent)
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder."""
+        path = self.root / folder
+        if path.is_dir():
+            shutil.rmtree(path)
+        if path.parent.is_dir():
+            sync_directory(path.parent)
+
+    def put(self, source: Path, name: str) -> int:
+        """Link (or copy) a local file under a temporary name, then move it into place."""
+        target = self._target(name)
+        draft = _draft(target)
+        try:
+            link_or_copy(source, draft)
+            draft.replace(target)
+        finally:
+            # moving a link over another link of the same file leaves the draft: POSIX does nothing then
+            draft.unlink(missing_ok=True)
+        sync_directory(target.parent)
+        return target.stat().st_size
+
+    def get(self, name: str, target: Path) -> None:
+        """Link (or copy) a file to a local path."""
+        link_or_copy(self.root / name, target)
+
+    def _target(self, name: str) -> Path:
+        target = self.root / name
+        if not target.parent.is_dir():
+            make_directory(target.parent)
+        return target
+
+
+class RemoteFiles:
+    """`Files` on an fsspec filesystem.
+
+    Args:
+        uri: With its protocol.
+
+    Raises:
+        ValueError: The protocol is not known or its package is not installed.
+    """
+
+    def __init__(self, uri: str) -> None:
+        try:
+            self._fs, root = fsspec.core.url_to_fs(uri)
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"cannot open {uri!r}: {error}") from error
+        self._uri = uri.rstrip("/")
+        self._root = root.rstrip("/")
+        protocol = self._fs.protocol
+        names = {protocol} if isinstance(protocol, str) else set(protocol)
+        self._in_place = bool(names & _PUBLISHED_AT_CLOSE)
+
+    @property
+    def uri(self) -> str:
+        """The URI."""
+        return self._uri
+
+    def write(self, name: str, chunks: Iterable[bytes]) -> int:
+        """Publish a file: in place where an object appears only when complete, else by a move."""
+        target = self._path(name)
+        self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
+        if self._in_place:
+            return self._upload(target, chunks)
+        draft = f"{target}{TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            with self._fs.open(draft, "wb") as handle:
+                length: int = sum(handle.write(chunk) for chunk in chunks)
+            self._fs.mv(draft, target)
+        except BaseException:
+            if self._fs.exists(draft):
+                self._fs.rm_file(draft)
+            raise
+        return length
+
+    def _upload(self, target: str, chunks: Iterable[bytes]) -> int:
+        handle = self._fs.open(target, "wb")
+        try:
+            length: int = sum(handle.write(chunk) for chunk in chunks)
+        except BaseException:
+            # closing the handle would publish what there is of it
+            handle.discard()
+            handle.closed = True
+            raise
+        handle.close()
+        return length
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file."""
+        return bytes(self._fs.cat_file(self._path(name)))
+
+    def head(self, name: str, length: int) -> bytes:
+        """Return the first bytes of a file."""
+        return bytes(self._fs.cat_file(self._path(name), start=0, end=length))
+
+    def list(self, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
+        """List a folder's files, past the client's cache."""
+        return {
+            _last(entry["name"]): int(entry["size"] or 0)
+            for entry in self._entries(folder)
+            if entry["type"] == "file" and (TEMPORARY in _last(entry["name"])) == temporary
+        }
+
+    def folders(self, folder: str = "") -> Sequence[str]:
+        """List a folder's folders, past the client's cache."""
+        return sorted(_last(entry["name"]) for entry in self._entries(folder) if entry["type"] == "directory")
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files."""
+        for name in names:
+            try:
+                self._fs.rm_file(self._path(name))
+            except FileNotFoundError:
+                continue
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder."""
+        try:
+            self._fs.rm(self._path(folder), recursive=True)
+        except FileNotFoundError:
+            return
+
+    def put(self, source: Path, name: str) -> int:
+        """Upload a local file."""
+        with source.open("rb") as handle:
+            return self.write(name, iter(lambda: handle.read(_COPY_BYTES), b""))
+
+    def get(self, name: str, target: Path) -> None:
+        """Download a file and fsync it."""
+        with self._fs.open(self._path(name), "rb") as handle, target.open("xb") as out:
+            shutil.copyfileobj(handle, out, _COPY_BYTES)
+            out.flush()
+            os.fsync(out.fileno())
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _entries(self, folder: str) -> Sequence[dict[str, Any]]:
+        path = self._path(folder)
+        self._fs.invalidate_cache(path)
+        try:
+            found: Sequence[dict[str, Any]] = self._fs.ls(path, detail=True)
+        except FileNotFoundError:
+            return []
+        return found
+
+
+def _draft(target: Path) -> Path:
+    return target.with_name(f"{target.name}{TEMPORARY}{uuid.uuid4().hex}")
+
+
+def _last(name: str) -> str:
+    return PurePosixPath(name).name
