@@ -1,0 +1,1 @@
+"""Independent oracles: plain loops that share no code with the product."""

@@ -1,0 +1,456 @@
+"""SAMZA-552's windowed aggregator, one message at a time, in plain Python: the judge of the columnar operator.
+
+The steps are the seed's `addMessage` (with DESIGN.md section 6: the replay check comes first), `openNextWindow` and
+`timeout`. All windows of one group key are plain lists of messages; every result is computed from scratch.
+
+One number says when a window is full: `closes_at`, the smallest stream time that is past its end. It is the end of
+`[start, end)` windows, `t + 1` of a sliding window `[t - size, t]`, and `last + gap + 1` of a session. The clock is the
+newest event time before the message. A window is closed when `clock >= closes_at` and gone when
+`clock >= closes_at + retention`.
+
+With one source partition all is decided message by message. With several, windows close in `end_of_batch`, by the
+smallest stream time of the partitions that are not idle. Then the cuts decide which messages come late. What never
+depends on cuts: `errors`, and `last_values` after a drain; with one partition also `full_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.oracle.aggregates import Aggregate, evaluate
+
+NEVER = -(2**63)
+FOREVER = 2**63
+
+Key = tuple[Any, ...]
+Source = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message; `source` is (stream, partition)."""
+
+    offset: int
+    time: int
+    fields: dict[str, Any]
+    partition: int = 0
+    stream: int = 0
+
+    @property
+    def source(self) -> Source:
+        return self.stream, self.partition
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.stream, self.partition, self.offset
+
+
+@dataclass(frozen=True)
+class Error:
+    """A message that no window can take."""
+
+    place: tuple[int, int, int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A result; `window` is what names the window: (start, end) in time, (start offset,) by number of messages."""
+
+    reason: str
+    revision: int
+    window: tuple[int, ...]
+    key: Key
+    values: tuple[Any, ...]
+    start_offset: int | None = None
+    last_offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the job asks for.
+
+    `kind` is tumbling, hopping, sliding or session; `unit` is time (milliseconds) or messages. `size` is the gap of a
+    session. `early_ms` None is off; `late_ms` 0 is per message.
+    """
+
+    kind: str
+    size: int
+    step: int = 0
+    origin: int = 0
+    unit: str = "time"
+    keys: tuple[str, ...] = ()
+    aggregates: tuple[Aggregate, ...] = (("count", None),)
+    retention_ms: int = 0
+    retention_messages: int | None = None
+    early_ms: int | None = None
+    late_ms: int = 10_000
+    idle_after_ms: int | None = None
+    by_time: bool = False
+    """Fold in the order (time, stream, partition, offset) instead of the order of arrival."""
+
+
+@dataclass
+class Window:
+    """One window of one group key.
+
+    `first` and `last` bound it: event times, or numbers of messages. `pending_since` is the wall clock of the oldest
+    update that was not sent, `sent` the number of rows so far.
+    """
+
+    key: Key
+    first: int
+    last: int
+    closes_at: int
+    messages: list[Message] = field(default_factory=list)
+    closed: bool = False
+    sent: int = 0
+    pending_since: int | None = None
+    withdrawn: list[Row] = field(default_factory=list)
+    shown: Row | None = None
+
+
+class WindowOracle:
+    """The windowed aggregator of one stream of messages.
+
+    Args:
+        spec: The job.
+        partitions: Source partitions; more than one puts off closing to `end_of_batch`.
+        batched: Look at early and late policies in `end_of_batch` only, as a micro-batch does.
+    """
+
+    def __init__(self, spec: Spec, partitions: int = 1, batched: bool = False) -> None:
+        self.spec = spec
+        self.exact = partitions == 1
+        self.batched = batched
+        self.next_offset: dict[Source, int] = {}
+        self.stream_time: dict[Source, int] = {}
+        self.active_ms: dict[Source, int] = {}
+        self.closing = NEVER
+        self.windows: dict[tuple[Key, int], Window] = {}
+        self.accepted: list[Message] = []
+        self.counted: dict[Key, int] = {}
+        self.errors: list[Error] = []
+        self.rows: list[Row] = []
+        self.refusing = False
+        self.disabled = False
+        self.outbox: list[Row] = []
+
+    # -- the seed's API ------------------------------------------------------------------------------------------
+
+    def add_message(self, message: Message, wall_ms: int) -> list[Row]:
+        """Run the seed's steps 1 to 7 for one message; gives the rows that were sent."""
+        sent_before = len(self.rows)
+        # 1: the selector
+        if self.disabled:
+            raise RuntimeError("the message selector is disabled")
+        # 3 before 2: a replay is a NOOP, also when its window is gone
+        if message.offset < self.next_offset.get(message.source, NEVER):
+            return []
+        before = max(self.stream_time.get(message.source, NEVER), self.closing)
+        self.next_offset[message.source] = message.offset + 1
+        self.stream_time[message.source] = max(self.stream_time.get(message.source, NEVER), message.time)
+        self.active_ms[message.source] = wall_ms
+        # 2: out of retention
+        key = tuple(message.fields[name] for name in self.spec.keys)
+        if not self._acceptable(message, key, before):
+            self.errors.append(Error(message.place, "out_of_retention"))
+            return []
+        # 4: does it belong to a new window? what it passes is full
+        if self.exact and self.spec.unit == "time":
+            self._open_next_window(max(before, message.time))
+        self.accepted.append(message)
+        # 5: add it to every window that includes it
+        updated = self._add(message, key, max(before, self.closing), wall_ms)
+        for window in updated:
+            if window.pending_since is None:
+                window.pending_since = wall_ms
+        # 6 and 7: policies, sending
+        if not self.batched:
+            self._policies(wall_ms)
+            self._send()
+        if self.exact and self.spec.unit == "time":
+            self._purge(self.closing)
+        return self.rows[sent_before:]
+
+    def timeout(self, wall_ms: int) -> list[Row]:
+        """Run the seed's timeout: resume sending, then look at the policies again."""
+        sent_before = len(self.rows)
+        self._send()
+        if not self.disabled:
+            self._policies(wall_ms)
+            self._send()
+        return self.rows[sent_before:]
+
+    def end_of_batch(self, wall_ms: int, drain: bool = False) -> list[Row]:
+        """End a micro-batch: close by the partitions' smallest stream time, then timeout, purge, and drain if asked."""
+        sent_before = len(self.rows)
+        if self.spec.unit == "time":
+            self._open_next_window(self._smallest_stream_time(wall_ms))
+        self.timeout(wall_ms)
+        if self.spec.unit == "time":
+            self._purge(self.closing)
+        if drain:
+            self.drain()
+        return self.rows[sent_before:]
+
+    def drain(self) -> None:
+        """End bounded input: pending updates are sent, open windows are shown with reason `drain` and stay open."""
+        for window in self._in_order():
+            if window.closed and window.pending_since is not None:
+                self._emit(window, "late")
+        for window in self._in_order():
+            if not window.closed:
+                self._emit(window, "drain")
+        self._send()
+
+    # -- clocks --------------------------------------------------------------------------------------------------
+
+    def _smallest_stream_time(self, wall_ms: int) -> int:
+        idle = self.spec.idle_after_ms
+        awake = [
+            time for source, time in self.stream_time.items() if idle is None or wall_ms - self.active_ms[source] < idle
+        ]
+        return max(self.closing, min(awake, default=NEVER))
+
+    def _open_next_window(self, clock: int) -> None:
+        """Let the clock pass: every window whose end it reached is full and goes to the outputs."""
+        self.closing = max(self.closing, clock)
+        for window in self._in_order():
+            if not window.closed and window.closes_at <= self.closing:
+                window.closed = True
+                self._emit(window, "full")
+        self._send()
+
+    def _purge(self, clock: int) -> None:
+        for place, window in sorted(self.windows.items(), key=lambda item: (item[1].closes_at, repr(item[1].key))):
+            if window.closes_at + self.spec.retention_ms <= clock:
+                if window.pending_since is not None:
+                    self._emit(window, "late")
+                del self.windows[place]
+        self._send()
+
+    # -- which windows -------------------------------------------------------------------------------------------
+
+    def _acceptable(self, message: Message, key: Key, clock: int) -> bool:
+        spec = self.spec
+        if spec.unit == "messages":
+            return True
+        keep = spec.retention_ms
+        if spec.kind == "sliding":
+            return message.time + spec.size + 1 + keep > clock
+        if spec.kind == "session":
+            if message.time + spec.size + 1 + keep > clock:
+                return True
+            return any(w.closes_at + keep > clock for w in self._near(message.time, key))
+        return any(start + spec.size + keep > clock for start in self._starts(message.time))
+
+    def _starts(self, time: int) -> list[int]:
+        """Starts of all windows `[start, start + size)` that hold a time, by trying one after the other."""
+        spec = self.spec
+        step = spec.step or spec.size
+        start = spec.origin + (time - spec.origin) // step * step
+        starts = []
+        while start + spec.size > time:
+            starts.append(start)
+            start -= step
+        return sorted(starts)
+
+    def _near(self, time: int, key: Key) -> list[Window]:
+        """Sessions of a key at a distance of at most the gap."""
+        gap = self.spec.size
+        return [w for w in self.windows.values() if w.key == key and w.first - gap <= time <= w.last + gap]
+
+    def _add(self, message: Message, key: Key, clock: int, wall_ms: int) -> list[Window]:
+        if self.spec.unit == "messages":
+            return self._add_by_number(message, key)
+        if self.spec.kind == "session":
+            return self._add_to_session(message, key, clock, wall_ms)
+        if self.spec.kind == "sliding":
+            return self._add_to_sliding(message, key, clock)
+        updated = []
+        for start in self._starts(message.time):
+            end = start + self.spec.size
+            if end + self.spec.retention_ms > clock:
+                window = self._window(key, start, end, end)
+                window.messages.append(message)
+                updated.append(window)
+        return updated
+
+    def _window(self, key: Key, first: int, last: int, closes_at: int) -> Window:
+        """Find a window or make it; one made after its end is closed from the start, so it only has late rows."""
+        window = self.windows.get((key, first))
+        if window is None:
+            window = Window(key, first, last, closes_at, closed=closes_at <= self.closing)
+            self.windows[key, first] = window
+        return window
+
+    def _add_to_sliding(self, message: Message, key: Key, clock: int) -> list[Window]:
+        size, keep, time = self.spec.size, self.spec.retention_ms, message.time
+        own = (key, time - size)
+        fresh = own not in self.windows and time + 1 + keep > clock
+        if fresh:
+            window = self._window(key, time - size, time, time + 1)
+            window.messages = [
+                m
+                for m in self.accepted[:-1]
+                if tuple(m.fields[name] for name in self.spec.keys) == key and time - size <= m.time <= time
+            ]
+        updated = []
+        for window in self.windows.values():
+            if window.key == key and window.first <= time <= window.last and window.closes_at + keep > clock:
+                window.messages.append(message)
+                updated.append(window)
+        return updated
+
+    def _add_to_session(self, message: Message, key: Key, clock: int, wall_ms: int) -> list[Window]:
+        gap, keep, time = self.spec.size, self.spec.retention_ms, message.time
+        near = [w for w in self._near(time, key) if w.closes_at + keep > clock]
+        merged = Window(key, time, time, time + gap + 1)
+        merged.messages.append(message)
+        merged.pending_since = wall_ms
+        for window in near:
+            merged.first, merged.last = min(merged.first, window.first), max(merged.last, window.last)
+            merged.messages.extend(window.messages)
+            merged.withdrawn.extend(window.withdrawn)
+            if window.pending_since is not None:
+                merged.pending_since = min(merged.pending_since, window.pending_since)
+            del self.windows[key, window.first]
+        merged.messages.sort(key=self.accepted.index)
+        merged.closes_at = merged.last + gap + 1
+        merged.closed = merged.closes_at <= self.closing
+        for window in near:
+            if (window.first, window.last) == (merged.first, merged.last):
+                merged.sent, merged.shown = window.sent, window.shown
+            elif window.shown is not None:
+                merged.withdrawn.append(window.shown)
+        self.windows[key, merged.first] = merged
+        return [merged]
+
+    def _add_by_number(self, message: Message, key: Key) -> list[Window]:
+        spec = self.spec
+        if spec.kind == "session":
+            return self._add_to_tuple_session(message, key)
+        number = self.counted.get(key, 0)
+        self.counted[key] = number + 1
+        # a window is full at the first message past its end
+        for window in self._in_order():
+            if window.key == key and not window.closed and number > window.last:
+                window.closed = True
+                self._emit(window, "full")
+        self._send()
+        if spec.kind == "sliding":
+            self._window(key, number - spec.size + 1, number, number + 1)
+            mine = [m for m in self.accepted if tuple(m.fields[name] for name in spec.keys) == key]
+            window = self.windows[key, number - spec.size + 1]
+            window.messages = mine[-spec.size :]
+            return [window]
+        step = spec.step or spec.size
+        updated = []
+        for first in range(0, number + 1, step):
+            if number < first + spec.size:
+                window = self._window(key, first, first + spec.size - 1, first + spec.size)
+                window.messages.append(message)
+                updated.append(window)
+        return updated
+
+    def _add_to_tuple_session(self, message: Message, key: Key) -> list[Window]:
+        """A session ends when `size` messages in a row came without its key."""
+        here = len(self.accepted) - 1
+        for window in self._in_order():
+            if not window.closed and window.key != key and here - window.last >= self.spec.size:
+                window.closed = True
+                self._emit(window, "full")
+        self._send()
+        for window in self.windows.values():
+            if window.key == key and not window.closed:
+                window.messages.append(message)
+                window.last = here
+                return [window]
+        window = self._window(key, here, here, FOREVER)
+        window.messages.append(message)
+        return [window]
+
+    # -- what is sent when ---------------------------------------------------------------------------------------
+
+    def _in_order(self) -> list[Window]:
+        return sorted(self.windows.values(), key=lambda w: (w.closes_at, w.first, repr(w.key)))
+
+    def _policies(self, wall_ms: int) -> None:
+        """Run step 6.2: the early policy for open windows, the late one for past windows."""
+        for window in self._in_order():
+            if window.pending_since is None:
+                continue
+            waited = wall_ms - window.pending_since
+            if window.closed:
+                if waited >= self.spec.late_ms:
+                    self._emit(window, "late")
+            elif self.spec.early_ms is not None and waited >= self.spec.early_ms:
+                self._emit(window, "early")
+
+    def _emit(self, window: Window, reason: str) -> None:
+        for row in window.withdrawn:
+            self.outbox.append(Row("retracted", row.revision, row.window, row.key, row.values))
+        window.withdrawn = []
+        row = self.row_of(window, reason)
+        window.shown = row
+        window.sent += 1
+        window.pending_since = None
+        self.outbox.append(row)
+
+    def row_of(self, window: Window, reason: str) -> Row:
+        """Compute a window's row from its messages."""
+        messages = window.messages
+        if self.spec.by_time:
+            messages = sorted(messages, key=lambda m: (m.time, m.place))
+        fields = [m.fields for m in messages]
+        values = tuple(evaluate(aggregate, fields) for aggregate in self.spec.aggregates)
+        offsets = [m.offset for m in window.messages]
+        if self.spec.unit == "messages":
+            return Row(reason, window.sent, (offsets[0],), window.key, values, offsets[0], offsets[-1])
+        return Row(reason, window.sent, (window.first, window.last), window.key, values)
+
+    def _send(self) -> None:
+        """Run step 7: send until the downstream refuses, then disable the selector."""
+        while self.outbox and not self.refusing:
+            self.rows.append(self.outbox.pop(0))
+        self.disabled = bool(self.outbox)
+
+
+# -- what does not depend on cuts ----------------------------------------------------------------------------------
+
+
+def full_rows(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
+    """Give the full results in a comparable order: cut-invariant with one source partition."""
+    return sorted(((r.window, r.key, r.values) for r in rows if r.reason == "full"), key=repr)
+
+
+def last_values(rows: Iterable[Row]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """Give the values of the last row of each window that was not withdrawn: cut-invariant after a drain."""
+    last: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for row in rows:
+        if row.reason == "retracted":
+            last.pop((row.window, row.key), None)
+        else:
+            last[row.window, row.key] = row.values
+    return last
+
+
+def error_set(errors: Iterable[Error]) -> list[tuple[tuple[int, int, int], str]]:
+    """Give the errors in the order of the source: cut-invariant."""
+    return sorted((e.place, e.reason) for e in errors)
+
+
+def run(
+    spec: Spec, batches: Sequence[Sequence[Message]], *, partitions: int = 1, walls: Sequence[int] | None = None
+) -> WindowOracle:
+    """Feed micro-batches to an oracle, drain with the last one, and give the oracle."""
+    oracle = WindowOracle(spec, partitions, batched=True)
+    walls = walls or [1000 * (number + 1) for number in range(len(batches))]
+    for number, (batch, wall) in enumerate(zip(batches, walls, strict=True)):
+        for message in batch:
+            oracle.add_message(message, wall)
+        oracle.end_of_batch(wall, drain=number == len(batches) - 1)
+    return oracle
