@@ -1,0 +1,164 @@
+"""Reading and writing the files of an archive: Arrow in, Arrow out, no Spark.
+
+`read_range` and `write_archive` are inverse: what was written comes back in offset order, every row checked on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from backend.sources import OffsetRange
+from backend.sources.archive_index import REQUIRED, Archive, Gap, Slice, check_rows, covered, gap_error
+
+BATCH_ROWS = 65_536
+"""Rows of one Arrow batch handed to Spark: large, because each batch costs a round trip."""
+
+WRITE_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+    ]
+)
+"""What `write_archive` takes and writes; `value` may be a struct instead (format `typed`)."""
+
+
+def read_range(
+    uri: str,
+    topic: str,
+    partition: int,
+    wanted: OffsetRange,
+    slices: Sequence[Slice],
+    gaps: Sequence[OffsetRange],
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """Read the half-open offset range `wanted` of one source partition in offset order.
+
+    Args:
+        uri: The archive.
+        topic: The topic.
+        partition: The source partition.
+        wanted: Half-open; offsets in declared gaps give no rows.
+        slices: What the index has for that range, in offset order.
+        gaps: The declared gaps that overlap it.
+        schema: Of the batches: `archive_index.REQUIRED` in this order.
+
+    Raises:
+        SourceGap: Rows are missing, come twice or step back; nothing of the batch concerned is handed out.
+    """
+    filesystem, root = fsspec.core.url_to_fs(uri)
+    start, end = wanted
+    expected = start
+    for piece in slices:
+        with filesystem.open(f"{root}/{piece.path}", "rb") as handle:
+            parquet = pq.ParquetFile(handle)
+            groups = _row_groups(parquet, start, end)
+            for batch in parquet.iter_batches(BATCH_ROWS, row_groups=groups, columns=list(REQUIRED), use_threads=False):
+                rows = _rows_of(batch, topic, partition, start, end)
+                expected = check_rows(rows.column("offset"), expected, gaps, piece.path, topic, partition)
+                if rows.num_rows:
+                    yield _cast(rows, schema)
+        stop = min(end, piece.last + 1)
+        if covered(gaps, expected, stop) != max(0, stop - expected):
+            raise gap_error(piece.path, topic, partition, expected, stop)
+    if covered(gaps, expected, end) != end - expected:
+        where = slices[-1].path if slices else uri
+        raise gap_error(where, topic, partition, expected, end)
+
+
+def _row_groups(parquet: pq.ParquetFile, start: int, end: int) -> list[int]:
+    """Leave out the row groups whose statistics exclude the range."""
+    # statistics are per leaf column: a struct before "offset" shifts them
+    leaves = [parquet.metadata.schema.column(number).path for number in range(parquet.metadata.num_columns)]
+    at = leaves.index("offset")
+    chosen = []
+    for number in range(parquet.num_row_groups):
+        statistics = parquet.metadata.row_group(number).column(at).statistics
+        if statistics is None or not statistics.has_min_max or (statistics.min < end and statistics.max >= start):
+            chosen.append(number)
+    return chosen
+
+
+def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end: int) -> pa.RecordBatch:
+    offset = batch.column("offset")
+    mask = pc.and_(pc.greater_equal(offset, start), pc.less(offset, end))
+    mask = pc.and_(mask, pc.equal(batch.column("partition"), partition))
+    mask = pc.and_(mask, pc.equal(batch.column("topic").cast(pa.string()), topic))
+    return batch if mask.true_count == len(mask) else batch.filter(mask)
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for field in schema:
+        column = batch.column(field.name)
+        if field.name == "timestamp" and pa.types.is_integer(column.type):
+            column = column.cast(pa.int64()).cast(pa.timestamp("ms", tz="UTC"))  # milliseconds, as Kafka has them
+        columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def write_archive(
+    directory: str | Path,
+    rows: pa.Table,
+    *,
+    rows_per_file: int = 100_000,
+    row_group_rows: int = 25_000,
+    gaps: str = "refuse",
+) -> list[Gap]:
+    """Write messages as an archive: files per source partition in offset order, then the index.
+
+    Args:
+        directory: A local directory without archive files; made when missing.
+        rows: `WRITE_SCHEMA`, in any order; `value` may be a struct.
+        rows_per_file: Upper bound.
+        row_group_rows: Smaller groups let a bounded micro-batch read less around its offsets.
+        gaps: `refuse` or `declare`: what to do when offsets are missing between a partition's first and last.
+
+    Returns:
+        The gaps that were declared.
+
+    Raises:
+        SourceGap: Offsets are missing (with `refuse`) or come twice.
+        ValueError: Of a bad option, or of files that are already there.
+    """
+    if gaps not in ("refuse", "declare"):
+        raise ValueError(f"gaps={gaps!r}: allowed are 'refuse', 'declare'")
+    if rows_per_file < 1 or row_group_rows < 1:
+        raise ValueError(f"rows_per_file={rows_per_file}, row_group_rows={row_group_rows}: must be at least 1")
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    if next(target.rglob("*.parquet"), None) is not None:
+        raise ValueError(f"directory={str(target)!r}: already holds Parquet files")
+    value = rows.schema.field("value")
+    schema = WRITE_SCHEMA.set(5, value) if pa.types.is_struct(value.type) else WRITE_SCHEMA
+    rows = rows.select(schema.names).cast(schema)
+    rows = rows.sort_by([("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
+    declared: list[Gap] = []
+    pairs = rows.select(["topic", "partition"]).group_by(["topic", "partition"]).aggregate([]).to_pylist()
+    for pair in sorted(pairs, key=lambda pair: (pair["topic"], pair["partition"])):
+        topic, partition = pair["topic"], pair["partition"]
+        part = rows.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
+        if gaps == "declare":
+            declared += _holes(part.column("offset").to_numpy(), topic, partition)
+        for at in range(0, part.num_rows, rows_per_file):
+            piece = part.slice(at, rows_per_file)
+            name = f"{topic}-{partition}-{piece.column('offset')[0].as_py():020d}.parquet"
+            pq.write_table(piece, target / name, row_group_size=row_group_rows, compression="zstd")
+    Archive(str(target)).write_index(declared)
+    return declared
+
+
+def _holes(offsets: object, topic: str, partition: int) -> list[Gap]:
+    values = np.asarray(offsets, dtype=np.int64)
+    at = np.nonzero(np.diff(values) > 1)[0]
+    return [Gap(topic, partition, int(values[i]) + 1, int(values[i + 1])) for i in at.tolist()]

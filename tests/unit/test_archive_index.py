@@ -1,0 +1,184 @@
+"""An archive is read in offset order, and nothing that is missing or doubled goes unnoticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from backend.errors import HistoryLost, SourceGap, UnknownFormat
+from backend.sources import archive_index
+from backend.sources.archive import archive
+from backend.sources.archive_files import WRITE_SCHEMA, read_range, write_archive
+from backend.sources.archive_index import INDEX_NAME, Archive, Gap
+
+
+def messages(offsets: list[int], *, topic: str = "t", partition: int = 0) -> pa.Table:
+    n = len(offsets)
+    times = pa.array([1000 + offset for offset in offsets], pa.int64()).cast(pa.timestamp("ms", tz="UTC"))
+    values = [b"v%d" % offset for offset in offsets]
+    return pa.table([[topic] * n, [partition] * n, offsets, times, [b"k"] * n, values], schema=WRITE_SCHEMA)
+
+
+def put(directory: Path, name: str, offsets: list[int]) -> None:
+    pq.write_table(messages(offsets), directory / name)
+
+
+def declare(directory: Path, *gaps: tuple[int, int]) -> None:
+    entries = [{"topic": "t", "partition": 0, "start": start, "end": end} for start, end in gaps]
+    (directory / INDEX_NAME).write_text(json.dumps({"format": 1, "gaps": entries}))
+
+
+def read(directory: Path, start: int, end: int, *, topic: str = "t", partition: int = 0) -> list[int]:
+    index = Archive(str(directory)).partitions()[topic, partition]
+    batches = read_range(str(directory), topic, partition, (start, end), *index.cut(start, end), WRITE_SCHEMA)
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+def test_files_are_ordered_by_offset_whatever_their_names(tmp_path: Path) -> None:
+    put(tmp_path, "a.parquet", [6, 7])
+    put(tmp_path, "b.parquet", [0, 1, 2])
+    put(tmp_path, "z.parquet", [3, 4, 5])
+    assert Archive(str(tmp_path)).partitions()["t", 0].range == (0, 8)
+    assert read(tmp_path, 0, 8) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert read(tmp_path, 2, 7) == [2, 3, 4, 5, 6]
+    assert read(tmp_path, 4, 5) == [4]
+    assert read(tmp_path, 4, 4) == []
+
+
+def test_one_file_may_hold_several_partitions(tmp_path: Path) -> None:
+    tables = [messages([0, 1]), messages([5, 6], partition=1), messages([2, 3]), messages([9], topic="u")]
+    pq.write_table(pa.concat_tables(tables), tmp_path / "mixed.parquet")
+    found = Archive(str(tmp_path)).partitions()
+    assert {key: index.range for key, index in found.items()} == {("t", 0): (0, 4), ("t", 1): (5, 7), ("u", 0): (9, 10)}
+    assert read(tmp_path, 1, 4) == [1, 2, 3]
+    assert read(tmp_path, 5, 7, partition=1) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([[0, 1], [3, 4]], ("1.parquet", "offsets 2 to 2")),
+        ([[0, 1, 3, 4]], ("0.parquet", "4 rows for 5 offsets")),
+        ([[0, 1, 2], [2, 3]], ("1.parquet", "offset 2 comes after offset 2")),
+        ([[0, 1, 2, 3], [1]], ("1.parquet", "offset 1 comes after offset 3")),
+        ([[0, 1, 1]], ("0.parquet", "3 rows for 2 offsets")),
+    ],
+)
+def test_gaps_and_steps_back_are_errors(tmp_path: Path, files: list[list[int]], words: tuple[str, str]) -> None:
+    for number, offsets in enumerate(files):
+        put(tmp_path, f"{number}.parquet", offsets)
+    with pytest.raises(SourceGap) as caught:
+        Archive(str(tmp_path)).partitions()
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("offsets", [[0, 1, 3, 2, 4], [0, 1, 1, 3, 4]])
+def test_disorder_that_footers_cannot_show_is_found_in_the_rows(tmp_path: Path, offsets: list[int]) -> None:
+    put(tmp_path, "a.parquet", offsets)
+    with pytest.raises(SourceGap, match=r"a\.parquet, t-0"):
+        read(tmp_path, 0, 5)
+
+
+def test_rows_missing_at_the_end_of_the_range_are_found(tmp_path: Path) -> None:
+    put(tmp_path, "a.parquet", [0, 1, 2])
+    index = Archive(str(tmp_path)).partitions()["t", 0]
+    put(tmp_path, "a.parquet", [0, 1])
+    with pytest.raises(SourceGap, match="offsets 2 to 2"):
+        list(read_range(str(tmp_path), "t", 0, (0, 3), *index.cut(0, 3), WRITE_SCHEMA))
+
+
+def test_declared_gaps_are_fine_and_only_those(tmp_path: Path) -> None:
+    put(tmp_path, "a.parquet", [0, 1, 4, 5])
+    put(tmp_path, "b.parquet", [8, 9])
+    declare(tmp_path, (2, 4), (6, 8))
+    assert read(tmp_path, 0, 10) == [0, 1, 4, 5, 8, 9]
+    assert read(tmp_path, 2, 4) == []
+    assert read(tmp_path, 3, 9) == [4, 5, 8]
+    declare(tmp_path, (2, 4), (6, 7))
+    with pytest.raises(SourceGap, match="offsets 6 to 7"):
+        read(tmp_path, 0, 10)
+
+
+def test_a_declared_gap_that_holds_rows_is_an_error(tmp_path: Path) -> None:
+    put(tmp_path, "a.parquet", [0, 1, 2])
+    declare(tmp_path, (1, 2))
+    with pytest.raises(SourceGap, match="3 rows for 2 offsets"):
+        Archive(str(tmp_path)).partitions()
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    rows = pa.concat_tables([messages([7, 3, 4, 5, 6]), messages([0, 2, 1], partition=1)])
+    assert write_archive(tmp_path, rows, rows_per_file=2) == []
+    assert len(list(tmp_path.glob("*.parquet"))) == 5
+    assert read(tmp_path, 3, 8) == [3, 4, 5, 6, 7]
+    assert read(tmp_path, 0, 3, partition=1) == [0, 1, 2]
+    index = Archive(str(tmp_path)).partitions()["t", 0]
+    first = next(read_range(str(tmp_path), "t", 0, (3, 8), *index.cut(3, 8), WRITE_SCHEMA))
+    assert first.slice(0, 1).to_pylist() == rows.filter(pc.field("offset") == 3).slice(0, 1).to_pylist()
+
+
+def test_the_writer_refuses_gaps_unless_told_to_declare_them(tmp_path: Path) -> None:
+    with pytest.raises(SourceGap):
+        write_archive(tmp_path / "a", messages([0, 1, 5]))
+    assert write_archive(tmp_path / "b", messages([0, 1, 5]), gaps="declare") == [Gap("t", 0, 2, 5)]
+    assert read(tmp_path / "b", 0, 6) == [0, 1, 5]
+
+
+def test_a_stale_entry_of_the_index_is_not_trusted(tmp_path: Path) -> None:
+    write_archive(tmp_path, messages([0, 1, 2]))
+    [file] = tmp_path.glob("*.parquet")
+    put(tmp_path, file.name, list(range(50)))
+    assert Archive(str(tmp_path)).partitions()["t", 0].range == (0, 50)
+
+
+def test_new_files_are_seen_and_old_footers_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a.parquet", [0, 1])
+    seen = Archive(str(tmp_path))
+    assert seen.partitions()["t", 0].range == (0, 2)
+    opened: list[str] = []
+    real = archive_index.read_spans
+    monkeypatch.setattr(archive_index, "read_spans", lambda handle, path: (opened.append(path), real(handle, path))[1])
+    put(tmp_path, "b.parquet", [2, 3])
+    assert seen.partitions()["t", 0].range == (0, 4)
+    assert seen.partitions()["t", 0].range == (0, 4)
+    assert opened == ["b.parquet"]
+
+
+def test_an_index_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "a.parquet", [0])
+    (tmp_path / INDEX_NAME).write_text('{"format": 99}')
+    with pytest.raises(UnknownFormat, match="format 99"):
+        Archive(str(tmp_path)).partitions()
+    (tmp_path / INDEX_NAME).write_text("nonsense")
+    with pytest.raises(UnknownFormat):
+        Archive(str(tmp_path)).partitions()
+
+
+def test_a_file_that_is_no_archive_file_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"offset": [1]}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=r"x\.parquet: lacks topic, partition, timestamp, key, value"):
+        Archive(str(tmp_path)).partitions()
+    with pytest.raises(HistoryLost, match="nowhere"):
+        Archive(str(tmp_path / "nowhere")).partitions()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"value": ""}, "value=''"),
+        ({"value": "a int", "format": "xml"}, "format='xml'"),
+        ({"value": "a int", "format": "raw"}, "value='a int'"),
+        ({"value": "a int", "max_offsets_per_batch": 0}, "max_offsets_per_batch=0"),
+        ({"value": "a int", "max_offsets_per_task": True}, "max_offsets_per_task=True"),
+        ({"value": "a int", "topics": "abc"}, "topics='abc'"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, object], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        archive("x", **options)  # type: ignore[arg-type]
