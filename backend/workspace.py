@@ -1,67 +1,390 @@
 """A workspace: one attempt's view over a store. Reads see own writes; nothing reaches the store before the commit.
 
 Bounds hide: whatever lies below a region's bound is invisible on every read path, and writes below it are refused.
+
+Own writes lie in layers, newest first: single rows in a dict, and each large `put_many` as a sorted run, because a
+micro-batch brings its messages sorted, and keeping them so costs nothing until `changes` merges the layers::
+
+    reads ->  recent (dict)  ->  runs[-1] ... runs[0] (sorted lists)  ->  base (committed)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import lt
+from types import MappingProxyType
 
-from backend.store import Changes, Readable
+from sortedcontainers import SortedList
+
+from backend.errors import BoundViolated, KeyInvalid, ValueInvalid
+from backend.store import MAX_KEY_BYTES, MAX_VALUE_BYTES, Changes, Readable, Region
+
+RUN_ROWS = 512
+"""From this many rows on a `put_many` becomes a sorted run of its own instead of going to the dict."""
+
+_Rows = tuple[list[bytes], list[bytes | None]]
+_Slice = tuple[Sequence[bytes], Sequence[bytes | None]]
+_ABSENT = object()
+
+
+class _Run:
+    """Rows in strictly increasing key order; immutable once made, so a scan may keep it."""
+
+    __slots__ = ("_lookup", "keys", "values")
+
+    def __init__(self, keys: list[bytes], values: list[bytes | None]) -> None:
+        self.keys, self.values = keys, values
+        self._lookup: dict[bytes, bytes | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def meets(self, first: bytes, last: bytes) -> bool:
+        """Say whether the run may hold a key of the closed range."""
+        return self.keys[0] <= last and first <= self.keys[-1]
+
+    def find(self, key: bytes) -> object:
+        """Give the value, None for a delete, `_ABSENT` when the run says nothing of the key."""
+        at = bisect_left(self.keys, key)
+        return self.values[at] if at < len(self.keys) and self.keys[at] == key else _ABSENT
+
+    def lookup(self) -> dict[bytes, bytes | None]:
+        """Give a dict of the run, built once: for reads of many keys a bisection each would cost more."""
+        if self._lookup is None:
+            self._lookup = dict(zip(self.keys, self.values, strict=True))
+        return self._lookup
+
+    def cut(self, start: bytes, end: bytes | None) -> _Slice:
+        """Give the rows of `[start, end)`."""
+        low = bisect_left(self.keys, start)
+        high = len(self.keys) if end is None else bisect_left(self.keys, end, low)
+        if low == 0 and high == len(self.keys):
+            return self.keys, self.values
+        return self.keys[low:high], self.values[low:high]
 
 
 class Workspace:
     """Overlay of changes over a readable store.
 
+    Not safe for use by several threads. Everything written stays in memory until `changes` is applied elsewhere.
+
     Args:
-        base: Committed state; never written.
+        base: Committed state; never written, and not to change while the workspace lives.
         bounds: Region -> full key, as committed.
+
+    Raises:
+        KeyInvalid: A bound is not a key of its region.
     """
 
     def __init__(self, base: Readable, bounds: Mapping[int, bytes] | None = None) -> None:
-        raise NotImplementedError
+        self._base = base
+        self._bounds: dict[int, bytes] = {}
+        self._recent: dict[bytes, bytes | None] = {}
+        self._order: SortedList | None = None  # keys of `_recent`, kept only from the first scan on
+        self._runs: list[_Run] = []
+        for region, key in (bounds or {}).items():
+            self.raise_bound(region, key)
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None when absent, deleted here, or below its region's bound."""
-        raise NotImplementedError
+        _check_key(key)
+        if self._hidden(key):
+            return None
+        found: object = self._recent.get(key, _ABSENT)
+        if found is not _ABSENT:
+            return found  # type: ignore[return-value]
+        for run in reversed(self._runs):
+            found = run.find(key)
+            if found is not _ABSENT:
+                return found  # type: ignore[return-value]
+        return self._base.get(key)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of many keys, in their order."""
-        raise NotImplementedError
+        if not len(keys):
+            return []
+        _check_keys(keys)
+        first, last = min(keys), max(keys)
+        overlays: list[dict[bytes, bytes | None]] = [run.lookup() for run in self._runs if run.meets(first, last)]
+        if self._recent:
+            overlays.append(self._recent)
+        found = self._base.get_many(keys) if not overlays else self._get_layered(keys, overlays)
+        for region, bound in self._bounds.items():
+            start = bytes([region])
+            if first < bound and start <= last:
+                found = [None if start <= key < bound else value for key, value in zip(keys, found, strict=True)]
+        return found
+
+    def _get_layered(self, keys: Sequence[bytes], overlays: list[dict[bytes, bytes | None]]) -> list[bytes | None]:
+        answers: list[object] = [_ABSENT] * len(keys)
+        missing: list[int] | range = range(len(keys))
+        for overlay in reversed(overlays):
+            still = []
+            for at in missing:
+                value: object = overlay.get(keys[at], _ABSENT)
+                if value is _ABSENT:
+                    still.append(at)
+                else:
+                    answers[at] = value
+            missing = still
+        if missing:
+            for at, value in zip(missing, self._base.get_many([keys[at] for at in missing]), strict=True):
+                answers[at] = value
+        return answers  # type: ignore[return-value]
 
     def scan(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over `[start, end)` as it was when the scan began, own writes included."""
-        raise NotImplementedError
+        parts = []
+        for low, high in self._visible(start, end):
+            own = self._own(low, high, reverse=reverse)
+            rows = self._base.scan(low, high, reverse=reverse)
+            parts.append(_overlay(rows, own, reverse=reverse) if own[0] else rows)
+        if len(parts) == 1:
+            return parts[0]
+        return _chain(parts[::-1] if reverse else parts)
 
     def scan_arrays(self, start: bytes, end: bytes | None) -> tuple[list[bytes], list[bytes]]:
         """Return keys and values of `[start, end)` as two lists."""
-        raise NotImplementedError
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for low, high in self._visible(start, end):
+            part = _merge_visible(self._base.scan_arrays(low, high), self._own(low, high))
+            if not keys:
+                keys, values = part
+            else:
+                keys += part[0]
+                values += part[1]
+        return keys, values
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set one key. Raises `BoundViolated` below the region's bound, `KeyInvalid` / `ValueInvalid` over a size."""
-        raise NotImplementedError
+        _check_key(key)
+        _check_value(value)
+        if self._hidden(key):
+            raise _below(key, self._bounds[key[0]])
+        self._set(key, value)
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Set many keys; fastest when `keys` are sorted."""
-        raise NotImplementedError
+        """Set many keys; fastest when `keys` are sorted.
+
+        Of equal keys the last one counts. Nothing is written when any row is refused.
+
+        Raises:
+            BoundViolated: A key lies below its region's bound.
+            KeyInvalid: A key is not bytes, empty, or over the size bound.
+            ValueInvalid: A value is not bytes or over the size bound, or there are not as many as keys.
+        """
+        if len(keys) != len(values):
+            raise ValueInvalid("as many values as keys are needed", why=f"{len(keys)} keys, {len(values)} values")
+        _check_keys(keys)
+        _check_values(values)
+        self._write(keys, values, refuse=True)
 
     def delete(self, key: bytes) -> None:
-        """Delete one key; deleting what is not there is allowed."""
-        raise NotImplementedError
+        """Delete one key; deleting what is not there, or is expired already, is allowed."""
+        _check_key(key)
+        if not self._hidden(key):
+            self._set(key, None)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Delete many keys."""
-        raise NotImplementedError
+        _check_keys(keys)
+        self._write(keys, [None] * len(keys), refuse=False)
 
     def raise_bound(self, region: int, key: bytes) -> None:
-        """Expire everything of a region below the full key `key`; bounds never go back (a lower one is ignored)."""
-        raise NotImplementedError
+        """Expire everything of a region below the full key `key`; bounds never go back (a lower one is ignored).
+
+        Raises:
+            KeyInvalid: The key is neither in the region nor its end, or the region is `Region.COMMIT`.
+        """
+        if not Region.COMMIT < region < 0xFF:
+            raise KeyInvalid("a bound's region must be 1 to 254", why=f"region {region}")
+        if not isinstance(key, bytes) or not bytes([region]) <= key <= bytes([region + 1]):
+            raise KeyInvalid("a bound is a full key of its region", where=f"region {region}", why=repr(key))
+        if key > self._bounds.get(region, bytes([region])):
+            self._bounds[region] = key
 
     @property
     def bounds(self) -> Mapping[int, bytes]:
         """Bounds as they will be committed."""
-        raise NotImplementedError
+        return MappingProxyType(self._bounds)
 
     def changes(self) -> Changes:
-        """Give everything done so far as sorted changes; the workspace stays usable."""
-        raise NotImplementedError
+        """Give everything done so far as sorted changes; the workspace stays usable.
+
+        Rows that were written and then expired by a higher bound are left out.
+        """
+        layers: list[_Slice] = [(run.keys, run.values) for run in self._runs]
+        if self._recent:
+            layers.append(_sorted_rows(self._recent))
+        keys, values = _merge_layers(layers)
+        for region, bound in self._bounds.items():
+            low = bisect_left(keys, bytes([region]))
+            high = bisect_left(keys, bound, low)
+            if high > low:
+                keys, values = keys[:low] + keys[high:], values[:low] + values[high:]
+        return Changes(keys, values, dict(self._bounds))
+
+    def _hidden(self, key: bytes) -> bool:
+        bound = self._bounds.get(key[0])
+        return bound is not None and key < bound
+
+    def _visible(self, start: bytes, end: bytes | None) -> list[tuple[bytes, bytes | None]]:
+        """Cut what bounds hide out of a range; what is left, in order (usually one range)."""
+        parts: list[tuple[bytes, bytes | None]] = []
+        for region in sorted(self._bounds):
+            low, high = bytes([region]), self._bounds[region]
+            if high <= start or (end is not None and end <= low):
+                continue
+            if start < low:
+                parts.append((start, low))
+            start = high
+        if end is None or start < end or not parts:
+            parts.append((start, end if end is None or start < end else start))
+        return parts
+
+    def _own(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> _Slice:
+        """Give own rows of a range, merged over the layers; deletes are None."""
+        cuts = [cut for run in self._runs if (cut := run.cut(start, end))[0]]
+        if self._recent:
+            if self._order is None:
+                self._order = SortedList(self._recent)
+            recent = list(self._order.irange(start, end, inclusive=(True, False)))
+            if recent:
+                cuts.append((recent, [self._recent[key] for key in recent]))
+        keys, values = _merge_layers(cuts)
+        return (keys[::-1], values[::-1]) if reverse else (keys, values)
+
+    def _set(self, key: bytes, value: bytes | None) -> None:
+        if self._order is not None and key not in self._recent:
+            self._order.add(key)
+        self._recent[key] = value
+
+    def _write(self, keys: Sequence[bytes], values: Sequence[bytes | None], *, refuse: bool) -> None:
+        if not len(keys):
+            return
+        if not _increasing(keys):
+            keys, values = _sorted_rows(dict(zip(keys, values, strict=True)))
+        for region, bound in self._bounds.items():
+            low = bisect_left(keys, bytes([region]))
+            high = bisect_left(keys, bound, low)
+            if high > low and refuse:
+                raise _below(keys[low], bound)
+            if high > low:
+                keys, values = [*keys[:low], *keys[high:]], [*values[:low], *values[high:]]
+        if len(keys) < RUN_ROWS:
+            for key, value in zip(keys, values, strict=True):
+                self._set(key, value)
+        else:
+            self._add_run(_Run(list(keys), list(values)))
+
+    def _add_run(self, run: _Run) -> None:
+        if self._recent:  # the dict is read first, so it must not hold older values of these keys
+            for key in [key for key in self._recent if run.find(key) is not _ABSENT]:
+                del self._recent[key]
+                if self._order is not None:
+                    self._order.remove(key)
+        self._runs.append(run)
+        # runs grow geometrically, so that there are few of them and each row is merged few times
+        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
+            newer, older = self._runs.pop(), self._runs.pop()
+            self._runs.append(_Run(*_merge_layers([(older.keys, older.values), (newer.keys, newer.values)])))
+
+
+def _below(key: bytes, bound: bytes) -> BoundViolated:
+    return BoundViolated(
+        "a write below what is already expired was refused", where=f"region {key[0]}", why=f"{key!r} < {bound!r}"
+    )
+
+
+def _increasing(keys: Sequence[bytes]) -> bool:
+    return all(map(lt, keys, islice(keys, 1, None)))
+
+
+def _sorted_rows(rows: dict[bytes, bytes | None]) -> _Rows:
+    keys = sorted(rows)
+    return keys, list(map(rows.__getitem__, keys))
+
+
+def _merge_layers(layers: Sequence[_Slice]) -> _Rows:
+    """Merge sorted rows, oldest layer first; of equal keys the newest layer's row stays."""
+    if not layers:
+        return [], []
+    if len(layers) == 1:
+        return list(layers[0][0]), list(layers[0][1])
+    rows: dict[bytes, bytes | None] = {}
+    last, ordered = b"", True
+    for keys, values in layers:
+        ordered = ordered and last < keys[0]
+        last = keys[-1]
+        rows.update(zip(keys, values, strict=True))
+    # the sort finds the layers' own order again: its cost is that of merging, not of sorting
+    return (list(rows), list(rows.values())) if ordered else _sorted_rows(rows)
+
+
+def _merge_visible(base: tuple[list[bytes], list[bytes]], own: _Slice) -> tuple[list[bytes], list[bytes]]:
+    if not own[0]:
+        return base
+    keys, values = _merge_layers([base, own]) if base[0] else (list(own[0]), list(own[1]))
+    if None in own[1]:
+        kept = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+        return [key for key, _ in kept], [value for _, value in kept]
+    return keys, values  # type: ignore[return-value]
+
+
+def _overlay(base: Iterator[tuple[bytes, bytes]], own: _Slice, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+    """Merge two ordered sequences of rows; own rows win, deletes hide."""
+    before: Callable[[bytes, bytes], bool] = (lambda a, b: a > b) if reverse else lt
+    row = next(base, None)
+    for key, value in zip(*own, strict=True):
+        while row is not None and before(row[0], key):
+            yield row
+            row = next(base, None)
+        if row is not None and row[0] == key:
+            row = next(base, None)
+        if value is not None:
+            yield key, value
+    if row is not None:
+        yield row
+        yield from base
+
+
+def _chain(parts: Sequence[Iterator[tuple[bytes, bytes]]]) -> Iterator[tuple[bytes, bytes]]:
+    for part in parts:
+        yield from part
+
+
+def _check_key(key: bytes) -> None:
+    if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES:
+        raise _bad_key(key)
+
+
+def _check_keys(keys: Sequence[bytes]) -> None:
+    if len(keys) and not (
+        set(map(type, keys)) == {bytes} and max(map(len, keys)) <= MAX_KEY_BYTES and min(map(len, keys)) > 0
+    ):
+        raise _bad_key(next(key for key in keys if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES))
+
+
+def _bad_key(key: object) -> KeyInvalid:
+    if not isinstance(key, bytes):
+        return KeyInvalid("a key must be bytes", why=f"{type(key).__name__} was given")
+    return KeyInvalid("a key's size is out of range", why=f"{len(key)} bytes, allowed are 1 to {MAX_KEY_BYTES}")
+
+
+def _check_value(value: bytes) -> None:
+    if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
+        raise _bad_value(value)
+
+
+def _check_values(values: Sequence[bytes]) -> None:
+    if len(values) and not (set(map(type, values)) == {bytes} and max(map(len, values)) <= MAX_VALUE_BYTES):
+        raise _bad_value(next(value for value in values if type(value) is not bytes or len(value) > MAX_VALUE_BYTES))
+
+
+def _bad_value(value: object) -> ValueInvalid:
+    if not isinstance(value, bytes):
+        return ValueInvalid("a value must be bytes", why=f"{type(value).__name__} was given")
+    return ValueInvalid("a value is too large", why=f"{len(value)} bytes, at most {MAX_VALUE_BYTES} are allowed")
