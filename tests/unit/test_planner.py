@@ -1,0 +1,242 @@
+"""The planner against a model that shares nothing with it: reachability in a graph of states, over all combinations."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from backend.batch import Position
+from backend.errors import ChangelogDamaged, HistoryLost
+from recovery.planner import (
+    Advance,
+    Ahead,
+    At,
+    Database,
+    Fetch,
+    Local,
+    Lost,
+    Missing,
+    Nothing,
+    Offer,
+    Plan,
+    Rebuild,
+    Remote,
+    Start,
+    Step,
+    Unreadable,
+    Use,
+    missing_offsets,
+    plan,
+    replay_ranges,
+)
+from recovery.pointer import Commit, CommitRecord, Pointer
+
+# the committed lineage is A(1) <- B(2) <- C(4) <- D(5); the pointer is at D; E(6) came after; X(5), Y(3) are foreign
+A, B, C, D, E = (Commit(version, name * 32) for version, name in [(1, "a"), (2, "b"), (4, "c"), (5, "d"), (6, "e")])
+X, Y = Commit(5, "f" * 32), Commit(3, "0" * 32)
+PARENT = {A: None, B: A, C: B, D: C, E: D, X: C, Y: A}
+
+
+def ancestors(commit: Commit) -> tuple[Commit, ...]:
+    parent = PARENT[commit]
+    return (parent, *ancestors(parent)) if parent else ()
+
+
+POINTER = Pointer(0, D, C, 100, "digest", [(0, 0, Position(50, 9, 9))], {}, "0/d.delta")
+
+
+def record(messages: int, replay_from: int | None) -> CommitRecord:
+    return CommitRecord(
+        shard=0,
+        commit=D,
+        parent=C,
+        time_ms=0,
+        positions=[(0, 0, Position(50, 9, 9))],
+        bounds={},
+        replay_from=[] if replay_from is None else [(0, 0, replay_from)],
+        message_count=messages,
+    )
+
+
+DATABASES: list[Database] = [
+    Nothing(),
+    Unreadable("block checksum mismatch"),
+    At(None),
+    *(At(commit, ancestors(commit)) for commit in (A, B, C, D, E, X, Y)),
+]
+STEPS = {commit: Offer(commit, PARENT[commit], False) for commit in (A, B, C, D, X)}
+OFFERS = [
+    (),
+    (Offer(D, None, True),),
+    (Offer(B, None, True),),
+    (Offer(B, None, True), STEPS[C], STEPS[D]),
+    (Offer(A, None, True), Offer(C, None, True), STEPS[B], STEPS[C], STEPS[D]),
+    (Offer(A, None, True), STEPS[C], STEPS[D]),  # a gap at B
+    (STEPS[A], STEPS[B], STEPS[C], STEPS[D]),
+    (Offer(X, None, True), STEPS[X], Offer(Y, None, True)),  # only foreign ones
+    (STEPS[D],),
+]
+RECORDS = [None, record(0, None), record(7, 20), record(7, None)]
+SOURCES = [None, {(0, 0): (0, 60)}, {(0, 0): (20, 50)}, {(0, 0): (21, 60)}, {(0, 0): (0, 49)}, {}]
+
+
+def reaches(start: Commit | None, edges: dict[Commit | None, set[Commit]]) -> bool:
+    """Tell whether ingesting along the edges leads from `start` to the pointer, exploring all ways forward."""
+    seen, todo = set(), [start]
+    while todo:
+        at = todo.pop()
+        if at == D:
+            return True
+        if at not in seen:
+            seen.add(at)
+            todo.extend(edges.get(at, ()))
+    return False
+
+
+def carried_out(found: Plan, database: Database, staged: bool, offers: tuple[Offer, ...]) -> Commit | None:
+    """Apply a plan to a toy shard, checking every precondition; give the commit that it ends at."""
+    at: Commit | None
+    match found:
+        case Use():
+            assert isinstance(database, At)
+            return database.commit
+        case Advance(steps):
+            assert isinstance(database, At)
+            at = database.commit
+        case Fetch(package, steps, why):
+            assert any(offer.full and offer.commit == package for offer in offers)
+            assert why
+            at = package
+        case _:
+            raise AssertionError(found)
+    for step in steps:
+        assert PARENT[step.commit] == at, "a file is only ever ingested on its parent"
+        if step.local:
+            assert staged
+            assert step.commit == D
+            assert not isinstance(database, Nothing)
+        else:
+            assert any(not offer.full and offer.commit == step.commit for offer in offers)
+        at = step.commit
+    return at
+
+
+@pytest.mark.parametrize("database", DATABASES, ids=str)
+def test_every_combination(database: Database) -> None:
+    for staged, offers, row, source, damaged, in_task in product(
+        (False, True), OFFERS, RECORDS, SOURCES, (False, True), (False, True)
+    ):
+        error = ChangelogDamaged("torn") if damaged and row is None else None
+        local = Local(database, frozenset({D}) if staged else frozenset())
+        remote = Remote(offers, row, error, source)
+        found = plan(POINTER, local, remote, in_task=in_task)
+        edges: dict[Commit | None, set[Commit]] = {}
+        for offer in offers:
+            if not offer.full:
+                edges.setdefault(offer.parent, set()).add(offer.commit)
+        if staged and not isinstance(database, Nothing):
+            edges.setdefault(C, set()).add(D)
+        here = database.commit if isinstance(database, At) else None
+        newer = here is not None and (D in ancestors(here) or here.version > D.version)
+        packages = [offer.commit for offer in offers if offer.full and reaches(offer.commit, edges)]
+        context = f"{local} {remote} {in_task}: {found}"
+        if here == D:
+            assert found == Use(), context
+        elif newer and in_task:
+            assert isinstance(found, Ahead), context
+        elif isinstance(database, At) and reaches(here, edges):
+            assert isinstance(found, Advance), context
+            assert carried_out(found, database, staged, offers) == D, context
+        elif packages:
+            assert isinstance(found, Fetch), context
+            assert found.package == max(packages), context
+            assert carried_out(found, database, staged, offers) == D, context
+        elif row is not None and row.message_count == 0:
+            assert isinstance(found, Rebuild), context
+            assert found.ranges == {}, context
+        elif in_task:
+            assert isinstance(found, Missing), context
+            assert found.why, context
+        elif row is None:
+            assert isinstance(found, Lost), context
+            assert found.error is error or (error is None and isinstance(found.error, HistoryLost)), context
+        elif row.replay_from and source is not None and (0, 0) in source and source[0, 0] in ((0, 60), (20, 50)):
+            assert isinstance(found, Rebuild), context
+            assert found.ranges == {(0, 0): (20, 50)}, context
+        else:
+            assert isinstance(found, Lost), context
+            assert isinstance(found.error, HistoryLost), context
+            assert "rewind reset" in found.error.command, context
+
+
+@pytest.mark.parametrize("database", DATABASES, ids=str)
+@pytest.mark.parametrize("in_task", [True, False])
+def test_without_a_pointer(database: Database, in_task: bool) -> None:
+    found = plan(None, Local(database), in_task=in_task)
+    if isinstance(database, At) and database.commit is not None:
+        assert isinstance(found, Ahead)
+        assert database.commit.name in found.why
+    else:
+        assert found == Start()
+
+
+def test_the_ordinary_case() -> None:
+    found = plan(POINTER, Local(At(C, ancestors(C)), frozenset({D})))
+    assert found == Advance((Step(D, True),))
+
+
+def test_a_file_that_is_here_is_not_fetched() -> None:
+    found = plan(POINTER, Local(At(B, (A,)), frozenset({D})), Remote((STEPS[C], STEPS[D])))
+    assert found == Advance((Step(C, False), Step(D, True)))
+
+
+def test_the_first_commit_applies_to_an_empty_database() -> None:
+    first = Pointer(0, A, None, 1, "digest", [], {}, "")
+    assert plan(first, Local(At(None), frozenset({A}))) == Advance((Step(A, True),))
+    assert isinstance(plan(first, Local(Nothing(), frozenset({A}))), Missing)
+
+
+def test_a_lineage_that_does_not_fall_is_not_walked_for_ever() -> None:
+    loop = (Offer(D, C, False), Offer(C, D, False))
+    assert isinstance(plan(POINTER, Local(At(A)), Remote(loop)), Missing)
+
+
+@pytest.mark.parametrize(
+    ("database", "words"),
+    [
+        (Nothing(), "no local state"),
+        (Unreadable("checksum mismatch in 000012.sst"), "checksum mismatch in 000012.sst"),
+        (At(C, (B, A)), "staged file"),
+        (At(Y, (A,)), "another time or lineage"),
+        (At(None), "no commit"),
+    ],
+)
+def test_the_reason_is_said(database: Database, words: str) -> None:
+    found = plan(POINTER, Local(database))
+    assert isinstance(found, Missing)
+    assert words in found.why
+
+
+def test_ranges_come_from_the_record() -> None:
+    row = CommitRecord(
+        shard=0,
+        commit=D,
+        parent=C,
+        time_ms=0,
+        positions=[(0, 0, Position(50, 9, 9)), (0, 1, Position(30, 9, 9)), (1, 0, Position(5, 9, 9))],
+        bounds={},
+        replay_from=[(0, 0, 20), (0, 1, 30)],
+    )
+    assert replay_ranges(row) == {(0, 0): (20, 50)}
+
+
+def test_missing_offsets_are_named() -> None:
+    ranges = {(0, 0): (20, 50), (0, 1): (5, 6), (0, 2): (1, 9)}
+    said = missing_offsets(ranges, {(0, 0): (25, 45), (0, 1): (0, 6)})
+    assert said == [
+        "stream 0 partition 0: offsets from 20 wanted, the earliest is 25",
+        "stream 0 partition 0: offsets to 49 wanted, the source ends before 45",
+        "stream 0 partition 2: offsets 1 to 8 wanted, the partition is gone",
+    ]
+    assert missing_offsets(ranges, {(0, 0): (20, 50), (0, 1): (5, 6), (0, 2): (0, 100)}) == []
