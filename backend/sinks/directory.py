@@ -1,0 +1,180 @@
+"""A directory of micro-batches: `<root>/batch=<version>/`, each replaced as a whole.
+
+Layout::
+
+    <root>/batch=<version>/results-<shard>-<uuid>.parquet     what readers see; Spark reads `batch` as a column
+    <root>/_rewind/owner.json                                 {"format": 1, "query": id}
+    <root>/_rewind/attempt-<version>-<uuid>/                  tasks write here
+    <root>/_rewind/ready-<version>-<uuid>/                    only the files of the attempts that count; then renamed
+
+Names that begin with `_` are invisible to Spark and to `pyarrow.dataset`. Tasks never learn the name of the ready
+directory, so a task that Spark has given up cannot add to what is published.
+
+What a reader can see: a whole micro-batch or none of it, never a part. Where the kernel and the filesystem know
+`renameat2(RENAME_EXCHANGE)` (Linux, most local filesystems), a replacement is one step; elsewhere the old directory is
+renamed away first and for a moment the micro-batch is absent. A micro-batch is replaced only while Spark has not
+committed it, that is at most once per crash. A reader that has listed files of a replaced directory may find them gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backend.errors import ManifestMismatch, UnknownFormat
+
+FORMAT = 1
+_PRIVATE = "_rewind"
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+class VersionedDirectory:
+    """One root of micro-batches.
+
+    Args:
+        root: A directory on a POSIX filesystem that the driver and all executors see under this path.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def published(self) -> list[int]:
+        """Give the versions that readers see, in order."""
+        return sorted(int(path.name.removeprefix("batch=")) for path in self.root.glob("batch=*"))
+
+    def path(self, version: int) -> Path:
+        """Give where a version is published."""
+        return self.root / f"batch={version}"
+
+    def open(self, query: str) -> None:
+        """Take the directory for a query, once, and remove what crashed attempts left.
+
+        Raises:
+            ManifestMismatch: It is another query's.
+        """
+        private = self.root / _PRIVATE
+        private.mkdir(parents=True, exist_ok=True)
+        owner = private / "owner.json"
+        if owner.exists():
+            found = msgspec.json.decode(owner.read_bytes(), type=dict[str, Any])
+            if found.get("format") != FORMAT:
+                raise UnknownFormat(
+                    "the output directory has an unknown format",
+                    where=str(owner),
+                    why=f"format {found.get('format')!r}, this release reads {FORMAT}",
+                    command="install the release that wrote it",
+                )
+            if found.get("query") != query:
+                raise ManifestMismatch(
+                    "the output directory belongs to another query",
+                    where=str(self.root),
+                    why=f"it was written by query {found.get('query')}, this is {query}: their micro-batches would mix",
+                    command="choose another directory, or remove this one",
+                )
+        elif self.published():
+            raise ManifestMismatch(
+                "the output directory already holds micro-batches",
+                where=str(self.root),
+                why=f"there is no {owner.name} that says whose they are",
+                command="choose another directory, or remove this one",
+            )
+        else:
+            part = private / f"owner.{uuid.uuid4().hex}"
+            _write_synced(part, msgspec.json.encode({"format": FORMAT, "query": query}))
+            part.replace(owner)
+            _sync(private)
+        for left in [*private.glob("attempt-*"), *private.glob("ready-*"), *private.glob("old-*")]:
+            shutil.rmtree(left, ignore_errors=True)
+
+    def attempt(self, version: int) -> Path:
+        """Make a new directory for the tasks of one attempt to write into."""
+        path = self.root / _PRIVATE / f"attempt-{version}-{uuid.uuid4().hex}"
+        path.mkdir(parents=True)
+        return path
+
+    def publish(self, version: int, attempt: Path, files: Sequence[tuple[str, int]]) -> None:
+        """Make exactly these files of an attempt the content of a version, durably.
+
+        Args:
+            version: Spark's batch id.
+            attempt: What `attempt` gave; removed.
+            files: (name, length in bytes), each written and synced; empty withdraws the version.
+
+        Raises:
+            OSError: A file is missing or of another length: the executors do not share this directory.
+        """
+        target = self.path(version)
+        private = self.root / _PRIVATE
+        if files:
+            ready = private / f"ready-{version}-{uuid.uuid4().hex}"
+            ready.mkdir()
+            for name, length in files:
+                found = (attempt / name).stat().st_size
+                if found != length:
+                    raise OSError(errno.EIO, f"{found} bytes, the task wrote {length}", str(attempt / name))
+                (attempt / name).rename(ready / name)
+            _sync(ready)
+            _replace(ready, target, private / f"old-{version}-{uuid.uuid4().hex}")
+            _sync(self.root)
+            # after an exchange the old content is at `ready`
+            shutil.rmtree(ready, ignore_errors=True)
+        elif target.exists():
+            target.rename(private / f"old-{version}-{uuid.uuid4().hex}")
+            _sync(self.root)
+        for old in private.glob(f"old-{version}-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(attempt, ignore_errors=True)
+
+
+def _replace(source: Path, target: Path, aside: Path) -> None:
+    if not target.exists():
+        source.rename(target)
+    elif not _exchange(source, target):
+        target.rename(aside)
+        source.rename(target)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False where that does not exist."""
+    call = _renameat2()
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+@cache
+def _renameat2() -> Any:
+    try:
+        return ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux, or a libc before glibc 2.28
+        return None
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

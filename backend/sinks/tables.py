@@ -1,0 +1,105 @@
+"""From what the operator packed to what a reader gets: shared by all sinks, pure Arrow.
+
+The core counts time in int64 milliseconds; readers get UTC timestamps. Every row gets a deterministic `id`: a
+micro-batch that runs again gives the same rows the same ids, so a downstream system can drop what it has seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import ERROR_SCHEMA
+
+FORMAT = 1
+"""Version of the columns that sinks write, in the Parquet files' metadata under `rewind.format`."""
+
+RESULTS, ERRORS = "results", "errors"
+_TIMES = {RESULTS: ("window_start", "window_end"), ERRORS: ("timestamp", "event_time")}
+_TIME = pa.timestamp("ms", tz="UTC")
+ID_FIELDS = [
+    pa.field(
+        "id", pa.string(), nullable=False
+    ),  # "<version>-<shard>-<sequence>"; errors: "<version>-<shard>-e<sequence>"
+    pa.field("version", pa.int64(), nullable=False),
+    pa.field("shard", pa.int32(), nullable=False),
+    pa.field("sequence", pa.int64(), nullable=False),
+]
+"""The leading columns of everything that a sink writes; `sequence` counts from 0 per shard and version."""
+
+
+def pack(table: pa.Table) -> bytes | None:
+    """Pack a table as an Arrow IPC stream, None when it has no rows; the inverse of `unpack`."""
+    if table.num_rows == 0:
+        return None
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(buffer.getvalue())
+
+
+def unpack(data: bytes) -> pa.Table:
+    """Read an Arrow IPC stream."""
+    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
+        return stream.read_all()
+
+
+def readable(table: pa.Table, kind: str, version: int, shard: int, first: int) -> pa.Table:
+    """Give rows their id, and time as timestamps.
+
+    Args:
+        table: What the operator emitted.
+        kind: `RESULTS` or `ERRORS`.
+        version: Spark's batch id.
+        shard: The shard.
+        first: `sequence` of the first row.
+    """
+    sequence = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
+    prefix = pa.scalar(f"{version}-{shard}-" + ("e" if kind == ERRORS else ""))
+    ids = pc.binary_join_element_wise(prefix, sequence.cast(pa.string()), "")
+    repeated = [
+        pa.repeat(pa.scalar(version, pa.int64()), table.num_rows),
+        pa.repeat(pa.scalar(shard, pa.int32()), table.num_rows),
+    ]
+    columns = [ids, *repeated, sequence]
+    fields = list(ID_FIELDS)
+    for field, column in zip(table.schema, table.columns, strict=True):
+        is_time = field.name in _TIMES[kind] and pa.types.is_int64(field.type)
+        fields.append(field.with_type(_TIME) if is_time else field)
+        columns.append(column.cast(_TIME) if is_time else column)
+    return pa.table(columns, schema=pa.schema(fields, metadata={"rewind.format": str(FORMAT)}))
+
+
+def empty_errors() -> pa.Table:
+    """Give an errors table without rows, as `readable` makes it."""
+    return readable(ERROR_SCHEMA.empty_table(), ERRORS, 0, 0, 0)
+
+
+def merge_metrics(texts: Iterable[str | None]) -> dict[str, float]:
+    """Add up the metrics of a shard's rows; there is more than one when a timer fired beside the input."""
+    total: dict[str, float] = {}
+    for text in texts:
+        for name, number in (json.loads(text) if text else {}).items():
+            if isinstance(number, int | float):
+                total[name] = total.get(name, 0) + number
+    return total
+
+
+def check_version(found: int, version: int) -> None:
+    """Refuse frames of another micro-batch.
+
+    Raises:
+        RuntimeError: The sink was handed the wrong frames.
+    """
+    if found != version:
+        raise RuntimeError(f"frames of micro-batch {found} handed to the sink as micro-batch {version}")
+
+
+def summary(shard: int, results: int, errors: int, metrics: dict[str, float]) -> dict[str, Any]:
+    """Give what `Sink.publish` returns for a shard."""
+    return {"shard": shard, "results": results, "errors": errors, "metrics": metrics}

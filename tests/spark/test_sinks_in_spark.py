@@ -1,0 +1,70 @@
+"""The sinks with Spark: one action, files written in the tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backend.sinks.foreach import CollectSink
+from backend.sinks.parquet import ParquetSink
+from backend.sinks.tables import pack
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "shard int, version bigint, results binary, errors binary, metrics string"
+
+
+def frames(spark: Any, version: int, tasks: Any) -> Any:
+    """Two shards, three rows; every evaluation of a row adds to `tasks`."""
+    packed = pack(pa.table({"window_start": pa.array([0, 3_600_000]), "n": [1, 2]}))
+
+    def emit(batches: Any) -> Any:
+        for batch in batches:
+            tasks.add(batch.num_rows)
+            yield batch
+
+    rows = [
+        (0, version, packed, None, '{"late": 1}'),
+        (1, version, packed, packed, None),
+        (2, version, None, None, None),
+    ]
+    return spark.createDataFrame(rows, SCHEMA).repartition(2).mapInArrow(emit, SCHEMA)
+
+
+def test_parquet_is_written_by_one_action_and_read_by_spark(spark: Any, tmp_path: Path) -> None:
+    tasks = spark.sparkContext.accumulator(0)
+    sink = ParquetSink(tmp_path / "out", tmp_path / "err")
+    sink.open("q")
+    for _ in range(2):  # the micro-batch runs again after a crash
+        summary = sink.publish(frames(spark, 3, tasks), 3)
+    assert summary == [
+        {"shard": 0, "results": 2, "errors": 0, "metrics": {"late": 1}},
+        {"shard": 1, "results": 2, "errors": 2, "metrics": {}},
+        {"shard": 2, "results": 0, "errors": 0, "metrics": {}},
+    ]
+    assert tasks.value == 6  # three frames, evaluated once per publication
+    rows = spark.read.parquet(str(tmp_path / "out"))
+    assert sorted((row.id, row.batch, row.n) for row in rows.collect()) == [
+        ("3-0-0", 3, 1), ("3-0-1", 3, 2), ("3-1-0", 3, 1), ("3-1-1", 3, 2),
+    ]  # fmt: skip
+    assert dict(rows.dtypes)["window_start"] == "timestamp"
+
+
+def test_a_failing_task_publishes_nothing(spark: Any, tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path / "out", tmp_path / "err")
+    sink.open("q")
+    with pytest.raises(Exception, match="handed to the sink as micro-batch 4"):
+        sink.publish(frames(spark, 3, spark.sparkContext.accumulator(0)), 4)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["_rewind"]
+    assert [path.name for path in (tmp_path / "out" / "_rewind").iterdir()] == ["owner.json"]
+
+
+def test_the_collecting_sink_takes_frames_from_spark(spark: Any) -> None:
+    tasks = spark.sparkContext.accumulator(0)
+    sink = CollectSink()
+    sink.publish(frames(spark, 5, tasks), 5)
+    assert sink.results[5].column("n").to_pylist() == [1, 2, 1, 2]
+    assert tasks.value == 3

@@ -1,0 +1,245 @@
+"""What sinks publish: one copy per micro-batch, whole or not at all, only of the attempts that count."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from backend.batch import ERROR_SCHEMA, RESULT_FIELDS
+from backend.errors import ManifestMismatch, UnknownFormat
+from backend.sinks import directory as directory_module
+from backend.sinks.directory import VersionedDirectory
+from backend.sinks.foreach import CollectSink, ForeachSink
+from backend.sinks.parquet import ParquetSink, write_frames
+from backend.sinks.tables import pack, unpack
+
+RESULT_SCHEMA = pa.schema([*RESULT_FIELDS, pa.field("origin", pa.string()), pa.field("flights", pa.int64())])
+HOUR_MS = 3_600_000
+
+
+def results(*flights: int) -> bytes | None:
+    rows = [
+        {"reason": "full", "revision": 0, "window_start": -HOUR_MS, "window_end": 0, "origin": "JFK", "flights": n}
+        for n in flights
+    ]
+    return pack(pa.Table.from_pylist(rows, schema=RESULT_SCHEMA))
+
+
+def errors(*offsets: int) -> bytes | None:
+    fixed = {"stream": 0, "partition": 0, "event_time": 1, "reason": "malformed", "value": b"?"}
+    return pack(pa.Table.from_pylist([{**fixed, "offset": offset} for offset in offsets], schema=ERROR_SCHEMA))
+
+
+def frame(shard: int, version: int, *, res: bytes | None = None, err: bytes | None = None, metrics: str = "{}") -> Any:
+    return {"shard": shard, "version": version, "results": res, "errors": err, "metrics": metrics}
+
+
+def batch_of(*frames: Any) -> pa.RecordBatch:
+    schema = pa.schema(
+        [
+            ("shard", pa.int32()),
+            ("version", pa.int64()),
+            ("results", pa.binary()),
+            ("errors", pa.binary()),
+            ("metrics", pa.string()),
+        ]
+    )
+    return pa.RecordBatch.from_pylist(list(frames), schema=schema)
+
+
+def publish(sink: ParquetSink, version: int, *frames: Any, given_up: tuple[Any, ...] = ()) -> list[dict[str, Any]]:
+    """What `ParquetSink.publish` does, with the tasks run here; `given_up` ran too, but Spark dropped its attempt."""
+    attempts = {kind: directory.attempt(version) for kind, directory in sink._directories.items()}
+    paths = {kind: str(path) for kind, path in attempts.items()}
+    if given_up:
+        list(write_frames(iter([batch_of(*given_up)]), version=version, attempts=paths))
+    rows = [
+        row
+        for out in write_frames(iter([batch_of(*frames)]), version=version, attempts=paths)
+        for row in out.to_pylist()
+    ]
+    return sink.finish(rows, version, attempts)
+
+
+def read(root: Path) -> list[dict[str, Any]]:
+    found = ds.dataset(root, format="parquet", partitioning="hive").to_table().to_pylist()
+    return sorted(found, key=lambda row: (row["batch"], row["shard"], row["sequence"]))
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> ParquetSink:
+    made = ParquetSink(tmp_path / "out", tmp_path / "err")
+    made.open("q")
+    return made
+
+
+def test_rows_get_an_id_and_times_become_timestamps(sink: ParquetSink, tmp_path: Path) -> None:
+    summary = publish(
+        sink, 7, frame(1, 7, res=results(5, 6), metrics='{"late": 2}'), frame(0, 7, res=results(4), err=errors(9))
+    )
+    assert summary == [
+        {"shard": 0, "results": 1, "errors": 1, "metrics": {}},
+        {"shard": 1, "results": 2, "errors": 0, "metrics": {"late": 2}},
+    ]
+    rows = read(tmp_path / "out")
+    assert [(row["id"], row["version"], row["shard"], row["sequence"], row["flights"]) for row in rows] == [
+        ("7-0-0", 7, 0, 0, 4),
+        ("7-1-0", 7, 1, 0, 5),
+        ("7-1-1", 7, 1, 1, 6),
+    ]
+    assert rows[0]["window_start"] == datetime(1969, 12, 31, 23, tzinfo=UTC)
+    [error] = read(tmp_path / "err")
+    assert (error["id"], error["offset"], error["reason"], error["value"]) == ("7-0-e0", 9, "malformed", b"?")
+    assert error["event_time"] == datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=UTC)
+    [file] = (tmp_path / "err" / "batch=7").iterdir()
+    assert pq.read_schema(file).metadata[b"rewind.format"] == b"1"
+
+
+def test_several_frames_of_a_shard_go_on_counting(sink: ParquetSink, tmp_path: Path) -> None:
+    summary = publish(
+        sink, 1, frame(3, 1, res=results(1), metrics='{"n": 1}'), frame(3, 1, res=results(2), metrics='{"n": 4}')
+    )
+    assert summary == [{"shard": 3, "results": 2, "errors": 0, "metrics": {"n": 5}}]
+    assert [row["id"] for row in read(tmp_path / "out")] == ["1-3-0", "1-3-1"]
+
+
+def test_publishing_again_replaces_the_micro_batch_and_only_that(sink: ParquetSink, tmp_path: Path) -> None:
+    publish(sink, 0, frame(0, 0, res=results(1)))
+    publish(sink, 1, frame(0, 1, res=results(2)), frame(1, 1, res=results(3)))
+    publish(sink, 1, frame(0, 1, res=results(4)))
+    assert [(row["batch"], row["flights"]) for row in read(tmp_path / "out")] == [(0, 1), (1, 4)]
+    publish(sink, 1, frame(0, 1))
+    assert [(row["batch"], row["flights"]) for row in read(tmp_path / "out")] == [(0, 1)]
+
+
+def test_files_of_attempts_that_spark_dropped_are_not_published(sink: ParquetSink, tmp_path: Path) -> None:
+    publish(sink, 0, frame(0, 0, res=results(1)), given_up=(frame(0, 0, res=results(1)), frame(1, 0, res=results(9))))
+    assert [row["flights"] for row in read(tmp_path / "out")] == [1]
+    assert [path.name for path in (tmp_path / "out" / "_rewind").iterdir()] == ["owner.json"]
+
+
+def test_empty_micro_batches_publish_nothing(sink: ParquetSink, tmp_path: Path) -> None:
+    assert publish(sink, 0, frame(0, 0)) == [{"shard": 0, "results": 0, "errors": 0, "metrics": {}}]
+    assert sink.finish([], 1, {kind: d.attempt(1) for kind, d in sink._directories.items()}) == []
+    assert not list((tmp_path / "out").glob("batch=*"))
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_reader_sees_a_whole_micro_batch_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    seen: list[set[str] | None] = []
+    real_rename, real_exchange, directory = Path.rename, directory_module._exchange, VersionedDirectory(tmp_path)
+
+    def look() -> None:
+        target = directory.path(0)
+        seen.append({path.name for path in target.iterdir()} if target.exists() else None)
+
+    def rename(self: Path, target: Path) -> Path:
+        result = real_rename(self, target)
+        look()
+        return result
+
+    def exchange(one: Path, other: Path) -> bool:
+        done = real_exchange(one, other) if atomic else False
+        look()
+        return done
+
+    directory.open("q")
+    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(directory_module, "_exchange", exchange)
+    for names in ({"a", "b"}, {"c", "d"}):
+        attempt = directory.attempt(0)
+        for name in names:
+            (attempt / name).write_bytes(b"x")
+        directory.publish(0, attempt, [(name, 1) for name in names])
+    whole = [{"a", "b"}, {"c", "d"}, None]
+    assert all(state in whole for state in seen)
+    if atomic:
+        assert None not in seen[seen.index({"a", "b"}) :]
+    assert {path.name for path in directory.path(0).iterdir()} == {"c", "d"}
+    assert [path.name for path in (tmp_path / "_rewind").iterdir()] == ["owner.json"]
+
+
+def test_a_crash_leaves_nothing_that_the_next_start_does_not_clear(sink: ParquetSink, tmp_path: Path) -> None:
+    publish(sink, 0, frame(0, 0, res=results(1)))
+    for directory in sink._directories.values():
+        (directory.attempt(1) / "half.parquet").write_bytes(b"PAR1")
+    assert [row["flights"] for row in read(tmp_path / "out")] == [1]
+    ParquetSink(tmp_path / "out", tmp_path / "err").open("q")
+    assert [path.name for path in (tmp_path / "out" / "_rewind").iterdir()] == ["owner.json"]
+
+
+def test_a_file_that_is_shorter_than_written_is_not_published(tmp_path: Path) -> None:
+    directory = VersionedDirectory(tmp_path)
+    attempt = directory.attempt(0)
+    (attempt / "a").write_bytes(b"x")
+    with pytest.raises(OSError, match="the task wrote 2"):
+        directory.publish(0, attempt, [("a", 2)])
+    assert directory.published() == []
+
+
+def test_an_output_of_another_query_is_refused(sink: ParquetSink, tmp_path: Path) -> None:
+    sink.open("q")
+    with pytest.raises(ManifestMismatch, match="written by query q, this is p"):
+        ParquetSink(tmp_path / "out", tmp_path / "err").open("p")
+    (tmp_path / "out" / "_rewind" / "owner.json").write_text('{"format": 2, "query": "q"}')
+    with pytest.raises(UnknownFormat):
+        sink.open("q")
+    (tmp_path / "old" / "batch=3").mkdir(parents=True)
+    with pytest.raises(ManifestMismatch, match="already holds"):
+        ParquetSink(tmp_path / "old", tmp_path / "err").open("q")
+
+
+def test_frames_of_another_micro_batch_are_refused(sink: ParquetSink) -> None:
+    with pytest.raises(RuntimeError, match="micro-batch 4 handed to the sink as micro-batch 5"):
+        publish(sink, 5, frame(0, 4, res=results(1)))
+    with pytest.raises(RuntimeError, match="micro-batch 4"):
+        CollectSink().take([frame(0, 4)], 5)
+
+
+@pytest.mark.parametrize("path", ["", "s3://bucket/out", "hdfs://host/out"])
+def test_paths_that_cannot_be_replaced_atomically_are_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="results="):
+        ParquetSink(path, "err")
+    with pytest.raises(ValueError, match="another directory"):
+        ParquetSink("out", "out")
+
+
+def test_the_function_of_foreach_gets_tables_in_order() -> None:
+    calls: list[tuple[pa.Table, pa.Table, int]] = []
+    sink = ForeachSink(lambda *tables: calls.append(tables))
+    summary = sink.take([frame(1, 2, res=results(8)), frame(0, 2, res=results(7), err=errors(3))], 2)
+    assert [one["results"] for one in summary] == [1, 1]
+    [(found, failed, version)] = calls
+    assert version == 2
+    assert found.column("flights").to_pylist() == [7, 8]
+    assert found.column("id").to_pylist() == ["2-0-0", "2-1-0"]
+    assert failed.column("offset").to_pylist() == [3]
+    sink.take([frame(0, 3, err=errors(4))], 3)
+    assert calls[1][0].num_rows == 0
+    sink.take([frame(0, 4)], 4)
+    assert len(calls) == 2
+
+
+def test_the_collecting_sink_keeps_one_copy_per_version() -> None:
+    sink = CollectSink()
+    sink.take([frame(0, 0, res=results(1))], 0)
+    sink.take([frame(0, 1, res=results(2), err=errors(1))], 1)
+    sink.take([frame(0, 1, res=results(3))], 1)
+    assert {version: table.column("flights").to_pylist() for version, table in sink.results.items()} == {0: [1], 1: [3]}
+    assert sink.errors == {}
+
+
+def test_tables_survive_packing() -> None:
+    table = pa.Table.from_pylist([{"a": 1}, {"a": None}])
+    packed = pack(table)
+    assert packed is not None
+    assert unpack(packed).equals(table)
+    assert pack(table.slice(0, 0)) is None
