@@ -1,0 +1,164 @@
+"""Extremes and first or last values: aggregates that choose one of the values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import groups as g
+from backend.aggregates.groups import Ints, Rows
+from backend.aggregates.model import Aggregate, is_flat, refuse
+from backend.batch import OFFSET, PARTITION, STREAM
+
+_ORDER = (STREAM, PARTITION, OFFSET)
+
+
+def min_(name: str) -> Aggregate:
+    """Give the smallest value of a field: numbers, booleans, texts and bytes (by bytes), dates, times, timestamps.
+
+    NaN is the greatest value: the result is NaN only when there is nothing else.
+    """
+    return Aggregate(
+        "min", (name,), True, lambda alias, schema: _Extreme(alias, _flat("min", alias, schema.field(name)), -1)
+    )
+
+
+def max_(name: str) -> Aggregate:
+    """Give the greatest value of a field, as `min_`; NaN when there is one."""
+    return Aggregate(
+        "max", (name,), True, lambda alias, schema: _Extreme(alias, _flat("max", alias, schema.field(name)), 1)
+    )
+
+
+def first(name: str, *, ignore_nulls: bool = False) -> Aggregate:
+    """Give the field of the first message in fold order: (stream, source partition, offset).
+
+    The order is kept with the value, so partials merge in any sequence. With `ignore_nulls` the first message that
+    has a value counts; without, its value may be null, as in Spark.
+    """
+    return _edge("first", name, ignore_nulls)
+
+
+def last(name: str, *, ignore_nulls: bool = False) -> Aggregate:
+    """Give the field of the last message in fold order, as `first`."""
+    return _edge("last", name, ignore_nulls)
+
+
+def _edge(kind: str, name: str, ignore_nulls: bool) -> Aggregate:
+    def bind(alias: str, schema: pa.Schema) -> _Edge:
+        return _Edge(alias, _flat(kind, alias, schema.field(name)), kind == "last", ignore_nulls)
+
+    return Aggregate(kind, (name,), True, bind, {"ignore_nulls": ignore_nulls})
+
+
+def _flat(kind: str, alias: str, entry: pa.Field) -> pa.Field:
+    if not is_flat(entry.type):
+        raise refuse(alias, kind, entry, "types without nested values")
+    return entry
+
+
+class _Extreme:
+    """Partial: `value`, null while none was seen."""
+
+    def __init__(self, alias: str, entry: pa.Field, sign: int) -> None:
+        self._name, self._part, self._kind, self._sign = entry.name, f"{alias}.value", entry.type, sign
+        self.partial_fields = [pa.field(self._part, entry.type)]
+        self.result_field = pa.field(alias, entry.type)
+        self._plain = _plain_type(entry.type)
+
+    def fold(self, rows: Rows) -> list[pa.Array]:
+        return [self._choose(*rows.present(self._name), rows.count)]
+
+    def merge(self, rows: Rows) -> list[pa.Array]:
+        return [self._choose(*rows.present(self._part), rows.count)]
+
+    def result(self, partials: pa.Table) -> pa.Array:
+        return partials.column(self._part)
+
+    def _choose(self, array: pa.Array, groups: Ints, count: int) -> pa.Array:
+        if self._plain is None:  # texts, bytes, booleans, decimals: Arrow's own grouped extremes
+            how = "max" if self._sign > 0 else "min"
+            table = pa.table({"group": groups, "value": array}).group_by("group", use_threads=False)
+            chosen = table.aggregate([("value", how)])
+            values = chosen.column(f"value_{how}").combine_chunks()
+            return g.scatter(values.cast(self._kind), chosen.column("group").to_numpy(), count)
+        values = g.to_numpy(g.without_negative_zero(array).view(self._plain))
+        seen = g.counts(groups, count) > 0
+        best, choose = self._start(values.dtype, count)
+        with np.errstate(invalid="ignore"):  # NaN among the values
+            choose.at(best, groups, values)
+        best[~seen] = 0
+        return g.column(best, seen, self._plain).view(self._kind)
+
+    def _start(self, dtype: np.dtype[Any], count: int) -> tuple[np.ndarray[Any, np.dtype[Any]], np.ufunc]:
+        if dtype.kind == "f":
+            # fmin leaves NaN aside unless there is nothing else; maximum lets it win: NaN is the greatest value
+            return (
+                (np.full(count, np.nan, dtype), np.fmin)
+                if self._sign < 0
+                else (
+                    np.full(count, -np.inf, dtype),
+                    np.maximum,
+                )
+            )
+        limits = np.iinfo(dtype)
+        return (
+            (np.full(count, limits.max, dtype), np.minimum)
+            if self._sign < 0
+            else (
+                np.full(count, limits.min, dtype),
+                np.maximum,
+            )
+        )
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType | None:
+    """Give the integer or float type of the same width that orders alike; None when there is none."""
+    if pa.types.is_integer(kind) or pa.types.is_float64(kind) or pa.types.is_float32(kind):
+        return kind
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    return None
+
+
+class _Edge:
+    """Partial: `value`, and `stream`, `partition`, `offset` of its message; the three are null while none was seen."""
+
+    def __init__(self, alias: str, entry: pa.Field, last_one: bool, ignore_nulls: bool) -> None:
+        self._name, self._last, self._ignore = entry.name, last_one, ignore_nulls
+        self._value = f"{alias}.value"
+        self._order = [f"{alias}.{part}" for part in ("stream", "partition", "offset")]
+        kinds = (pa.uint16(), pa.int32(), pa.int64())
+        self.partial_fields = [pa.field(self._value, entry.type)]
+        self.partial_fields += [pa.field(name, kind) for name, kind in zip(self._order, kinds, strict=True)]
+        self.result_field = pa.field(alias, entry.type)
+
+    def fold(self, rows: Rows) -> list[pa.Array]:
+        array = rows.column(self._name)
+        numbers = np.arange(len(array))
+        if self._ignore and array.null_count:
+            numbers = numbers[array.is_valid().to_numpy(zero_copy_only=False)]
+        return self._take(rows, numbers, [self._name, *_ORDER])
+
+    def merge(self, rows: Rows) -> list[pa.Array]:
+        stream, _ = rows.present(self._order[0])
+        seen = np.flatnonzero(rows.column(self._order[0]).is_valid().to_numpy(zero_copy_only=False))
+        partition, offset = (rows.present(name)[0].to_numpy() for name in self._order[1:])
+        in_order = np.lexsort((offset, partition, stream.to_numpy()))
+        return self._take(rows, seen[in_order], [self._value, *self._order])
+
+    def _take(self, rows: Rows, numbers: Ints, names: list[str]) -> list[pa.Array]:
+        """Take per group the first or last of the rows `numbers`, which are in fold order."""
+        # Of several assignments to one place numpy keeps the last.
+        chosen = np.full(rows.count, -1, np.int64)
+        ordered = numbers if self._last else numbers[::-1]
+        chosen[rows.groups[ordered]] = ordered
+        picks = pa.array(chosen, mask=chosen < 0)
+        return [
+            rows.column(name).take(picks).cast(part.type) for name, part in zip(names, self.partial_fields, strict=True)
+        ]
+
+    def result(self, partials: pa.Table) -> pa.Array:
+        return partials.column(self._value)

@@ -1,0 +1,250 @@
+"""Grouped primitives over arrays: exact sums, extremes, first rows. No Python loop over messages.
+
+Sums are *exact* within a call and therefore independent of the order of rows:
+
+* integers are added as 32-bit limbs in int64 columns, so nothing wraps before 2**31 rows of one call;
+* doubles are cut into slices whose group sums are exact in binary64 (`ExtractVector` of Rump, Ogita and Oishi,
+  "Accurate floating-point summation", SIAM J. Sci. Comput. 31, 2008), slice by slice until nothing is left; the slice
+  sums are kept as an unevaluated pair `hi + lo` (about 106 bits, made by Knuth's two-sum).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+SEEN_NAN, SEEN_PLUS_INF, SEEN_MINUS_INF = 1, 2, 4
+"""Bits of the `special` column of float sums."""
+
+_CHUNK_ROWS = 1 << 19
+_CHUNK_BITS = 20  # 2**20 >= _CHUNK_ROWS + 2: the sum of a slice stays below its sigma
+_HUGE = 2.0**900
+_SHIFT = 2.0**200
+_LIMB_BITS = 32
+_LIMB_MASK = (1 << _LIMB_BITS) - 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows with a group number each.
+
+    Attributes:
+        table: Rows in fold order: (stream, partition, offset).
+        groups: int64, as long as the table; each in `[0, count)`.
+        count: Number of groups; a group may have no row.
+    """
+
+    table: pa.Table
+    groups: Ints
+    count: int
+    _columns: dict[str, pa.Array] = field(default_factory=dict, compare=False, repr=False)
+
+    def column(self, name: str) -> pa.Array:
+        """Give a column as one array."""
+        if name not in self._columns:
+            chunks = self.table.column(name)
+            self._columns[name] = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+        return self._columns[name]
+
+    def present(self, name: str) -> tuple[pa.Array, Ints]:
+        """Give the non-null values of a column, and their groups."""
+        array = self.column(name)
+        if array.null_count == 0:
+            return array, self.groups
+        valid = array.is_valid()
+        return array.filter(valid), self.groups[valid.to_numpy(zero_copy_only=False)]
+
+    @cached_property
+    def order(self) -> Ints:
+        """Row numbers sorted by group, in fold order within a group."""
+        return stable_order(self.groups, self.count)
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Rows per group."""
+        return counts(self.groups, self.count)
+
+
+def stable_order(groups: Ints, count: int) -> Ints:
+    """Sort row numbers by group, keeping the order of rows within a group.
+
+    >>> stable_order(np.array([1, 0, 1, 0]), 2).tolist()
+    [1, 3, 0, 2]
+    """
+    if count <= 1 << 16:  # numpy sorts 16-bit keys by radix: five times faster
+        return np.argsort(groups.astype(np.uint16), kind="stable")
+    return np.argsort(groups, kind="stable")
+
+
+def counts(groups: Ints, count: int) -> Ints:
+    """Count rows per group."""
+    return np.bincount(groups, minlength=count).astype(np.int64, copy=False)
+
+
+def to_numpy(array: pa.Array) -> npt.NDArray[np.generic]:
+    """Give a primitive array without nulls as numpy; zero-copy where the type allows."""
+    values: npt.NDArray[np.generic] = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def column(values: npt.NDArray[np.generic], seen: Mask, kind: pa.DataType) -> pa.Array:
+    """Make a column that is null where `seen` is false."""
+    return pa.array(values, type=kind, mask=None if seen.all() else ~seen)
+
+
+def scatter(values: pa.Array, groups: Ints, count: int) -> pa.Array:
+    """Put one value per listed group at its group's row; the other rows are null.
+
+    >>> scatter(pa.array(["x"]), np.array([1]), 3).to_pylist()
+    [None, 'x', None]
+    """
+    where = np.full(count, -1, np.int64)
+    where[groups] = np.arange(len(groups))
+    return values.take(pa.array(where, mask=where < 0))
+
+
+def add_limbs(limbs: list[Ints], groups: Ints, count: int) -> list[Ints]:
+    """Add numbers given as 32-bit limbs, lowest first, per group, and carry.
+
+    Args:
+        limbs: int64 columns; all but the last in `[0, 2**32)`, the last signed.
+        groups: Group of each row.
+        count: Number of groups.
+
+    Returns:
+        As many columns, one row per group, carried: all but the last in `[0, 2**32)`.
+    """
+    sums = []
+    carry = np.zeros(count, np.int64)
+    for position, limb in enumerate(limbs):
+        total = np.zeros(count, np.int64)
+        np.add.at(total, groups, limb)
+        total += carry
+        if position < len(limbs) - 1:
+            carry = total >> _LIMB_BITS
+            total &= _LIMB_MASK
+        sums.append(total)
+    return sums
+
+
+def limbs_of(array: pa.Array) -> list[Ints]:
+    """Split integers (two limbs) or decimal128 (four limbs) without nulls into 32-bit limbs, lowest first."""
+    if pa.types.is_decimal(array.type):
+        data = array.buffers()[1] if len(array) else b""
+        words = np.frombuffer(data, np.int64)[2 * array.offset :][: 2 * len(array)].reshape(-1, 2)
+        low, high = words[:, 0], words[:, 1]
+        return [low & _LIMB_MASK, (low >> _LIMB_BITS) & _LIMB_MASK, high & _LIMB_MASK, high >> _LIMB_BITS]
+    values: Ints = array.to_numpy(zero_copy_only=False)
+    if values.dtype == np.uint64:
+        return [(values & np.uint64(_LIMB_MASK)).astype(np.int64), (values >> np.uint64(_LIMB_BITS)).astype(np.int64)]
+    values = values.astype(np.int64, copy=False)
+    return [values & _LIMB_MASK, values >> _LIMB_BITS]
+
+
+def from_limbs(limbs: list[Ints]) -> list[int]:
+    """Give Python integers; for results, one per group."""
+    columns = [limb.tolist() for limb in limbs]
+    return [sum(part << (_LIMB_BITS * place) for place, part in enumerate(row)) for row in zip(*columns, strict=True)]
+
+
+def two_sum(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Add without loss: `a + b == s + e` exactly, `s` the rounded sum (Knuth)."""
+    s = a + b
+    t = s - a
+    return s, (a - (s - t)) + (b - t)
+
+
+def two_product(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Multiply without loss: `a * b == p + e` exactly while nothing overflows or underflows (Dekker, Veltkamp)."""
+    split = 134217729.0  # 2**27 + 1
+    p = a * b
+    ah = a * split
+    ah = ah - (ah - a)
+    bh = b * split
+    bh = bh - (bh - b)
+    al, bl = a - ah, b - bh
+    return p, ((ah * bh - p) + ah * bl + al * bh) + al * bl
+
+
+def add_floats(values: Floats, groups: Ints, count: int) -> tuple[Floats, Floats, Flags]:
+    """Add doubles per group.
+
+    Returns:
+        `hi`, `lo` (the sum is `hi + lo`, `hi` its rounding) over finite values, and the bits of `SEEN_*` for the
+        others. A finite sum beyond the largest double counts as an infinity.
+    """
+    special = np.zeros(count, np.uint8)
+    finite = np.isfinite(values)
+    if not finite.all():
+        for bit, test in ((SEEN_NAN, np.isnan), (SEEN_PLUS_INF, np.isposinf), (SEEN_MINUS_INF, np.isneginf)):
+            special[groups[test(values)]] |= bit
+        values, groups = values[finite], groups[finite]
+    huge = np.abs(values) >= _HUGE
+    hi, lo = np.zeros(count), np.zeros(count)
+    if huge.any():
+        # Scaled down, the huge ones cannot overflow on the way; scaling by a power of two is exact.
+        high, low = _add_finite(values[huge] / _SHIFT, groups[huge], count)
+        with np.errstate(over="ignore", invalid="ignore"):
+            hi, lo = high * _SHIFT, low * _SHIFT
+        values, groups = values[~huge], groups[~huge]
+    with np.errstate(over="ignore", invalid="ignore"):
+        rest_hi, rest_lo = _add_finite(values, groups, count)
+        hi, error = two_sum(hi, rest_hi)
+        lo = error + (lo + rest_lo)
+        rounded, lo = two_sum(hi, np.where(np.isfinite(hi), lo, 0.0))
+    special[np.isposinf(rounded)] |= SEEN_PLUS_INF
+    special[np.isneginf(rounded)] |= SEEN_MINUS_INF
+    lost = np.isinf(rounded)
+    rounded[lost] = lo[lost] = 0.0
+    return rounded, lo, special
+
+
+def _add_finite(values: Floats, groups: Ints, count: int) -> tuple[Floats, Floats]:
+    hi, lo = np.zeros(count), np.zeros(count)
+    for start in range(0, len(values), _CHUNK_ROWS):
+        rest = values[start : start + _CHUNK_ROWS]
+        group = groups[start : start + _CHUNK_ROWS]
+        while len(rest):
+            largest = float(np.abs(rest).max())
+            if largest == 0.0:
+                break
+            sigma = float(np.ldexp(1.0, int(np.frexp(largest)[1]) + _CHUNK_BITS))
+            slices = (rest + sigma) - sigma
+            total: Floats = np.bincount(group, weights=slices, minlength=count).astype(np.float64, copy=False)
+            hi, error = two_sum(hi, total)
+            lo += error
+            rest = rest - slices
+    return two_sum(hi, lo)
+
+
+def with_special(values: Floats, special: Flags) -> Floats:
+    """Replace sums by what NaN and infinities make of them: NaN wins, opposite infinities are NaN."""
+    if not special.any():
+        return values
+    both = SEEN_PLUS_INF | SEEN_MINUS_INF
+    out = np.where(special & SEEN_PLUS_INF, np.inf, np.where(special & SEEN_MINUS_INF, -np.inf, values))
+    return np.where((special & SEEN_NAN != 0) | (special & both == both), np.nan, out)
+
+
+def merge_special(special: Flags, groups: Ints, count: int) -> Flags:
+    """Unite the bits per group."""
+    out = np.zeros(count, np.uint8)
+    np.bitwise_or.at(out, groups, special)
+    return out
+
+
+def without_negative_zero(array: pa.Array) -> pa.Array:
+    """Give floats with one zero: `-0.0` and `0.0` are the same value to every aggregate."""
+    if not pa.types.is_floating(array.type):
+        return array
+    return pc.add(array, pa.scalar(0, array.type))

@@ -1,0 +1,304 @@
+"""Counts, sums, means and variances: additive partial states."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.aggregates import groups as g
+from backend.aggregates.groups import Floats, Ints, Mask, Rows
+from backend.aggregates.model import Aggregate, is_number, refuse
+
+_INT_LIMBS = 2
+_DECIMAL_LIMBS = 4
+_MAX_DIGITS = 38
+
+
+def count(name: str | None = None) -> Aggregate:
+    """Count messages, or the non-null values of a field (NaN is a value). Result int64, never null."""
+    fields = () if name is None else (name,)
+    return Aggregate("count", fields, True, lambda alias, schema: _Count(alias, name))
+
+
+def sum_(name: str) -> Aggregate:
+    """Add a field.
+
+    Integers give int64, null outside its range; decimals give decimal(p + 10, s) at most 38 digits, null outside;
+    floats give float64 (NaN and infinities as in IEEE 754, beyond the largest double an infinity). The state of
+    integers and decimals is exact for 2**31 messages of the largest values; that of floats carries about 106 bits.
+    """
+    return Aggregate("sum", (name,), True, lambda alias, schema: _Sum(alias, _number("sum", alias, schema.field(name))))
+
+
+def mean(name: str) -> Aggregate:
+    """Average a field: float64, or decimal(p + 4, s + 4) at most 38 digits, half up, for decimals.
+
+    The sum below it is as of `sum_`, so a mean of int64 values never overflows.
+    """
+    return Aggregate(
+        "mean", (name,), True, lambda alias, schema: _Mean(alias, _number("mean", alias, schema.field(name)))
+    )
+
+
+def variance(name: str) -> Aggregate:
+    """Give the sample variance (n - 1) of a field as float64; null for fewer than two values (Spark's `var_samp`).
+
+    Sums of values and of their squares are kept at twice double precision, so large means cost no digits that a
+    double has. Integers beyond 2**53 are rounded to doubles first. Any NaN or infinity gives NaN; squares beyond the
+    largest double give an infinity.
+    """
+    return _spread("variance", name)
+
+
+def stddev(name: str) -> Aggregate:
+    """Give the sample standard deviation: the square root of `variance`."""
+    return _spread("stddev", name)
+
+
+def _spread(kind: str, name: str) -> Aggregate:
+    return Aggregate(
+        kind, (name,), True, lambda alias, schema: _Spread(alias, _number(kind, alias, schema.field(name)), kind)
+    )
+
+
+def _number(kind: str, alias: str, entry: pa.Field) -> pa.Field:
+    if not is_number(entry.type):
+        raise refuse(alias, kind, entry, "integers, floats, decimals of at most 38 digits")
+    return entry
+
+
+def _int_column(partials: pa.Table, name: str) -> Ints:
+    values: Ints = pc.fill_null(partials.column(name), 0).to_numpy()
+    return values
+
+
+def _float_column(partials: pa.Table, name: str) -> Floats:
+    values: Floats = pc.fill_null(partials.column(name), 0.0).to_numpy()
+    return values
+
+
+def _seen(partials: pa.Table, name: str) -> Mask:
+    seen: Mask = partials.column(name).is_valid().to_numpy()
+    return seen
+
+
+class _Count:
+    """Partial: `n` int64."""
+
+    def __init__(self, alias: str, name: str | None) -> None:
+        self._part, self._name = f"{alias}.n", name
+        self.partial_fields = [pa.field(self._part, pa.int64(), nullable=False)]
+        self.result_field = pa.field(alias, pa.int64(), nullable=False)
+
+    def fold(self, rows: Rows) -> list[pa.Array]:
+        if self._name is None:
+            return [pa.array(rows.sizes)]
+        array = rows.column(self._name)
+        if array.null_count == 0:
+            return [pa.array(rows.sizes)]
+        return [pa.array(g.counts(rows.groups[array.is_valid().to_numpy(zero_copy_only=False)], rows.count))]
+
+    def merge(self, rows: Rows) -> list[pa.Array]:
+        total = np.zeros(rows.count, np.int64)
+        np.add.at(total, rows.groups, rows.column(self._part).to_numpy())
+        return [pa.array(total)]
+
+    def result(self, partials: pa.Table) -> pa.Array:
+        return partials.column(self._part)
+
+
+class _Total:
+    """A sum's partial columns: limbs for integers and decimals, `hi`, `lo`, `special` for floats.
+
+    All are null while no value was seen. `special` holds the `SEEN_*` bits.
+    """
+
+    def __init__(self, prefix: str, kind: pa.DataType) -> None:
+        self.exact = not pa.types.is_floating(kind)
+        limbs = _DECIMAL_LIMBS if pa.types.is_decimal(kind) else _INT_LIMBS
+        if self.exact:
+            self.names = [f"{prefix}.limb{place}" for place in range(limbs)]
+            self.fields = [pa.field(name, pa.int64()) for name in self.names]
+        else:
+            self.names = [f"{prefix}.hi", f"{prefix}.lo", f"{prefix}.special"]
+            self.fields = [
+                pa.field(name, kind)
+                for name, kind in zip(self.names, (pa.float64(), pa.float64(), pa.uint8()), strict=True)
+            ]
+
+    def fold(self, array: pa.Array, groups: Ints, count: int) -> list[pa.Array]:
+        """Take values without nulls."""
+        seen = g.counts(groups, count) > 0
+        if self.exact:
+            return [g.column(limb, seen, pa.int64()) for limb in g.add_limbs(g.limbs_of(array), groups, count)]
+        values = g.to_numpy(array).astype(np.float64, copy=False)
+        return self._floats(*g.add_floats(values, groups, count), seen)
+
+    def merge(self, rows: Rows) -> list[pa.Array]:
+        """Take partials; empty ones count for nothing."""
+        first, groups = rows.present(self.names[0])
+        seen = g.counts(groups, rows.count) > 0
+        others = [rows.present(name)[0].to_numpy() for name in self.names[1:]]
+        if self.exact:
+            limbs = g.add_limbs([first.to_numpy(), *others], groups, rows.count)
+            return [g.column(limb, seen, pa.int64()) for limb in limbs]
+        low, bits = others
+        both = np.concatenate([groups, groups])
+        hi, lo, special = g.add_floats(np.concatenate([first.to_numpy(), low]), both, rows.count)
+        return self._floats(hi, lo, special | g.merge_special(bits, groups, rows.count), seen)
+
+    @staticmethod
+    def _floats(hi: Floats, lo: Floats, special: g.Flags, seen: Mask) -> list[pa.Array]:
+        return [g.column(hi, seen, pa.float64()), g.column(lo, seen, pa.float64()), g.column(special, seen, pa.uint8())]
+
+    def limbs(self, partials: pa.Table) -> list[Ints]:
+        """Give the limbs, zeros where nothing was seen."""
+        return [_int_column(partials, name) for name in self.names]
+
+    def floats(self, partials: pa.Table) -> tuple[Floats, Floats, g.Flags]:
+        """Give hi, lo and special, zeros where nothing was seen."""
+        special: g.Flags = pc.fill_null(partials.column(self.names[2]), 0).to_numpy()
+        return _float_column(partials, self.names[0]), _float_column(partials, self.names[1]), special
+
+
+class _Sum:
+    """Partial: that of `_Total`."""
+
+    def __init__(self, alias: str, entry: pa.Field) -> None:
+        self._name, self._total = entry.name, _Total(alias, entry.type)
+        self.partial_fields = self._total.fields
+        if pa.types.is_decimal(entry.type):
+            kind = pa.decimal128(min(entry.type.precision + 10, _MAX_DIGITS), entry.type.scale)
+        else:
+            kind = pa.int64() if self._total.exact else pa.float64()
+        self.result_field = pa.field(alias, kind)
+
+    def fold(self, rows: Rows) -> list[pa.Array]:
+        return self._total.fold(*rows.present(self._name), rows.count)
+
+    def merge(self, rows: Rows) -> list[pa.Array]:
+        return self._total.merge(rows)
+
+    def result(self, partials: pa.Table) -> pa.Array:
+        seen, kind = _seen(partials, self._total.names[0]), self.result_field.type
+        if not self._total.exact:
+            hi, _, special = self._total.floats(partials)
+            return g.column(g.with_special(hi, special), seen, kind)
+        limbs = self._total.limbs(partials)
+        if pa.types.is_decimal(kind):
+            totals = [Fraction(value) if ok else None for value, ok in zip(g.from_limbs(limbs), seen, strict=True)]
+            return _decimals(totals, kind, kind.scale)
+        low, high = limbs
+        fits = (high >= -(2**31)) & (high < 2**31)
+        return g.column((high << 32) | low, seen & fits, kind)
+
+
+class _Mean:
+    """Partial: that of `_Total`, and `n` int64."""
+
+    def __init__(self, alias: str, entry: pa.Field) -> None:
+        self._name, self._part, self._total = entry.name, f"{alias}.n", _Total(alias, entry.type)
+        self.partial_fields = [*self._total.fields, pa.field(self._part, pa.int64(), nullable=False)]
+        self._scale, kind = 0, pa.float64()
+        if pa.types.is_decimal(entry.type):
+            self._scale = entry.type.scale
+            kind = pa.decimal128(min(entry.type.precision + 4, _MAX_DIGITS), min(self._scale + 4, _MAX_DIGITS))
+        self.result_field = pa.field(alias, kind)
+
+    def fold(self, rows: Rows) -> list[pa.Array]:
+        array, groups = rows.present(self._name)
+        return [*self._total.fold(array, groups, rows.count), pa.array(g.counts(groups, rows.count))]
+
+    def merge(self, rows: Rows) -> list[pa.Array]:
+        n = np.zeros(rows.count, np.int64)
+        np.add.at(n, rows.groups, rows.column(self._part).to_numpy())
+        return [*self._total.merge(rows), pa.array(n)]
+
+    def result(self, partials: pa.Table) -> pa.Array:
+        n = _int_column(partials, self._part)
+        seen, divisor, kind = n > 0, np.maximum(n, 1), self.result_field.type
+        if not self._total.exact:
+            hi, _, special = self._total.floats(partials)
+            return g.column(g.with_special(hi / divisor, special), seen, kind)
+        limbs = self._total.limbs(partials)
+        if pa.types.is_decimal(kind):
+            totals = g.from_limbs(limbs)
+            means = [Fraction(t, int(k)) if k else None for t, k in zip(totals, n, strict=True)]
+            return _decimals(means, kind, self._scale)
+        low, high = limbs
+        # Within +-2**52 the sum is a double already; beyond, adding the low limb last rounds once.
+        return g.column((high * 2.0**32 + low) / divisor, seen, kind)
+
+
+def _decimals(values: list[Fraction | None], kind: pa.DataType, scale: int) -> pa.Array:
+    """Give unscaled values of `scale` digits as decimals of `kind`, half up; null where they do not fit."""
+    out: list[Decimal | None] = []
+    for value in values:
+        if value is None:
+            out.append(None)
+            continue
+        grown = value * 10 ** (kind.scale - scale)
+        digits = (2 * abs(grown.numerator) + grown.denominator) // (2 * grown.denominator)
+        if digits >= 10**kind.precision:
+            out.append(None)
+            continue
+        sign = 1 if grown < 0 else 0
+        out.append(Decimal((sign, tuple(int(d) for d in str(digits)), -kind.scale)))
+    return pa.array(out, type=kind)
+
+
+class _Spread:
+    """Partial: `n`, the sum and the sum of squares, each as of `_Total` of floats."""
+
+    def __init__(self, alias: str, entry: pa.Field, kind: str) -> None:
+        self._name, self._part, self._root = entry.name, f"{alias}.n", kind == "stddev"
+        self._first, self._second = (_Total(f"{alias}.{part}", pa.float64()) for part in ("sum", "squares"))
+        self.partial_fields = [
+            pa.field(self._part, pa.int64(), nullable=False),
+            *self._first.fields,
+            *self._second.fields,
+        ]
+        self.result_field = pa.field(alias, pa.float64())
+
+    def fold(self, rows: Rows) -> list[pa.Array]:
+        array, groups = rows.present(self._name)
+        values = array.cast(pa.float64(), safe=False).to_numpy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            square, error = g.two_product(values, values)
+        error[~(np.isfinite(square) & np.isfinite(error))] = 0.0
+        squares = pa.array(np.concatenate([square, error]))
+        return [
+            pa.array(g.counts(groups, rows.count)),
+            *self._first.fold(pa.array(values), groups, rows.count),
+            *self._second.fold(squares, np.concatenate([groups, groups]), rows.count),
+        ]
+
+    def merge(self, rows: Rows) -> list[pa.Array]:
+        n = np.zeros(rows.count, np.int64)
+        np.add.at(n, rows.groups, rows.column(self._part).to_numpy())
+        return [pa.array(n), *self._first.merge(rows), *self._second.merge(rows)]
+
+    def result(self, partials: pa.Table) -> pa.Array:
+        n = _int_column(partials, self._part)
+        hi, lo, special = self._first.floats(partials)
+        square_hi, square_lo, square_special = self._second.floats(partials)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            # sum of squares - sum**2 / n, at twice double precision until the difference is taken
+            mean_hi, mean_lo = _divide(hi, lo, n.astype(np.float64))
+            product, error = g.two_product(mean_hi, hi)
+            error = error + (mean_hi * lo + mean_lo * hi)
+            difference, rest = g.two_sum(square_hi, -product)
+            spread = np.maximum(difference + (rest + (square_lo - error)), 0.0) / (n - 1)
+            spread = np.where(special != 0, np.nan, g.with_special(spread, square_special))
+            return g.column(np.sqrt(spread) if self._root else spread, n > 1, pa.float64())
+
+
+def _divide(hi: Floats, lo: Floats, divisor: Floats) -> tuple[Floats, Floats]:
+    """Divide a pair by a double, to a pair."""
+    quotient = hi / divisor
+    product, error = g.two_product(quotient, divisor)
+    return quotient, ((hi - product) - error + lo) / divisor

@@ -1,0 +1,121 @@
+"""What an aggregate is, and what it becomes once the schema of the messages is known.
+
+Rules that hold for all of them, Spark SQL's unless said otherwise:
+
+* null values are skipped (`count()` counts messages; `first` and `last` take nulls unless told not to);
+* without any value the result is null; counts are 0, lists are empty;
+* NaN is greater than every number and equal to itself; `-0.0` is `0.0`;
+* an integer or decimal sum outside its result type is null (Spark's `try_sum`), never a wrapped number. The state stays
+  exact, so a later message can bring the sum back into range. Spark's ANSI error would stop the query for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from backend.aggregates.groups import Rows
+from backend.batch import RESULT_FIELDS
+
+
+class Incremental(Protocol):
+    """An aggregate bound to a schema, kept as flat partial columns."""
+
+    @property
+    def partial_fields(self) -> list[pa.Field]:
+        """Columns of the partial state."""
+
+    @property
+    def result_field(self) -> pa.Field:
+        """Name and type of the result."""
+
+    def fold(self, rows: Rows) -> list[pa.Array]:
+        """Make one partial per group from messages."""
+
+    def merge(self, rows: Rows) -> list[pa.Array]:
+        """Make one partial per group from partials."""
+
+    def result(self, partials: pa.Table) -> pa.Array:
+        """Give one result per partial."""
+
+
+class Full(Protocol):
+    """An aggregate bound to a schema, computed from all messages of a group."""
+
+    @property
+    def result_field(self) -> pa.Field:
+        """Name and type of the result."""
+
+    def result(self, rows: Rows) -> pa.Array:
+        """Give one result per group."""
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """An aggregate over messages; made by the functions of `backend.aggregates`.
+
+    Attributes:
+        kind: Its name in the manifest.
+        fields: Message fields it reads.
+        options: What else decides its result, for the manifest.
+        incremental: It has a mergeable partial state and needs no message store.
+        bind: Name of the result and schema of the messages to the bound aggregate. Raises `ValueError`.
+    """
+
+    kind: str
+    fields: tuple[str, ...]
+    incremental: bool
+    bind: Callable[[str, pa.Schema], Incremental | Full] = field(repr=False, compare=False)
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, object]:
+        """Give the manifest's entry; user functions by qualified name."""
+        return {"kind": self.kind, "fields": list(self.fields), **self.options}
+
+
+def needs_messages(aggregates: Mapping[str, Aggregate]) -> bool:
+    """Tell whether any of the aggregates needs a message store."""
+    return any(not aggregate.incremental for aggregate in aggregates.values())
+
+
+def check(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> None:
+    """Check names, kinds and fields before anything starts.
+
+    Raises:
+        ValueError: Names the aggregate, the value, and what is allowed.
+    """
+    taken = {entry.name for entry in RESULT_FIELDS}
+    for name, aggregate in aggregates.items():
+        if not isinstance(name, str) or not name or name in taken:
+            raise ValueError(f"aggregates: the name {name!r} is not allowed: a non-empty text, none of {sorted(taken)}")
+        if not isinstance(aggregate, Aggregate):
+            raise ValueError(f"aggregates[{name!r}]: {aggregate!r} is no aggregate: use count(), sum_('field'), ...")
+        for wanted in aggregate.fields:
+            if schema.get_field_index(wanted) < 0:
+                raise ValueError(
+                    f"aggregates[{name!r}]: {aggregate.kind} of unknown field {wanted!r}; known: {sorted(schema.names)}"
+                )
+
+
+def refuse(name: str, kind: str, entry: pa.Field, allowed: str) -> ValueError:
+    """Make the error for a field whose type an aggregate cannot take."""
+    return ValueError(f"aggregates[{name!r}]: {kind} of field {entry.name!r} of type {entry.type}; allowed: {allowed}")
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Tell whether a type is an integer, a double, a float or a decimal of at most 38 digits."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal128(kind))
+
+
+def is_flat(kind: pa.DataType) -> bool:
+    """Tell whether values of a type can be compared and kept in a flat column."""
+    return not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or pa.types.is_null(kind))
+
+
+def qualified_name(function: Callable[..., object]) -> str:
+    """Name a user's function for the manifest: `module:qualified.name`."""
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}:{kind.__qualname__}"

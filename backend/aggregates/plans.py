@@ -1,0 +1,128 @@
+"""Several aggregates over one schema, compiled: what the operators call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates.groups import Ints, Rows, counts
+from backend.aggregates.model import Aggregate, Full, Incremental, check
+
+MESSAGES = "_messages"
+"""int64: messages in a partial. The only partial column when there is no aggregate, so that a row remains."""
+
+
+class IncrementalPlan:
+    """Aggregates kept as partial states: fold messages, merge partials in any sequence, take results.
+
+    Attributes:
+        partial_schema: Flat columns `<name>.<part>`; `_messages` alone without aggregates.
+        result_fields: One per aggregate, in their order.
+        input_fields: Message fields that `fold` reads beside `backend.batch.MESSAGE_FIELDS`.
+    """
+
+    def __init__(self, bound: Sequence[Incremental], input_fields: Sequence[str]) -> None:
+        self._bound = list(bound)
+        fields = [part for item in self._bound for part in item.partial_fields]
+        self.partial_schema: pa.Schema = pa.schema(fields or [pa.field(MESSAGES, pa.int64(), nullable=False)])
+        self.result_fields: list[pa.Field] = [item.result_field for item in self._bound]
+        self.input_fields: list[str] = list(input_fields)
+
+    def fold(self, messages: pa.Table, groups: Ints, n: int) -> pa.Table:
+        """Make one partial per group.
+
+        Args:
+            messages: Messages in fold order: (stream, partition, offset).
+            groups: Group of each message, in `[0, n)`.
+            n: Number of groups; a group without messages gets the empty partial.
+
+        Returns:
+            `partial_schema`, n rows: row g is group g's.
+        """
+        rows = Rows(messages, groups, n)
+        if not self._bound:
+            return pa.table([pa.array(counts(groups, n))], schema=self.partial_schema)
+        return self._partials([item.fold(rows) for item in self._bound])
+
+    def merge(self, partials: pa.Table, groups: Ints, n: int) -> pa.Table:
+        """Make one partial per group from partials (`partial_schema`); their order does not matter."""
+        rows = Rows(partials, groups, n)
+        if not self._bound:
+            total = np.zeros(n, np.int64)
+            np.add.at(total, groups, rows.column(MESSAGES).to_numpy())
+            return pa.table([pa.array(total)], schema=self.partial_schema)
+        return self._partials([item.merge(rows) for item in self._bound])
+
+    def result(self, partials: pa.Table) -> pa.Table:
+        """Give `result_fields`, one row per partial; the partials stay usable."""
+        if not self._bound:
+            return partials.select([])
+        return pa.table([item.result(partials) for item in self._bound], schema=pa.schema(self.result_fields))
+
+    def _partials(self, columns: list[list[pa.Array]]) -> pa.Table:
+        return pa.table([array for part in columns for array in part], schema=self.partial_schema)
+
+
+class FullPlan:
+    """Aggregates computed from all messages of a group; incremental ones may be among them.
+
+    Attributes:
+        result_fields: One per aggregate, in their order.
+        input_fields: Message fields that `result` reads.
+    """
+
+    def __init__(self, bound: Sequence[Incremental | Full], incremental: Sequence[bool], fields: Sequence[str]) -> None:
+        self._bound = list(zip(bound, incremental, strict=True))
+        self.result_fields: list[pa.Field] = [item.result_field for item in bound]
+        self.input_fields: list[str] = list(fields)
+
+    def result(self, messages: pa.Table, groups: Ints, n: int) -> pa.Table:
+        """Give `result_fields`, n rows: row g is group g's; arguments as of `IncrementalPlan.fold`."""
+        if not self._bound:
+            return pa.table({MESSAGES: counts(groups, n)}).select([])
+        rows = Rows(messages, groups, n)
+        columns = []
+        for item, incremental in self._bound:
+            if incremental:
+                kept = cast(Incremental, item)
+                columns.append(kept.result(pa.table(kept.fold(rows), schema=pa.schema(kept.partial_fields))))
+            else:
+                columns.append(cast(Full, item).result(rows))
+        return pa.table(columns, schema=pa.schema(self.result_fields))
+
+
+def compile_incremental(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> IncrementalPlan:
+    """Bind incremental aggregates to the schema of the messages; none is allowed too.
+
+    Args:
+        aggregates: Result name -> aggregate.
+        schema: The messages' fields, `backend.batch.MESSAGE_FIELDS` or not.
+
+    Raises:
+        ValueError: An unknown field, a type that the aggregate cannot take, a name that is not allowed, or an
+            aggregate that needs all messages (`compile_full` takes those).
+    """
+    check(aggregates, schema)
+    for name, aggregate in aggregates.items():
+        if not aggregate.incremental:
+            raise ValueError(f"aggregates[{name!r}]: {aggregate.kind} needs all messages of a window: use compile_full")
+    bound = [cast(Incremental, aggregate.bind(name, schema)) for name, aggregate in aggregates.items()]
+    return IncrementalPlan(bound, _inputs(aggregates))
+
+
+def compile_full(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> FullPlan:
+    """Bind aggregates of any kind to the schema of the messages.
+
+    Raises:
+        ValueError: As for `compile_incremental`, but every kind is allowed.
+    """
+    check(aggregates, schema)
+    bound = [aggregate.bind(name, schema) for name, aggregate in aggregates.items()]
+    return FullPlan(bound, [aggregate.incremental for aggregate in aggregates.values()], _inputs(aggregates))
+
+
+def _inputs(aggregates: Mapping[str, Aggregate]) -> list[str]:
+    return list(dict.fromkeys(name for aggregate in aggregates.values() for name in aggregate.fields))
