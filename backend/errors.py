@@ -116,6 +116,14 @@ class SelectorDisabled(RewindError):
     """`add_message` was called while a downstream refuses output (SAMZA-552)."""
 
 
+class JarsUnavailable(RewindError):
+    """Java, or jars that Kafka needs, are neither here nor can they be had."""
+
+
+class BrokerUnavailable(RewindError):
+    """No Kafka broker answers, or the one for tests cannot be started."""
+
+
 class RestoreFailed(RewindError):
     """The supervisor gave up restoring after its bounded tries."""
 

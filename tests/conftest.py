@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytest_plugins = ["recovery.testing"]
+
 # Hypothesis: moderate in `make test`; HYPOTHESIS_PROFILE=nightly hunts.
 _QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 settings.register_profile("default", deadline=None, suppress_health_check=_QUIET)

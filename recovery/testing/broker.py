@@ -1,0 +1,299 @@
+"""A Kafka broker on this machine, started from its jars: no Docker, no Maven, no installation.
+
+One process is broker and controller (KRaft). It lives in a temporary directory of its own, listens on free ports of
+127.0.0.1, and goes with the process that started it, even when that one is killed: a guard process sees the end of its
+standard input and cleans up.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from backend.errors import BrokerUnavailable
+from backend.sources.kafka_settings import KafkaSettings, quoted
+from backend.spark import jars
+
+START_TIMEOUT_S = 60
+START_TRIES = 3
+BACKSLASH = "\\"
+_LOG_LINES = 15
+
+_GUARD = 'read -r line; [ "$line" = done ] || { kill -9 "$1" 2>/dev/null; sleep 0.2; rm -rf "$2"; }'
+
+
+class Broker(Protocol):
+    """A Kafka broker that tests talk to."""
+
+    @property
+    def settings(self) -> KafkaSettings:
+        """How to connect."""
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether `kill` and `restart` work: not with somebody else's broker."""
+
+    def kill(self) -> None:
+        """End the broker at once, as a crash does."""
+
+    def restart(self) -> None:
+        """Kill the broker if it runs, and start it on the same ports with the same data."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalBroker:
+    """Somebody else's broker, named by `KAFKA_BOOTSTRAP_SERVERS` or started by testcontainers."""
+
+    settings: KafkaSettings
+    can_restart: bool = False
+
+    def kill(self) -> None:
+        """Refuse.
+
+        Raises:
+            BrokerUnavailable: Always.
+        """
+        raise BrokerUnavailable(
+            "this broker is not ours to kill", where=self.settings.servers, command="use the fixture local_kafka_broker"
+        )
+
+    def restart(self) -> None:
+        """Refuse, as `kill` does."""
+        self.kill()
+
+
+class LocalBroker:
+    """A broker in a process of our own. Use as a context manager, or call `start` and `close`.
+
+    Args:
+        users: Name -> password; when given, clients must log in with SASL/PLAIN, and `settings` does so as the first.
+        heap: The JVM's `-Xmx`.
+    """
+
+    can_restart = True
+
+    def __init__(self, *, users: dict[str, str] | None = None, heap: str = "256m") -> None:
+        self._users = dict(users or {})
+        self._heap = heap
+        self._folder: Path | None = None
+        self._ports: tuple[int, int] = (0, 0)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LocalBroker:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def settings(self) -> KafkaSettings:
+        """How to connect; the ports are known once the broker started."""
+        servers = f"127.0.0.1:{self._ports[0]}"
+        if not self._users:
+            return KafkaSettings(servers)
+        name, password = next(iter(self._users.items()))
+        return KafkaSettings(servers, mechanism="PLAIN", username=name, password=password)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running broker."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Format the storage on first use and start; returns when the broker answers.
+
+        Raises:
+            BrokerUnavailable: It did not come up; the end of its log is in the message.
+        """
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="rewind-kafka-"))
+            fresh = True
+        else:
+            fresh = False
+        try:
+            for _ in range(START_TRIES):
+                if fresh:  # ports stay once clients know them; a fresh broker may find them taken and picks others
+                    self._ports = (_free_port(), _free_port())
+                    self._format()
+                if self._launch():
+                    return
+                self.kill()
+        except BaseException:
+            self.close()
+            raise
+        log = self._log_end()
+        self.close()
+        raise BrokerUnavailable(
+            f"the local Kafka broker did not start in {START_TRIES} tries of {START_TIMEOUT_S} s",
+            why=log,
+            command="set KAFKA_BOOTSTRAP_SERVERS to a broker that runs, or install Docker",
+        )
+
+    def kill(self) -> None:
+        """End the broker with SIGKILL; its data stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._guard is not None:
+            assert self._guard.stdin is not None
+            try:
+                self._guard.stdin.write(b"done\n")
+                self._guard.stdin.close()
+            except BrokenPipeError:
+                pass  # the guard itself was killed
+            self._guard.wait()
+            self._guard = None
+
+    def restart(self) -> None:
+        """Kill the broker if it runs, and start it on the same ports with the same data."""
+        self.kill()
+        self.start()
+
+    def close(self) -> None:
+        """End the broker and remove its data; closing twice does nothing."""
+        self.kill()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _format(self) -> None:
+        """Write the configuration and format the storage directory."""
+        assert self._folder is not None
+        shutil.rmtree(self._folder / "data", ignore_errors=True)
+        (self._folder / "server.properties").write_text(self._properties(self._folder))
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if cluster.startswith("-"):  # the tool would take it for an option
+            cluster = "A" + cluster[1:]
+        done = subprocess.run(
+            [
+                *self._java("kafka.tools.StorageTool"),
+                "format",
+                "-t",
+                cluster,
+                "-c",
+                str(self._folder / "server.properties"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise BrokerUnavailable(
+                "the local broker's storage could not be formatted",
+                where=str(self._folder),
+                why=(done.stdout + done.stderr)[-1000:],
+            )
+
+    def _launch(self) -> bool:
+        """Start the process and its guard; True when the broker answers, False when it ended or is too slow."""
+        assert self._folder is not None
+        with (self._folder / "broker.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._java("kafka.Kafka"), str(self._folder / "server.properties")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # an interrupt at the terminal is for the tests, which then close the broker
+            )
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, "guard", str(self._process.pid), str(self._folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if answers(self.settings, timeout_s=2):
+                return True
+            time.sleep(0.1)
+        return False
+
+    def _java(self, main: str) -> list[str]:
+        """Give the command line of one of Kafka's main classes; small heap, quick start."""
+        class_path = jars.class_path(jars.resolve(jars.BROKER))
+        return [
+            jars.java(), f"-Xmx{self._heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+            "-Dorg.apache.logging.log4j.level=WARN", "-cp", class_path, main,
+        ]  # fmt: skip
+
+    def _properties(self, folder: Path) -> str:
+        """Give the server's configuration: one node for everything, internal topics of one replica."""
+        port, controller = self._ports
+        kind = "SASL_PLAINTEXT" if self._users else "PLAINTEXT"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"CLIENT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"CLIENT://127.0.0.1:{port}",
+            "listener.security.protocol.map": f"CLIENT:{kind},CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "CLIENT",
+            "log.dirs": folder / "data",
+            "auto.create.topics.enable": "false",
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 4,
+            "group.initial.rebalance.delay.ms": 0,
+            "broker.session.timeout.ms": 3000,  # a killed broker may come back under its name after this long
+            "broker.heartbeat.interval.ms": 500,
+            "log.initial.task.delay.ms": 1000,
+            "log.cleaner.dedupe.buffer.size": 2 * 1024 * 1024,
+            "num.network.threads": 2,
+            "num.io.threads": 2,
+        }
+        if self._users:
+            first, password = next(iter(self._users.items()))
+            known = " ".join(f'user_{name}="{quoted(secret)}"' for name, secret in self._users.items())
+            settings |= {
+                "sasl.enabled.mechanisms": "PLAIN",
+                "sasl.mechanism.inter.broker.protocol": "PLAIN",
+                "listener.name.client.plain.sasl.jaas.config": (
+                    "org.apache.kafka.common.security.plain.PlainLoginModule required "
+                    f'username="{first}" password="{quoted(password)}" {known};'
+                ),
+            }
+        return "".join(f"{name}={str(value).replace(BACKSLASH, BACKSLASH * 2)}\n" for name, value in settings.items())
+
+    def _log_end(self) -> str:
+        """Give the last lines of the broker's log, without secrets."""
+        if self._folder is None or not (self._folder / "broker.log").exists():
+            return "it logged nothing"
+        lines = (self._folder / "broker.log").read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return self.settings.redact(" | ".join(lines)) or "it logged nothing"
+
+
+def answers(settings: KafkaSettings, *, timeout_s: float) -> bool:
+    """Tell whether a broker answers a metadata request."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    try:
+        client = AdminClient(settings.for_client() | {"log_level": 0})
+        return bool(client.list_topics(timeout=timeout_s).brokers)
+    except KafkaException:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,165 @@
+"""Topics and event streams for tests: named by chance, filled in whole transactions or without, removed afterwards."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from backend.errors import BrokerUnavailable
+
+if TYPE_CHECKING:
+    from backend.sources.kafka_settings import KafkaSettings
+
+WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One Kafka record to produce.
+
+    Attributes:
+        value: Bytes and None (a tombstone) as they are, text as UTF-8, anything else as JSON.
+        key: Bytes, text or None.
+        partition: The partition; a test says where its records go.
+        timestamp_ms: `CreateTime`, milliseconds; None takes the clock.
+        headers: Name -> value.
+    """
+
+    value: object
+    key: bytes | str | None = None
+    partition: int = 0
+    timestamp_ms: int | None = None
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def encode(value: object) -> bytes | None:
+    """Give a record's value bytes.
+
+    >>> encode({"a": 1}), encode("x"), encode(None)
+    (b'{"a": 1}', b'x', None)
+    """
+    if value is None or isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else json.dumps(value).encode()
+
+
+class Topics:
+    """Topics of one test or session on one broker.
+
+    Args:
+        settings: The broker.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._client: Any = None
+        self._names: list[str] = []
+
+    def create(self, partitions: int = 1, *, name: str | None = None, **config: object) -> str:
+        """Create a topic and give its name; returns when the broker knows it.
+
+        Args:
+            partitions: How many.
+            name: The whole name; by default one that nobody else has.
+            config: Topic settings with `_` for `.`: `message_timestamp_type="LogAppendTime"`.
+        """
+        from confluent_kafka.admin import NewTopic
+
+        topic = name or f"rewind-{uuid.uuid4().hex[:12]}"
+        settings = {key.replace("_", "."): str(value) for key, value in config.items()}
+        new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
+        self._admin().create_topics([new])[topic].result(WAIT_S)
+        self._names.append(topic)
+        return topic
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Raise a topic's number of partitions."""
+        from confluent_kafka.admin import NewPartitions
+
+        self._admin().create_partitions([NewPartitions(topic, partitions)])[topic].result(WAIT_S)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic now."""
+        self._admin().delete_topics([topic])[topic].result(WAIT_S)
+        self._names = [name for name in self._names if name != topic]
+
+    def close(self) -> None:
+        """Delete every topic made here that is left; a broker that is gone took them along."""
+        from confluent_kafka import KafkaException
+
+        if self._names:
+            for deleted in self._admin().delete_topics(self._names).values():
+                try:
+                    deleted.result(WAIT_S)
+                except KafkaException as error:
+                    if not error.args[0].retriable() and error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                        raise
+        self._names = []
+
+    def produce(
+        self, topic: str, events: Iterable[Event | object], *, transaction: Literal["commit", "abort"] | None = None
+    ) -> int:
+        """Produce events in order and wait until the broker has them; give how many.
+
+        Args:
+            topic: Where to.
+            events: `Event`s; anything else is the value of one.
+            transaction: Produce in one transaction, and how it ends.
+
+        Raises:
+            BrokerUnavailable: Not everything was acknowledged within the bound.
+        """
+        from confluent_kafka import Producer
+
+        config: dict[str, Any] = self._settings.for_client() | {"linger.ms": 5, "log_level": 0}
+        if transaction:
+            config["transactional.id"] = f"rewind-test-{uuid.uuid4().hex}"
+        producer = Producer(config | {"enable.idempotence": True})
+        failures: list[str] = []
+
+        def delivered(error: object, _message: object) -> None:
+            if error is not None:
+                failures.append(str(error))
+
+        if transaction:
+            producer.init_transactions(WAIT_S)
+            producer.begin_transaction()
+        count = 0
+        for given in events:
+            event = given if isinstance(given, Event) else Event(given)
+            extra = {} if event.timestamp_ms is None else {"timestamp": event.timestamp_ms}
+            while True:
+                try:
+                    producer.produce(
+                        topic,
+                        encode(event.value),
+                        event.key,
+                        event.partition,
+                        on_delivery=delivered,
+                        headers=dict(event.headers),
+                        **extra,
+                    )
+                    break
+                except BufferError:  # the client's queue is full: let it drain
+                    producer.poll(0.1)
+            count += 1
+        left = producer.flush(WAIT_S)
+        if left or failures:
+            raise BrokerUnavailable(
+                "events were not acknowledged", where=topic, why=failures[0] if failures else f"{left} still in flight"
+            )
+        if transaction == "commit":
+            producer.commit_transaction(WAIT_S)
+        elif transaction == "abort":
+            producer.abort_transaction(WAIT_S)
+        return count
+
+    def _admin(self) -> Any:
+        from confluent_kafka.admin import AdminClient
+
+        if self._client is None:  # kept: requests in flight end with their client
+            self._client = AdminClient(self._settings.for_client() | {"log_level": 0})
+        return self._client
