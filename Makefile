@@ -1,0 +1,39 @@
+# Needs make, Python 3.11+ and, for all but `lint` and `test-fast`, Java 17+. Everything else comes into .venv.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup java demo test test-fast lint bench bench-quick clean
+
+PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python
+
+help: ## Show what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
+
+setup: ## Make .venv with the locked dependencies
+	@.ci/setup
+
+java:
+	@.ci/java
+
+demo: java setup ## Real flights, a disaster, a restore, a proof: about three minutes on two cores
+	@$(PY) -m recovery.demo $(ARGS)
+
+test: java setup lint ## Lint, then all tests
+	@$(PY) -m pytest $(ARGS)
+
+test-fast: setup ## Unit and model tests, no JVM: under a minute
+	@$(PY) -m pytest tests/unit tests/model $(ARGS)
+
+lint: setup ## Style, types, and the arrows between packages
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check --quiet .
+	@.venv/bin/mypy
+	@PYTHONPATH="$(CURDIR)" .venv/bin/lint-imports --no-cache --no-logo
+
+bench: java setup ## Side by side with Spark's own operators
+	@$(PY) -m bench $(ARGS)
+
+bench-quick: java setup ## The same, small
+	@$(PY) -m bench --quick $(ARGS)
+
+clean: ## Remove what runs left behind, not .venv
+	@rm -rf demo-out spark-warehouse metastore_db derby.log .pytest_cache .mypy_cache .ruff_cache
