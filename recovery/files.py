@@ -12,10 +12,11 @@ Listings never come from a client's cache: another process may have written sinc
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -44,6 +45,9 @@ class Files(Protocol):
     def head(self, name: str, length: int) -> bytes:
         """Return at most the first `length` bytes of a file. Raises `FileNotFoundError`."""
 
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Iterate over a file's bytes in chunks of a few megabytes. Raises `FileNotFoundError`."""
+
     def list(self, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
         """Give names (without the folder) and bytes of the files in a folder; nothing when there is no such folder."""
 
@@ -56,11 +60,17 @@ class Files(Protocol):
     def delete_folder(self, folder: str) -> None:
         """Delete a folder and everything in it; one already gone is ignored."""
 
-    def put(self, source: Path, name: str) -> int:
-        """Publish a copy of a local file: a hard link where source and target share a filesystem. Give its bytes."""
+    def put(self, source: Path, name: str, *, link: bool) -> int:
+        """Publish a copy of a local file; durable on return. Give its bytes.
 
-    def get(self, name: str, target: Path) -> None:
-        """Copy a file to a new local path: a hard link where possible. Raises `FileNotFoundError`."""
+        Args:
+            source: A local file.
+            name: Name of the copy.
+            link: The file is never written again: a hard link will do where both share a filesystem.
+        """
+
+    def get(self, name: str, target: Path, *, link: bool) -> None:
+        """Copy a file to a new local path and sync it; `link` as in `put`. Raises `FileNotFoundError`."""
 
 
 def open_files(uri: str | os.PathLike[str]) -> Files:
@@ -101,16 +111,21 @@ def make_directory(path: Path) -> None:
         sync_directory(made.parent)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file to a new path, or copy and fsync it where links do not reach."""
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)
-        with target.open("rb") as handle:
-            os.fsync(handle.fileno())
+def copy_file(source: Path, target: Path, *, link: bool) -> None:
+    """Copy a local file to a new path and sync its bytes; `link`: by a hard link where that reaches."""
+    if link:
+        try:
+            os.link(source, target)
+            return
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno not in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
+                raise
+    with source.open("rb") as handle, target.open("xb") as out:
+        shutil.copyfileobj(handle, out, _COPY_BYTES)
+        out.flush()
+        os.fsync(out.fileno())
 
 
 class LocalFiles:
@@ -149,6 +164,11 @@ class LocalFiles:
     def read(self, name: str) -> bytes:
         """Return a whole file."""
         return (self.root / name).read_bytes()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Iterate over a file's bytes."""
+        with (self.root / name).open("rb") as handle:
+            yield from iter(lambda: handle.read(_COPY_BYTES), b"")
 
     def head(self, name: str, length: int) -> bytes:
         """Return the first bytes of a file."""
@@ -194,12 +214,12 @@ class LocalFiles:
         if path.parent.is_dir():
             sync_directory(path.parent)
 
-    def put(self, source: Path, name: str) -> int:
-        """Link (or copy) a local file under a temporary name, then move it into place."""
+    def put(self, source: Path, name: str, *, link: bool) -> int:
+        """Link or copy a local file under a temporary name, then move it into place."""
         target = self._target(name)
         draft = _draft(target)
         try:
-            link_or_copy(source, draft)
+            copy_file(source, draft, link=link)
             draft.replace(target)
         finally:
             # moving a link over another link of the same file leaves the draft: POSIX does nothing then
@@ -207,9 +227,9 @@ class LocalFiles:
         sync_directory(target.parent)
         return target.stat().st_size
 
-    def get(self, name: str, target: Path) -> None:
-        """Link (or copy) a file to a local path."""
-        link_or_copy(self.root / name, target)
+    def get(self, name: str, target: Path, *, link: bool) -> None:
+        """Link or copy a file to a local path."""
+        copy_file(self.root / name, target, link=link)
 
     def _target(self, name: str) -> Path:
         target = self.root / name
@@ -277,6 +297,11 @@ class RemoteFiles:
         """Return a whole file."""
         return bytes(self._fs.cat_file(self._path(name)))
 
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Iterate over a file's bytes."""
+        with self._fs.open(self._path(name), "rb") as handle:
+            yield from iter(lambda: bytes(handle.read(_COPY_BYTES)), b"")
+
     def head(self, name: str, length: int) -> bytes:
         """Return the first bytes of a file."""
         return bytes(self._fs.cat_file(self._path(name), start=0, end=length))
@@ -308,12 +333,12 @@ class RemoteFiles:
         except FileNotFoundError:
             return
 
-    def put(self, source: Path, name: str) -> int:
+    def put(self, source: Path, name: str, *, link: bool) -> int:
         """Upload a local file."""
         with source.open("rb") as handle:
             return self.write(name, iter(lambda: handle.read(_COPY_BYTES), b""))
 
-    def get(self, name: str, target: Path) -> None:
+    def get(self, name: str, target: Path, *, link: bool) -> None:
         """Download a file and fsync it."""
         with self._fs.open(self._path(name), "rb") as handle, target.open("xb") as out:
             shutil.copyfileobj(handle, out, _COPY_BYTES)

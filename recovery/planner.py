@@ -50,11 +50,9 @@ class At:
 
     Attributes:
         commit: Its commit row's commit; None when it has no commit row: nothing was ever confirmed.
-        ancestors: The commit row's ancestors, parent first.
     """
 
     commit: Commit | None
-    ancestors: tuple[Commit, ...] = ()
 
 
 Database = Nothing | Unreadable | At
@@ -271,8 +269,8 @@ def missing_offsets(
 
 
 def _is_newer(database: At, commit: Commit) -> bool:
-    """A version above the pointer's cannot be an ancestor, whatever its lineage: a task leaves it alone."""
-    return commit in database.ancestors or (database.commit is not None and database.commit.version > commit.version)
+    """Versions rise along a lineage: a higher one is a descendant or foreign, and a task leaves it alone."""
+    return database.commit is not None and database.commit.version > commit.version
 
 
 def _path(target: Commit, start: Commit | None, steps: _Steps) -> tuple[Step, ...] | None:
