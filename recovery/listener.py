@@ -1,7 +1,7 @@
 """Who is told of restores: one protocol, and ready-made listeners for a log, a terminal, and Prometheus.
 
 Nothing in an event is a sentinel: what is not known is None, and shown as such. Ends of offset ranges are exclusive.
-A listener that raises does not stop a restore: `told` logs the failure and goes on.
+A listener that raises does not stop a restore: `Listeners` logs the failure and goes on.
 """
 
 from __future__ import annotations
@@ -70,13 +70,34 @@ class RestoreListener(Protocol):
         """The restore is complete and proven; totals."""
 
 
-def told(listeners: Iterable[RestoreListener], call: Callable[[RestoreListener], None]) -> None:
-    """Tell every listener; one that raises is logged, and neither the others nor the restore suffer from it."""
-    for listener in listeners:
-        try:
-            call(listener)
-        except Exception:
-            log.exception("a restore listener failed: %r", listener)
+class Listeners:
+    """Several listeners as one: a listener that raises is logged, neither the others nor the restore suffer from it."""
+
+    def __init__(self, listeners: Iterable[RestoreListener]) -> None:
+        self._listeners = tuple(listeners)
+
+    def start(self, restoring: Restoring) -> None:
+        """Tell all."""
+        self._tell(lambda listener: listener.start(restoring))
+
+    def batch(self, restoring: Restoring, end: Mapping[SourcePartition, int], records: int, length: int) -> None:
+        """Tell all."""
+        self._tell(lambda listener: listener.batch(restoring, end, records, length))
+
+    def suspended(self, restoring: Restoring, why: str) -> None:
+        """Tell all."""
+        self._tell(lambda listener: listener.suspended(restoring, why))
+
+    def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
+        """Tell all."""
+        self._tell(lambda listener: listener.end(restoring, records, length, seconds))
+
+    def _tell(self, call: Callable[[RestoreListener], None]) -> None:
+        for listener in self._listeners:
+            try:
+                call(listener)
+            except Exception:
+                log.exception("a restore listener failed: %r", listener)
 
 
 class LoggingListener:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable
 
 import pytest
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from recovery.listener import LoggingListener, ProgressListener, PrometheusListener, RestoreListener, Restoring, told
+from recovery.listener import (
+    Listeners,
+    LoggingListener,
+    ProgressListener,
+    PrometheusListener,
+    RestoreListener,
+    Restoring,
+)
 
 KNOWN = Restoring(3, "00000000000000000007_ab", "checksum mismatch in 000012.sst", "replay", 2000, {(0, 1): (10, 2010)})
 UNKNOWN = Restoring(4, "00000000000000000007_cd", "no local state", "package")
@@ -97,7 +103,6 @@ def test_a_listener_that_fails_is_logged_and_the_others_are_told(caplog: pytest.
         def start(self, restoring: Restoring) -> None:
             heard.append(restoring.why)
 
-    call: Callable[[RestoreListener], None] = lambda listener: listener.start(KNOWN)  # noqa: E731
-    told([Broken(), Good()], call)
+    Listeners([Broken(), Good()]).start(KNOWN)
     assert heard == [KNOWN.why]
     assert "no disk for the log" in caplog.text

@@ -1,0 +1,418 @@
+"""Packages: copies of a shard's database on the checkpoint's filesystem, for whichever executor needs them next.
+
+A *full* package is a database at one commit; a *step* is one staged file, which turns its parent's state into its
+commit's. A restore and a shard that moves use the same packages. Layout under the base directory (format 1)::
+
+    <shard>/<version>_<uuid>.full.json              manifest of a full package, written last
+    <shard>/<version>_<uuid>/<package uuid>/<name>  its small files
+    <shard>/shared/<xxh3-128>_<bytes>.sst           SST files, named by content: uploaded once, used by many packages
+    <shard>/<version>_<uuid>.step.json              manifest of a step, written last
+    <shard>/<version>_<uuid>.step.sst               its file
+
+A manifest is JSON `{"checksum": "<xxh3-128 of body>", "body": {...}}`. Without a manifest a package does not exist. A
+package is a disposable copy: every file is checked against the manifest's length and digest before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import msgspec
+import xxhash
+
+from backend.errors import RewindError, StateCorrupted, UnknownFormat
+from backend.staging import file_digest
+from backend.store import Staged
+from recovery.files import Files, make_directory, open_files, sync_directory
+from recovery.planner import Offer
+from recovery.pointer import Commit, CommitRecord
+
+FORMAT = 1
+SHARED = "shared"
+_LEFT_OUT = frozenset({"LOCK", "LOG"})
+_COMMAND = "rewind verify <checkpoint>"
+
+
+class PackedFile(msgspec.Struct, frozen=True):
+    """One file of a package.
+
+    Attributes:
+        name: Plain name in the database's directory.
+        length: Bytes.
+        digest: Hex xxh3-128.
+    """
+
+    name: str
+    length: int
+    digest: str
+
+    @property
+    def shared(self) -> str | None:
+        """Name by content; None for a file that belongs to one package alone."""
+        return f"{self.digest}_{self.length}.sst" if self.name.endswith(".sst") else None
+
+
+class Package(msgspec.Struct, frozen=True):
+    """A package's manifest.
+
+    Attributes:
+        format: Format version of the package.
+        shard: The shard.
+        commit: What it brings the state to.
+        parent: The commit before it; a step is applied to that.
+        folder: Folder of a full package's small files; empty for a step.
+        files: The database's files, or the one staged file.
+    """
+
+    shard: int
+    commit: Commit
+    parent: Commit | None
+    folder: str
+    files: list[PackedFile]
+    format: int = FORMAT
+
+    @property
+    def full(self) -> bool:
+        """Whether it is a whole database."""
+        return bool(self.folder)
+
+    @property
+    def length(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.length for file in self.files)
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    checksum: str
+    body: msgspec.Raw
+
+
+class _Idle(msgspec.Struct, frozen=True):
+    format: int
+    shared: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What publishing came to.
+
+    Attributes:
+        package: The manifest.
+        uploaded: Bytes that were not there yet.
+    """
+
+    package: Package
+    uploaded: int
+
+
+class Snapshots:
+    """All packages under one base directory.
+
+    Args:
+        base: `<checkpoint>/rewind/snapshots`: path, fsspec URI, or an opened directory.
+    """
+
+    def __init__(self, base: str | os.PathLike[str] | Files) -> None:
+        self.files: Files = open_files(base) if isinstance(base, str | os.PathLike) else base
+
+    # ------------------------------------------------------------------------------------------------------ publish
+
+    def publish(self, record: CommitRecord, directory: Path) -> Published:
+        """Publish a database as a full package; only SST files that are not there yet are uploaded.
+
+        Args:
+            record: The commit row of the database.
+            directory: A closed database or a checkpoint of an open one; its SST files may become hard links of the
+                package's and must not be written to (RocksDB never does).
+
+        Raises:
+            ValueError: There is no file, or something other than plain files.
+        """
+        paths = [path for path in sorted(directory.iterdir()) if path.name.split(".")[0] not in _LEFT_OUT]
+        if not paths or not all(path.is_file() and not path.is_symlink() for path in paths):
+            raise ValueError(f"not a database's directory of plain files: {directory}")
+        folder = f"{record.commit.name}/{uuid.uuid4().hex}"
+        packed = [PackedFile(path.name, *file_digest(path)) for path in paths]
+        package = Package(record.shard, record.commit, record.parent, folder, packed)
+        present = self.files.list(f"{record.shard}/{SHARED}")
+        uploaded = 0
+        for path, file in zip(paths, packed, strict=True):
+            if file.shared is None or file.shared not in present:
+                uploaded += self.files.put(path, _where(package, file), link=file.shared is not None)
+        uploaded += self._write_manifest(package)
+        return Published(package, uploaded)
+
+    def publish_step(self, record: CommitRecord, staged: Staged) -> Published:
+        """Publish a commit's staged file."""
+        package = Package(
+            record.shard, record.commit, record.parent, "", [PackedFile("staged.sst", staged.length, staged.digest)]
+        )
+        uploaded = self.files.put(staged.path, _where(package, package.files[0]), link=True)
+        return Published(package, uploaded + self._write_manifest(package))
+
+    # --------------------------------------------------------------------------------------------------------- read
+
+    def packages(self, shard: int) -> Sequence[Package]:
+        """Read the manifests of a shard, oldest commit first; steps before full packages of the same commit.
+
+        Raises:
+            StateCorrupted: A manifest cannot be read. `offers` leaves such packages out instead.
+            UnknownFormat: A newer release wrote one.
+        """
+        return [self._manifest(shard, name) for name in self._manifests(shard)]
+
+    def offers(self, shard: int) -> tuple[Offer, ...]:
+        """Give what the planner can choose from; a package whose manifest is damaged is not offered."""
+        offers = []
+        for name in self._manifests(shard):
+            try:
+                package = self._manifest(shard, name)
+            except (StateCorrupted, UnknownFormat, FileNotFoundError):
+                continue
+            offers.append(Offer(package.commit, package.parent, package.full))
+        return tuple(offers)
+
+    def shards(self) -> Sequence[int]:
+        """List the shards that have packages, sorted."""
+        return sorted(int(name) for name in self.files.folders() if name.isdecimal())
+
+    def fetch(self, shard: int, commit: Commit, target: Path) -> Package:
+        """Copy a full package to a new local directory and check every digest; durable on return.
+
+        Raises:
+            FileExistsError: There is something at `target` already.
+            StateCorrupted: A piece is missing or differs from the manifest; `target` is gone again.
+        """
+        package = self._manifest(shard, _manifest_name(commit, full=True))
+        if target.exists():
+            raise FileExistsError(f"a package is fetched to a new directory: {target}")
+        make_directory(target.parent)
+        target.mkdir(mode=0o700)
+        try:
+            for file in package.files:
+                self._fetch_file(package, file, target / file.name, link=file.shared is not None)
+            sync_directory(target)
+        except BaseException:
+            shutil.rmtree(target)
+            raise
+        return package
+
+    def fetch_step(self, shard: int, commit: Commit, target: Path) -> Staged:
+        """Copy a step's file to a new local path and check its digest.
+
+        Raises:
+            FileExistsError: There is a file at `target` already.
+            StateCorrupted: It is missing or differs from the manifest.
+        """
+        package = self._manifest(shard, _manifest_name(commit, full=False))
+        file = package.files[0]
+        self._fetch_file(package, file, target, link=True)
+        sync_directory(target.parent)
+        return Staged(target, file.length, file.digest, 0)
+
+    def verify(self, shard: int) -> list[RewindError]:
+        """Check every file of every package against its manifest; give what is wrong."""
+        wrong: list[RewindError] = []
+        checked: dict[str, RewindError | None] = {}
+        for name in self._manifests(shard):
+            try:
+                package = self._manifest(shard, name)
+            except RewindError as error:
+                wrong.append(error)
+                continue
+            for file in package.files:
+                where = _where(package, file)
+                if where not in checked:
+                    checked[where] = self._check(where, file)
+                    if (error_found := checked[where]) is not None:
+                        wrong.append(error_found)
+        return wrong
+
+    # -------------------------------------------------------------------------------------------------------- prune
+
+    def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
+        """Delete what no retained commit needs; only the driver calls it, after a commit.
+
+        A package goes only when its version is not above that of the oldest retained commit. A shared file goes when
+        no package has named it for two calls in a row: an upload that began before the first has written its manifest
+        by then, and one that has not is found out when it is fetched.
+
+        Args:
+            shard: The shard.
+            keep: Commits of the pointers of all retained Spark checkpoint versions. Empty: nothing is deleted.
+            dry_run: Only tell.
+
+        Returns:
+            Names deleted, or to be deleted; a folder ends in `/`.
+        """
+        kept = sorted(set(keep))
+        if not kept:
+            return []
+        oldest = kept[0].version
+        needed = _needed(kept, self.offers(shard))
+        manifests = self._manifests(shard)
+        doomed = [name for name in manifests if int(name[:20]) <= oldest and name not in needed]
+        alive = [name for name in manifests if name not in doomed]
+        doomed += [
+            name
+            for name in self.files.list(str(shard))
+            if name.endswith(".step.sst") and int(name[:20]) <= oldest and f"{name[:-4]}.json" not in needed
+        ]
+        folders = [
+            f"{shard}/{name}"
+            for name in self.files.folders(str(shard))
+            if name[:20].isdecimal() and int(name[:20]) <= oldest and f"{name}.full.json" not in needed
+        ]
+        idle, gone = self._idle_shared(shard, alive)
+        names = [*(f"{shard}/{name}" for name in doomed), *(f"{shard}/{SHARED}/{name}" for name in gone)]
+        if not dry_run:
+            self.files.delete(names)  # manifests first: half a package is none
+            for folder in folders:
+                self.files.delete_folder(folder)
+            self.files.write(f"{shard}/idle.json", [msgspec.json.encode({"format": FORMAT, "shared": idle})])
+        return [*names, *(f"{folder}/" for folder in folders)]
+
+    def _idle_shared(self, shard: int, alive: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Split the shared files that no package names: those newly so, and those that were so last time already."""
+        used: set[str | None] = set()
+        for name in alive:
+            try:
+                used.update(file.shared for file in self._manifest(shard, name).files)
+            except RewindError:
+                continue  # such a package cannot be used, with or without its files
+        idle = {name for name in self.files.list(f"{shard}/{SHARED}") if name not in used}
+        try:
+            before = set(msgspec.json.decode(self.files.read(f"{shard}/idle.json"), type=_Idle).shared)
+        except (FileNotFoundError, msgspec.DecodeError):
+            before = set()
+        return sorted(idle - before), sorted(idle & before)
+
+    # ------------------------------------------------------------------------------------------------------ details
+
+    def _write_manifest(self, package: Package) -> int:
+        body = msgspec.json.encode(package)
+        checksum = xxhash.xxh3_128_hexdigest(body)
+        name = f"{package.shard}/{_manifest_name(package.commit, full=package.full)}"
+        return self.files.write(name, [msgspec.json.encode(_Envelope(checksum, msgspec.Raw(body)))])
+
+    def _manifests(self, shard: int) -> list[str]:
+        return sorted(
+            name
+            for name in self.files.list(str(shard))
+            if name.endswith((".full.json", ".step.json")) and name[:20].isdecimal()
+        )
+
+    def _manifest(self, shard: int, name: str) -> Package:
+        where = f"{self.files.uri}/{shard}/{name}"
+        try:
+            envelope = msgspec.json.decode(self.files.read(f"{shard}/{name}"), type=_Envelope)
+            body = bytes(envelope.body)
+            if xxhash.xxh3_128_hexdigest(body) != envelope.checksum:
+                raise _damaged(where, "the manifest does not match its checksum")
+            version = msgspec.json.decode(body, type=dict).get("format")
+            if version != FORMAT:
+                raise UnknownFormat(
+                    "a package has an unknown format",
+                    where=where,
+                    why=f"format {version!r}, this release reads {FORMAT}",
+                    command="install the release that wrote it",
+                )
+            package = msgspec.json.decode(body, type=Package)
+        except FileNotFoundError as error:
+            raise _damaged(where, "the manifest is missing") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _damaged(where, f"the manifest cannot be decoded: {error}") from error
+        _check_manifest(package, shard, name, where)
+        return package
+
+    def _fetch_file(self, package: Package, file: PackedFile, target: Path, *, link: bool) -> None:
+        where = _where(package, file)
+        try:
+            self.files.get(where, target, link=link)
+        except FileNotFoundError as error:
+            raise _damaged(f"{self.files.uri}/{where}", "a file of a package is missing") from error
+        found = file_digest(target)
+        if found != (file.length, file.digest):
+            target.unlink()
+            raise _differs(f"{self.files.uri}/{where}", file, found)
+
+    def _check(self, where: str, file: PackedFile) -> RewindError | None:
+        digest = xxhash.xxh3_128()
+        length = 0
+        try:
+            for chunk in self.files.chunks(where):
+                digest.update(chunk)
+                length += len(chunk)
+        except FileNotFoundError:
+            return _damaged(f"{self.files.uri}/{where}", "a file of a package is missing")
+        found = (length, digest.hexdigest())
+        return _differs(f"{self.files.uri}/{where}", file, found) if found != (file.length, file.digest) else None
+
+
+def path_to(target: Commit, offers: Iterable[Offer]) -> Iterator[Offer]:
+    """Walk from a commit back over steps to the newest full package; ends early where a step is missing."""
+    full = {offer.commit: offer for offer in offers if offer.full}
+    steps = {offer.commit: offer for offer in offers if not offer.full}
+    at: Commit | None = target
+    while at is not None:
+        if at in full:
+            yield full[at]
+            return
+        step = steps.get(at)
+        if step is None or (step.parent is not None and step.parent.version >= at.version):
+            return
+        yield step
+        at = step.parent
+
+
+def _needed(kept: Sequence[Commit], offers: Sequence[Offer]) -> set[str]:
+    """Give the manifests that lead to the retained commits; a path that leads to nothing is not needed."""
+    needed: set[str] = set()
+    for commit in kept:
+        path = list(path_to(commit, offers))
+        if path and (path[-1].full or path[-1].parent is None):
+            needed.update(_manifest_name(offer.commit, full=offer.full) for offer in path)
+    return needed
+
+
+def _manifest_name(commit: Commit, *, full: bool) -> str:
+    return f"{commit.name}.{'full' if full else 'step'}.json"
+
+
+def _where(package: Package, file: PackedFile) -> str:
+    if not package.full:
+        return f"{package.shard}/{package.commit.name}.step.sst"
+    if file.shared is not None:
+        return f"{package.shard}/{SHARED}/{file.shared}"
+    return f"{package.shard}/{package.folder}/{file.name}"
+
+
+def _check_manifest(package: Package, shard: int, name: str, where: str) -> None:
+    """Refuse a manifest that is not what its name says, or whose names would leave their directory."""
+    if package.shard != shard or _manifest_name(package.commit, full=package.full) != name:
+        raise _damaged(where, f"it is of commit {package.commit.name} of shard {package.shard}")
+    folder = PurePosixPath(package.folder)
+    if package.full and (len(folder.parts) != 2 or not all(_plain(part) for part in folder.parts)):
+        raise _damaged(where, f"{package.folder!r} is not a folder of this package")
+    for file in package.files:
+        if not _plain(file.name) or not _plain(file.digest):
+            raise _damaged(where, f"{file.name!r} is not a plain file name")
+    if not package.files:
+        raise _damaged(where, "it names no files")
+
+
+def _plain(name: str) -> bool:
+    return name not in {"", ".", ".."} and not set(name) & set("/\\\0:")
+
+
+def _damaged(where: str, why: str) -> StateCorrupted:
+    return StateCorrupted("a package cannot be used", where=where, why=why, command=_COMMAND)
+
+
+def _differs(where: str, file: PackedFile, found: tuple[int, str]) -> StateCorrupted:
+    return _damaged(where, f"{found[0]} bytes with digest {found[1]}, {file.length} with {file.digest} expected")

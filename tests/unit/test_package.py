@@ -1,0 +1,308 @@
+"""Packages: what is fetched is what was published, uploads are only what is new, and every damage is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from backend.errors import RewindError, StateCorrupted, UnknownFormat
+from backend.rocks import RocksStore
+from backend.store import Changes
+from recovery.fetch import fetch_state, fetch_steps
+from recovery.listener import LoggingListener, Restoring
+from recovery.package import Snapshots
+from recovery.planner import Step
+from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, encode_record
+
+SHARD = 3
+
+
+class Shard:
+    """A toy attempt: each `commit` stages, publishes the step, confirms; keeps what the state must be after it."""
+
+    def __init__(self, home: Path, snapshots: Snapshots) -> None:
+        self.home, self.snapshots = home, snapshots
+        (home / "staged").mkdir(parents=True)
+        self.store = RocksStore.open(home / "db")
+        self.records: list[CommitRecord] = []
+        self.pointers: list[Pointer] = []
+        self.states: list[dict[bytes, bytes]] = []
+
+    def commit(self, rows: dict[bytes, bytes | None], *, step: bool = True, full: bool = False) -> Pointer:
+        parent = self.records[-1].commit if self.records else None
+        record = CommitRecord(SHARD, Commit(len(self.records), uuid.uuid4().hex), parent, 0, [], {})
+        rows = {COMMIT_KEY: encode_record(record), **rows}
+        keys = sorted(rows)
+        staged = self.store.stage(Changes(keys, [rows[key] for key in keys]), self.home / "staged" / record.commit.name)
+        if step:
+            self.snapshots.publish_step(record, staged)
+        self.store.confirm(staged)
+        state = {**(self.states[-1] if self.states else {}), **rows}
+        self.records.append(record)
+        self.states.append({key: value for key, value in state.items() if value is not None})
+        self.pointers.append(Pointer(SHARD, record.commit, parent, staged.length, staged.digest, [], {}, ""))
+        if full:
+            self.publish()
+        return self.pointers[-1]
+
+    def publish(self) -> int:
+        copy = self.home / uuid.uuid4().hex
+        self.store.checkpoint(copy)
+        uploaded = self.snapshots.publish(self.records[-1], copy).uploaded
+        shutil.rmtree(copy)
+        return uploaded
+
+
+BOTH = pytest.mark.parametrize("snapshots", ["local", "memory"], indirect=True)
+
+
+@pytest.fixture
+def snapshots(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshots:
+    local = getattr(request, "param", "local") == "local"
+    return Snapshots(tmp_path / "snapshots" if local else f"memory://{uuid.uuid4().hex}/snapshots")
+
+
+@pytest.fixture
+def shard(tmp_path: Path, snapshots: Snapshots) -> Shard:
+    return Shard(tmp_path / "origin", snapshots)
+
+
+class Elsewhere:
+    """Another executor: a directory without state."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / uuid.uuid4().hex
+        (self.path / "staged").mkdir(parents=True)
+        self.heard: list[str] = []
+
+    def fetch(self, snapshots: Snapshots, pointer: Pointer) -> bool:
+        heard = self.heard
+
+        class Listener(LoggingListener):
+            def start(self, restoring: Restoring) -> None:
+                heard.append(f"start {restoring.why}")
+
+            def suspended(self, restoring: Restoring, why: str) -> None:
+                heard.append(f"suspended {why}")
+
+            def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
+                heard.append("end")
+
+        return fetch_state(
+            snapshots,
+            pointer,
+            self.path / "db",
+            lambda commit: self.path / "staged" / f"{commit.name}.sst",
+            listeners=[Listener()],
+        )
+
+    def rows(self) -> dict[bytes, bytes]:
+        with RocksStore.open(self.path / "db", create=False) as store:
+            return {key: value for key, value in store.scan(b"", None) if key != b"\x00format"}
+
+
+@BOTH
+def test_a_package_and_its_steps_are_the_state(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    shard.commit({b"\x03a": b"1", b"\x03b": b"1"}, full=True)
+    shard.commit({b"\x03a": None, b"\x03c": b"2"})
+    pointer = shard.commit({b"\x03c": b"3"})
+    other = Elsewhere(tmp_path)
+    assert other.fetch(snapshots, pointer)
+    assert other.rows() == shard.states[2]
+    assert other.heard == ["start no local state", "end"]
+    older = Elsewhere(tmp_path)
+    assert older.fetch(snapshots, shard.pointers[1]), "an older version that has its packages can be had"
+    assert older.rows() == shard.states[1]
+
+
+def test_what_was_fetched_can_be_written_to_without_touching_the_package(
+    shard: Shard, snapshots: Snapshots, tmp_path: Path
+) -> None:
+    pointer = shard.commit({b"\x03" + bytes([i]): bytes(100) for i in range(200)}, full=True)
+    first = Elsewhere(tmp_path)
+    assert first.fetch(snapshots, pointer)
+    with RocksStore.open(first.path / "db") as store:
+        store.write(Changes([b"\x03new"], [b"1"]))
+        store.delete_range(b"\x03\x00", b"\x03\x80")
+    assert snapshots.verify(SHARD) == []
+    second = Elsewhere(tmp_path)
+    assert second.fetch(snapshots, pointer)
+    assert second.rows() == shard.states[0]
+
+
+def test_only_new_files_are_uploaded(shard: Shard) -> None:
+    shard.commit({b"\x01" + i.to_bytes(4, "big"): uuid.uuid4().bytes * 8 for i in range(3000)})
+    first = shard.publish()
+    assert first > 3000 * 16
+    shard.commit({b"\x03a": b"1"})
+    assert shard.publish() < first / 5
+
+
+def test_no_way_to_the_pointer(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    other = Elsewhere(tmp_path)
+    assert not other.fetch(snapshots, shard.commit({b"\x03a": b"1"}, step=False))
+    shard.commit({b"\x03a": b"1"}, full=True)
+    shard.commit({b"\x03a": b"2"}, step=False)
+    assert not other.fetch(snapshots, shard.commit({b"\x03a": b"3"}))
+    assert not (other.path / "db").exists()
+    assert other.heard == []
+
+
+@BOTH
+def test_the_ladder_goes_down_when_a_piece_is_damaged(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    shard.commit({b"\x03a": b"1"}, full=True)
+    shard.commit({b"\x03b": b"2"}, full=True)
+    pointer = shard.commit({b"\x03c": b"3"})
+    newest = next(p for p in snapshots.packages(SHARD) if p.full and p.commit.version == 1)
+    manifest = next(file.name for file in newest.files if file.name.startswith("MANIFEST"))
+    name = f"{SHARD}/{newest.folder}/{manifest}"
+    data = bytearray(snapshots.files.read(name))
+    data[len(data) // 2] ^= 1
+    snapshots.files.write(name, [bytes(data)])
+    other = Elsewhere(tmp_path)
+    assert other.fetch(snapshots, pointer)
+    assert other.rows() == shard.states[2]
+    assert [line.split()[0] for line in other.heard] == ["start", "suspended", "start", "end"]
+    assert manifest in other.heard[1]
+    assert manifest in other.heard[2], "the next try says what happened to the one before"
+    assert [manifest in error.where for error in snapshots.verify(SHARD)] == [True]
+
+
+def test_a_step_that_is_not_the_pointers_is_not_applied(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    shard.commit({b"\x03a": b"1"}, full=True)
+    pointer = shard.commit({b"\x03b": b"2"})
+    foreign = Pointer(SHARD, pointer.commit, pointer.parent, pointer.staged_length, "0" * 32, [], {}, "")
+    other = Elsewhere(tmp_path)
+    assert not other.fetch(snapshots, foreign)
+    assert "not the one that the pointer names" in other.heard[1]
+    assert not (other.path / "db").exists()
+
+
+def test_a_package_under_the_wrong_commit_is_not_used(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    shard.commit({b"\x03a": b"1"})
+    shard.commit({b"\x03b": b"1"})
+    copy = tmp_path / "copy"
+    shard.store.checkpoint(copy)
+    snapshots.publish(shard.records[0], copy)  # the database is at commit 1
+    other = Elsewhere(tmp_path)
+    assert not other.fetch(snapshots, shard.pointers[0])
+    assert "does not lead to the commit" in other.heard[1]
+
+
+def test_fetched_steps_bring_a_stale_copy_up_to_date(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    shard.commit({b"\x03a": b"1"}, full=True)
+    other = Elsewhere(tmp_path)
+    assert other.fetch(snapshots, shard.pointers[0])
+    shard.commit({b"\x03b": b"2"})
+    pointer = shard.commit({b"\x03c": b"3"})
+    steps = [Step(record.commit, False) for record in shard.records[1:]]
+    files = fetch_steps(snapshots, pointer, steps, lambda commit: other.path / "staged" / commit.name)
+    with RocksStore.open(other.path / "db") as store:
+        for file in files:
+            store.confirm(file)
+    assert other.rows() == shard.states[2]
+
+
+@BOTH
+def test_prune_keeps_what_retained_commits_need(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    for version in range(8):
+        shard.commit({b"\x03" + bytes([version]): bytes([version]) * 50}, full=version in (1, 4, 6))
+    orphan = CommitRecord(SHARD, Commit(2, "f" * 32), shard.records[1].commit, 0, [], {})
+    loose = tmp_path / "loose.sst"
+    snapshots.publish_step(orphan, shard.store.stage(Changes([b"\x03x"], [b"y"]), loose))
+    keep = [shard.records[5].commit, shard.records[7].commit]
+    told = snapshots.prune(SHARD, keep, dry_run=True)
+    assert snapshots.prune(SHARD, keep) == told
+    left = {(p.commit.version, p.full) for p in snapshots.packages(SHARD)}
+    assert left == {(4, True), (5, False), (6, True), (6, False), (7, False)}
+    for version in (5, 6, 7):
+        other = Elsewhere(tmp_path)
+        assert other.fetch(snapshots, shard.pointers[version])
+        assert other.rows() == shard.states[version]
+    assert snapshots.verify(SHARD) == []
+    # files that only the package of commit 1 named go when they were without a name twice in a row
+    before = snapshots.files.list(f"{SHARD}/shared")
+    named = {file.shared for p in snapshots.packages(SHARD) if p.full for file in p.files if file.shared}
+    snapshots.prune(SHARD, keep)
+    after = snapshots.files.list(f"{SHARD}/shared")
+    assert set(after) == named
+    assert set(before) >= set(after)
+    assert snapshots.prune(SHARD, []) == []
+
+
+def test_shared_files_wait_for_a_second_prune(shard: Shard, snapshots: Snapshots) -> None:
+    shard.commit({b"\x03a": b"1"}, step=False, full=True)
+    snapshots.files.write(f"{SHARD}/shared/upload_begun.sst", [b"its manifest comes later"])
+    keep = [shard.records[0].commit]
+    assert snapshots.prune(SHARD, keep) == []
+    assert snapshots.prune(SHARD, keep) == [f"{SHARD}/shared/upload_begun.sst"]
+
+
+def manifest_of(snapshots: Snapshots, change: dict[str, object], *, seal: bool = True) -> None:
+    """Write a manifest over the full package's, its checksum made right again."""
+    (name,) = [n for n in snapshots.files.list(str(SHARD)) if n.endswith(".full.json")]
+    body = json.loads(snapshots.files.read(f"{SHARD}/{name}"))["body"]
+    text = json.dumps({**body, **change}, separators=(",", ":"))
+    checksum = xxhash.xxh3_128_hexdigest(text.encode()) if seal else "0" * 32
+    snapshots.files.write(f"{SHARD}/{name}", [f'{{"checksum":"{checksum}","body":{text}}}'.encode()])
+
+
+@pytest.mark.parametrize(
+    ("change", "seal", "kind", "words"),
+    [
+        ({"files": [{"name": "../../../evil.sst", "length": 1, "digest": "ab"}]}, True, StateCorrupted, "plain file"),
+        ({"files": [{"name": "/etc/passwd", "length": 1, "digest": "ab"}]}, True, StateCorrupted, "plain file"),
+        ({"files": [{"name": "..", "length": 1, "digest": "ab"}]}, True, StateCorrupted, "plain file"),
+        ({"files": [{"name": "a.sst", "length": 1, "digest": "../up"}]}, True, StateCorrupted, "plain file"),
+        ({"files": []}, True, StateCorrupted, "names no files"),
+        ({"folder": "../../other"}, True, StateCorrupted, "not a folder"),
+        ({"shard": 4}, True, StateCorrupted, "of shard 4"),
+        ({"shard": "x"}, True, StateCorrupted, "cannot be decoded"),
+        ({"format": 2}, True, UnknownFormat, "format 2"),
+        ({"folder": "a/b"}, False, StateCorrupted, "checksum"),
+    ],
+)
+def test_a_manifest_that_lies_is_refused(
+    shard: Shard,
+    snapshots: Snapshots,
+    tmp_path: Path,
+    change: dict[str, object],
+    seal: bool,
+    kind: type[RewindError],
+    words: str,
+) -> None:
+    pointer = shard.commit({b"\x03a": b"1"}, step=False, full=True)
+    manifest_of(snapshots, change, seal=seal)
+    with pytest.raises(kind, match=words) as caught:
+        snapshots.fetch(SHARD, pointer.commit, tmp_path / "target")
+    assert caught.value.command
+    assert not (tmp_path / "target").exists()
+    assert snapshots.offers(SHARD) == ()
+    assert [type(error) for error in snapshots.verify(SHARD)] == [kind]
+    assert not Elsewhere(tmp_path).fetch(snapshots, pointer)
+
+
+@BOTH
+def test_a_missing_file_is_named(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    pointer = shard.commit({b"\x03a": b"1"}, full=True)
+    shared, *_ = snapshots.files.list(f"{SHARD}/shared")
+    snapshots.files.delete([f"{SHARD}/shared/{shared}"])
+    with pytest.raises(StateCorrupted, match="missing") as caught:
+        snapshots.fetch(SHARD, pointer.commit, tmp_path / "target")
+    assert shared in caught.value.where
+    assert not (tmp_path / "target").exists()
+    with pytest.raises(StateCorrupted, match="manifest is missing"):
+        snapshots.fetch(SHARD, Commit(99, "a" * 32), tmp_path / "target")
+
+
+def test_an_existing_directory_is_never_built_over(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    pointer = shard.commit({b"\x03a": b"1"}, full=True)
+    (tmp_path / "target").mkdir()
+    with pytest.raises(FileExistsError):
+        snapshots.fetch(SHARD, pointer.commit, tmp_path / "target")
+    assert (tmp_path / "target").is_dir()
