@@ -306,3 +306,15 @@ def test_an_existing_directory_is_never_built_over(shard: Shard, snapshots: Snap
     with pytest.raises(FileExistsError):
         snapshots.fetch(SHARD, pointer.commit, tmp_path / "target")
     assert (tmp_path / "target").is_dir()
+
+
+def test_a_flipped_byte_in_a_shared_file_is_named(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    pointer = shard.commit({b"\x03a": b"1"}, full=True)
+    shared = min(snapshots.files.list(f"{SHARD}/shared"))
+    data = bytearray(snapshots.files.read(f"{SHARD}/shared/{shared}"))
+    data[10] ^= 1
+    snapshots.files.write(f"{SHARD}/shared/{shared}", [bytes(data)])
+    with pytest.raises(StateCorrupted, match="digest") as caught:
+        snapshots.fetch(SHARD, pointer.commit, tmp_path / "target")
+    assert shared in caught.value.where
+    assert not (tmp_path / "target").exists()
