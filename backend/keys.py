@@ -160,6 +160,18 @@ def _decode(key: bytes, at: int) -> tuple[Any, int]:
     raise ValueError(f"unknown tag {tag:#04x}")
 
 
+def code_end(key: bytes, at: int) -> int:
+    """Give where the code that begins at `at` ends: the slow way through keys whose parts have no fixed place.
+
+    Raises:
+        StateCorrupted: There is no code at that place.
+    """
+    try:
+        return _decode(key, at)[1]
+    except (IndexError, struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
+        raise _undecodable(key, str(error)) from error
+
+
 def _undecodable(key: bytes, why: str) -> StateCorrupted:
     return StateCorrupted(
         "a key cannot be decoded", where=key[:64].hex(), why=why, command="rewind verify <checkpoint>"
@@ -251,7 +263,7 @@ def encode_columns(arrays: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArr
             parts.extend(part)
         else:
             parts.append(part)
-    whole = [_binary(part) if isinstance(part, np.ndarray) else part for part in parts]
+    whole = [to_binary(part) if isinstance(part, np.ndarray) else part for part in parts]
     return whole[0] if len(whole) == 1 else pc.binary_join_element_wise(*whole, pa.scalar(b"", pa.binary()))
 
 
@@ -272,7 +284,7 @@ def _encode_column(array: pa.Array | pa.ChunkedArray) -> Bytes2D | pa.BinaryArra
         parts = [pa.scalar(bytes([tag]), pa.binary()), content, pa.scalar(_TERMINATOR, pa.binary())]
         return parts if not array.null_count else _with_nulls(array, _joined(parts))
     rows = _fixed_rows(array)
-    return rows if not array.null_count else _with_nulls(array, _binary(rows))
+    return rows if not array.null_count else _with_nulls(array, to_binary(rows))
 
 
 def _fixed_rows(array: pa.Array) -> Bytes2D:
@@ -324,7 +336,8 @@ def _tagged(tag: int, rows: Bytes2D) -> Bytes2D:
     return out
 
 
-def _binary(rows: Bytes2D) -> pa.BinaryArray:
+def to_binary(rows: Bytes2D) -> pa.BinaryArray:
+    """Give rows of bytes as a binary array; shares the rows' memory."""
     count, width = rows.shape
     offsets = np.arange(0, width * (count + 1), width, dtype=np.int32)[: count + 1]
     data = pa.py_buffer(np.ascontiguousarray(rows))
