@@ -8,10 +8,14 @@ in between, so a sink replaces what it published under a version before.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from backend.sinks.foreach import Consumer, ForeachSink
+    from backend.sinks.parquet import ParquetSink
 
 FRAME_COLUMNS = ("shard", "version", "results", "errors", "metrics")
 """`shard int, version bigint, results binary, errors binary, metrics string`; null when there is nothing."""
@@ -39,3 +43,17 @@ class Sink(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Give what `rewind show` says of it."""
+
+
+def parquet_sink(results: str | Path, errors: str | Path) -> ParquetSink:
+    """Write both outputs as Parquet, one directory per micro-batch; see `backend.sinks.parquet`."""
+    from backend.sinks.parquet import ParquetSink
+
+    return ParquetSink(results, errors)
+
+
+def foreach_sink(function: Consumer) -> ForeachSink:
+    """Call `function(results, errors, version)` per micro-batch, at least once; see `backend.sinks.foreach`."""
+    from backend.sinks.foreach import ForeachSink
+
+    return ForeachSink(function)

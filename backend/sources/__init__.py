@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 TopicPartition = tuple[str, int]
 """(topic, partition)."""
@@ -41,6 +42,9 @@ class Source(Protocol):
 
     def offsets(self, spark: SparkSession) -> dict[TopicPartition, OffsetRange]:
         """Give what is there now: the earliest offset, and the one after the latest."""
+
+    def fields(self) -> StructType:
+        """Give the schema of the column `fields`; needs an active Spark session."""
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry: what must stay the same for a replay to give the same messages."""

@@ -20,6 +20,7 @@ from backend.sources.formats import ValueFormat, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 DEFAULT_MAX_OFFSETS = 100_000
 DEFAULT_OFFSETS_PER_TASK = 500_000
@@ -67,6 +68,10 @@ class ArchiveSource:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it."""
         found = Archive(self.path).partitions()
         return {key: index.range for key, index in found.items() if not self.only or key[0] in self.only}
+
+    def fields(self) -> StructType:
+        """Give the schema of the parsed values; needs an active Spark session."""
+        return self.value.fields()
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry; the path is not part of it, an archive may move."""

@@ -103,9 +103,12 @@ def test_rows_get_an_id_and_times_become_timestamps(sink: ParquetSink, tmp_path:
 
 def test_several_frames_of_a_shard_go_on_counting(sink: ParquetSink, tmp_path: Path) -> None:
     summary = publish(
-        sink, 1, frame(3, 1, res=results(1), metrics='{"n": 1}'), frame(3, 1, res=results(2), metrics='{"n": 4}')
+        sink,
+        1,
+        frame(3, 1, res=results(1), metrics='{"n": 1, "drained": 1}'),
+        frame(3, 1, res=results(2), metrics='{"n": 4, "drained": -1}'),
     )
-    assert summary == [{"shard": 3, "results": 2, "errors": 0, "metrics": {"n": 5}}]
+    assert summary == [{"shard": 3, "results": 2, "errors": 0, "metrics": {"n": 5, "drained": 1}}]
     assert [row["id"] for row in read(tmp_path / "out")] == ["1-3-0", "1-3-1"]
 
 
