@@ -1,8 +1,8 @@
 """Aggregates over a plain list of messages, recomputed from scratch each time they are asked for.
 
 An aggregate is a tuple `(function, field, *arguments)`; the messages come in fold order. Nulls are left out, except by
-`count` without a field; no value at all gives None (0 for counts, an empty list for collections). NaN is a value: it
-spreads through sums and is the largest in any order.
+`count` without a field, `first` and `last`; no value at all gives None (0 for counts, an empty list for collections).
+NaN is a value: it spreads through sums and is the largest in any order. A sum of integers beyond int64 is None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def evaluate(aggregate: Aggregate, rows: Sequence[Fields]) -> Any:
     function, field, *arguments = aggregate
     if field is None:
         return len(rows)
-    values = [row[field] for row in rows if row[field] is not None]
+    values = [row[field] for row in rows]
+    if function not in ("first", "last"):
+        values = [value for value in values if value is not None]
     return FUNCTIONS[function](values, *arguments)
 
 
@@ -38,7 +40,8 @@ def _total(values: Sequence[Any]) -> Any:
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    return _total(values) if values else None
+    total = _total(values) if values else None
+    return total if not isinstance(total, int) or -(2**63) <= total < 2**63 else None
 
 
 def _mean(values: Sequence[Any]) -> float | None:

@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Spec:
-    """What the job asks for.
+    """What the job asks for; aggregates fold in the order (stream, partition, offset).
 
     `kind` is tumbling, hopping, sliding or session; `unit` is time (milliseconds) or messages. `size` is the gap of a
     session. `early_ms` None is off; `late_ms` 0 is per message.
@@ -88,8 +88,7 @@ class Spec:
     early_ms: int | None = None
     late_ms: int = 10_000
     idle_after_ms: int | None = None
-    by_time: bool = False
-    """Fold in the order (time, stream, partition, offset) instead of the order of arrival."""
+    max_ahead_ms: int | None = None
 
 
 @dataclass
@@ -126,11 +125,13 @@ class WindowOracle:
         self.exact = partitions == 1
         self.batched = batched
         self.next_offset: dict[Source, int] = {}
-        self.stream_time: dict[Source, int] = {}
+        # several source partitions are known from the start: one without a message yet holds windows open
+        self.stream_time: dict[Source, int] = {(0, p): NEVER for p in range(partitions)}
         self.active_ms: dict[Source, int] = {}
         self.closing = NEVER
         self.windows: dict[tuple[Key, int], Window] = {}
         self.accepted: list[Message] = []
+        self.clock_of: dict[tuple[int, int, int], int] = {}
         self.counted: dict[Key, int] = {}
         self.errors: list[Error] = []
         self.rows: list[Row] = []
@@ -151,8 +152,12 @@ class WindowOracle:
             return []
         before = max(self.stream_time.get(message.source, NEVER), self.closing)
         self.next_offset[message.source] = message.offset + 1
-        self.stream_time[message.source] = max(self.stream_time.get(message.source, NEVER), message.time)
         self.active_ms[message.source] = wall_ms
+        # an event time too far ahead of the wall clock must not move stream time
+        if self.spec.max_ahead_ms is not None and message.time > wall_ms + self.spec.max_ahead_ms:
+            self.errors.append(Error(message.place, "in_future"))
+            return []
+        self.stream_time[message.source] = max(self.stream_time.get(message.source, NEVER), message.time)
         # 2: out of retention
         key = tuple(message.fields[name] for name in self.spec.keys)
         if not self._acceptable(message, key, before):
@@ -162,6 +167,7 @@ class WindowOracle:
         if self.exact and self.spec.unit == "time":
             self._open_next_window(max(before, message.time))
         self.accepted.append(message)
+        self.clock_of[message.place] = max(before, self.closing)
         # 5: add it to every window that includes it
         updated = self._add(message, key, max(before, self.closing), wall_ms)
         for window in updated:
@@ -211,9 +217,12 @@ class WindowOracle:
     def _smallest_stream_time(self, wall_ms: int) -> int:
         idle = self.spec.idle_after_ms
         awake = [
-            time for source, time in self.stream_time.items() if idle is None or wall_ms - self.active_ms[source] < idle
+            time
+            for source, time in self.stream_time.items()
+            if idle is None or wall_ms - self.active_ms.setdefault(source, wall_ms) < idle
         ]
-        return max(self.closing, min(awake, default=NEVER))
+        # when all are idle nobody can hold the others back
+        return max(self.closing, min(awake) if awake else max(self.stream_time.values(), default=NEVER))
 
     def _open_next_window(self, clock: int) -> None:
         """Let the clock pass: every window whose end it reached is full and goes to the outputs."""
@@ -296,7 +305,9 @@ class WindowOracle:
             window.messages = [
                 m
                 for m in self.accepted[:-1]
-                if tuple(m.fields[name] for name in self.spec.keys) == key and time - size <= m.time <= time
+                if tuple(m.fields[name] for name in self.spec.keys) == key
+                and time - size <= m.time <= time
+                and window.closes_at + keep > self.clock_of[m.place]
             ]
         updated = []
         for window in self.windows.values():
@@ -402,10 +413,7 @@ class WindowOracle:
 
     def row_of(self, window: Window, reason: str) -> Row:
         """Compute a window's row from its messages."""
-        messages = window.messages
-        if self.spec.by_time:
-            messages = sorted(messages, key=lambda m: (m.time, m.place))
-        fields = [m.fields for m in messages]
+        fields = [m.fields for m in sorted(window.messages, key=lambda m: m.place)]
         values = tuple(evaluate(aggregate, fields) for aggregate in self.spec.aggregates)
         offsets = [m.offset for m in window.messages]
         if self.spec.unit == "messages":
