@@ -1,0 +1,433 @@
+"""Tumbling and hopping windows over event time, columnar: state per pane, results per window.
+
+A micro-batch goes through these steps; each costs what it touches, never a gap in time:
+
+1. place    Messages to panes; what no window can take goes to the errors (backend.operators.arrivals).
+2. fold     One partial aggregate per (pane, skip, epoch, group key).
+3. choose   Windows that close now; updates of past and of open windows; what the policies let go.
+4. load     Stored partials: whole panes of windows that close, single rows of what was touched or waits.
+5. send     Results: full as of the window's end, late and early as of now.
+6. store    Merged partials, metadata, revisions, messages; then the bound moves: everything of windows out of retention
+            is hidden at once, with what waited of them sent before.
+
+Only step 5 looks at windows; everything stored is per pane (`Grid`), so an overlap of 60 stores what tumbling windows
+of the pane's length would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
+from backend.messages import digest
+from backend.operators import kept, panes, revisions
+from backend.operators.arrays import IntArray, Mask, compress, dense, firsts, least, spread, union
+from backend.operators.arrivals import fold, place, started
+from backend.operators.facts import ALL_EPOCHS, Facts, Pairs
+from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
+from backend.operators.kept import Kept
+from backend.operators.panes import Panes
+from backend.operators.partials import FIRST_CLOCK, PartialStore, Stored, concat
+from backend.operators.results import Evaluator, Results
+from backend.operators.revisions import Revisions
+from backend.operators.spec import WindowSpec
+from backend.operators.turn import DRAIN, EARLY, FULL, LATE, REASONS, Emission, Turn, numbers
+from backend.operators.waiting import Progress, Waiting
+from backend.store import Region
+from backend.windows import Grid
+from backend.workspace import Workspace
+
+SCAN_SHARE = 4
+"""A pane is read as a whole when at least one in so many of its partials is needed."""
+
+
+class Aligned:
+    """The kind for tumbling and hopping event-time windows.
+
+    Args:
+        spec: Its window is one of these.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.grid = Grid.of(spec.window)
+        self.incremental, self.full = spec.plans()
+        self.group_keys = GroupKeys(spec.key_fields)
+        self.partials = PartialStore(self.grid, self.incremental)
+        fields = [spec.schema.field(name) for name in spec.input_fields()]
+        self.kept = Kept(fields) if spec.full else None
+        self.result_schema = spec.result_schema()
+
+    def fold(self, turn: Turn) -> None:
+        """Take one micro-batch."""
+        _Step(self, turn).run()
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of accepted messages, sorted by key."""
+        return self.kept.rows(messages)[:2] if self.kept is not None else ([], [])
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold, pane by pane."""
+        if self.kept is None:
+            return
+        for pane in panes.all_panes(work):
+            start, end = (start_bytes(Region.MESSAGES, edge) for edge in (pane.start, pane.end))
+            yield Proof(f"pane [{pane.start}, {pane.end})", start, end, pane.count, pane.digest)
+
+
+class _Step:
+    """One micro-batch on its way; the attributes are filled in the order of the steps."""
+
+    def __init__(self, kind: Aligned, turn: Turn) -> None:
+        self.kind, self.turn, self.grid = kind, turn, kind.grid
+        self.panes = Panes(kind.grid, turn.work)
+        retention = kind.spec.retention_ms
+        self.gone_before = self._last_ended(turn.clock, retention)
+        self.progress = Progress(
+            self._last_ended(turn.clock),
+            self._last_ended(turn.clock_after),
+            self._last_ended(turn.clock_after, retention),
+            turn.batch.time_ms,
+            turn.batch.drain,
+        )
+
+    def _last_ended(self, clock: int, delay: int = 0) -> int:
+        """Give the last window whose end plus a delay is at or before a clock."""
+        return self.grid.last_ended_at(started(clock) - delay)
+
+    def _starts(self, windows: IntArray) -> IntArray:
+        return windows * self.grid.step + self.grid.origin
+
+    def _start(self, window: int) -> int:
+        return window * self.grid.step + self.grid.origin
+
+    def run(self) -> None:
+        """Take the steps."""
+        kind, turn, progress = self.kind, self.turn, self.progress
+        self.placed = place(turn, self.grid, kind.spec.retention_ms, kind.group_keys)
+        self.arrived = fold(self.placed, turn.messages, kind.incremental)
+        self.closing = self._windows(progress.closed_before + 1, progress.closed_after)
+        self.open = self._windows(progress.closed_after + 1, None) if progress.drain else np.empty(0, np.int64)
+        self._choose()
+        self._load()
+        self._send()
+        self._store()
+        self._expire()
+
+    # -- choose ---------------------------------------------------------------------------------------------------
+
+    def _windows(self, first: int, last: int | None) -> IntArray:
+        """Give the windows of a closed range of numbers that have a message, stored or just arrived."""
+        if last is not None and last < first:
+            return np.empty(0, np.int64)
+        per_window, per_step = self.grid.panes_per_window, self.grid.panes_per_step
+        if last is None:
+            self.panes.load_from(None if self.turn.clock_after == NO_TIME else first * per_step)
+        elif self.turn.clock == NO_TIME:
+            self.panes.load_before(last * per_step + per_window - 1)
+        else:
+            self.panes.load(np.array([first * per_step]), np.array([last * per_step + per_window - 1]))
+        found = np.unique(np.concatenate([self.panes.numbers(), self.arrived.pane]))
+        ends = self.grid.last_window(found)
+        return union(np.maximum(self.grid.first_window(found), first), ends if last is None else np.minimum(ends, last))
+
+    def _choose(self) -> None:
+        """Decide which updates wait, and which of them go out now."""
+        late, early = self._updates()
+        rows = self._revision_rows(np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]]))
+        self.space = KeySpace([self.placed.keys, rows.keys])
+        self.key_of, row_keys = self.space.numbers
+        self.waiting = Waiting(
+            rows,
+            (rows.starts - self.grid.origin) // self.grid.step,
+            row_keys,
+            (late[0], self.key_of[late[1]]),
+            (early[0], self.key_of[early[1]]),
+            len(self.space),
+            self.progress,
+            self.kind.spec.policies,
+        )
+
+    def _updates(self) -> tuple[tuple[IntArray, IntArray], tuple[IntArray, IntArray]]:
+        """Give (window, key) of updates to past and to open windows, as far as the policies want them."""
+        arrived, policies = self.arrived, self.kind.spec.policies
+        first, last = self.grid.first_window(arrived.pane) + arrived.skip, self.grid.last_window(arrived.pane)
+        nothing = np.zeros(len(arrived), np.int64)
+        ended = self.grid.last_ended(np.maximum(arrived.clock, started(NO_TIME)))
+        windows, rows = spread(first, np.minimum(last, ended) - first + 1 if policies.late_ms is not None else nothing)
+        late = (windows, arrived.key[rows])
+        opened = np.maximum(first, self.progress.closed_after + 1)
+        windows, rows = spread(opened, last - opened + 1 if policies.early_ms is not None else nothing)
+        return late, (windows, arrived.key[rows])
+
+    def _revision_rows(self, windows: IntArray, keys: IntArray) -> Revisions:
+        """Read the revisions of what was updated, closes, goes, or is due."""
+        work, ledger, progress = self.turn.work, self.turn.ledger, self.progress
+        start, end = bytes([Region.REVISIONS]), bytes([Region.REVISIONS + 1])
+        if progress.drain or (ledger.due_ms is not None and ledger.due_ms <= progress.now_ms):
+            self.all_revisions = True
+            return revisions.scan(work, start, end)
+        self.all_revisions = False
+        ranges = []
+        if progress.gone_after > self.gone_before:
+            ranges.append((self.gone_before + 1, progress.gone_after))
+        if ledger.sent_open and progress.closed_after > progress.closed_before:
+            ranges.append((max(progress.closed_before, progress.gone_after) + 1, progress.closed_after))
+        parts = [revisions.scan(work, self._revision_key(low), self._revision_key(high + 1)) for low, high in ranges]
+        seen = np.zeros(len(windows), np.bool_)
+        for low, high in ranges:
+            seen |= (windows >= low) & (windows <= high)
+        wanted = Pairs(windows[~seen], keys[~seen], len(self.placed.keys))
+        encoded = self.placed.keys.take(pa.array(wanted.key))
+        return revisions.concat([*parts, revisions.get(work, self._starts(wanted.window), encoded)])
+
+    def _revision_key(self, window: int) -> bytes:
+        return start_bytes(Region.REVISIONS, self._start(window))
+
+    # -- load -----------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Read the partials that are needed; number all group keys in the order of their encoding."""
+        going = self.waiting.going(len(self.space))
+        first = going.windows * self.grid.panes_per_step
+        own = np.unique(self.arrived.pane)
+        self.panes.load(np.concatenate([own, first]), np.concatenate([own, first + self.grid.panes_per_window - 1]))
+        self.stored = self._read_partials(going)
+        space = KeySpace([self.space.keys, self.stored.keys])
+        renumbered, self.stored_key = space.numbers
+        self.key_of = renumbered[self.key_of]
+        self.waiting.renumber(renumbered, len(space))
+        self.space = space
+        self.arrived_key = self.key_of[self.arrived.key]
+        self.content = pa.concat_tables([self.stored.table, self.arrived.table])
+        facts = Facts.sorted(
+            np.concatenate([self.stored.pane, self.arrived.pane]),
+            np.concatenate([self.stored.skip, self.arrived.skip]),
+            np.concatenate([np.full(len(self.stored), -1, np.int64), self.arrived.epoch]),
+            np.concatenate([self.stored_key, self.arrived_key]),
+        )
+        self.evaluator = Evaluator(self.grid, len(space), self.kind.incremental, facts, self.content)
+        if self.kind.kept is not None:
+            self._read_messages(self.kind.kept, going.windows)
+
+    def _read_partials(self, going: Pairs) -> Stored:
+        known = self.panes.numbers()
+        per_step, per_window = self.grid.panes_per_step, self.grid.panes_per_window
+        whole = np.zeros(len(known), np.bool_)
+        for windows in (self.closing, self.open):
+            whole |= np.isin(known, union(windows * per_step, windows * per_step + per_window - 1))
+        at, skip, key = self._single_rows(going, known)
+        groups = np.array([self.panes.known[number].groups for number in known.tolist()], np.int64)
+        whole |= np.bincount(at, minlength=len(known)) * SCAN_SHARE >= np.maximum(groups, 1)
+        single = ~whole[at]
+        parts = [self.kind.partials.scan(self.turn.work, known[whole])]
+        if single.any():
+            rows = np.unique(np.stack([at[single], skip[single], key[single]]), axis=1)
+            keys = self.space.keys.take(pa.array(rows[2]))
+            parts.append(self.kind.partials.get(self.turn.work, known[rows[0]], rows[1], keys))
+        return concat(parts)
+
+    def _single_rows(self, going: Pairs, known: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Give (position of the pane in `known`, skip, key) of the rows that touched and going groups need."""
+        rows, at = _positions(known, self.arrived.pane)
+        parts = [(at, self.arrived.skip[rows], self.key_of[self.arrived.key[rows]])]
+        per_window = np.full(len(going), self.grid.panes_per_window, np.int64)
+        number, pair = spread(going.window * self.grid.panes_per_step, per_window)
+        rows, at = _positions(known, number)
+        key = going.key[pair[rows]]
+        parts.append((at, np.zeros(len(at), np.int64), key))
+        for position, pane in enumerate(known.tolist()):
+            for skip in self.panes.known[pane].skips:
+                here = at == position
+                parts.append((at[here], np.full(len(at[here]), skip, np.int64), key[here]))
+        joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return joined[0], joined[1], joined[2]
+
+    def _read_messages(self, store: Kept, going: IntArray) -> None:
+        """Put the messages of all windows that are sent beside those that just arrived."""
+        windows = np.unique(np.concatenate([self.closing, self.open, going]))
+        stored, skip = store.read(self.turn.work, self._starts(windows), self._starts(windows) + self.grid.size)
+        numbers_, encoded = self.kind.group_keys.encode(stored)
+        key = self.space.find(encoded)[numbers_]
+        wanted = key >= 0
+        skip, key, stored = skip[wanted], key[wanted], stored.filter(pa.array(wanted))
+        facts = Facts.sorted(
+            np.concatenate([self.grid.pane_of(numbers(stored, TIME)), self.placed.pane]),
+            np.concatenate([skip, self.placed.skip]),
+            np.concatenate([np.full(len(key), -1, np.int64), self.placed.epoch]),
+            np.concatenate([key, self.key_of[self.placed.key]]),
+        )
+        messages = pa.concat_tables([stored, store.select(self.turn.messages)])
+        self.evaluator.with_messages(self.kind.full, facts, messages)
+
+    # -- send -----------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send what is full, then what waited, then what is open at the end of the input."""
+        full = self.evaluator.results(
+            self.closing, np.searchsorted(self.placed.ends, self._starts(self.closing) + self.grid.size, "left")
+        )
+        if self.kind.spec.policies.full:
+            self._emit(FULL, self.waiting.full(full.window, full.key), full)
+        going = self.waiting.going(len(self.space))
+        if len(going):
+            self._send_updates(self.evaluator.results(going.windows, _all(going.windows), going))
+        if len(self.open):
+            results = self.evaluator.results(self.open, _all(self.open))
+            revision = self.waiting.take(results.window, results.key, np.zeros(len(results), np.int64))
+            self._emit(DRAIN, revision, results)
+            self.waiting.remember(self.space, self._starts(results.window), results.window, results.key, revision + 1)
+        self.turn.ledger.sent_open |= bool(len(self.open)) or self.kind.spec.policies.early_ms is not None
+
+    def _send_updates(self, results: Results) -> None:
+        past = results.window <= self.progress.closed_after
+        ends = self._starts(results.window) + self.grid.size
+        usual = np.where(past & (results.clock < ends) & self.kind.spec.policies.full, 1, 0)
+        for phase, rows in ((LATE, past), (EARLY, ~past)):
+            some = results.where(rows)
+            self._emit(phase, self.waiting.take(some.window, some.key, usual[rows]), some)
+
+    def _emit(self, phase: int, revision: IntArray, results: Results) -> None:
+        if not len(results):
+            return
+        starts = self._starts(results.window)
+        keys = self.space.keys.take(pa.array(results.key))
+        emission = Emission(phase, revision, starts, starts + self.grid.size, keys, results.values)
+        self.turn.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
+        self.turn.metrics[REASONS[phase]] += len(results)
+
+    # -- store ----------------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        work, turn = self.turn.work, self.turn
+        fresh = self._store_partials()
+        stays = self.grid.last_window(self.placed.pane) > self.progress.gone_after
+        digests = self._store_messages(self.kind.kept, stays) if self.kind.kept is not None else None
+        self._store_panes(stays, digests, fresh)
+        self.waiting.store(work, self.space, self.grid.origin, self.grid.step)
+        due = [self.waiting.due_ms(), None if self.all_revisions else turn.ledger.due_ms]
+        turn.ledger.due_ms = min((time for time in due if time is not None), default=None)
+        turn.ledger.counted += turn.messages.num_rows
+
+    def _store_partials(self) -> tuple[IntArray, IntArray]:
+        """Write the merged partials of touched groups; gives pane and skip of the groups that are new."""
+        none = np.empty(0, np.int64)
+        alive = self.grid.last_window(self.arrived.pane) > self.progress.gone_after
+        if not alive.any():
+            return none, none
+        old = len(self.stored)
+        rows = np.concatenate([np.arange(old), np.flatnonzero(alive) + old])
+        pane, panes_ = compress(np.concatenate([self.stored.pane, self.arrived.pane[alive]]))
+        skip = np.concatenate([self.stored.skip, self.arrived.skip[alive]])
+        key = np.concatenate([self.stored_key, self.arrived_key[alive]])
+        skips, space = int(skip.max()) + 1, len(self.space)
+        group, codes = dense((pane * skips + skip) * space + key, len(panes_) * skips * space)
+        touched, was = np.zeros(len(codes), np.bool_), np.zeros(len(codes), np.bool_)
+        touched[group[old:]], was[group[:old]] = True, True
+        needed = touched[group]
+        number = (np.cumsum(touched) - 1)[group[needed]]
+        codes, was = codes[touched], was[touched]
+        table = self._merged(rows[needed], number, len(codes))
+        numbers_, skip = panes_[codes // (skips * space)], codes // space % skips
+        encoded = self.space.keys.take(pa.array(codes % space))
+        self.kind.partials.put(self.turn.work, numbers_, skip, encoded, table)
+        return numbers_[~was], skip[~was]
+
+    def _merged(self, rows: IntArray, group: IntArray, count: int) -> pa.Table:
+        if len(rows) == count:
+            return self.content.take(pa.array(rows[np.argsort(group)]))
+        some = self.content.take(pa.array(rows))
+        clock = least(numbers(some, FIRST_CLOCK), group, count)
+        merged = self.kind.incremental.merge(some.drop_columns([FIRST_CLOCK]), group, count)
+        return merged.append_column(self.kind.partials.schema.field(FIRST_CLOCK), pa.array(clock))
+
+    def _store_messages(self, store: Kept, stays: Mask) -> list[int]:
+        """Write the messages that stay; gives the digest per pane, in order of pane."""
+        turn = self.turn
+        messages = turn.messages.filter(pa.array(stays))
+        keys, values, of = store.rows(messages)
+        turn.work.put_many(keys, values)
+        skip = self.placed.skip[stays]
+        kept.put_marks(turn.work, kept.SKIPPED, messages.filter(pa.array(skip > 0)), skip[skip > 0])
+        bound = self._start(self.progress.gone_after + 1)
+        for refused in turn.refused:
+            kept.put_marks(turn.work, kept.REFUSED, refused.filter(pa.array(numbers(refused, TIME) >= bound)))
+        pane = self.placed.pane[stays][of]  # ascending, because the keys begin with the time
+        edges = np.flatnonzero(np.diff(pane, prepend=pane[:1] - 1, append=pane[-1:] + 1)).tolist()
+        digests = [digest(keys[low:high], values[low:high]) for low, high in pairwise(edges)]
+        turn.ledger.messages += len(keys)
+        turn.ledger.digest = (turn.ledger.digest + sum(digests)) % 2**64
+        return digests
+
+    def _store_panes(self, stays: Mask, digests: list[int] | None, fresh: tuple[IntArray, IntArray]) -> None:
+        """Write the metadata of touched panes; `fresh` is pane and skip of each new group."""
+        number, panes_ = compress(self.placed.pane[stays])
+        if not len(panes_):
+            return
+        touched = [self.panes.known.get(pane) or self.panes.fresh(pane) for pane in panes_.tolist()]
+        counts = np.bincount(number, minlength=len(panes_)).tolist()
+        new = np.bincount(np.searchsorted(panes_, fresh[0]), minlength=len(panes_)).tolist()
+        for pane, count, groups, added in zip(touched, counts, new, digests or [0] * len(touched), strict=True):
+            pane.count += count
+            pane.groups += groups
+            pane.digest = (pane.digest + added) % 2**64
+        skipping = fresh[1] > 0
+        for at, skip in zip(np.searchsorted(panes_, fresh[0][skipping]), fresh[1][skipping].tolist(), strict=True):
+            touched[at].skips = sorted({*touched[at].skips, skip})
+        for at, found in _source_ranges(number, self.turn.messages, stays):
+            panes.extend(touched[at], found)
+        panes.write(self.turn.work, touched)
+
+    # -- expire ---------------------------------------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        """Move the bound past the windows that are out of retention; results of them were sent before."""
+        turn, work = self.turn, self.turn.work
+        if self.progress.gone_after > self.gone_before:
+            bound = self._start(self.progress.gone_after + 1)
+            if self.kind.kept is not None:
+                gone = Panes(self.grid, work)
+                gone.load_before((self.progress.gone_after + 1) * self.grid.panes_per_step - 1)
+                turn.ledger.messages -= sum(pane.count for pane in gone.known.values())
+                turn.ledger.digest = (turn.ledger.digest - sum(pane.digest for pane in gone.known.values())) % 2**64
+                kept.drop_marks(work, bound)
+            for region in (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES, Region.REVISIONS):
+                work.raise_bound(region, start_bytes(region, bound))
+        if self.kind.kept is not None:
+            turn.replay_from = panes.start_offsets(panes.all_panes(work))
+            turn.rejected = kept.refused(work)
+
+
+def _all(windows: IntArray) -> IntArray:
+    return np.full(len(windows), ALL_EPOCHS, np.int64)
+
+
+def _positions(known: IntArray, wanted: IntArray) -> tuple[IntArray, IntArray]:
+    """Give the rows of `wanted` that are in `known` (ascending), and their positions there."""
+    if not len(known):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    rows = np.flatnonzero(known[at] == wanted)
+    return rows, at[rows]
+
+
+def _source_ranges(
+    number: IntArray, messages: pa.Table, stays: Mask
+) -> Iterable[tuple[int, list[tuple[int, int, int, int]]]]:
+    """Give per pane number the (stream, partition, first offset, last offset) of messages; they are in offset order."""
+    stream, partition, offset = (numbers(messages, name)[stays] for name in (STREAM, PARTITION, OFFSET))
+    source, _ = compress(stream * 2**32 + partition)
+    sources = int(source.max(initial=0)) + 1
+    spot, spots = dense(number * sources + source, (int(number.max(initial=0)) + 1) * sources)
+    low = firsts(spot, len(spots))
+    high = np.empty(len(spots), np.int64)
+    high[spot] = np.arange(len(spot))
+    found: dict[int, list[tuple[int, int, int, int]]] = {}
+    for at, first, last in zip((spots // sources).tolist(), low.tolist(), high.tolist(), strict=True):
+        place_ = (int(stream[first]), int(partition[first]), int(offset[first]), int(offset[last]))
+        found.setdefault(at, []).append(place_)
+    return found.items()

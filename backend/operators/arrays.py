@@ -1,0 +1,95 @@
+"""Array tools that the operators share: dense group numbers, and ranges of numbers laid out flat."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+def dense(values: IntArray, bound: int) -> tuple[IntArray, IntArray]:
+    """Number the distinct values in ascending order.
+
+    Args:
+        values: In `[0, bound)`.
+        bound: Where it is not far over the number of values, flags replace a sort.
+
+    Returns:
+        The number of each value, and the distinct values, ascending.
+
+    >>> dense(np.array([7, 3, 7]), 8)
+    (array([1, 0, 1]), array([3, 7]))
+    """
+    if bound > 4 * len(values) + 65_536:
+        uniques, numbers = np.unique(values, return_inverse=True)
+        return numbers, uniques
+    present = np.zeros(bound, np.bool_)
+    present[values] = True
+    uniques = np.flatnonzero(present)
+    number_of = np.empty(bound, np.int64)
+    number_of[uniques] = np.arange(len(uniques))
+    return number_of[values], uniques
+
+
+def compress(values: IntArray) -> tuple[IntArray, IntArray]:
+    """Number the distinct values in ascending order, whatever their range."""
+    if not len(values):
+        return values, values
+    low, high = int(values.min()), int(values.max())
+    if high - low <= 4 * len(values) + 65_536:
+        numbers, uniques = dense(values - low, high - low + 1)
+        return numbers, uniques + low
+    uniques, numbers = np.unique(values, return_inverse=True)
+    return numbers, uniques
+
+
+def firsts(numbers: IntArray, count: int) -> IntArray:
+    """Give the first row of each group number in `[0, count)`; every group has a row."""
+    rows = np.empty(count, np.int64)
+    rows[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
+    return rows
+
+
+def least(values: IntArray, numbers: IntArray, count: int) -> IntArray:
+    """Give the smallest value per group number in `[0, count)`; every group has a row."""
+    result = np.full(count, np.iinfo(np.int64).max, np.int64)
+    np.minimum.at(result, numbers, values)
+    return result
+
+
+def spread(starts: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Lay out `starts[i], starts[i] + 1, ...` (`counts[i]` of them, none if negative) one after the other.
+
+    Returns:
+        The numbers, and for each the i it belongs to.
+
+    >>> spread(np.array([5, 9]), np.array([2, 1]))
+    (array([5, 6, 9]), array([0, 0, 1]))
+    """
+    counts = np.maximum(counts, 0)
+    owner = np.repeat(np.arange(len(starts)), counts)
+    skipped = np.cumsum(counts) - counts
+    return np.arange(len(owner)) - skipped[owner] + starts[owner], owner
+
+
+def union(firsts_: IntArray, lasts: IntArray) -> IntArray:
+    """Give every number of the closed ranges once, ascending; ranges with `last < first` are empty.
+
+    The cost follows the numbers, not the gaps between the ranges.
+    """
+    low, high = runs(firsts_, lasts)
+    return spread(low, high - low + 1)[0]
+
+
+def runs(firsts_: IntArray, lasts: IntArray) -> tuple[IntArray, IntArray]:
+    """Join closed ranges that touch or overlap: first and last number of each run, ascending."""
+    kept = firsts_ <= lasts
+    firsts_, lasts = firsts_[kept], lasts[kept]
+    if not len(firsts_):
+        return firsts_, lasts
+    order = np.argsort(firsts_, kind="stable")
+    firsts_, lasts = firsts_[order], np.maximum.accumulate(lasts[order])
+    opens = np.flatnonzero(np.concatenate([[True], firsts_[1:] > lasts[:-1] + 1]))
+    return firsts_[opens], lasts[np.append(opens[1:] - 1, len(lasts) - 1)]

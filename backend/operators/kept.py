@@ -1,0 +1,109 @@
+"""The message store of full-state aggregates: every accepted message of every retained window, once (SAMZA-552, R.4).
+
+Key: `<timestamp>_<offset>` (backend.messages has the bytes). Value: the fields that the aggregates and the group key
+read, as a row of `backend.rows`.
+
+A message that is too late for some of its windows only (hopping windows) leaves a second row in `Region.OPERATOR`: tag
+`x`, the same key without its region, and as value the number of windows that do not see it (2 bytes). A message refused
+although a replay would find its place retained (several source partitions) leaves one with tag `r`. Both go when the
+bound passes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
+from backend.keys import to_rows, unpack_fixed
+from backend.messages import OFFSET_BYTES, TIME_FIRST, decode_messages, message_keys
+from backend.operators.arrays import IntArray, runs
+from backend.operators.grouping import start_bytes
+from backend.rows import RowCodec
+from backend.store import Region
+from backend.workspace import Workspace
+
+SKIPPED = b"x"
+REFUSED = b"r"
+_PLACE = (STREAM, PARTITION, OFFSET, TIME)
+
+
+class Kept:
+    """Reads and writes the messages in retention.
+
+    Args:
+        fields: The messages' fields to keep, in order.
+    """
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        self._codec = RowCodec(pa.schema(list(fields)))
+        self.schema = pa.schema([*(f for f in MESSAGE_FIELDS if f.name in _PLACE), *fields])
+        """What `read` gives: the message's place and time, then its fields."""
+
+    def select(self, messages: pa.Table) -> pa.Table:
+        """Give the columns of `schema` of messages that just arrived."""
+        return messages.select(self.schema.names).cast(self.schema)
+
+    def rows(self, messages: pa.Table) -> tuple[list[bytes], list[bytes], IntArray]:
+        """Give keys and values sorted by key, and which message each is of."""
+        keys, values = message_keys(TIME_FIRST, messages), self._codec.encode(messages)
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        return [keys[at] for at in order], [values[at] for at in order], np.array(order, np.int64)
+
+    def read(self, work: Workspace, starts: IntArray, ends: IntArray) -> tuple[pa.Table, IntArray]:
+        """Read the messages of half-open ranges of event time, each once, in order of key; and their skips."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        skips: list[tuple[bytes, bytes]] = []
+        for low, high in zip(*(edge.tolist() for edge in runs(starts, ends - 1)), strict=True):
+            start, end = start_bytes(Region.MESSAGES, low), start_bytes(Region.MESSAGES, high + 1)
+            found = work.scan_arrays(start, end)
+            keys += found[0]
+            values += found[1]
+            skips += zip(*work.scan_arrays(_mark(SKIPPED, start), _mark(SKIPPED, end)), strict=True)
+        table = decode_messages(TIME_FIRST, self._codec, keys, values).select(self.schema.names).cast(self.schema)
+        return table, _skips(keys, dict(skips))
+
+
+def _skips(keys: Sequence[bytes], marked: dict[bytes, bytes]) -> IntArray:
+    if not marked:
+        return np.zeros(len(keys), np.int64)
+    return np.array([int.from_bytes(marked.get(_mark(SKIPPED, key), b""), "big") for key in keys], np.int64)
+
+
+def put_marks(work: Workspace, tag: bytes, messages: pa.Table, skips: IntArray | None = None) -> None:
+    """Remember messages that a reader of the store must treat apart."""
+    if not messages.num_rows:
+        return
+    keys = message_keys(TIME_FIRST, messages)
+    values = [b""] * len(keys) if skips is None else [skip.to_bytes(2, "big") for skip in skips.tolist()]
+    rows = sorted((_mark(tag, key), value) for key, value in zip(keys, values, strict=True))
+    work.put_many([key for key, _ in rows], [value for _, value in rows])
+
+
+def refused(work: Workspace) -> list[tuple[int, int, int]]:
+    """Give the places (stream, partition, offset) of refused messages that are not below the bound."""
+    marks, _ = work.scan_arrays(_tagged(REFUSED), _tagged(bytes([REFUSED[0] + 1])))
+    if not marks:
+        return []
+    tails = to_rows([mark[-OFFSET_BYTES:] for mark in marks], OFFSET_BYTES)
+    parts = ((tails[:, :2], np.uint16), (tails[:, 2:6], np.int32), (tails[:, 6:], np.int64))
+    return sorted(zip(*(unpack_fixed(rows, kind).tolist() for rows, kind in parts), strict=True))
+
+
+def drop_marks(work: Workspace, bound: int) -> None:
+    """Forget what was remembered of messages before a time."""
+    for tag in (SKIPPED, REFUSED):
+        marks, _ = work.scan_arrays(_tagged(tag), _mark(tag, start_bytes(Region.MESSAGES, bound)))
+        if marks:
+            work.delete_many(marks)
+
+
+def _mark(tag: bytes, key: bytes) -> bytes:
+    return _tagged(tag) + key[1:]
+
+
+def _tagged(tag: bytes) -> bytes:
+    return bytes([Region.OPERATOR]) + tag

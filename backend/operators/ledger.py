@@ -1,0 +1,87 @@
+"""The operator's own row: closing clock, totals of the message store, and when something waits to be sent.
+
+One row, `Region.OPERATOR` + `b"ledger"`, MessagePack, format version first. It is committed with the state that it
+speaks of, so it never needs to be derived again.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from backend.batch import NO_TIME
+from backend.errors import StateCorrupted, UnknownFormat
+from backend.store import Readable, Region
+
+FORMAT = 1
+
+Row = TypeVar("Row")
+
+KEY = bytes([Region.OPERATOR]) + b"ledger"
+
+
+class Ledger(msgspec.Struct, array_like=True):
+    """What an operator knows of itself between micro-batches.
+
+    Attributes:
+        format: Format version of this row.
+        clock: The closing clock: windows that end at or before it are closed. Never goes back.
+        messages: Live messages in the message store.
+        digest: Their digest.
+        due_ms: Batch time at which the oldest unsent update is to be sent, None when nothing waits. May be early, when
+            what waited was sent with a full result.
+        sent_open: Windows may have been sent while they were open (early or drain), so their revisions are not the
+            usual ones.
+        counted: Messages accepted so far.
+    """
+
+    format: int = FORMAT
+    clock: int = NO_TIME
+    messages: int = 0
+    digest: int = 0
+    due_ms: int | None = None
+    sent_open: bool = False
+    counted: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Ledger)
+
+
+def encode(ledger: Ledger) -> bytes:
+    """Encode the row."""
+    return _encoder.encode(ledger)
+
+
+def read(state: Readable) -> Ledger:
+    """Read the row; a fresh one where there is none.
+
+    Raises:
+        UnknownFormat: Another release wrote it.
+        StateCorrupted: It cannot be decoded.
+    """
+    data = state.get(KEY)
+    return Ledger() if data is None else decode_row(data, _decoder, FORMAT, "the operator's ledger")
+
+
+def decode_row(data: bytes, decoder: msgspec.msgpack.Decoder[Row], known: int, what: str) -> Row:
+    """Decode a MessagePack array whose first element is its format version."""
+    try:
+        found = msgspec.msgpack.decode(data)
+    except msgspec.DecodeError as error:
+        raise StateCorrupted(
+            f"{what} cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
+        ) from error
+    if not isinstance(found, list) or not found or found[0] != known:
+        raise UnknownFormat(
+            f"{what} has an unknown format",
+            why=f"it starts with {found[0] if isinstance(found, list) and found else found!r}, known is {known}",
+            command="install the release that wrote it",
+        )
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise StateCorrupted(
+            f"{what} cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
+        ) from error

@@ -1,0 +1,113 @@
+"""Revisions: what was sent of a (window, group key), and what waits to be sent.
+
+Rows exist only where the usual does not hold. Without a row, an open window was never sent; a closed one was sent once,
+with reason `full`, if its group key had a message in time, else never.
+
+Key: `Region.REVISIONS`, the window's start, the group key (backend.operators.grouping has the bytes). Value (format
+1)::
+
+    +--------+---------------+---------+---------------------+
+    | format | next revision | pending | pending since, ms   |
+    | 1 byte | int32         | 1 byte  | int64 (batch time)  |      all big-endian
+    +--------+---------------+---------+---------------------+
+
+A next revision of `UNKNOWN` is the usual one: told from the group key's first message when the row is next sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from backend.errors import UnknownFormat
+from backend.operators.arrays import IntArray, Mask
+from backend.operators.grouping import join_keys, split_keys
+from backend.store import Readable, Region
+from backend.workspace import Workspace
+
+FORMAT = 1
+UNKNOWN = -1
+_ROW = np.dtype([("format", "u1"), ("next", ">i4"), ("pending", "u1"), ("since", ">i8")])
+
+
+@dataclass(frozen=True, slots=True)
+class Revisions:
+    """Rows of revisions; all arrays as long as one another.
+
+    Attributes:
+        starts: Window starts, milliseconds.
+        keys: Encoded group keys, binary.
+        next: Next revision, or `UNKNOWN`.
+        pending: Something waits to be sent.
+        since: Batch time of the oldest unsent update; meaningless when nothing is pending.
+    """
+
+    starts: IntArray
+    keys: pa.Array
+    next: IntArray
+    pending: Mask
+    since: IntArray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def where(self, rows: Mask) -> Revisions:
+        """Give the rows of a mask."""
+        return Revisions(
+            self.starts[rows], self.keys.filter(pa.array(rows)), self.next[rows], self.pending[rows], self.since[rows]
+        )
+
+
+def scan(state: Readable, start: bytes, end: bytes) -> Revisions:
+    """Read the rows of `[start, end)`."""
+    return _decode(*state.scan_arrays(start, end))
+
+
+def get(state: Readable, starts: IntArray, keys: pa.Array) -> Revisions:
+    """Read single rows; those that are not there are left out."""
+    wanted = join_keys(Region.REVISIONS, starts, keys)
+    found = [(key, value) for key, value in zip(wanted, state.get_many(wanted), strict=True) if value is not None]
+    return _decode([key for key, _ in found], [value for _, value in found])
+
+
+def put(work: Workspace, rows: Revisions) -> None:
+    """Write rows."""
+    packed = np.zeros(len(rows), _ROW)
+    packed["format"], packed["next"], packed["pending"] = FORMAT, rows.next, rows.pending
+    packed["since"] = np.where(rows.pending, rows.since, 0)
+    data, width = packed.tobytes(), _ROW.itemsize
+    values = [data[at : at + width] for at in range(0, len(data), width)]
+    work.put_many(join_keys(Region.REVISIONS, rows.starts, rows.keys), values)
+
+
+def concat(parts: Sequence[Revisions]) -> Revisions:
+    """Put several reads together; there is at least one."""
+    return Revisions(
+        np.concatenate([part.starts for part in parts]),
+        pa.concat_arrays([part.keys for part in parts]),
+        np.concatenate([part.next for part in parts]),
+        np.concatenate([part.pending for part in parts]),
+        np.concatenate([part.since for part in parts]),
+    )
+
+
+def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
+    data = b"".join(values)
+    if len(data) != len(values) * _ROW.itemsize or any(value[0] != FORMAT for value in values):
+        raise UnknownFormat(
+            "a row of revisions has an unknown format",
+            why=f"known is format {FORMAT}, {_ROW.itemsize} bytes",
+            command="install the release that wrote it",
+        )
+    rows = np.frombuffer(data, _ROW)
+    starts, _, group_keys = split_keys(keys, with_skip=False)
+    return Revisions(
+        starts,
+        group_keys,
+        rows["next"].astype(np.int64),
+        rows["pending"].astype(np.bool_),
+        rows["since"].astype(np.int64),
+    )

@@ -1,0 +1,155 @@
+"""A turn: one micro-batch on its way through an operator. What all kinds of windows share.
+
+`WindowOperator` makes the turn: it has already put aside event times that nobody can take, and computed the closing
+clock before and after. A kind folds `turn.messages` into `turn.work` and leaves results, errors and bookkeeping here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import (
+    ERROR_SCHEMA,
+    OFFSET,
+    PARTITION,
+    RESERVED,
+    RESULT_FIELDS,
+    STREAM,
+    TIME,
+    MicroBatch,
+    SourcePartition,
+)
+from backend.operators.arrays import IntArray, Mask
+from backend.operators.grouping import GroupKeys
+from backend.operators.ledger import Ledger
+from backend.workspace import Workspace
+
+RETRACTED, FULL, LATE, EARLY, DRAIN = range(5)
+"""Phases of a turn, in the order in which a micro-batch's results stand: within a phase by window, then by group key.
+Retractions come right before the result that replaces them, so they have a phase of their own."""
+
+REASONS = ("retracted", "full", "late", "early", "drain")
+
+
+@dataclass
+class Turn:
+    """One micro-batch on its way through an operator.
+
+    Attributes:
+        batch: What came in.
+        work: Where state is read and left.
+        messages: The messages whose event times are acceptable, in order of (stream, partition, offset).
+        ledger: The operator's row: read already, written back by `WindowOperator` when the kind is done.
+        clock: Closing clock before the micro-batch (`ledger.clock` as committed).
+        clock_after: Closing clock after it.
+        exact: One source partition: closing is decided message by message.
+        results: Tables of the result schema, to be emitted in this order.
+        errors: Tables of `ERROR_SCHEMA`.
+        replay_from: As in `Outcome`.
+        rejected: As in `Outcome`.
+        refused: The messages that went to the errors.
+        metrics: Counters.
+    """
+
+    batch: MicroBatch
+    work: Workspace
+    messages: pa.Table
+    ledger: Ledger
+    clock: int
+    clock_after: int
+    exact: bool
+    results: list[pa.Table] = field(default_factory=list)
+    errors: list[pa.Table] = field(default_factory=list)
+    replay_from: dict[SourcePartition, int] = field(default_factory=dict)
+    rejected: list[tuple[int, int, int]] = field(default_factory=list)
+    refused: list[pa.Table] = field(default_factory=list)
+    metrics: Counter[str] = field(default_factory=Counter)
+
+    def refuse(self, rows: Mask, reason: str, detail: str) -> None:
+        """Send messages to the errors output and take them out of the turn."""
+        if not rows.any():
+            return
+        refused = self.messages.filter(pa.array(rows))
+        self.errors.append(error_rows(refused, reason, detail))
+        self.refused.append(refused)
+        self.messages = self.messages.filter(pa.array(~rows))
+        self.metrics[reason] += int(rows.sum())
+
+
+def numbers(table: pa.Table, name: str) -> IntArray:
+    """Give an integer column as int64, without a copy where it is one chunk of int64."""
+    return np.asarray(table.column(name), dtype=np.int64)
+
+
+def error_rows(messages: pa.Table, reason: str, detail: str) -> pa.Table:
+    """Give the rows of the errors output for messages; the value is their fields as JSON."""
+    fields = messages.select([name for name in messages.column_names if name not in RESERVED])
+    count = messages.num_rows
+    columns = {
+        "stream": messages.column(STREAM),
+        "partition": messages.column(PARTITION),
+        "offset": messages.column(OFFSET),
+        "event_time": messages.column(TIME),
+        "reason": pa.repeat(reason, count),
+        "detail": pa.repeat(detail, count),
+        "value": pa.array([msgspec.json.encode(row, enc_hook=str) for row in fields.to_pylist()] or [b"{}"] * count),
+    }
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in ERROR_SCHEMA]
+    return pa.table([array.cast(f.type) for array, f in zip(arrays, ERROR_SCHEMA, strict=True)], schema=ERROR_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Results of some windows and group keys, one row each.
+
+    Attributes:
+        phase: `FULL`, `LATE`, ...
+        revisions: Revision of each row.
+        starts: Window starts, or None for tuple windows.
+        ends: Window ends, or None.
+        keys: Encoded group key of each row, binary.
+        values: The aggregates.
+        start_offsets: Tuple windows: first offsets.
+        last_offsets: Tuple windows: last offsets.
+    """
+
+    phase: int
+    revisions: IntArray
+    starts: IntArray | None
+    ends: IntArray | None
+    keys: pa.Array
+    values: pa.Table
+    start_offsets: IntArray | None = None
+    last_offsets: IntArray | None = None
+
+    def table(self, schema: pa.Schema, group_keys: GroupKeys) -> pa.Table:
+        """Give the rows in the operator's result schema."""
+        count = len(self.revisions)
+        leading: dict[str, pa.Array] = {
+            "reason": pa.repeat(REASONS[self.phase], count),
+            "revision": pa.array(self.revisions, pa.int32()),
+            "window_start": _or_nulls(self.starts, count),
+            "window_end": _or_nulls(self.ends, count),
+            "start_offset": _or_nulls(self.start_offsets, count),
+            "last_offset": _or_nulls(self.last_offsets, count),
+        }
+        coded = self.keys.dictionary_encode()
+        decoded = [array.take(coded.indices) for array in group_keys.decode(coded.dictionary)]
+        names = schema.names[len(RESULT_FIELDS) + len(decoded) :]
+        columns = [*leading.values(), *decoded, *(self.values.column(name) for name in names)]
+        return pa.table(columns, schema=schema)
+
+
+def _or_nulls(values: IntArray | None, count: int) -> pa.Array:
+    return pa.nulls(count, pa.int64()) if values is None else pa.array(values, pa.int64())
+
+
+def joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Concatenate tables of one schema; an empty one for none."""
+    return pa.concat_tables(tables) if tables else schema.empty_table()

@@ -1,0 +1,161 @@
+"""What waits to be sent, and with which revision: SAMZA-552's pending updates and pending flush lists, as arrays.
+
+`Waiting` is made from the stored revisions that a micro-batch concerns and from its updates; results then take their
+revisions from it, and what is left goes back to the store. The three policies meet here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from backend.operators import revisions
+from backend.operators.arrays import IntArray, Mask
+from backend.operators.facts import Pairs
+from backend.operators.grouping import KeySpace
+from backend.operators.revisions import UNKNOWN, Revisions
+from backend.policies import Policies
+from backend.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the windows stand, by number: each is the last window that...
+
+    Attributes:
+        closed_before: ... was closed before the micro-batch.
+        closed_after: ... is closed after it.
+        gone_after: ... is out of retention after it.
+        now_ms: Batch time.
+        drain: The input ends with this micro-batch.
+    """
+
+    closed_before: int
+    closed_after: int
+    gone_after: int
+    now_ms: int
+    drain: bool
+
+
+class Waiting:
+    """(window, group key) pairs that are in the stored revisions or were updated in this micro-batch.
+
+    Args:
+        rows: Stored revisions, and `windows`, `keys`: window number and key number of each.
+        late: Updates to windows that were closed when the message came: window and key numbers.
+        early: Updates to windows that are open after the micro-batch.
+        space: Number of group keys.
+        progress: Where the windows stand.
+        policies: When results are sent.
+    """
+
+    def __init__(
+        self,
+        rows: Revisions,
+        windows: IntArray,
+        keys: IntArray,
+        late: tuple[IntArray, IntArray],
+        early: tuple[IntArray, IntArray],
+        space: int,
+        progress: Progress,
+        policies: Policies,
+    ) -> None:
+        self._progress, self._policies = progress, policies
+        self.pairs = Pairs(
+            np.concatenate([windows, late[0], early[0]]), np.concatenate([keys, late[1], early[1]]), space
+        )
+        count = len(self.pairs)
+        at = self.pairs.find(windows, keys)
+        self._unusual = np.zeros(count, np.bool_)
+        self._unusual[at] = True
+        self._next = np.where(self.pairs.window > progress.closed_before, 0, UNKNOWN)
+        self._next[at] = rows.next
+        self._since = np.full(count, progress.now_ms, np.int64)
+        self._waits = np.zeros(count, np.bool_)
+        # what waited of a window that closes now is part of its full result
+        still = rows.pending & ~((windows > progress.closed_before) & (windows <= progress.closed_after))
+        self._since[at[still]] = rows.since[still]
+        self._waits[at[still]] = True
+        for updated in (late, early):
+            self._waits[self.pairs.find(*updated)] = True
+        self.goes: Mask = self._waits & self._due()
+        """Pairs that are to be sent now."""
+        self._extra: list[Revisions] = []
+
+    def _due(self) -> Mask:
+        past = self.pairs.window <= self._progress.closed_after
+        due: Mask = self.pairs.window <= self._progress.gone_after
+        for here, period in ((past, self._policies.late_ms), (~past, self._policies.early_ms)):
+            if period is not None:
+                due = due | (here & (self._since + period <= self._progress.now_ms))
+        return due | past if self._progress.drain else due
+
+    def renumber(self, numbers: IntArray, space: int) -> None:
+        """Change to other key numbers in the same order."""
+        self.pairs = Pairs(self.pairs.window, numbers[self.pairs.key], space)
+
+    def going(self, space: int) -> Pairs:
+        """Give the pairs that are to be sent now."""
+        return Pairs(self.pairs.window[self.goes], self.pairs.key[self.goes], space)
+
+    def take(self, windows: IntArray, keys: IntArray, usual: IntArray) -> IntArray:
+        """Give the revisions of results that are sent now; they wait no more.
+
+        Args:
+            windows: Window of each result.
+            keys: Key number of each.
+            usual: Revision of those that no row says otherwise of.
+        """
+        at = self.pairs.find(windows, keys)
+        known = at >= 0
+        at = at[known]
+        taken = usual.copy()
+        explicit = self._next[at] != UNKNOWN
+        taken[np.flatnonzero(known)[explicit]] = self._next[at[explicit]]
+        self._next[at] = taken[known] + 1
+        self._waits[at] = False
+        self._unusual[at] = True
+        return taken
+
+    def full(self, windows: IntArray, keys: IntArray) -> IntArray:
+        """Give the revisions of full results; later updates of the same windows go on waiting."""
+        waits, unusual = self._waits.copy(), self._unusual.copy()
+        taken = self.take(windows, keys, np.zeros(len(windows), np.int64))
+        self._waits, self._unusual = waits, unusual
+        return taken
+
+    def remember(
+        self, space: KeySpace, starts: IntArray, windows: IntArray, keys: IntArray, following: IntArray
+    ) -> None:
+        """Keep the next revision of open windows that were sent without waiting (drain)."""
+        new = self.pairs.find(windows, keys) < 0
+        none = np.zeros(int(new.sum()), np.int64)
+        encoded = space.keys.take(pa.array(keys[new]))
+        self._extra.append(Revisions(starts[new], encoded, following[new], none > 0, none))
+
+    def store(self, work: Workspace, space: KeySpace, origin: int, step: int) -> None:
+        """Write what differs from the usual, of windows still in retention."""
+        kept = (self.pairs.window > self._progress.gone_after) & (self._unusual | self._waits)
+        rows = Revisions(
+            self.pairs.window[kept] * step + origin,
+            space.keys.take(pa.array(self.pairs.key[kept])),
+            self._next[kept],
+            self._waits[kept],
+            self._since[kept],
+        )
+        both = revisions.concat([rows, *self._extra])
+        if len(both):
+            revisions.put(work, both)
+
+    def due_ms(self) -> int | None:
+        """Give the batch time at which the first of what still waits is to be sent."""
+        waits = self._waits & (self.pairs.window > self._progress.gone_after)
+        past = self.pairs.window <= self._progress.closed_after
+        times: list[int] = []
+        for here, period in ((past, self._policies.late_ms), (~past, self._policies.early_ms)):
+            rows = waits & here
+            if period is not None and rows.any():
+                times.append(int(self._since[rows].min()) + period)
+        return min(times, default=None)

@@ -1,0 +1,124 @@
+"""The window operator: common checks, then the kind of window at hand.
+
+How a kind plugs in (`Kind`): `WindowOperator.process` reads the `Ledger`, makes a `Turn`, puts event times aside that
+nobody can take, and calls `Kind.fold(turn)`, which
+
+* refuses further messages with `turn.refuse(mask, reason, detail)`;
+* reads and writes state through `turn.work` only: rows keyed start first (backend.operators.grouping), so that
+  `raise_bound` expires them;
+* appends result tables to `turn.results` in order of emission (`Emission.table` lays out the columns);
+* keeps what waits to be sent in `Region.REVISIONS` (backend.operators.revisions; `Waiting` applies the policies) and
+  the time it is due in `turn.ledger.due_ms`;
+* keeps `turn.ledger.messages` and `.digest` (message store), `turn.replay_from` and `turn.rejected` up to date.
+
+The ledger is written back here. Nothing survives in an operator between two calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from backend.batch import ERROR_SCHEMA, MAX_TIME, MIN_TIME, TIME, MicroBatch, Outcome, Proof
+from backend.clock import closing_clock, exact, next_idle_ms
+from backend.operators import ledger as ledgers
+from backend.operators.aligned import Aligned
+from backend.operators.spec import WindowSpec
+from backend.operators.turn import Turn, joined, numbers
+from backend.workspace import Workspace
+
+
+class Kind(Protocol):
+    """One kind of window."""
+
+    def fold(self, turn: Turn) -> None:
+        """Take one micro-batch."""
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of accepted messages, sorted by key; empty lists when none are kept."""
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold; none when none are kept."""
+
+
+class WindowOperator:
+    """SAMZA-552's windowed aggregator over one shard; see `backend.batch.Operator`.
+
+    Results of a micro-batch stand in the order retracted, full, late, early, drain; within each by window start, then
+    by the group key's encoding.
+
+    Args:
+        spec: What to do.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self._kind = _kind(spec)
+        self._result_schema = spec.result_schema()
+        self._input_fields = spec.input_fields()
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        """Schema of results, known before anything runs."""
+        return self._result_schema
+
+    @property
+    def input_fields(self) -> Sequence[str]:
+        """Names of the message fields that the operator reads."""
+        return self._input_fields
+
+    def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
+        """Fold one micro-batch into the state seen through `work`."""
+        ledger = ledgers.read(work)
+        before = ledger.clock
+        after = closing_clock(before, batch.after, batch.time_ms, self.spec.idle_after_ms)
+        turn = Turn(batch, work, batch.messages, ledger, before, after, exact(batch.before, batch.after))
+        self._check_times(turn)
+        self._kind.fold(turn)
+        ledger.clock = after
+        work.put(ledgers.KEY, ledgers.encode(ledger))
+        idle = next_idle_ms(after, batch.after, batch.time_ms, self.spec.idle_after_ms)
+        due = min((time for time in (ledger.due_ms, idle) if time is not None), default=None)
+        return Outcome(
+            results=joined(turn.results, self._result_schema),
+            errors=joined(turn.errors, ERROR_SCHEMA),
+            next_due_ms=due,
+            replay_from=turn.replay_from,
+            rejected=turn.rejected,
+            message_count=ledger.messages,
+            message_digest=ledger.digest,
+            metrics=turn.metrics,
+        )
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
+        keys, values = self._kind.replay_rows(messages)
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        return [keys[at] for at in order], [values[at] for at in order]
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold according to the window metadata."""
+        return self._kind.proofs(work)
+
+    def describe(self) -> dict[str, object]:
+        """Give the manifest's entry."""
+        return self.spec.describe()
+
+    def _check_times(self, turn: Turn) -> None:
+        """Refuse what the pack stage would have: standalone there is none before the operator."""
+        if not turn.messages.num_rows:
+            return
+        times = numbers(turn.messages, TIME)
+        turn.refuse((times < MIN_TIME) | (times > MAX_TIME), "out_of_range", f"allowed are {MIN_TIME} to {MAX_TIME} ms")
+        if self.spec.max_ahead_ms is not None:
+            latest = turn.batch.time_ms + self.spec.max_ahead_ms
+            turn.refuse(numbers(turn.messages, TIME) > latest, "in_future", f"later than {latest} ms")
+
+
+def _kind(spec: WindowSpec) -> Kind:
+    window = spec.window
+    if window.by_time and window.kind in {"tumbling", "hopping"}:
+        return Aligned(spec)
+    raise ValueError(f"window: {window.kind} windows by {window.unit} are not available")

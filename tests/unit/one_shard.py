@@ -1,0 +1,71 @@
+"""One shard in memory for tests written by hand: rows in, results out, committed after each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from backend.batch import MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position, SourcePartition
+from backend.memory import MemoryStore
+from backend.operators.spec import WindowSpec
+from backend.operators.window import WindowOperator
+from backend.workspace import Workspace
+
+SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())])
+
+Row = tuple[int, int, str | None, int | None]
+"""(offset, event time, key, value)."""
+
+
+class OneShard:
+    """Runs a window operator over messages of `SCHEMA`."""
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.operator = WindowOperator(spec)
+        self.store = MemoryStore()
+        self.bounds: dict[int, bytes] = {}
+        self.positions: dict[SourcePartition, Position] = {}
+        self.version = 0
+        self.outcome: Outcome | None = None
+
+    def batch(
+        self,
+        rows: Sequence[Row] = (),
+        time_ms: int = 0,
+        *,
+        drain: bool = False,
+        more: dict[int, Sequence[Row]] | None = None,
+    ) -> list[tuple[Any, ...]]:
+        """Run and commit a micro-batch; `more` are rows of further partitions. Gives the results as tuples."""
+        after = dict(self.positions)
+        columns: list[tuple[Any, ...]] = []
+        for partition, its_rows in {0: rows, **(more or {})}.items():
+            for offset, time, key, value in its_rows:
+                old = after.get((0, partition), Position(0, NO_TIME, time_ms))
+                columns.append((0, partition, offset, time, old.stream_time, key, value))
+                after[0, partition] = Position(offset + 1, max(old.stream_time, time), time_ms)
+        schema = pa.schema([*MESSAGE_FIELDS, *SCHEMA])
+        arrays = [pa.array([row[at] for row in columns], f.type) for at, f in enumerate(schema)]
+        batch = MicroBatch(self.version, time_ms, pa.table(arrays, schema=schema), self.positions, after, drain)
+        work = Workspace(self.store, self.bounds)
+        self.outcome = self.operator.process(batch, work)
+        self.store.write(work.changes())
+        self.bounds, self.positions, self.version = dict(work.bounds), after, self.version + 1
+        return self.results()
+
+    def results(self) -> list[tuple[Any, ...]]:
+        """Give the last results: reason, revision, start, end, then keys and aggregates."""
+        assert self.outcome is not None
+        rows = self.outcome.results.drop_columns(["start_offset", "last_offset"]).to_pylist()
+        return [tuple(row.values()) for row in rows]
+
+    def errors(self) -> list[tuple[int, int, str]]:
+        """Give the last errors: partition, offset, reason."""
+        assert self.outcome is not None
+        return [(row["partition"], row["offset"], row["reason"]) for row in self.outcome.errors.to_pylist()]
+
+    def visible(self) -> dict[bytes, bytes]:
+        """Give all committed rows that no bound hides."""
+        return dict(Workspace(self.store, self.bounds).scan(b"\x00", None))

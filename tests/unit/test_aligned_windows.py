@@ -1,0 +1,222 @@
+"""Tumbling and hopping windows by event time: what is sent when, by hand."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from backend.aggregates import collect_list, count, max_, median, sum_
+from backend.batch import NO_TIME
+from backend.operators.spec import window_spec
+from backend.policies import policies
+from backend.store import Region
+from backend.windows import hopping, tumbling
+from backend.workspace import Workspace
+from tests.unit.one_shard import SCHEMA, OneShard
+
+
+def shard(window=None, aggregates=None, **options):
+    options = {"keys": ["key"], "retention": 20, "max_ahead": None, **options}
+    return OneShard(window_spec(window or tumbling(10), SCHEMA, aggregates or {"sum": sum_("value")}, **options))
+
+
+def test_a_window_is_full_at_the_first_message_at_its_end():
+    s = shard()
+    assert s.batch([(0, 1, "a", 1), (1, 9, "b", 2), (2, 9, "a", 3)]) == []
+    assert s.batch([(3, 10, "a", 4)]) == [("full", 0, 0, 10, "a", 4), ("full", 0, 0, 10, "b", 2)]
+    assert s.batch([]) == []
+
+
+def test_what_comes_after_the_closing_message_is_late_even_in_its_micro_batch():
+    s = shard()
+    assert s.batch([(0, 1, "a", 1), (1, 10, "b", 2), (2, 2, "a", 4)], 1000) == [("full", 0, 0, 10, "a", 1)]
+    assert s.outcome.next_due_ms == 11_000
+    assert s.batch([], 10_999) == []
+    assert s.batch([], 11_000) == [("late", 1, 0, 10, "a", 5)]
+    assert s.outcome.next_due_ms is None
+
+
+def test_a_window_first_created_after_its_end_is_late_never_full():
+    s = shard(policies=policies(late="each"))
+    s.batch([(0, 15, "a", 1)])
+    assert s.batch([(1, 3, "b", 2)]) == [("late", 0, 0, 10, "b", 2)]
+    assert s.batch([(2, 4, "b", 3)]) == [("late", 1, 0, 10, "b", 5)]
+
+
+def test_retention_ends_a_window_and_sends_what_waits():
+    s = shard()
+    s.batch([(0, 1, "a", 1), (1, 12, "a", 1), (2, 2, "a", 5)])
+    assert s.batch([(3, 29, "a", 1), (4, 3, "b", 7)]) == [("full", 0, 10, 20, "a", 1)]
+    assert s.errors() == []
+    # 30 is its end and the retention: what waited goes out, then it is gone
+    assert s.batch([(5, 30, "a", 1), (6, 4, "a", 9)]) == [
+        ("full", 0, 20, 30, "a", 1),
+        ("late", 1, 0, 10, "a", 6),
+        ("late", 0, 0, 10, "b", 7),
+    ]
+    assert s.errors() == [(0, 6, "out_of_retention")]
+    windows = [key[1:9] for key in s.visible() if Region.WINDOWS <= key[0] <= Region.REVISIONS]
+    assert min(windows) == (2**63 + 10).to_bytes(8, "big")
+
+
+def test_hopping_windows_share_panes_and_lateness_is_per_window():
+    s = shard(hopping(10, 5), {"n": count(), "all": collect_list("value")}, retention=0, policies=policies(late="each"))
+    assert s.batch([(0, 1, "a", 1), (1, 7, "a", 2)]) == [("full", 0, -5, 5, "a", 1, [1])]
+    # at stream time 10 the window [0, 10) is closed and, without retention, gone; 8 still counts in [5, 15)
+    assert s.batch([(2, 11, "a", 3), (3, 8, "a", 4)]) == [("full", 0, 0, 10, "a", 2, [1, 2])]
+    assert s.errors() == []
+    assert s.batch([(4, 15, "b", 5)]) == [("full", 0, 5, 15, "a", 3, [2, 3, 4])]
+    assert s.batch([(5, 4, "a", 6)]) == []
+    assert s.errors() == [(0, 5, "out_of_retention")]
+
+
+def test_what_is_too_late_for_one_window_never_changes_it_later():
+    s = shard(hopping(10, 5), {"n": count(), "m": median("value")}, retention=5, policies=policies(late="1 hour"))
+    s.batch([(0, 7, "a", 1), (1, 12, "a", 2), (2, 6, "a", 3)])
+    assert s.batch([(3, 14, "b", 0)]) == []
+    # stream time 15: [0, 10) is out of retention, its late update of offset 2 goes out, offset 4 is not in it
+    assert s.batch([(4, 15, "b", 0), (5, 8, "a", 100)]) == [
+        ("full", 0, 5, 15, "a", 3, 2.0),
+        ("full", 0, 5, 15, "b", 1, 0.0),
+        ("late", 1, 0, 10, "a", 2, 2.0),
+    ]
+    assert s.batch([], drain=True) == [
+        ("late", 1, 5, 15, "a", 4, 2.5),
+        ("drain", 0, 10, 20, "a", 1, 2.0),
+        ("drain", 0, 10, 20, "b", 2, 0.0),
+        ("drain", 0, 15, 25, "b", 1, 0.0),
+    ]
+
+
+def test_a_gap_in_time_opens_no_windows():
+    s = shard(hopping("1 hour", "1 minute"))
+    s.batch([(0, 0, "a", 1)])
+    centuries = 10**13
+    results = s.batch([(1, centuries, "a", 2)])
+    assert len(results) == 60
+    assert {row[0] for row in results} == {"full"}
+    assert s.outcome.metrics["full"] == 60
+
+
+def test_early_results_by_wall_clock_then_full():
+    s = shard(policies=policies(early="1 s"))
+    assert s.batch([(0, 1, "a", 1), (1, 2, "b", 1)], 500) == []
+    assert s.outcome.next_due_ms == 1500
+    assert s.batch([(2, 3, "a", 1)], 1500) == [("early", 0, 0, 10, "a", 2), ("early", 0, 0, 10, "b", 1)]
+    assert s.outcome.next_due_ms is None
+    assert s.batch([], 9000) == []
+    assert s.batch([(3, 4, "a", 5)], 10_000) == []
+    assert s.batch([(4, 10, "a", 1)], 10_500) == [("full", 1, 0, 10, "a", 7), ("full", 1, 0, 10, "b", 1)]
+    assert s.batch([(5, 5, "b", 1)], 10_600, drain=True) == [("late", 2, 0, 10, "b", 2), ("drain", 0, 10, 20, "a", 1)]
+
+
+def test_policies_off():
+    s = shard(policies=policies(full=False, late="off"))
+    assert s.batch([(0, 1, "a", 1), (1, 10, "a", 2), (2, 2, "a", 1)]) == []
+    assert s.batch([], 10**6, drain=True) == [("drain", 0, 10, 20, "a", 2)]
+
+
+def test_drained_windows_stay_open_and_count_revisions():
+    s = shard()
+    assert s.batch([(0, 1, "a", 1)], drain=True) == [("drain", 0, 0, 10, "a", 1)]
+    assert s.batch([(1, 2, "a", 1)], drain=True) == [("drain", 1, 0, 10, "a", 2)]
+    assert s.batch([(2, 10, "b", 1)]) == [("full", 2, 0, 10, "a", 2)]
+    assert s.batch([(3, 3, "a", 1)], drain=True) == [("late", 3, 0, 10, "a", 3), ("drain", 0, 10, 20, "b", 1)]
+
+
+def test_several_partitions_close_by_the_slowest_that_is_not_idle():
+    s = shard(idle_after="10 s")
+    assert s.batch([(0, 25, "a", 1)], 0, more={1: [(0, 5, "a", 2)]}) == []
+    assert s.batch([(1, 6, "a", 4)], 5000) == []  # its own partition is far on, the window is still open
+    assert s.outcome.next_due_ms == 10_000
+    assert s.batch([(2, 26, "a", 8)], 10_000) == [("full", 0, 0, 10, "a", 6)]  # partition 1 is idle
+    assert s.errors() == []
+    assert s.batch([], 11_000, more={1: [(1, 7, "a", 16)]}, drain=True) == [
+        ("late", 1, 0, 10, "a", 22),
+        ("drain", 0, 20, 30, "a", 9),
+    ]
+
+
+def test_event_times_that_nobody_can_take():
+    s = shard(max_ahead="1 s")
+    s.batch([(0, 1001, "a", 1), (1, 1000, "a", 1), (2, -(2**62) - 1, "a", 1)], 0)
+    assert s.errors() == [(0, 2, "out_of_range"), (0, 0, "in_future")]
+
+
+def test_negative_times_nulls_and_no_key():
+    s = shard(tumbling(10, origin=3), {"n": count(), "m": max_("value")}, keys=[])
+    s.batch([(0, -8, None, None), (1, -8, "a", 1), (2, -7, "b", None)])
+    assert s.results() == [("full", 0, -17, -7, 2, 1)]
+    keyed = shard()
+    assert keyed.batch([(0, 1, None, 1), (1, 1, "", 2), (2, 10, "a", 0)]) == [
+        ("full", 0, 0, 10, None, 1),
+        ("full", 0, 0, 10, "", 2),
+    ]
+
+
+def test_every_message_is_kept_once_and_proved():
+    s = shard(aggregates={"m": median("value")})
+    s.batch([(3, 1, "a", 1), (4, 12, "a", 3), (9, 2, "b", 5)])
+    assert dict(s.outcome.replay_from) == {(0, 0): 3}
+    assert s.outcome.message_count == 3
+    proofs = {proof.label: proof.count for proof in s.operator.proofs(_state(s))}
+    assert proofs == {"pane [0, 10)": 2, "pane [10, 20)": 1}
+    s.batch([(10, 30, "a", 1)])
+    assert dict(s.outcome.replay_from) == {(0, 0): 4}
+    assert s.outcome.message_count == 2
+    assert s.outcome.message_digest == sum(proof.digest for proof in s.operator.proofs(_state(s))) % 2**64
+
+
+def test_no_message_is_kept_when_no_aggregate_needs_it():
+    s = shard()
+    s.batch([(0, 1, "a", 1)])
+    assert dict(s.outcome.replay_from) == {}
+    assert not any(key[0] == Region.MESSAGES for key in s.visible())
+
+
+def test_several_key_fields_and_types():
+    schema = pa.schema([("a", pa.string()), ("b", pa.int32()), ("c", pa.float64()), ("v", pa.int64())])
+    spec = window_spec(tumbling(10), schema, {"n": count()}, keys=["a", "b", "c"], retention=0)
+    operator = OneShard(spec).operator
+    assert operator.result_schema.names[6:] == ["a", "b", "c", "n"]
+    assert operator.input_fields == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"keys": ["nobody"]}, "keys: 'nobody'"),
+        ({"keys": "key"}, "keys='key'"),
+        ({"keys": ["key", "key"]}, "keys: 'key' is taken"),
+        ({"retention": None}, "retention=None"),
+        ({"retention": "-1 s"}, "retention="),
+        ({"retention_messages": 0}, "retention_messages=0"),
+        ({"idle_after": "later"}, "idle_after="),
+        ({"max_ahead": -1}, "max_ahead="),
+        ({"aggregates": {"key": count()}}, "'key' is taken"),
+        ({"aggregates": {"reason": count()}}, "reason"),
+        ({"aggregates": {"n": sum_("nothing")}}, "nothing"),
+    ],
+)
+def test_bad_specifications_name_the_option(options, named):
+    with pytest.raises(ValueError, match=named):
+        shard(**options)
+
+
+def test_the_manifest_entry_says_what_must_stay():
+    described = shard(hopping(10, 5)).operator.describe()
+    assert described["window"] == {"kind": "hopping", "unit": "time", "size": 10, "step": 5, "origin": 0}
+    assert described["keys"] == [["key", "string"]]
+    assert described["retention_ms"] == 20
+
+
+def test_a_fresh_shard_has_no_clock():
+    s = shard()
+    assert s.batch([]) == []
+    assert s.batch([], drain=True) == []
+    assert s.positions.get((0, 0)) is None
+    assert NO_TIME == -(2**63)
+
+
+def _state(s):
+    return Workspace(s.store, s.bounds)
