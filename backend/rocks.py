@@ -6,6 +6,8 @@ What was measured of rocksdict 0.3.29, and is guarded against here:
   ends by asking one (`_ended`), and a scan that stopped early is `StateCorrupted`, never a short result.
 * `set_iterate_lower_bound` sets the upper bound: scans against the order check their start themselves.
 * `close` keeps the LOCK while an iterator or a snapshot lives: scans that are still open are released first.
+* An iterator points to the upper bound inside its `ReadOptions` and does not keep them: let go of, they end a scan early
+  and silently. Every scan keeps its own.
 * The default mode pickles; `raw_mode` is given to options, writers and batches alike. Options are not remembered by the
   files: `RocksOptions` is applied again at every open.
 * Ingesting a hard link with `move_files` takes 1 ms where copying 16 MB takes 50, and leaves the staged file's bytes
@@ -217,7 +219,8 @@ class RocksStore:
             StateCorrupted: A block could not be read; raised by the scan where it happens.
         """
         native = self._open
-        scan = _Scan(self._path, native.iter(_until(end)), start, end, reverse)
+        options = _until(end)
+        scan = _Scan(self._path, native.iter(options), options, start, end, reverse)
         self._scans.add(scan)
         return scan
 
@@ -346,8 +349,17 @@ class RocksStore:
 class _Scan(Iterator[tuple[bytes, bytes]]):
     """A scan over a raw iterator, which knows whether it ended or failed; lets go of it at its end or at `release`."""
 
-    def __init__(self, path: Path, native: rocksdict.RdictIter, start: bytes, end: bytes | None, reverse: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        native: rocksdict.RdictIter,
+        options: ReadOptions,
+        start: bytes,
+        end: bytes | None,
+        reverse: bool,
+    ) -> None:
         self._path, self._start, self._reverse = path, start, reverse
+        self._options = options  # they own the bytes of the upper bound, to which the iterator only points
         self._native: rocksdict.RdictIter | None = native
         self._done = False
         if not reverse:
