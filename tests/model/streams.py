@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.oracle.windows import Message
@@ -16,6 +17,11 @@ KEYS = ("a", "b", "ab", None)
 STEPS = (0, 0, 1, 1, 2, 3, 5, 7, 10, 12, 25, 60, -1, -2, -3, -5, -8, -11, -20, -40, -100)
 """How far event time moves from the newest so far: mostly on, often back, sometimes far back or far on."""
 PAUSES = (0, 1_000, 4_000, 9_999, 10_000, 59_999, 60_000)
+
+
+def share(part: float) -> settings:
+    """Give settings with a part of the profile's examples, so that the profile still decides how long a hunt is."""
+    return settings(max_examples=max(1, round(settings().max_examples * part)))
 
 
 @dataclass(frozen=True)

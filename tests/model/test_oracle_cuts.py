@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model.streams import cut, cut_points, feeds
+from tests.model.streams import cut, cut_points, feeds, share
 from tests.oracle.windows import Message, Spec, WindowOracle, error_set, full_rows, last_values, run
 
 BASE = Spec("tumbling", 10, keys=("key",), aggregates=(("count", None), ("sum", "value"), ("collect_list", "value")))
@@ -29,7 +29,7 @@ def in_order(batch: tuple[Message, ...]) -> list[Message]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
+@share(0.4)
 @given(st.data())
 def test_cuts_and_replays_change_nothing_with_one_partition(kind, data):
     spec = KINDS[kind]
@@ -46,7 +46,7 @@ def test_cuts_and_replays_change_nothing_with_one_partition(kind, data):
 # Not sessions: whether a very late message finds a retained session to join depends on what the other source partitions
 # have brought by then.
 @pytest.mark.parametrize("kind", ["tumbling", "hopping", "sliding"])
-@settings(max_examples=40)
+@share(0.4)
 @given(st.data())
 def test_cuts_change_neither_errors_nor_last_values_with_several_partitions(kind, data):
     spec = KINDS[kind]

@@ -1,0 +1,175 @@
+"""The columnar window operator against the oracle: each micro-batch's rows and errors, and what a restore gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend import aggregates as agg
+from backend import windows as win
+from backend.operators.spec import window_spec
+from backend.operators.window import WindowOperator
+from backend.policies import Policies
+from tests.model.streams import Feed, feeds, share
+from tests.model.window_driver import SCHEMA, Driver
+from tests.oracle.windows import Message, Row, Spec, WindowOracle
+
+AGGREGATES: dict[str, tuple[agg.Aggregate, tuple[Any, ...]]] = {
+    "n": (agg.count(), ("count", None)),
+    "n_value": (agg.count("value"), ("count", "value")),
+    "total": (agg.sum_("value"), ("sum", "value")),
+    "weight": (agg.sum_("weight"), ("sum", "weight")),
+    "least": (agg.min_("value"), ("min", "value")),
+    "most": (agg.max_("weight"), ("max", "weight")),
+    "mean": (agg.mean("weight"), ("mean", "weight")),
+    "var": (agg.variance("weight"), ("variance", "weight")),
+    "dev": (agg.stddev("weight"), ("stddev", "weight")),
+    "head": (agg.first("value"), ("first", "value")),
+    "tail": (agg.last("weight"), ("last", "weight")),
+    "median": (agg.median("weight"), ("median", "weight")),
+    "q90": (agg.quantile("weight", 0.9), ("quantile", "weight", 0.9)),
+    "list": (agg.collect_list("value"), ("collect_list", "value")),
+    "set": (agg.collect_set("value"), ("collect_set", "value")),
+    "top": (agg.top_k("weight", 2), ("top_k", "weight", 2)),
+}
+LIGHT = ("n", "total", "mean", "head", "var", "most", "least", "tail")
+HEAVY = ("list", "median", "n", "set", "q90", "top", "weight", "n_value")
+
+
+@st.composite
+def specs(draw: st.DrawFn, kind: str, unit: str = "time") -> Spec:
+    """Give a job: sizes of a few milliseconds or messages, so that all edges are near."""
+    size = draw(st.sampled_from((10, 6, 12, 1)))
+    steps = [n for n in (5, 4, 3, 2, 1, 7) if n <= size]
+    step = draw(st.sampled_from(steps)) if kind == "hopping" else 0
+    aligned = unit == "time" and kind in ("tumbling", "hopping")
+    names = draw(st.sampled_from((LIGHT[:3], HEAVY[:3], LIGHT, HEAVY, (*LIGHT, *HEAVY))))
+    return Spec(
+        kind,
+        size,
+        step,
+        origin=draw(st.sampled_from((0, 0, 3, -1))) % (step or size) if aligned else 0,
+        unit=unit,
+        keys=draw(st.sampled_from((("key",), (), ("key", "value")))),
+        aggregates=tuple(AGGREGATES[name][1] for name in dict.fromkeys(names)),
+        retention_ms=draw(st.sampled_from((10, 0, 1, 7, 35, 10_000))),
+        early_ms=draw(st.sampled_from((None, None, 0, 5_000))),
+        late_ms=draw(st.sampled_from((10_000, 0, 4_000))),
+        idle_after_ms=draw(st.sampled_from((None, 60_000))),
+        max_ahead_ms=draw(st.sampled_from((None, None, 15))),
+    )
+
+
+def operator_of(spec: Spec) -> WindowOperator:
+    """Say the same job to the product."""
+    if spec.unit == "messages":
+        made = {
+            "tumbling": lambda: win.tumbling(messages=spec.size),
+            "hopping": lambda: win.hopping(messages=spec.size, every=spec.step),
+            "sliding": lambda: win.sliding(messages=spec.size),
+            "session": lambda: win.session(messages=spec.size),
+        }[spec.kind]()
+    else:
+        made = {
+            "tumbling": lambda: win.tumbling(spec.size, origin=spec.origin),
+            "hopping": lambda: win.hopping(spec.size, spec.step, origin=spec.origin),
+            "sliding": lambda: win.sliding(spec.size),
+            "session": lambda: win.session(spec.size),
+        }[spec.kind]()
+    chosen = {n: ours for n, (ours, theirs) in AGGREGATES.items() if theirs in spec.aggregates}
+    ordered = {n: chosen[n] for theirs in spec.aggregates for n in chosen if AGGREGATES[n][1] == theirs}
+    asked = window_spec(
+        made,
+        SCHEMA,
+        ordered,
+        keys=spec.keys,
+        retention=spec.retention_ms if spec.unit == "time" else None,
+        retention_messages=spec.retention_messages,
+        policies=Policies(spec.early_ms, True, spec.late_ms),
+        idle_after=spec.idle_after_ms,
+        max_ahead=spec.max_ahead_ms,
+    )
+    return WindowOperator(asked)
+
+
+def close(one: Any, two: Any) -> bool:
+    """Compare results: exactly, floats to their last digits."""
+    if isinstance(one, float) and isinstance(two, float):
+        return math.isclose(one, two, rel_tol=1e-12, abs_tol=1e-12) or (math.isnan(one) and math.isnan(two))
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(close, one, two))
+    return bool(one == two)
+
+
+def ordered(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
+    """Sort rows by what names them: the order within a micro-batch is looked at elsewhere."""
+    return sorted(((r.window, r.key, r.revision, r.reason, r.values) for r in rows), key=lambda r: repr(r[:4]))
+
+
+def compare(ours: Iterable[Row], theirs: Iterable[Row]) -> None:
+    """Compare the rows of a micro-batch with the oracle's."""
+    ours, theirs = ordered(ours), ordered(theirs)
+    assert [row[:4] for row in ours] == [row[:4] for row in theirs]
+    for one, two in zip(ours, theirs, strict=True):
+        assert close(one[4], two[4]), (one, two)
+
+
+PHASES = ("retracted", "full", "late", "early", "drain")
+
+
+def judge(spec: Spec, feed: Feed, shards: int) -> None:
+    """Run the operator and the oracle side by side."""
+    operator = operator_of(spec)
+    oracle = WindowOracle(spec, feed.partitions, batched=True)
+    sources = [(0, partition) for partition in range(feed.partitions)]
+    driver = Driver(
+        operator,
+        spec.keys,
+        sources,
+        shards=shards,
+        by_number=spec.unit == "messages",
+        max_ahead_ms=spec.max_ahead_ms,
+    )
+    for number, (batch, wall) in enumerate(zip(feed.batches, feed.walls, strict=True)):
+        drain = number in (len(feed.batches) - 1, len(feed.batches) // 2 if len(feed.messages) % 3 == 0 else -1)
+        known = len(oracle.errors)
+        sent = len(oracle.rows)
+        for message in sorted(set_of(batch), key=lambda m: m.place):
+            oracle.add_message(message, wall)
+        oracle.end_of_batch(wall, drain)
+        output = driver.batch(batch, wall, drain=drain, twice=number % 2 == 0)
+        compare(output.rows, oracle.rows[sent:])
+        assert sorted(output.errors) == sorted((e.place, e.reason) for e in oracle.errors[known:])
+        if shards == 1:
+            phases = [PHASES.index(row.reason) for row in output.rows]
+            assert spec.kind == "session" or phases == sorted(phases)
+        driver.check_restore()
+
+
+def set_of(batch: Iterable[Message]) -> list[Message]:
+    """Give each place once."""
+    return list({message.place: message for message in batch}.values())
+
+
+def kinds(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kind", names)
+
+
+@kinds("tumbling", "hopping")
+@share(0.25)
+@given(st.data())
+def test_time_windows_of_one_partition_equal_the_oracle_in_every_micro_batch(kind, data):
+    judge(data.draw(specs(kind)), data.draw(feeds()), shards=data.draw(st.sampled_from((1, 1, 3))))
+
+
+@kinds("tumbling", "hopping")
+@share(0.25)
+@given(st.data())
+def test_time_windows_of_several_partitions_equal_the_oracle_in_every_micro_batch(kind, data):
+    feed = data.draw(feeds(partitions=data.draw(st.sampled_from((2, 3)))))
+    judge(data.draw(specs(kind)), feed, shards=data.draw(st.sampled_from((1, 1, 3))))

@@ -1,0 +1,215 @@
+"""A small driver of the columnar operator: positions and prefix maxima by plain loops, shards in memory.
+
+It is what the source, the pack stage and the commit protocol do around an operator, without Spark: messages below a
+position are dropped, each micro-batch runs on a fresh workspace, and its changes are applied whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from backend.batch import (
+    BEFORE,
+    MESSAGE_FIELDS,
+    NO_TIME,
+    OFFSET,
+    PARTITION,
+    STREAM,
+    TIME,
+    MicroBatch,
+    Operator,
+    Outcome,
+    Position,
+)
+from backend.memory import MemoryStore
+from backend.store import Changes, Region, region_range
+from backend.workspace import Workspace
+from tests.oracle.windows import Key, Message, Row, Source
+
+SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64()), pa.field("weight", pa.float64())])
+
+
+@dataclass
+class Shard:
+    """Committed state of one shard."""
+
+    store: MemoryStore = field(default_factory=MemoryStore)
+    bounds: dict[int, bytes] = field(default_factory=dict)
+    outcome: Outcome | None = None
+
+
+@dataclass
+class Output:
+    """What one micro-batch gave, over all shards."""
+
+    rows: list[Row]
+    errors: list[tuple[tuple[int, int, int], str]]
+
+
+def shard_of(key: Key, shards: int) -> int:
+    """Route a group key; any fixed function will do."""
+    return sum(repr(key).encode()) % shards
+
+
+class Driver:
+    """Runs an operator over one or more shards.
+
+    Args:
+        operator: The operator under test.
+        keys: Fields of the group key, which is also the routing key.
+        sources: All source partitions, known from the start as a source's listing gives them.
+        shards: How many.
+        schema: The messages' own fields.
+        by_number: Windows are named by their first offset.
+        max_ahead_ms: Event times further ahead of the batch time do not move stream time.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        keys: Sequence[str],
+        sources: Sequence[Source],
+        *,
+        shards: int = 1,
+        schema: pa.Schema = SCHEMA,
+        by_number: bool = False,
+        max_ahead_ms: int | None = None,
+    ) -> None:
+        self.operator, self.keys, self.schema, self.by_number = operator, tuple(keys), schema, by_number
+        self.max_ahead_ms = max_ahead_ms
+        self.shards = [Shard() for _ in range(shards)]
+        self.sources = list(sources)
+        self.positions: dict[Source, Position] = {}
+        self.delivered: list[tuple[Message, int]] = []
+        self.version = 0
+
+    def batch(self, messages: Sequence[Message], wall_ms: int, *, drain: bool = False, twice: bool = False) -> Output:
+        """Run one micro-batch on all shards and commit it.
+
+        Args:
+            messages: Any order; those below a position are dropped, and of equal places all but one.
+            wall_ms: Batch time.
+            drain: The input ends.
+            twice: Throw a first attempt away and compare it with the second.
+        """
+        fresh, after = self._advance(messages, wall_ms)
+        output = Output([], [])
+        for number, shard in enumerate(self.shards):
+            mine = [(m, b) for m, b in fresh if shard_of(self._key(m), len(self.shards)) == number]
+            batch = MicroBatch(self.version, wall_ms, self.table(mine), dict(self.positions), after, drain)
+            outcome, changes = self._attempt(shard, batch)
+            if twice:
+                again, same = self._attempt(shard, batch)
+                assert again.results.equals(outcome.results)
+                assert again.errors.equals(outcome.errors)
+                assert (list(same.keys), list(same.values)) == (list(changes.keys), list(changes.values))
+            shard.store.write(changes)
+            shard.bounds, shard.outcome = dict(changes.bounds), outcome
+            output.rows.extend(self.rows_of(outcome.results))
+            output.errors.extend(_errors_of(outcome.errors))
+        self.positions = after
+        self.delivered.extend(fresh)
+        self.version += 1
+        return output
+
+    def _attempt(self, shard: Shard, batch: MicroBatch) -> tuple[Outcome, Changes]:
+        work = Workspace(shard.store, shard.bounds)
+        outcome = self.operator.process(batch, work)
+        return outcome, work.changes()
+
+    def _advance(
+        self, messages: Sequence[Message], wall_ms: int
+    ) -> tuple[list[tuple[Message, int]], dict[Source, Position]]:
+        after = dict(self.positions)
+        for source in self.sources:
+            after.setdefault(source, Position(0, NO_TIME, wall_ms))
+        fresh = []
+        for message in sorted(messages, key=lambda m: m.place):
+            position = after[message.source]
+            if message.offset < position.next_offset:
+                continue
+            fresh.append((message, position.stream_time))
+            time = position.stream_time
+            if self.max_ahead_ms is None or message.time <= wall_ms + self.max_ahead_ms:
+                time = max(time, message.time)
+            after[message.source] = Position(message.offset + 1, time, wall_ms)
+        return fresh, after
+
+    def _key(self, message: Message) -> Key:
+        return tuple(message.fields[name] for name in self.keys)
+
+    def table(self, messages: Sequence[tuple[Message, int]]) -> pa.Table:
+        """Lay out messages, each with the newest event time before it, as an operator reads them."""
+        columns: dict[str, list[Any]] = {
+            STREAM: [m.stream for m, _ in messages],
+            PARTITION: [m.partition for m, _ in messages],
+            OFFSET: [m.offset for m, _ in messages],
+            TIME: [m.time for m, _ in messages],
+            BEFORE: [before for _, before in messages],
+        }
+        fields = [self.schema.field(name) for name in self.operator.input_fields]
+        for entry in fields:
+            columns[entry.name] = [m.fields[entry.name] for m, _ in messages]
+        return pa.table(columns, schema=pa.schema([*MESSAGE_FIELDS, *fields]))
+
+    def rows_of(self, results: pa.Table) -> list[Row]:
+        """Give results as the oracle writes them."""
+        assert results.schema.equals(self.operator.result_schema), results.schema
+        rows = []
+        values = [n for n in results.column_names[6:] if n not in self.keys]
+        for row in results.to_pylist():
+            window = (row["start_offset"],) if self.by_number else (row["window_start"], row["window_end"])
+            rows.append(
+                Row(
+                    row["reason"],
+                    row["revision"],
+                    window,
+                    tuple(row[name] for name in self.keys),
+                    tuple(row[name] for name in values),
+                    row["start_offset"],
+                    row["last_offset"],
+                )
+            )
+        return rows
+
+    # -- what a restore must give ---------------------------------------------------------------------------------
+
+    def check_restore(self) -> None:
+        """Rebuild each shard's messages from the source as a restore does, and compare with what is stored."""
+        for number, shard in enumerate(self.shards):
+            outcome = shard.outcome
+            assert outcome is not None
+            stored = dict(shard.store.scan(*_visible(shard, Region.MESSAGES)))
+            rejected = set(outcome.rejected)
+            again = [
+                (m, b)
+                for m, b in self.delivered
+                if shard_of(self._key(m), len(self.shards)) == number
+                and m.offset >= outcome.replay_from.get(m.source, 2**63)
+                and m.place not in rejected
+            ]
+            keys, values = self.operator.replay_rows(self.table(again))
+            assert list(keys) == sorted(keys)
+            bound = shard.bounds.get(Region.MESSAGES, b"")
+            rebuilt = {k: v for k, v in zip(keys, values, strict=True) if k[0] == Region.MESSAGES and k >= bound}
+            assert rebuilt == stored
+            assert outcome.message_count == len(stored)
+            self._check_proofs(shard, stored)
+
+    def _check_proofs(self, shard: Shard, stored: dict[bytes, bytes]) -> None:
+        for proof in self.operator.proofs(Workspace(shard.store, shard.bounds)):
+            inside = {k: v for k, v in stored.items() if proof.start <= k < proof.end}
+            assert len(inside) == proof.count, proof.label
+
+
+def _visible(shard: Shard, region: int) -> tuple[bytes, bytes]:
+    start, end = region_range(region)
+    return max(start, shard.bounds.get(region, b"")), end
+
+
+def _errors_of(errors: pa.Table) -> list[tuple[tuple[int, int, int], str]]:
+    return [((e["stream"], e["partition"], e["offset"]), e["reason"]) for e in errors.to_pylist()]
