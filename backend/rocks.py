@@ -6,8 +6,8 @@ What was measured of rocksdict 0.3.29, and is guarded against here:
   ends by asking one (`_ended`), and a scan that stopped early is `StateCorrupted`, never a short result.
 * `set_iterate_lower_bound` sets the upper bound: scans against the order check their start themselves.
 * `close` keeps the LOCK while an iterator or a snapshot lives: scans that are still open are released first.
-* An iterator points to the upper bound inside its `ReadOptions` and does not keep them: let go of, they end a scan early
-  and silently. Every scan keeps its own.
+* An iterator points to the upper bound inside its `ReadOptions` and does not keep them: once they are let go of, the
+  scan ends early and silently. Every scan keeps its own.
 * The default mode pickles; `raw_mode` is given to options, writers and batches alike. Options are not remembered by the
   files: `RocksOptions` is applied again at every open.
 * Ingesting a hard link with `move_files` takes 1 ms where copying 16 MB takes 50, and leaves the staged file's bytes

@@ -1,0 +1,284 @@
+"""Bring your own logic: a function over one shard's micro-batch with named stores, inside the same commit.
+
+Everything the function does to its stores goes through the attempt's workspace, so it is committed, changelogged and
+restored together with everything else of the shard, and an attempt that Spark did not commit leaves no trace.
+
+>>> import pyarrow as pa
+>>> from backend.batch import MicroBatch, MESSAGE_FIELDS
+>>> from backend.memory import MemoryStore
+>>> from backend.workspace import Workspace
+>>> def totals(messages, context):
+...     store = context["totals"]
+...     for user in messages["user"].to_pylist():
+...         store.put(user, (store.get(user) or 0) + 1)
+...     return pa.table({"user": ["anna"], "n": [store.get("anna")]})
+>>> schema = pa.schema([("user", pa.string()), ("n", pa.int64())])
+>>> operator = ProcessOperator(totals, schema, stores=[key_value_store("totals")], fields=["user"])
+>>> rows = [[0, 0], [0, 0], [7, 8], [10, 20], [0, 10], ["anna", "anna"]]
+>>> table = pa.table(rows, schema=pa.schema([*MESSAGE_FIELDS, ("user", pa.string())]))
+>>> work = Workspace(MemoryStore())
+>>> operator.process(MicroBatch(1, 1_000, table, {}, {}), work).results.to_pylist()
+[{'user': 'anna', 'n': 2}]
+>>> operator.process(MicroBatch(2, 2_000, table, {}, {}), work).results.to_pylist()
+[{'user': 'anna', 'n': 4}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+
+from backend.batch import ERROR_SCHEMA, RESERVED, MicroBatch, Outcome, Proof
+from backend.durations import Duration
+from backend.errors import ValueInvalid
+from backend.key_value_store import KeyValueOptions
+from backend.named_store import Declaration, NamedStore, event_time
+from backend.session_store import MIN_SEGMENT_INTERVAL_MS, SessionOptions
+from backend.standalone import bind_all, check_declarations
+from backend.state_variables import TTLOptions
+from backend.store import Region
+from backend.window_options import WindowOptions
+from backend.workspace import Workspace
+
+FORMAT = 1
+"""Version of the operator's entry in the manifest."""
+
+ADDED_BY_SINKS = ("shard", "version", "sequence")
+"""Columns that identify a result row; the function's results cannot have them."""
+
+
+def window_store(
+    name: str,
+    *,
+    retention: Duration,
+    window_size: Duration,
+    grace: Duration | None = None,
+    retain_duplicates: bool = False,
+    value_type: Any = None,
+) -> WindowOptions:
+    """Declare a window store (KIP-428); the arguments are those of `window_options.WindowOptions`."""
+    return WindowOptions(name, retention, window_size, grace, retain_duplicates, value_type)
+
+
+def session_store(
+    name: str,
+    *,
+    retention: Duration,
+    num_segments: int = 3,
+    min_segment_interval: Duration = MIN_SEGMENT_INTERVAL_MS,
+    value_type: Any = None,
+) -> SessionOptions:
+    """Declare a session store (KIP-94); the arguments are those of `session_store.SessionOptions`."""
+    return SessionOptions(name, retention, num_segments, min_segment_interval, value_type)
+
+
+def value_state(name: str, *, ttl: Duration | None = None, value_type: Any = None) -> TTLOptions:
+    """Declare a value per key, which expires `ttl` after its last write by the batch time."""
+    return TTLOptions("value", name, ttl, value_type)
+
+
+def list_state(name: str, *, ttl: Duration | None = None, value_type: Any = None) -> TTLOptions:
+    """Declare a list per key, of which each element (of `value_type`) expires by itself."""
+    return TTLOptions("list", name, ttl, value_type)
+
+
+def map_state(name: str, *, ttl: Duration | None = None, value_type: Any = None) -> TTLOptions:
+    """Declare a map per key, of which each entry (with a value of `value_type`) expires by itself."""
+    return TTLOptions("map", name, ttl, value_type)
+
+
+def key_value_store(name: str, *, value_type: Any = None) -> KeyValueOptions:
+    """Declare a plain key-value store."""
+    return KeyValueOptions(name, value_type)
+
+
+class ProcessContext:
+    """What a function is given beside the messages; good for one call.
+
+    Args:
+        stores: The shard's stores by name.
+        batch: The micro-batch.
+
+    Attributes:
+        stores: Read-only mapping of the stores; `context["name"]` is short for it.
+        time_ms: Batch time that Spark logged: the same when the micro-batch runs again.
+        version: Spark's batch id.
+        drain: The bounded input ends with this micro-batch.
+        next_due_ms: Earliest batch time asked for by `run_again_at`.
+    """
+
+    __slots__ = ("drain", "next_due_ms", "stores", "time_ms", "version")
+
+    def __init__(self, stores: Mapping[str, NamedStore], batch: MicroBatch) -> None:
+        self.stores: Mapping[str, Any] = MappingProxyType(dict(stores))
+        self.time_ms, self.version, self.drain = batch.time_ms, batch.version, batch.drain
+        self.next_due_ms: int | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.stores[name]
+        except KeyError:
+            declared = ", ".join(self.stores) or "none"
+            raise KeyError(f"no store {name!r}; declared are: {declared}") from None
+
+    def run_again_at(self, time_ms: int) -> None:
+        """Ask for a micro-batch at this batch time, in ms, even when no message comes; the earliest request counts.
+
+        It holds until the next call of the function, which may ask again.
+        """
+        due = event_time(time_ms, "the time to run again at")
+        self.next_due_ms = due if self.next_due_ms is None else min(self.next_due_ms, due)
+
+
+Function = Callable[[pa.Table, Any], "pa.Table | pa.RecordBatch | None"]
+"""(messages, `ProcessContext`) -> results in the declared schema; None for no results."""
+
+
+class ProcessOperator:
+    """A user's function as an operator.
+
+    The function is called once per shard and micro-batch, also with no rows: time may have come, or the input ended. It
+    should be a pure function of messages, stores and batch time, since Spark may run a micro-batch again.
+
+    Args:
+        function: (messages, context) -> results. `messages` has `batch.MESSAGE_FIELDS`, then `fields`, sorted by
+            (stream, partition, offset).
+        result_schema: Schema of the results.
+        stores: Declarations; regions are numbered in their order, so the order must stay.
+        fields: The message fields that the function reads: only they travel to the shards.
+
+    Raises:
+        TypeError: The function cannot be called, the schema is none, or a store is no declaration.
+        ValueError: Two stores or two columns of one name, a reserved name, too many stores.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        result_schema: pa.Schema,
+        *,
+        stores: Sequence[Declaration] = (),
+        fields: Sequence[str] = (),
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"function must be callable, not {type(function).__name__}")
+        if not isinstance(result_schema, pa.Schema):
+            raise TypeError(f"result_schema must be a pyarrow.Schema, not {type(result_schema).__name__}")
+        self._function = function
+        self._schema = result_schema.remove_metadata()
+        self._stores = tuple(stores)
+        self._fields = _check_fields(fields)
+        check_declarations(self._stores)
+        _check_schema(self._schema)
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        """The schema that the function's results are held to."""
+        return self._schema
+
+    @property
+    def input_fields(self) -> Sequence[str]:
+        """The message fields that the function reads."""
+        return self._fields
+
+    def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
+        """Call the function on one micro-batch.
+
+        Raises:
+            ValueInvalid: The function returned something else than the declared results.
+            ManifestMismatch: A region holds another store than the declared one.
+        """
+        stores = bind_all(self._stores, work, batch.time_ms)
+        try:
+            context = ProcessContext(stores, batch)
+            results = _checked(self._function(batch.messages, context), self._schema)
+            for store in stores.values():
+                store.save()
+            return Outcome(
+                results,
+                ERROR_SCHEMA.empty_table(),
+                next_due_ms=context.next_due_ms,
+                metrics={
+                    f"{name}.{what}": count
+                    for name, store in stores.items()
+                    for what, count in store.counters().items()
+                    if count
+                },
+            )
+        finally:
+            for store in stores.values():
+                store.release()
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give none: the messages are not kept, the stores are restored from the changelog."""
+        return [], []
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give none: there is no message store."""
+        return ()
+
+    def describe(self) -> dict[str, object]:
+        """Give the manifest's entry; of a store kind, name, layout, value type and region must stay the same."""
+        return {
+            "operator": "process",
+            "format": FORMAT,
+            "fields": list(self._fields),
+            "result_schema": [[field.name, str(field.type)] for field in self._schema],
+            "stores": [
+                {**declaration.describe(), "region": Region.USER + number}
+                for number, declaration in enumerate(self._stores)
+            ],
+        }
+
+
+def _check_fields(fields: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(fields, str) or not all(isinstance(name, str) and name for name in fields):
+        raise TypeError(f"fields={fields!r}: a sequence of field names is allowed")
+    names = tuple(fields)
+    reserved = sorted(set(names) & set(RESERVED))
+    if reserved:
+        raise ValueError(f"fields: {reserved} are in every message already; allowed are the source's own fields")
+    if len(set(names)) != len(names):
+        raise ValueError(f"fields={list(names)}: a field is named once")
+    return names
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    if len(set(schema.names)) != len(schema.names):
+        raise ValueError(f"result_schema: the columns {schema.names} have a name twice")
+    taken = [name for name in schema.names if name in ADDED_BY_SINKS]
+    if taken:
+        raise ValueError(f"result_schema: {taken} are added to each result row; allowed are other names")
+
+
+def _checked(results: object, schema: pa.Schema) -> pa.Table:
+    """Hold what the function returned to its schema: the columns in its order, safe casts only."""
+    if results is None:
+        return schema.empty_table()
+    if isinstance(results, pa.RecordBatch):
+        results = pa.Table.from_batches([results])
+    if not isinstance(results, pa.Table):
+        raise ValueInvalid(
+            "the function of process() must return a pyarrow.Table, a RecordBatch or None",
+            why=f"{type(results).__name__} was returned",
+        )
+    if sorted(results.column_names) != sorted(schema.names):
+        raise ValueInvalid(
+            "the function of process() returned other columns than declared",
+            why=f"found {results.column_names}, declared {schema.names}",
+        )
+    for field in _nulls(results, schema):
+        raise ValueInvalid("the function of process() returned a null where none is allowed", where=field)
+    try:
+        return results.select(schema.names).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueInvalid(
+            "the function of process() returned a column that does not fit its declared type", why=str(error)
+        ) from error
+
+
+def _nulls(results: pa.Table, schema: pa.Schema) -> Iterator[str]:
+    return (field.name for field in schema if not field.nullable and results.column(field.name).null_count)

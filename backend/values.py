@@ -1,0 +1,143 @@
+"""The values that users put into named stores: MessagePack behind a format byte, checked when written.
+
+Layout of a value (format 1)::
+
+    +--------+------------------------+
+    | format | MessagePack (msgspec)  |
+    | 1 byte | >= 1 byte              |
+    +--------+------------------------+
+
+A store never holds what it could not give back: with a `value_type` every value is validated against it before it is
+written; without one only values whose type MessagePack keeps are taken (a tuple would come back as a list). There is no
+pickle anywhere near state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from backend.errors import StateCorrupted, UnknownFormat, ValueInvalid
+from backend.store import MAX_VALUE_BYTES
+
+FORMAT = 1
+_FORMAT_BYTE = bytes([FORMAT])
+
+_SCALARS = frozenset({bool, int, float, str, bytes})
+_MAX_DEPTH = 64
+
+
+class ValueCodec:
+    """Turns a store's values into bytes and back.
+
+    Args:
+        value_type: A type that msgspec can decode to (`int`, `list[str]`, `dict[str, float]`, a dataclass, a
+            `msgspec.Struct`, `datetime`, ...). None: plain values, that is bool, int, float, str, bytes, and lists and
+            dicts of plain values and None.
+
+    Raises:
+        TypeError: msgspec does not support `value_type`.
+
+    >>> codec = ValueCodec()
+    >>> codec.decode(codec.encode({"n": 1, "tags": ["a", None]}))
+    {'n': 1, 'tags': ['a', None]}
+    >>> typed = ValueCodec(tuple[int, str])
+    >>> typed.decode(typed.encode((1, "x")))
+    (1, 'x')
+    """
+
+    __slots__ = ("_decode", "_encode", "value_type")
+
+    def __init__(self, value_type: Any = None) -> None:
+        self.value_type = value_type
+        self._encode = msgspec.msgpack.Encoder().encode
+        decoder = msgspec.msgpack.Decoder() if value_type is None else msgspec.msgpack.Decoder(value_type)
+        self._decode = decoder.decode
+
+    def encode(self, value: object) -> bytes:
+        """Encode a value; a numpy scalar is taken as the Python value it holds.
+
+        Raises:
+            ValueInvalid: None, a type that would not come back, or over `store.MAX_VALUE_BYTES`.
+        """
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None:
+            raise ValueInvalid("None is no value", why="putting None deletes, where a store has a delete")
+        if self.value_type is None:
+            _require_plain(value, 0)
+        try:
+            data = _FORMAT_BYTE + self._encode(value)
+            if self.value_type is not None:
+                self._decode(memoryview(data)[1:])
+        except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeEncodeError) as error:
+            raise ValueInvalid(
+                f"a value of type {type(value).__name__} cannot be stored",
+                why=f"{error} (value_type is {describe_type(self.value_type)})",
+            ) from error
+        if len(data) > MAX_VALUE_BYTES:
+            raise ValueInvalid("a value is over the size bound", why=f"{len(data)} bytes, allowed {MAX_VALUE_BYTES}")
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        """Decode what `encode` gave.
+
+        Raises:
+            UnknownFormat: A newer release wrote it.
+            StateCorrupted: The bytes are not a value, or not one of `value_type`.
+        """
+        if data[:1] != _FORMAT_BYTE:
+            raise UnknownFormat(
+                "a value in a store has an unknown format",
+                why=f"format {data[:1].hex() or 'missing'}, this release reads {FORMAT:02x}",
+                command="install the release that wrote it",
+            )
+        try:
+            return self._decode(memoryview(data)[1:])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StateCorrupted(
+                "a value in a store cannot be decoded",
+                why=f"{error} (value_type is {describe_type(self.value_type)})",
+            ) from error
+
+
+def describe_type(value_type: Any) -> str:
+    """Give a type as text for the manifest.
+
+    >>> describe_type(None), describe_type(int), describe_type(list[int])
+    ('plain', 'int', 'list[int]')
+    """
+    if value_type is None:
+        return "plain"
+    return (
+        value_type.__qualname__
+        if isinstance(value_type, type) and not hasattr(value_type, "__args__")
+        else str(value_type)
+    )
+
+
+def _require_plain(value: object, depth: int) -> None:
+    kind = type(value)
+    if kind in _SCALARS:
+        return
+    if depth < _MAX_DEPTH and isinstance(value, list) and kind is list:
+        for item in value:
+            if item is not None:
+                _require_plain(item, depth + 1)
+        return
+    if depth < _MAX_DEPTH and isinstance(value, dict) and kind is dict:
+        for key, item in value.items():
+            if type(key) not in _SCALARS:
+                raise ValueInvalid(
+                    f"a dict key of type {type(key).__name__} cannot be stored", why="allowed are plain scalars"
+                )
+            if item is not None:
+                _require_plain(item, depth + 1)
+        return
+    raise ValueInvalid(
+        f"a value of type {kind.__name__} is not plain",
+        why="without a value_type allowed are bool, int, float, str, bytes, and lists and dicts of them, "
+        f"at most {_MAX_DEPTH} deep: another type would not come back the same",
+    )
