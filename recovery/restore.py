@@ -13,13 +13,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import add
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from backend.batch import OFFSET, PARTITION, STREAM, Proof
@@ -99,7 +99,7 @@ def above_bounds(rows: Rows, bounds: dict[int, bytes]) -> Rows:
     keys, values = list(rows[0]), list(rows[1])
     if not keys:
         return keys, values
-    messages, index = bisect_left(keys, region_range(Region.MESSAGES)[1]), bisect_left(keys, b"\x02")
+    index = bisect_left(keys, region_range(Region.MESSAGE_INDEX)[0])
     expired = bounds.get(Region.MESSAGE_INDEX)
     if expired is not None:
         cut = bisect_left(keys, expired, index)
@@ -108,10 +108,9 @@ def above_bounds(rows: Rows, bounds: dict[int, bytes]) -> Rows:
         if gone:
             kept = [at for at, key in enumerate(keys) if key not in gone]
             keys, values = [keys[at] for at in kept], [values[at] for at in kept]
-            messages = bisect_left(keys, region_range(Region.MESSAGES)[1])
     bound = bounds.get(Region.MESSAGES)
     if bound is not None:
-        cut = bisect_left(keys, bound, 0, messages)
+        cut = bisect_left(keys, bound)
         del keys[:cut], values[:cut]
     return keys, values
 
@@ -141,7 +140,8 @@ def restore_shard(
 
     Raises:
         RestoreMismatch: Count or digest of a window, or the totals, differ: the database has no commit row.
-        ValueError: A chunk is not sorted, or holds rows of another region.
+        KeyInvalid: A chunk is not sorted.
+        ValueError: A chunk holds rows of another region.
     """
     started = time.monotonic()
     record = history.record
@@ -230,9 +230,11 @@ def _measure(
     return sums, count, digest
 
 
-def _paged(store: RocksStore, start: bytes, end: bytes, pages: Iterable[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+def _paged(
+    store: RocksStore, start: bytes, end: bytes, pages: Iterable[bytes]
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
     cuts = [start, *(page for page in pages if start < page < end), end]
-    for low, high in zip(cuts, cuts[1:], strict=False):
+    for low, high in pairwise(cuts):
         keys, values = store.scan_arrays(low, high)
         if keys:
             yield keys, values
@@ -321,4 +323,4 @@ class _Runs:
 
 
 def _bytes(rows: Sequence[bytes]) -> int:
-    return int(pc.sum(pc.binary_length(pa.array(rows, pa.large_binary()))).as_py() or 0)
+    return sum(map(len, rows))

@@ -1,0 +1,259 @@
+"""A restored shard holds exactly what was committed; else the error names the window, and there is no commit row."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+import xxhash
+
+from backend.batch import Position, Proof
+from backend.errors import KeyInvalid, RestoreMismatch
+from backend.rocks import RocksStore
+from backend.store import Changes
+from backend.workspace import Workspace
+from recovery.changelog import FileChangelog, History
+from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
+from recovery.restore import Rows, accepted, check_messages, restore_shard
+
+WINDOW = 10
+COMMIT = Commit(4, "c" * 32)
+
+
+def key_of(time: int, offset: int) -> bytes:
+    return b"\x01" + time.to_bytes(8, "big") + offset.to_bytes(8, "big")
+
+
+def value_of(offset: int) -> bytes:
+    return hashlib.sha256(str(offset).encode()).digest()
+
+
+def digest_of(rows: Iterable[tuple[bytes, bytes]]) -> int:
+    return sum(xxhash.xxh3_64(key + value).intdigest() for key, value in rows) % 2**64
+
+
+class Windows:
+    """Tumbling windows: `\\x03 <start>` -> (count, digest) of the messages in `[start, start + 10)`."""
+
+    def proofs(self, work: Workspace) -> Iterator[Proof]:
+        for key, value in work.scan(b"\x03", b"\x04"):
+            start = int.from_bytes(key[1:], "big")
+            count, digest = msgspec.msgpack.decode(value)
+            low, high = (b"\x01" + time.to_bytes(8, "big") for time in (start, start + WINDOW))
+            yield Proof(f"window [{start}, {start + WINDOW})", low, high, count, digest)
+
+
+def committed(rows: dict[bytes, bytes], bounds: dict[int, bytes] | None = None, base: Path | None = None) -> History:
+    """Log what a commit with these messages would have logged."""
+    windows: dict[int, list[tuple[bytes, bytes]]] = {}
+    for key, value in rows.items():
+        windows.setdefault(int.from_bytes(key[1:9], "big") // WINDOW * WINDOW, []).append((key, value))
+    meta = {
+        b"\x03" + start.to_bytes(8, "big"): msgspec.msgpack.encode((len(inside), digest_of(inside)))
+        for start, inside in windows.items()
+    }
+    record = CommitRecord(
+        shard=0,
+        commit=COMMIT,
+        parent=None,
+        time_ms=0,
+        positions=[(0, 0, Position(1000, 0, 0))],
+        bounds=bounds or {},
+        replay_from=[(0, 0, 0)],
+        message_count=len(rows),
+        message_digest=digest_of(rows.items()),
+    )
+    log = FileChangelog(base or "memory://restore-shard")
+    keys = sorted(meta)
+    log.append(record, Changes(keys, [meta[key] for key in keys]))
+    return log.read(0, COMMIT)
+
+
+def chunks(rows: dict[bytes, bytes], size: int, seed: int = 1) -> list[Rows]:
+    """Deal rows out to chunks that overlap each other, each sorted."""
+    dealt = list(rows)
+    random.Random(seed).shuffle(dealt)
+    parts = [sorted(dealt[at : at + size]) for at in range(0, len(dealt), size)]
+    return [(part, [rows[key] for key in part]) for part in parts]
+
+
+def content(path: Path) -> dict[bytes, bytes]:
+    with RocksStore.open(path, create=False) as store:
+        return dict(store.scan(b"", None))
+
+
+MESSAGES = {key_of(time, offset): value_of(offset) for offset, time in enumerate([0, 3, 3, 9, 10, 11, 25, 29, 30] * 40)}
+
+
+@pytest.mark.parametrize("run_bytes", [1, 5_000, 10**9])
+def test_everything_is_there_and_the_commit_row_too(tmp_path: Path, run_bytes: int) -> None:
+    history = committed(MESSAGES)
+    told = restore_shard(history, chunks(MESSAGES, 50), Windows(), tmp_path / "db", run_bytes=run_bytes)
+    found = content(tmp_path / "db")
+    assert {key: value for key, value in found.items() if key[0] == 1} == MESSAGES
+    assert {key: value for key, value in found.items() if key[0] == 3} == dict(
+        zip(history.keys.to_pylist(), history.values.to_pylist(), strict=True)
+    )
+    assert decode_record(found[COMMIT_KEY]) == history.record
+    assert (told.messages, told.rows, told.proofs) == (len(MESSAGES), len(history), 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["db"], "nothing else is left"
+
+
+def test_a_message_twice_is_one(tmp_path: Path) -> None:
+    twice = chunks(MESSAGES, 50) + chunks(MESSAGES, 33, seed=2)
+    told = restore_shard(committed(MESSAGES), twice, Windows(), tmp_path / "db")
+    assert told.messages == len(MESSAGES)
+
+
+def mismatch(tmp_path: Path, rows: dict[bytes, bytes], history: History | None = None) -> RestoreMismatch:
+    with pytest.raises(RestoreMismatch) as caught:
+        restore_shard(history or committed(MESSAGES), chunks(rows, 50), Windows(), tmp_path / "db")
+    assert COMMIT_KEY not in content(tmp_path / "db"), "what is not proven is not committed"
+    assert caught.value.command
+    assert "shard 0" in caught.value.where
+    return caught.value
+
+
+def test_a_lost_message_is_named_by_its_window(tmp_path: Path) -> None:
+    rows = dict(MESSAGES)
+    del rows[key_of(25, 6)]
+    error = mismatch(tmp_path, rows)
+    assert "window [20, 30): 79 messages, 80 were committed" in error.why
+    assert "window [0, 10)" not in error.why
+
+
+def test_the_last_message_counts(tmp_path: Path) -> None:
+    rows = dict(MESSAGES)
+    del rows[max(rows)]
+    assert "window [30, 40): 39 messages, 40 were committed" in mismatch(tmp_path, rows).why
+
+
+def test_a_message_too_many_is_named(tmp_path: Path) -> None:
+    assert "window [10, 20): 81 messages, 80" in mismatch(tmp_path, {**MESSAGES, key_of(12, 999): b""}).why
+
+
+def test_another_value_is_found_by_the_digest(tmp_path: Path) -> None:
+    error = mismatch(tmp_path, {**MESSAGES, key_of(30, 8): b"another"})
+    assert "window [30, 40): 40 messages, as committed, but others" in error.why
+
+
+def test_a_message_outside_all_windows_is_found_by_the_totals(tmp_path: Path) -> None:
+    assert "in all 361 messages, 360 were committed" in mismatch(tmp_path, {**MESSAGES, key_of(500, 999): b""}).why
+
+
+def test_another_message_outside_all_windows_is_found_by_the_digest(tmp_path: Path) -> None:
+    rows = {key_of(1, 1): b"kept outside all windows"}
+    record = CommitRecord(0, COMMIT, None, 0, [], {}, [], [], [], 1, digest_of(rows.items()))
+    empty = pa.array([], pa.large_binary())
+    error = mismatch(tmp_path, {key_of(1, 1): b"another"}, History(record, empty, empty, 0))
+    assert "in all 1 messages, as committed, but others" in error.why
+
+
+def test_many_differences_are_counted(tmp_path: Path) -> None:
+    rows = {key_of(at * 10, at): b"v" for at in range(20)}
+    error = mismatch(tmp_path, {}, committed(rows))
+    assert error.why.count("were committed") == 5
+    assert "and 16 more" in error.why  # 20 windows and the total
+
+
+def test_a_restore_that_died_is_made_again_elsewhere(tmp_path: Path) -> None:
+    def dying() -> Iterator[Rows]:
+        yield chunks(MESSAGES, 50)[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        restore_shard(committed(MESSAGES), dying(), Windows(), tmp_path / "db")
+    assert COMMIT_KEY not in content(tmp_path / "db")
+    with pytest.raises(FileExistsError):
+        restore_shard(committed(MESSAGES), chunks(MESSAGES, 50), Windows(), tmp_path / "db")
+    restore_shard(committed(MESSAGES), chunks(MESSAGES, 50), Windows(), tmp_path / "again")
+    assert COMMIT_KEY in content(tmp_path / "again")
+
+
+def test_what_is_below_the_bound_is_left_out(tmp_path: Path) -> None:
+    bounds = {1: key_of(10, 0)}
+    live = {key: value for key, value in MESSAGES.items() if key >= bounds[1]}
+    restore_shard(committed(live, bounds), chunks(MESSAGES, 50), Windows(), tmp_path / "db")
+    assert {key for key in content(tmp_path / "db") if key[0] == 1} == set(live)
+
+
+def test_expired_index_rows_take_their_messages_along(tmp_path: Path) -> None:
+    # key-first layout: the message key says nothing of time; the index row does
+    rows = {b"\x01user-" + bytes([at]) + at.to_bytes(8, "big"): value_of(at) for at in range(100)}
+    index = {b"\x02" + (at * 5).to_bytes(8, "big") + key[1:]: b"" for at, key in enumerate(rows)}
+    bound = b"\x02" + (250).to_bytes(8, "big")
+    live = {key: value for at, (key, value) in enumerate(rows.items()) if at >= 50}
+
+    class NoWindows:
+        def proofs(self, work: Workspace) -> Sequence[Proof]:
+            return []
+
+    record = CommitRecord(0, COMMIT, None, 0, [], {2: bound}, [], [], [], len(live), digest_of(live.items()))
+    empty = pa.array([], pa.large_binary())
+    together = [({**{k: rows[k] for k in part}, **{i: b"" for i in index if i[9:] in {k[1:] for k in part}}})
+                for part in (list(rows)[:70], list(rows)[70:])]  # fmt: skip
+    given = [(sorted(part), [part[key] for key in sorted(part)]) for part in together]
+    restore_shard(History(record, empty, empty, 0), given, NoWindows(), tmp_path / "db")
+    found = content(tmp_path / "db")
+    assert {key: value for key, value in found.items() if key[0] == 1} == live
+    assert {key for key in found if key[0] == 2} == {key for key in index if key >= bound}
+
+
+def test_rows_of_another_region_and_unsorted_ones_are_refused(tmp_path: Path) -> None:
+    for number, keys in enumerate([[b"\x00commit"], [b"\x01a", b"\x03a"], [b"\x40a"]]):
+        with pytest.raises(ValueError, match="another region"):
+            restore_shard(committed({}), [(keys, [b""] * len(keys))], Windows(), tmp_path / str(number))
+    with pytest.raises(KeyInvalid):
+        restore_shard(committed({}), [([b"\x01b", b"\x01a"], [b"", b""])], Windows(), tmp_path / "db")
+
+
+def test_without_messages_the_changelog_is_all(tmp_path: Path) -> None:
+    restore_shard(committed({}), [], Windows(), tmp_path / "db")
+    assert decode_record(content(tmp_path / "db")[COMMIT_KEY]).commit == COMMIT
+
+
+def test_proofs_that_overlap_are_measured_in_one_pass(tmp_path: Path) -> None:
+    rows = {key_of(at, at): value_of(at) for at in range(200)}
+    with RocksStore.open(tmp_path / "db") as store:
+        keys = sorted(rows)
+        store.write(Changes(keys, [rows[key] for key in keys]))
+        proofs = []
+        for start in range(0, 190, 5):  # hopping: 25 wide, every 5
+            inside = {
+                key: value for key, value in rows.items() if start <= int.from_bytes(key[1:9], "big") < start + 25
+            }
+            low, high = (b"\x01" + time.to_bytes(8, "big") for time in (start, start + 25))
+            proofs.append(Proof(str(start), low, high, len(inside), digest_of(inside.items())))
+        record = CommitRecord(0, COMMIT, None, 0, [], {}, [], [], [], len(rows), digest_of(rows.items()))
+        assert check_messages(store, record, proofs) == []
+        assert check_messages(store, record, proofs, sorted(rows)[3::7]) == []
+        broken = [*proofs[:-1], Proof("odd", proofs[-1].start, proofs[-1].end, 1, 0)]
+        assert check_messages(store, record, broken) == ["odd: 15 messages, 1 were committed"]
+
+
+def test_rejected_and_foreign_offsets_are_left_out() -> None:
+    record = CommitRecord(
+        shard=0,
+        commit=COMMIT,
+        parent=None,
+        time_ms=0,
+        positions=[(0, 0, Position(50, 0, 0)), (0, 1, Position(5, 0, 0)), (1, 0, Position(9, 0, 0))],
+        bounds={},
+        replay_from=[(0, 0, 47), (0, 1, 3), (1, 0, 9)],
+        rejected=[(0, 0, 48), (0, 1, 48), (1, 0, 3)],
+    )
+    offsets = [(0, 0, at) for at in range(45, 52)] + [(0, 1, at) for at in range(2, 6)] + [(1, 0, 3), (1, 0, 9)]
+    table = pa.table(
+        {
+            "_stream": pa.array([at[0] for at in offsets], pa.uint16()),
+            "_partition": pa.array([at[1] for at in offsets], pa.int32()),
+            "_offset": pa.array([at[2] for at in offsets], pa.int64()),
+        }
+    )
+    left = [tuple(row.values()) for row in accepted(table, record).to_pylist()]
+    assert left == [(0, 0, 47), (0, 0, 49), (0, 1, 3), (0, 1, 4)]
