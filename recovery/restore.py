@@ -157,7 +157,7 @@ def restore_shard(
         proofs = list(operator.proofs(Workspace(store, record.bounds)))
         count = _prove(store, record, proofs, runs.pages())
         store.write(Changes([COMMIT_KEY], [encode_record(record)], record.bounds))
-    return Restored(record, len(history), count, runs.length, len(proofs), time.monotonic() - started)
+    return Restored(record, history.rows, count, runs.length, len(proofs), time.monotonic() - started)
 
 
 def check_messages(

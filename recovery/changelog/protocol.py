@@ -39,7 +39,9 @@ class History:
     read_bytes: int
     notes: tuple[str, ...] = ()
 
-    def __len__(self) -> int:
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
         return len(self.keys)
 
     def chunks(self, rows: int = 8192) -> Iterator[tuple[list[bytes], list[bytes]]]:

@@ -140,7 +140,7 @@ def test_an_empty_micro_batch_is_a_record_too(make: Make) -> None:
     assert history.record.commit == commit(1)
     empty = make()
     empty.append(record(0, shard=5), changes({}))
-    assert len(empty.read(5, commit(0))) == 0
+    assert empty.read(5, commit(0)).rows == 0
 
 
 def test_shards_are_apart(make: Make) -> None:

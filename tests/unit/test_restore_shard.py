@@ -100,7 +100,7 @@ def test_everything_is_there_and_the_commit_row_too(tmp_path: Path, run_bytes: i
         zip(history.keys.to_pylist(), history.values.to_pylist(), strict=True)
     )
     assert decode_record(found[COMMIT_KEY]) == history.record
-    assert (told.messages, told.rows, told.proofs) == (len(MESSAGES), len(history), 4)
+    assert (told.messages, told.rows, told.proofs) == (len(MESSAGES), history.rows, 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["db"], "nothing else is left"
 
 
