@@ -17,21 +17,19 @@ of the pane's length would.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
-from backend.messages import digest
-from backend.operators import kept, panes, revisions
-from backend.operators.arrays import IntArray, Mask, compress, dense, firsts, least, spread, union
+from backend.batch import NO_TIME, TIME, Proof
+from backend.operators import panes, revisions, upkeep
+from backend.operators.arrays import IntArray, spread, union
 from backend.operators.arrivals import fold, place, started
 from backend.operators.facts import ALL_EPOCHS, Facts, Pairs
 from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
 from backend.operators.kept import Kept
 from backend.operators.panes import Panes
-from backend.operators.partials import FIRST_CLOCK, PartialStore, Stored, concat
+from backend.operators.partials import PartialStore, Stored, concat
 from backend.operators.results import Evaluator, Results
 from backend.operators.revisions import Revisions
 from backend.operators.spec import WindowSpec
@@ -116,7 +114,6 @@ class _Step:
         self._load()
         self._send()
         self._store()
-        self._expire()
 
     # -- choose ---------------------------------------------------------------------------------------------------
 
@@ -303,103 +300,34 @@ class _Step:
     # -- store ----------------------------------------------------------------------------------------------------
 
     def _store(self) -> None:
-        work, turn = self.turn.work, self.turn
-        fresh = self._store_partials()
-        stays = self.grid.last_window(self.placed.pane) > self.progress.gone_after
-        digests = self._store_messages(self.kind.kept, stays) if self.kind.kept is not None else None
-        self._store_panes(stays, digests, fresh)
-        self.waiting.store(work, self.space, self.grid.origin, self.grid.step)
-        due = [self.waiting.due_ms(), None if self.all_revisions else turn.ledger.due_ms]
-        turn.ledger.due_ms = min((time for time in due if time is not None), default=None)
-        turn.ledger.counted += turn.messages.num_rows
-
-    def _store_partials(self) -> tuple[IntArray, IntArray]:
-        """Write the merged partials of touched groups; gives pane and skip of the groups that are new."""
-        none = np.empty(0, np.int64)
-        alive = self.grid.last_window(self.arrived.pane) > self.progress.gone_after
-        if not alive.any():
-            return none, none
-        old = len(self.stored)
-        rows = np.concatenate([np.arange(old), np.flatnonzero(alive) + old])
-        pane, panes_ = compress(np.concatenate([self.stored.pane, self.arrived.pane[alive]]))
-        skip = np.concatenate([self.stored.skip, self.arrived.skip[alive]])
-        key = np.concatenate([self.stored_key, self.arrived_key[alive]])
-        skips, space = int(skip.max()) + 1, len(self.space)
-        group, codes = dense((pane * skips + skip) * space + key, len(panes_) * skips * space)
-        touched, was = np.zeros(len(codes), np.bool_), np.zeros(len(codes), np.bool_)
-        touched[group[old:]], was[group[:old]] = True, True
-        needed = touched[group]
-        number = (np.cumsum(touched) - 1)[group[needed]]
-        codes, was = codes[touched], was[touched]
-        table = self._merged(rows[needed], number, len(codes))
-        numbers_, skip = panes_[codes // (skips * space)], codes // space % skips
-        encoded = self.space.keys.take(pa.array(codes % space))
-        self.kind.partials.put(self.turn.work, numbers_, skip, encoded, table)
-        return numbers_[~was], skip[~was]
-
-    def _merged(self, rows: IntArray, group: IntArray, count: int) -> pa.Table:
-        if len(rows) == count:
-            return self.content.take(pa.array(rows[np.argsort(group)]))
-        some = self.content.take(pa.array(rows))
-        clock = least(numbers(some, FIRST_CLOCK), group, count)
-        merged = self.kind.incremental.merge(some.drop_columns([FIRST_CLOCK]), group, count)
-        return merged.append_column(self.kind.partials.schema.field(FIRST_CLOCK), pa.array(clock))
-
-    def _store_messages(self, store: Kept, stays: Mask) -> list[int]:
-        """Write the messages that stay; gives the digest per pane, in order of pane."""
-        turn = self.turn
-        messages = turn.messages.filter(pa.array(stays))
-        keys, values, of = store.rows(messages)
-        turn.work.put_many(keys, values)
-        skip = self.placed.skip[stays]
-        kept.put_marks(turn.work, kept.SKIPPED, messages.filter(pa.array(skip > 0)), skip[skip > 0])
-        bound = self._start(self.progress.gone_after + 1)
-        for refused in turn.refused:
-            kept.put_marks(turn.work, kept.REFUSED, refused.filter(pa.array(numbers(refused, TIME) >= bound)))
-        pane = self.placed.pane[stays][of]  # ascending, because the keys begin with the time
-        edges = np.flatnonzero(np.diff(pane, prepend=pane[:1] - 1, append=pane[-1:] + 1)).tolist()
-        digests = [digest(keys[low:high], values[low:high]) for low, high in pairwise(edges)]
-        turn.ledger.messages += len(keys)
-        turn.ledger.digest = (turn.ledger.digest + sum(digests)) % 2**64
-        return digests
-
-    def _store_panes(self, stays: Mask, digests: list[int] | None, fresh: tuple[IntArray, IntArray]) -> None:
-        """Write the metadata of touched panes; `fresh` is pane and skip of each new group."""
-        number, panes_ = compress(self.placed.pane[stays])
-        if not len(panes_):
-            return
-        touched = [self.panes.known.get(pane) or self.panes.fresh(pane) for pane in panes_.tolist()]
-        counts = np.bincount(number, minlength=len(panes_)).tolist()
-        new = np.bincount(np.searchsorted(panes_, fresh[0]), minlength=len(panes_)).tolist()
-        for pane, count, groups, added in zip(touched, counts, new, digests or [0] * len(touched), strict=True):
-            pane.count += count
-            pane.groups += groups
-            pane.digest = (pane.digest + added) % 2**64
-        skipping = fresh[1] > 0
-        for at, skip in zip(np.searchsorted(panes_, fresh[0][skipping]), fresh[1][skipping].tolist(), strict=True):
-            touched[at].skips = sorted({*touched[at].skips, skip})
-        for at, found in _source_ranges(number, self.turn.messages, stays):
-            panes.extend(touched[at], found)
-        panes.write(self.turn.work, touched)
-
-    # -- expire ---------------------------------------------------------------------------------------------------
-
-    def _expire(self) -> None:
-        """Move the bound past the windows that are out of retention; results of them were sent before."""
-        turn, work = self.turn, self.turn.work
-        if self.progress.gone_after > self.gone_before:
-            bound = self._start(self.progress.gone_after + 1)
-            if self.kind.kept is not None:
-                gone = Panes(self.grid, work)
-                gone.load_before((self.progress.gone_after + 1) * self.grid.panes_per_step - 1)
-                turn.ledger.messages -= sum(pane.count for pane in gone.known.values())
-                turn.ledger.digest = (turn.ledger.digest - sum(pane.digest for pane in gone.known.values())) % 2**64
-                kept.drop_marks(work, bound)
-            for region in (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES, Region.REVISIONS):
-                work.raise_bound(region, start_bytes(region, bound))
-        if self.kind.kept is not None:
-            turn.replay_from = panes.start_offsets(panes.all_panes(work))
-            turn.rejected = kept.refused(work)
+        """Write what changed, of windows still in retention."""
+        kind, turn, progress = self.kind, self.turn, self.progress
+        bound = self._start(progress.gone_after + 1)
+        place = (
+            np.concatenate([self.stored.pane, self.arrived.pane]),
+            np.concatenate([self.stored.skip, self.arrived.skip]),
+            np.concatenate([self.stored_key, self.arrived_key]),
+        )
+        alive = self.grid.last_window(self.arrived.pane) > progress.gone_after
+        fresh = upkeep.store_partials(
+            turn, kind.partials, kind.incremental, self.space, self.content, place, len(self.stored), alive
+        )
+        pane, digests = self.placed.pane, None
+        stays = self.grid.last_window(pane) > progress.gone_after
+        if kind.kept is not None:
+            digests = upkeep.store_messages(turn, kind.kept, pane, self.placed.skip, stays, bound)
+        upkeep.store_panes(turn, self.panes, pane, stays, digests, fresh)
+        self.waiting.store(turn.work, self.space, self.grid.origin, self.grid.step)
+        turn.wait_until(self.waiting.due_ms(), afresh=self.all_revisions)
+        if progress.gone_after > self.gone_before:
+            gone = None
+            if kind.kept is not None:
+                gone = Panes(self.grid, turn.work)
+                gone.load_before((progress.gone_after + 1) * self.grid.panes_per_step - 1)
+            regions = (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES, Region.REVISIONS)
+            upkeep.expire(turn, gone, dict.fromkeys(regions, bound))
+        if kind.kept is not None:
+            upkeep.note_replay(turn)
 
 
 def _all(windows: IntArray) -> IntArray:
@@ -413,21 +341,3 @@ def _positions(known: IntArray, wanted: IntArray) -> tuple[IntArray, IntArray]:
     at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
     rows = np.flatnonzero(known[at] == wanted)
     return rows, at[rows]
-
-
-def _source_ranges(
-    number: IntArray, messages: pa.Table, stays: Mask
-) -> Iterable[tuple[int, list[tuple[int, int, int, int]]]]:
-    """Give per pane number the (stream, partition, first offset, last offset) of messages; they are in offset order."""
-    stream, partition, offset = (numbers(messages, name)[stays] for name in (STREAM, PARTITION, OFFSET))
-    source, _ = compress(stream * 2**32 + partition)
-    sources = int(source.max(initial=0)) + 1
-    spot, spots = dense(number * sources + source, (int(number.max(initial=0)) + 1) * sources)
-    low = firsts(spot, len(spots))
-    high = np.empty(len(spots), np.int64)
-    high[spot] = np.arange(len(spot))
-    found: dict[int, list[tuple[int, int, int, int]]] = {}
-    for at, first, last in zip((spots // sources).tolist(), low.tolist(), high.tolist(), strict=True):
-        place_ = (int(stream[first]), int(partition[first]), int(offset[first]), int(offset[last]))
-        found.setdefault(at, []).append(place_)
-    return found.items()

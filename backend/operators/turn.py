@@ -81,6 +81,11 @@ class Turn:
         self.messages = self.messages.filter(pa.array(~rows))
         self.metrics[reason] += int(rows.sum())
 
+    def wait_until(self, due_ms: int | None, *, afresh: bool) -> None:
+        """Note when something is due; `afresh` when everything that waits was looked at."""
+        times = [due_ms, None if afresh else self.ledger.due_ms]
+        self.ledger.due_ms = min((time for time in times if time is not None), default=None)
+
 
 def numbers(table: pa.Table, name: str) -> IntArray:
     """Give an integer column as int64, without a copy where it is one chunk of int64."""
