@@ -1,0 +1,1 @@
+"""Real flights, a disaster, a restore, a proof: `python -m recovery.demo`."""
