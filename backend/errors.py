@@ -92,6 +92,10 @@ class SourceGap(RewindError):
     """Offsets are missing, or step back, in a source that does not declare it."""
 
 
+class SourceUnavailable(RewindError):
+    """The source does not answer, or one of its topics does not exist."""
+
+
 class HistoryLost(RewindError):
     """The source or the changelog no longer has what a restore needs."""
 

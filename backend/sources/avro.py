@@ -1,0 +1,119 @@
+"""Avro values: the Avro schema as Spark's fields, and bytes into an Arrow struct.
+
+Values are bare Avro binary of one known schema (no container file, no schema registry's prefix). Decoding is a loop in
+Python, by fastavro: no columnar decoder of single values exists. It costs several times what JSON in the JVM costs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
+
+_PRIMITIVES = {
+    "boolean": "boolean",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "bytes": "binary",
+    "string": "string",
+    "enum": "string",
+    "fixed": "binary",
+}
+_LOGICAL = {
+    ("int", "date"): "date",
+    ("long", "timestamp-millis"): "timestamp",
+    ("long", "timestamp-micros"): "timestamp",
+}
+_BAD_VALUE = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error)
+
+
+def fields_of(schema: str) -> StructType:
+    """Give Spark's fields for an Avro record schema (JSON). All are nullable: what is parsed may be missing.
+
+    Raises:
+        ValueError: It is not a record, or has a type without a counterpart (a union of several types, a decimal).
+    """
+    from pyspark.sql.types import StructType
+
+    try:
+        parsed = json.loads(schema)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"value={schema!r}: with format='avro' it must be an Avro schema in JSON ({error})") from None
+    found = _type(parsed, {})
+    if not isinstance(found, StructType) or not found.fields:
+        raise ValueError(f"value={schema!r}: the Avro schema must be a record of at least one field")
+    return found
+
+
+def _type(schema: Any, named: dict[str, DataType]) -> DataType:
+    from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType, _parse_datatype_string
+
+    if isinstance(schema, list):  # a union: only "null or one type" has a counterpart
+        others = [branch for branch in schema if branch != "null"]
+        if len(others) != 1:
+            raise ValueError(f"value: the Avro union {json.dumps(schema)} has no counterpart; only [null, type] has")
+        return _type(others[0], named)
+    if isinstance(schema, str):
+        if schema in named:
+            return named[schema]
+        schema = {"type": schema}
+    kind = schema["type"]
+    if kind == "record":
+        found: DataType = StructType(
+            [StructField(field["name"], _type(field["type"], named), True) for field in schema["fields"]]
+        )
+    elif kind == "array":
+        found = ArrayType(_type(schema["items"], named))
+    elif kind == "map":
+        found = MapType(StringType(), _type(schema["values"], named))
+    elif isinstance(kind, dict | list):
+        found = _type(kind, named)
+    else:
+        logical = schema.get("logicalType")
+        name = _LOGICAL.get((kind, logical)) if logical else _PRIMITIVES.get(kind)
+        if name is None:
+            raise ValueError(f"value: the Avro type {json.dumps(schema)} has no counterpart")
+        found = _parse_datatype_string(name)
+    if "name" in schema:
+        named[schema["name"]] = found
+    return found
+
+
+class AvroDecoder:
+    """Decode an array of Avro values; a function for `ValueFormat`, sent to the workers as its schema.
+
+    Args:
+        schema: Of the record, JSON.
+        arrow_type: The struct type to give.
+    """
+
+    def __init__(self, schema: str, arrow_type: pa.DataType) -> None:
+        self._schema = schema
+        self._type = arrow_type
+
+    def __call__(self, values: pa.Array) -> pa.Array:
+        """Give a struct per value, null where the bytes are not exactly one record of the schema."""
+        import fastavro
+        import pyarrow as pa
+
+        schema = fastavro.parse_schema(json.loads(self._schema))
+        records: list[Any] = []
+        for value in values.to_pylist():
+            record = None
+            if value is not None:
+                data = io.BytesIO(value)
+                try:
+                    record = fastavro.schemaless_reader(data, schema, None)
+                except _BAD_VALUE:
+                    record = None
+                if data.tell() != len(value):  # bytes behind the record: another schema wrote it
+                    record = None
+            records.append(record)
+        return pa.array(records, self._type)

@@ -1,0 +1,281 @@
+"""The Kafka source: topics through Spark's own connector, live and, for a replay, in exact offset ranges.
+
+Stream and replay read with the same isolation level and parse with the same expression, so a replay sees the messages
+that the stream saw. Spark keeps the offsets in its checkpoint; no consumer group's offsets are touched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import HistoryLost
+from backend.sources import OffsetRange, TopicPartition
+from backend.sources.formats import ValueFormat, parse
+from backend.sources.kafka_admin import TopicIdentity, identities, offsets
+from backend.sources.kafka_settings import KafkaSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+ISOLATION = ("read_committed", "read_uncommitted")
+DEFAULT_OFFSETS_PER_TASK = 500_000
+
+_OURS = frozenset(
+    option.lower()
+    for option in (
+        "assign",
+        "subscribe",
+        "subscribePattern",
+        "startingOffsets",
+        "endingOffsets",
+        "startingTimestamp",
+        "endingTimestamp",
+        "startingOffsetsByTimestamp",
+        "endingOffsetsByTimestamp",
+        "failOnDataLoss",
+        "includeHeaders",
+        "maxOffsetsPerTrigger",
+        "kafka.bootstrap.servers",
+        "kafka.isolation.level",
+    )
+)
+_SECRET = ("kafka.sasl.", "kafka.ssl.", "kafka.security.")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSource:
+    """What `kafka` makes; see there."""
+
+    topics: tuple[str, ...]
+    settings: KafkaSettings
+    value: ValueFormat
+    key: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    isolation: str = "read_committed"
+    starting: str = "earliest"
+    max_offsets_per_trigger: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def stream(self, spark: SparkSession) -> DataFrame:
+        """Give the streaming DataFrame; a query that starts anew begins at `starting`.
+
+        Offsets that are gone fail the query. Partitions that are added while it runs are read from their beginning.
+        """
+        options = {"subscribe": ",".join(self.topics), "startingOffsets": self.starting, "failOnDataLoss": "true"}
+        if self.max_offsets_per_trigger is not None:
+            options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
+        return self._rows(spark, options, streaming=True)
+
+    def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
+        """Give exactly the messages of half-open offset ranges.
+
+        Raises:
+            HistoryLost: A range reaches outside of what the topics hold.
+            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        """
+        wanted = {key: bounds for key, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
+        if not wanted:
+            return self._parse(spark.createDataFrame([], _ROW))
+        here = self.offsets(spark)
+        for (topic, partition), (start, end) in wanted.items():
+            earliest, latest = here.get((topic, partition), (0, 0))
+            if start < earliest or end > latest:
+                raise HistoryLost(
+                    "the topic does not hold the offsets that a replay needs",
+                    where=f"{topic}-{partition}",
+                    why=f"needed are {start} to {end - 1}, there are {earliest} to {latest - 1}",
+                    command="keep the topic's retention longer than the windows', "
+                    "or accept the loss: rewind restore --accept-loss",
+                )
+        options = {
+            "assign": _partitions(wanted),
+            "startingOffsets": _by_topic({key: bounds[0] for key, bounds in wanted.items()}),
+            "endingOffsets": _by_topic({key: bounds[1] for key, bounds in wanted.items()}),
+            "failOnDataLoss": "true",
+            "maxRecordsPerPartition": str(DEFAULT_OFFSETS_PER_TASK),
+        }
+        return self._rows(spark, options, streaming=False)
+
+    def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
+        """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it.
+
+        Raises:
+            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        """
+        return offsets(self.settings, self.topics, committed_only=self.isolation == "read_committed")
+
+    def identities(self) -> dict[str, TopicIdentity]:
+        """Give each topic's id and number of partitions, for `kafka_admin.compare`.
+
+        Raises:
+            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        """
+        return identities(self.settings, self.topics)
+
+    def describe(self) -> dict[str, object]:
+        """Give the manifest's entry: no servers, a cluster may move; nothing secret."""
+        return {
+            "kind": "kafka",
+            "topics": list(self.topics),
+            "value": self.value.describe(),
+            "key": self.key,
+            "headers": dict(self.headers),
+            "isolation": self.isolation,
+        }
+
+    def _rows(self, spark: SparkSession, options: Mapping[str, str], *, streaming: bool) -> DataFrame:
+        from backend.spark.connector import ensure_connector
+
+        ensure_connector(spark)
+        reader: Any = spark.readStream if streaming else spark.read
+        rows = (
+            reader.format("kafka")
+            .options(**self.settings.for_spark(), **self.options, **options)
+            .option("kafka.isolation.level", self.isolation)
+            .option("includeHeaders", str(bool(self.headers)).lower())
+            .load()
+        )
+        return self._parse(rows)
+
+    def _parse(self, rows: DataFrame) -> DataFrame:
+        """Parse the values; the key and the headers that were asked for become fields too."""
+        from pyspark.sql import functions as f
+
+        extra = []
+        for name, kind in _ddl(self.key):
+            extra.append(_typed(f.col("key"), kind).alias(name))
+        for name, kind in self.headers.items():
+            extra.append(_typed(_last_header(name), kind).alias(name))
+        taken = set(self.value.fields().names)
+        for name in [name for name, _ in _ddl(self.key)] + list(self.headers):
+            if name in taken:
+                raise ValueError(f"field {name!r}: is given twice by value, key and headers")
+            taken.add(name)
+        return parse(rows, self.value, extra)
+
+
+_ROW = (
+    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key: string, value: binary>>"
+)
+
+
+def kafka(
+    topics: str | Sequence[str],
+    *,
+    servers: str | KafkaSettings,
+    value: str | StructType = "",
+    format: str | Callable[[Any], Any] = "json",
+    key: str = "",
+    headers: Mapping[str, str] | None = None,
+    isolation: str = "read_committed",
+    starting: str | Mapping[TopicPartition, int] = "earliest",
+    max_offsets_per_trigger: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> KafkaSource:
+    """Read Kafka topics as a replayable stream.
+
+    Args:
+        topics: A name or several.
+        servers: `host:port,...`, with security from `REWIND_KAFKA_*` in the environment; or `KafkaSettings`.
+        value: The fields of a value: Spark DDL or a `StructType`; the schema in JSON for `avro`; nothing for `raw`.
+        format: `json`, `avro` (bare binary), `raw`, or a function: `pyarrow.BinaryArray -> pyarrow.StructArray` of the
+            same length, null where a value is malformed; it runs again in a replay, so it must be pure.
+        key: The message's key as one more field, DDL such as `"user string"`; other types are read from its text.
+        headers: Header -> type: the last header of that name as one more field; null without it.
+        isolation: `read_committed` (aborted transactions are not seen) or `read_uncommitted`.
+        starting: Where a new query begins: `earliest`, `latest`, or an offset for every (topic, partition).
+        max_offsets_per_trigger: Bound on the offsets of one micro-batch over all partitions.
+        options: More of the connector's options, such as `minPartitions` or `kafka.max.poll.records`.
+
+    Raises:
+        ValueError: Of a bad option, naming it.
+    """
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not names or any(not name or "," in name for name in names) or len(set(names)) != len(names):
+        raise ValueError(f"topics={topics!r}: must be one or more different names")
+    if isolation not in ISOLATION:
+        raise ValueError(f"isolation={isolation!r}: must be one of {', '.join(ISOLATION)}")
+    bound = max_offsets_per_trigger
+    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 1):
+        raise ValueError(f"max_offsets_per_trigger={bound!r}: must be an integer of at least 1, or None")
+    _ddl(key)
+    for name in options or {}:
+        if name.lower() in _OURS:
+            raise ValueError(f"options: {name!r} is set by the source itself; see the arguments of kafka()")
+        if name.lower().startswith(_SECRET):
+            raise ValueError(f"options: {name!r} must be given by KafkaSettings, which keeps it out of sight")
+    schema = value if isinstance(value, str) else value.toDDL()
+    parsed = ValueFormat("function", schema, format) if callable(format) else ValueFormat(format, schema)
+    return KafkaSource(
+        topics=tuple(sorted(names)),
+        settings=servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers),
+        value=parsed,
+        key=key,
+        headers=dict(headers or {}),
+        isolation=isolation,
+        starting=_starting(starting, names),
+        max_offsets_per_trigger=bound,
+        options=dict(options or {}),
+    )
+
+
+def _starting(starting: str | Mapping[TopicPartition, int], topics: Sequence[str]) -> str:
+    if isinstance(starting, str):
+        if starting not in ("earliest", "latest"):
+            raise ValueError(f"starting={starting!r}: must be 'earliest', 'latest', or offsets per (topic, partition)")
+        return starting
+    if {topic for topic, _ in starting} != set(topics) or any(offset < 0 for offset in starting.values()):
+        raise ValueError(f"starting={dict(starting)!r}: must give offsets from 0 for every (topic, partition)")
+    return _by_topic(starting)
+
+
+def _by_topic(values: Mapping[TopicPartition, int]) -> str:
+    """Write the connector's JSON: topic -> partition -> offset.
+
+    >>> _by_topic({("t", 0): 5, ("t", 1): 7})
+    '{"t": {"0": 5, "1": 7}}'
+    """
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in values.items():
+        topics.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(topics)
+
+
+def _partitions(wanted: Iterable[TopicPartition]) -> str:
+    """Write the connector's JSON: topic -> partitions.
+
+    >>> _partitions([("t", 0), ("t", 1)])
+    '{"t": [0, 1]}'
+    """
+    topics: dict[str, list[int]] = {}
+    for topic, partition in wanted:
+        topics.setdefault(topic, []).append(partition)
+    return json.dumps(topics)
+
+
+def _ddl(text: str) -> list[tuple[str, str]]:
+    """Split `"name type"` in its two words; nothing for an empty text."""
+    if not text.strip():
+        return []
+    name, _, kind = text.strip().partition(" ")
+    if not kind or "," in text:
+        raise ValueError(f"key={text!r}: must be one field, 'name type'")
+    return [(name, kind.strip())]
+
+
+def _typed(column: Column, kind: str) -> Column:
+    """Read bytes as a type: binary as it is, anything else from its text; null where the text is not one."""
+    return column if kind == "binary" else column.cast("string").try_cast(kind)
+
+
+def _last_header(name: str) -> Column:
+    """Give the value of the last header of a name; null without one."""
+    from pyspark.sql import functions as f
+
+    named = f.filter(f.col("headers"), lambda header: header["key"] == f.lit(name))
+    return f.try_element_at(named, f.lit(-1))["value"]

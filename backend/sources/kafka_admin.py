@@ -1,0 +1,132 @@
+"""What a cluster says of topics, asked with confluent-kafka from the driver: offsets and identities.
+
+No consumer group is joined and no offset committed: groups and offsets of others stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import SourceUnavailable, SourceWentBack
+from backend.sources import OffsetRange, TopicPartition
+
+if TYPE_CHECKING:
+    from backend.sources.kafka_settings import KafkaSettings
+
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIdentity:
+    """Which topic it is, whatever its name.
+
+    Attributes:
+        id: Kafka's topic id (KIP-516); another one when a topic was deleted and made again.
+        partitions: How many it has.
+    """
+
+    id: str
+    partitions: int
+
+
+def identities(settings: KafkaSettings, topics: Sequence[str]) -> dict[str, TopicIdentity]:
+    """Ask for the identity of each topic.
+
+    Raises:
+        SourceUnavailable: The cluster does not answer, or a topic does not exist.
+    """
+    from confluent_kafka import KafkaException, TopicCollection
+
+    admin = _admin(settings)
+    found: dict[str, TopicIdentity] = {}
+    try:
+        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_S)
+        for topic, answer in asked.items():
+            told = answer.result(TIMEOUT_S)
+            found[topic] = TopicIdentity(_hex(told.topic_id), len(told.partitions))
+    except (KafkaException, TimeoutError) as error:
+        raise _unavailable(settings, topics, error) from None
+    return found
+
+
+def offsets(
+    settings: KafkaSettings, topics: Sequence[str], *, committed_only: bool
+) -> dict[TopicPartition, OffsetRange]:
+    """Ask for the earliest offset and the one after the latest of every partition.
+
+    Args:
+        settings: The cluster.
+        topics: Topics.
+        committed_only: End where the first open transaction begins, as a `read_committed` reader does.
+
+    Raises:
+        SourceUnavailable: The cluster does not answer, or a topic does not exist.
+    """
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka.admin import OffsetSpec
+
+    known = identities(settings, topics)
+    partitions = [(topic, p) for topic in topics for p in range(known[topic].partitions)]
+    level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
+    admin = _admin(settings)
+    edges: list[dict[tuple[str, int], int]] = []
+    try:
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
+            wanted = {TopicPartition(topic, p): spec for topic, p in partitions}
+            asked = admin.list_offsets(wanted, isolation_level=level, request_timeout=TIMEOUT_S)
+            edges.append({(key.topic, key.partition): answer.result(TIMEOUT_S).offset for key, answer in asked.items()})
+    except (KafkaException, TimeoutError) as error:
+        raise _unavailable(settings, topics, error) from None
+    return {key: (edges[0][key], edges[1][key]) for key in partitions}
+
+
+def compare(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicIdentity]) -> list[str]:
+    """Compare identities, as of the checkpoint and now; give what there is to announce, one sentence each.
+
+    Raises:
+        SourceWentBack: A topic was deleted and made again: its offsets mean other messages.
+
+    >>> compare({"t": TopicIdentity("a", 1)}, {"t": TopicIdentity("a", 3)})
+    ['topic t has 3 partitions, it had 1: the new ones are read from their beginning']
+    """
+    notes: list[str] = []
+    for topic, was in before.items():
+        found = now.get(topic)
+        if found is None:
+            continue
+        if found.id != was.id or found.partitions < was.partitions:
+            raise SourceWentBack(
+                "a topic was deleted and made again",
+                where=topic,
+                why=f"its id is {found.id}, the checkpoint was made with {was.id}",
+                command="start anew with another checkpoint",
+            )
+        if found.partitions > was.partitions:
+            notes.append(
+                f"topic {topic} has {found.partitions} partitions, it had {was.partitions}: "
+                "the new ones are read from their beginning"
+            )
+    return notes
+
+
+def _admin(settings: KafkaSettings) -> Any:
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient(settings.for_client() | {"log_level": 0})
+
+
+def _hex(uuid: Any) -> str:
+    """Give a topic id as hex; the client shows it as two signed halves."""
+    high, low = uuid.get_most_significant_bits(), uuid.get_least_significant_bits()
+    return f"{high % 2**64:016x}{low % 2**64:016x}"
+
+
+def _unavailable(settings: KafkaSettings, topics: Iterable[str], error: Exception) -> SourceUnavailable:
+    return SourceUnavailable(
+        "Kafka does not tell about the topics",
+        where=f"{settings.servers}, {', '.join(topics)}",
+        why=settings.redact(error) or type(error).__name__,
+        command="check the servers, the topics' names and the credentials",
+    )

@@ -1,0 +1,57 @@
+"""The options of the Kafka source: refused by name before anything starts; nothing secret described."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from backend.sources.kafka import kafka
+from backend.sources.kafka_admin import TopicIdentity, compare
+from backend.sources.kafka_settings import KafkaSettings
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"topics": ""}, "topics="),
+        ({"topics": ["a", "a"]}, "topics="),
+        ({"topics": "a,b"}, "topics="),
+        ({"servers": "nowhere"}, "servers="),
+        ({"isolation": "serializable"}, "isolation="),
+        ({"starting": "middle"}, "starting="),
+        ({"starting": {("other", 0): 1}}, "starting="),
+        ({"max_offsets_per_trigger": 0}, "max_offsets_per_trigger=0"),
+        ({"format": "xml"}, "format='xml'"),
+        ({"value": ""}, "value=''"),
+        ({"key": "a int, b int"}, "key="),
+        ({"key": "a"}, "key="),
+        ({"options": {"failOnDataLoss": "false"}}, "failOnDataLoss"),
+        ({"options": {"kafka.sasl.jaas.config": "x"}}, "KafkaSettings"),
+    ],
+)
+def test_a_bad_option_is_named(options, named):
+    with pytest.raises(ValueError, match=named):
+        kafka(**{"topics": "a", "servers": "h:1", "value": "n int", **options})
+
+
+def test_offsets_to_start_from_are_written_as_the_connector_reads_them():
+    source = kafka("t", servers="h:1", value="n int", starting={("t", 0): 5, ("t", 1): 0})
+    assert json.loads(source.starting) == {"t": {"0": 5, "1": 0}}
+
+
+def test_the_manifest_gets_what_a_replay_depends_on_and_nothing_secret():
+    settings = KafkaSettings("h:1", mechanism="PLAIN", username="ann", password="s3cret")
+    source = kafka(["b", "a"], servers=settings, value="n  int", key="k string", headers={"h": "int"})
+    assert source.topics == ("a", "b")
+    described = source.describe()
+    assert described["topics"] == ["a", "b"]
+    assert described["isolation"] == "read_committed"
+    assert described["value"]["schema"] == "n int"
+    assert "s3cret" not in json.dumps(described) + repr(source)
+
+
+def test_identities_tell_a_topic_made_again_from_one_that_grew():
+    was = {"t": TopicIdentity("1", 2)}
+    assert compare(was, {"t": TopicIdentity("1", 2)}) == []
+    assert len(compare(was, {"t": TopicIdentity("1", 3), "new": TopicIdentity("9", 1)})) == 1
