@@ -1,0 +1,290 @@
+"""A user's function as an operator: stores, results, and one commit for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backend.batch import ERROR_SCHEMA, MESSAGE_FIELDS, MicroBatch
+from backend.errors import ManifestMismatch, StoreClosed, UnknownFormat, ValueInvalid
+from backend.key_value_store import KeyValueStore
+from backend.memory import MemoryStore
+from backend.process import (
+    ProcessContext,
+    ProcessOperator,
+    key_value_store,
+    list_state,
+    map_state,
+    session_store,
+    value_state,
+    window_store,
+)
+from backend.session_store import SessionKey
+from backend.session_windows import SessionWindows, count
+from backend.standalone import MAX_STORES, StoreSet
+from backend.store import Changes
+from backend.workspace import Workspace
+
+RESULT = pa.schema([pa.field("user", pa.string(), nullable=False), ("n", pa.int32())])
+
+
+def _batch(rows: list[tuple[str, int]], *, version: int = 1, time_ms: int = 1_000, drain: bool = False) -> MicroBatch:
+    users, times = zip(*rows, strict=True) if rows else ((), ())
+    numbers = list(range(len(rows)))
+    schema = pa.schema([*MESSAGE_FIELDS, ("user", pa.string())])
+    zero = [0] * len(rows)
+    messages = pa.table([zero, zero, numbers, list(times), zero, list(users)], schema=schema)
+    return MicroBatch(version, time_ms, messages, {}, {}, drain)
+
+
+class Shard:
+    """One shard's store, attempt by attempt."""
+
+    def __init__(self, operator: ProcessOperator) -> None:
+        self.operator, self.store = operator, MemoryStore()
+        self.bounds: dict[int, bytes] = {}
+
+    def attempt(self, batch: MicroBatch, *, commit: bool = True) -> Any:
+        work = Workspace(self.store, self.bounds)
+        outcome = self.operator.process(batch, work)
+        if commit:
+            changes = work.changes()
+            self.store.write(changes)
+            self.bounds = dict(changes.bounds)
+        return outcome
+
+
+def _everything(messages: pa.Table, context: ProcessContext) -> pa.Table:
+    stores = context.stores
+    for user, time in zip(messages["user"].to_pylist(), messages["_time"].to_pylist(), strict=True):
+        stores["windows"].put(user, (stores["windows"].fetch_one(user, time) or 0) + 1, time)
+        stores["sessions"].put(SessionKey(user, time, time), 1)
+        stores["last"].update(user, time)
+        stores["list"].append_value(user, time)
+        stores["map"].update_value(user, time, 1)
+        stores["totals"].put(user, (stores["totals"].get(user) or 0) + 1)
+    rows = list(stores["totals"].all())
+    return pa.table({"n": [n for _, n in rows], "user": [user for user, _ in rows]})
+
+
+def _all_stores() -> list[Any]:
+    return [
+        window_store("windows", retention=100, window_size=10),
+        session_store("sessions", retention=100),
+        value_state("last", ttl=500),
+        list_state("list", ttl=500),
+        map_state("map", ttl=500),
+        key_value_store("totals"),
+    ]
+
+
+def test_an_attempt_that_is_not_committed_leaves_no_trace() -> None:
+    shard = Shard(ProcessOperator(_everything, RESULT, stores=_all_stores(), fields=["user"]))
+    batch = _batch([("a", 10), ("b", 20), ("a", 10)])
+    first = shard.attempt(batch, commit=False)
+    again = shard.attempt(batch)
+    assert first.results.equals(again.results)
+    assert again.results.to_pylist() == [{"user": "a", "n": 2}, {"user": "b", "n": 1}]
+    assert again.results.schema == RESULT
+    assert again.errors.equals(ERROR_SCHEMA.empty_table())
+    after = shard.attempt(_batch([("a", 500)], version=2, time_ms=1_500))
+    assert after.results.to_pylist() == [{"user": "a", "n": 3}, {"user": "b", "n": 1}]
+    assert after.metrics == {"windows.expired": 2, "last.expired": 1, "list.expired": 3, "map.expired": 2}
+    assert shard.attempt(_batch([("a", 399)], version=3, time_ms=1_500)).metrics == {
+        "windows.dropped": 1,
+        "sessions.dropped": 1,
+    }
+
+
+def test_each_store_has_a_region_of_its_own_in_the_order_of_declaration() -> None:
+    shard = Shard(ProcessOperator(_everything, RESULT, stores=_all_stores(), fields=["user"]))
+    shard.attempt(_batch([("a", 10)]))
+    keys, _ = shard.store.scan_arrays(b"\x01", None)
+    assert {key[0] for key in keys} == set(range(0x40, 0x46))
+    described: Any = shard.operator.describe()
+    assert [(one["name"], one["kind"], one["region"]) for one in described["stores"]] == [
+        ("windows", "window", 0x40),
+        ("sessions", "session", 0x41),
+        ("last", "value", 0x42),
+        ("list", "list", 0x43),
+        ("map", "map", 0x44),
+        ("totals", "key-value", 0x45),
+    ]
+    assert described["result_schema"] == [["user", "string"], ["n", "int32"]]
+
+
+def test_stores_in_another_order_are_refused() -> None:
+    shard = Shard(ProcessOperator(_everything, RESULT, stores=_all_stores(), fields=["user"]))
+    shard.attempt(_batch([("a", 10)]))
+    shard.operator = ProcessOperator(_everything, RESULT, stores=_all_stores()[::-1], fields=["user"])
+    with pytest.raises(ManifestMismatch, match="found window 'windows', declared key-value 'totals'"):
+        shard.attempt(_batch([("a", 10)]))
+
+
+def test_metadata_of_an_unknown_format_is_refused() -> None:
+    shard = Shard(ProcessOperator(lambda *_: None, RESULT, stores=[key_value_store("totals")]))
+    shard.store.write(Changes([b"\x40\x02"], [b"\x09"]))
+    with pytest.raises(UnknownFormat, match="format 09"):
+        shard.attempt(_batch([]))
+
+
+def test_the_function_sees_batch_time_version_and_drain_and_may_ask_to_run_again() -> None:
+    seen = []
+
+    def look(messages: pa.Table, context: ProcessContext) -> None:
+        seen.append((messages.num_rows, context.time_ms, context.version, context.drain))
+        for due in (5_000, 3_000, 4_000):
+            if not context.drain:
+                context.run_again_at(due)
+
+    shard = Shard(ProcessOperator(look, RESULT))
+    assert shard.attempt(_batch([], version=7, time_ms=2_000)).next_due_ms == 3_000
+    assert shard.attempt(_batch([("a", 1)], version=8, time_ms=2_500, drain=True)).next_due_ms is None
+    assert seen == [(0, 2_000, 7, False), (1, 2_500, 8, True)]
+
+
+def test_ttl_goes_by_the_batch_time_and_windows_by_their_own_puts() -> None:
+    def remember(messages: pa.Table, context: ProcessContext) -> pa.Table:
+        for user, time in zip(messages["user"].to_pylist(), messages["_time"].to_pylist(), strict=True):
+            context["last"].update(user, time)
+            context["windows"].put(user, 1, time)
+        found = [user for user in ("a", "b") if context["last"].exists(user)]
+        return pa.table({"user": found, "n": [len(list(context["windows"].fetch(user))) for user in found]})
+
+    stores = [value_state("last", ttl=500), window_store("windows", retention=100, window_size=10)]
+    shard = Shard(ProcessOperator(remember, RESULT, stores=stores, fields=["user"]))
+    shard.attempt(_batch([("a", 10)], time_ms=1_000))
+    late = shard.attempt(_batch([("b", 100_000)], version=2, time_ms=1_499))
+    assert late.results.to_pylist() == [{"user": "a", "n": 0}, {"user": "b", "n": 1}]
+    assert shard.attempt(_batch([], version=3, time_ms=1_500)).results.to_pylist() == [{"user": "b", "n": 1}]
+
+
+def test_stores_and_iterators_end_with_the_call() -> None:
+    kept: dict[str, Any] = {}
+
+    def keep(messages: pa.Table, context: ProcessContext) -> None:
+        context["totals"].put("a", 1)
+        kept.update(store=context["totals"], rows=context["totals"].all())
+
+    shard = Shard(ProcessOperator(keep, RESULT, stores=[key_value_store("totals")]))
+    shard.attempt(_batch([]))
+    with pytest.raises(StoreClosed):
+        kept["store"].get("a")
+    with pytest.raises(StoreClosed):
+        next(kept["rows"])
+
+
+def test_an_unknown_store_is_named() -> None:
+    shard = Shard(ProcessOperator(lambda _, context: context["other"], RESULT, stores=[key_value_store("totals")]))
+    with pytest.raises(KeyError, match="no store 'other'; declared are: totals"):
+        shard.attempt(_batch([]))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (5, "int was returned"),
+        (pa.table({"user": ["a"]}), "other columns"),
+        (pa.table({"user": ["a"], "n": [1], "x": [1]}), "other columns"),
+        (pa.table({"user": ["a"], "n": ["x"]}), "does not fit"),
+        (pa.table({"user": ["a"], "n": [2**40]}), "does not fit"),
+        (pa.table({"user": pa.array([None], pa.string()), "n": [1]}), "null where none is allowed"),
+    ],
+)
+def test_results_are_held_to_their_schema(returned: object, message: str) -> None:
+    shard = Shard(ProcessOperator(lambda *_: returned, RESULT))  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueInvalid, match=message):
+        shard.attempt(_batch([]))
+
+
+def test_results_may_be_a_batch_or_nothing() -> None:
+    one = pa.record_batch({"n": pa.array([1], pa.int64()), "user": ["a"]})
+    assert Shard(ProcessOperator(lambda *_: one, RESULT)).attempt(_batch([])).results.to_pylist() == [
+        {"user": "a", "n": 1}
+    ]
+    assert Shard(ProcessOperator(lambda *_: None, RESULT)).attempt(_batch([])).results.equals(RESULT.empty_table())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: ProcessOperator(5, RESULT), TypeError, "function must be callable"),  # type: ignore[arg-type]
+        (lambda: ProcessOperator(print, {"n": "int"}), TypeError, "result_schema"),
+        (lambda: ProcessOperator(print, RESULT, stores=["totals"]), TypeError, "declarations"),  # type: ignore[list-item]
+        (lambda: ProcessOperator(print, RESULT, stores=[key_value_store("a"), value_state("a")]), ValueError, "names"),
+        (lambda: ProcessOperator(print, RESULT, fields="user"), TypeError, "fields="),
+        (lambda: ProcessOperator(print, RESULT, fields=["_time"]), ValueError, "_time"),
+        (lambda: ProcessOperator(print, RESULT, fields=["a", "a"]), ValueError, "named once"),
+        (lambda: ProcessOperator(print, pa.schema([("shard", pa.int32())])), ValueError, "shard"),
+        (lambda: ProcessOperator(print, pa.schema([("a", pa.int32())] * 2)), ValueError, "twice"),
+        (
+            lambda: ProcessOperator(print, RESULT, stores=[key_value_store(str(n)) for n in range(MAX_STORES + 1)]),
+            ValueError,
+            "at most 191",
+        ),
+        (lambda: key_value_store(None), TypeError, "name cannot be null"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_options_are_refused_before_anything_starts(
+    make: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_the_last_region_is_used() -> None:
+    stores = [key_value_store(str(number)) for number in range(MAX_STORES)]
+    shard = Shard(ProcessOperator(lambda _, context: context["190"].put("a", 1), RESULT, stores=stores))
+    shard.attempt(_batch([]))
+    assert shard.store.get(b"\xfe\x02") is not None
+
+
+def test_sessions_of_the_dsl_run_in_process() -> None:
+    visits = count(SessionWindows.inactivity_gap(5).until(100), "visits")
+    function = visits.function("user", None, key_type=pa.string(), value_type=pa.int64())
+    schema = visits.result_schema(pa.string(), pa.int64())
+    shard = Shard(ProcessOperator(function, schema, stores=[visits.store], fields=["user"]))
+    shard.attempt(_batch([("a", 10), ("a", 20)]))
+    results = shard.attempt(_batch([("a", 15)], version=2)).results
+    assert [tuple(row.values()) for row in results.to_pylist()] == [
+        ("retracted", "a", 10, 10, None),
+        ("retracted", "a", 20, 20, None),
+        ("update", "a", 10, 20, 3),
+    ]
+
+
+def test_several_stores_share_one_database_without_spark(tmp_path: Path) -> None:
+    with StoreSet.open(tmp_path / "db", _all_stores(), time_ms=1_000) as stores:
+        _everything(_batch([("a", 10)]).messages, ProcessContext(stores, _batch([])))
+        stores.flush()
+        _everything(_batch([("b", 10)]).messages, ProcessContext(stores, _batch([])))
+        stores.close(flush=False)
+    with StoreSet.open(tmp_path / "db", _all_stores(), time_ms=1_000) as stores:
+        assert list(stores) == ["windows", "sessions", "last", "list", "map", "totals"]
+        assert list(stores["totals"].all()) == [("a", 1)]  # type: ignore[attr-defined]
+        assert list(stores["last"].items()) == [("a", 10)]  # type: ignore[attr-defined]
+        assert stores["windows"].fetch_one("a", 10) == 1  # type: ignore[attr-defined]
+
+
+def test_key_value_store(tmp_path: Path) -> None:
+    with KeyValueStore.open(tmp_path / "kv") as store:
+        for key, value in (("user_2", 2), ("user_12", 12), ("user_1", 1), ("", 0)):
+            store.put(key, value)
+        assert store.put_if_absent("user_1", 5) == 1
+        assert store.put_if_absent("user_3", 3) is None
+        assert store.delete("user_3") == 3
+        assert store.delete("user_3") is None
+        store.flush()
+        assert store.get_many(["user_12", "x", ""]) == [12, None, 0]
+        assert list(store.range("user_1", "user_2")) == [("user_1", 1), ("user_12", 12)]
+        assert list(store.range("user_1", "user_2", backward=True)) == [("user_12", 12), ("user_1", 1)]
+        assert list(store.range("user_2", "user_1")) == []
+        rows = store.all()
+        store.put("user_1", None)
+        store.put("zzz", 1)
+        assert [key for key, _ in rows] == ["", "user_1", "user_12", "user_2"]
+        assert store.get("user_1") is None

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from backend.errors import StateCorrupted, UnknownFormat, ValueInvalid
+from backend.values import ValueCodec
+
+
+@dataclasses.dataclass
+class Visit:
+    pages: int
+    last: str | None = None
+
+
+class Point(msgspec.Struct):
+    x: float
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(0, -(2**63), 2**64 - 1, 0.0, -1.5, float("inf"), "", "ä\0", b"", b"\xff", False, True),
+        *([], [None, 1, ["x"]], {}, {"a": None, 2: [b"x"], True: 2.5}),
+    ],
+)
+def test_plain_values_come_back_with_their_types(value: object) -> None:
+    codec = ValueCodec()
+    back = codec.decode(codec.encode(value))
+    assert back == value
+    assert repr(back) == repr(value)
+    assert codec.encode(value)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *((1,), {1}, frozenset(), Decimal(1), dt.date(2020, 1, 1), Visit(1), Point(1.0), Colour.RED, object(), 1j),
+        *(2**64, [(1,)], {"a": {1}}, {(1, 2): 3}, {None: 1}, "\ud800", bytearray(b"x"), np.array([1])),
+    ],
+)
+def test_what_would_come_back_as_something_else_is_refused(value: object) -> None:
+    with pytest.raises(ValueInvalid):
+        ValueCodec().encode(value)
+
+
+def test_nesting_is_bounded() -> None:
+    value: list[Any] = []
+    for _ in range(2_000):
+        value = [value]
+    with pytest.raises(ValueInvalid, match="deep"):
+        ValueCodec().encode(value)
+
+
+@pytest.mark.parametrize(
+    ("value_type", "value"),
+    [
+        (Visit, Visit(3, "x")),
+        (Point, Point(1.5)),
+        (Colour, Colour.RED),
+        (tuple[int, str], (1, "x")),
+        (set[int], {1, 2}),
+        (Decimal, Decimal("1.50")),
+        (dt.datetime, dt.datetime(2020, 1, 1, tzinfo=dt.UTC)),
+        (dt.date, dt.date(2020, 1, 1)),
+        (int | None, 5),
+    ],
+)
+def test_a_value_type_comes_back_as_it_went_in(value_type: Any, value: object) -> None:
+    codec = ValueCodec(value_type)
+    assert codec.decode(codec.encode(value)) == value
+
+
+def test_a_value_of_another_type_is_refused_before_it_is_written() -> None:
+    with pytest.raises(ValueInvalid, match="value_type is int"):
+        ValueCodec(int).encode("5")
+    with pytest.raises(ValueInvalid):
+        ValueCodec(list[int]).encode([1, "x"])
+    with pytest.raises(ValueInvalid, match="None is no value"):
+        ValueCodec(int | None).encode(None)
+
+
+def test_numpy_scalars_are_the_values_that_they_hold() -> None:
+    codec = ValueCodec()
+    for value in (np.int64(5), np.float32(1.5), np.bool_(True), np.str_("x")):
+        back = codec.decode(codec.encode(value))
+        assert back == value.item()
+        assert type(back) is type(value.item())
+
+
+def test_a_type_that_msgspec_does_not_know_is_refused_at_once() -> None:
+    with pytest.raises(TypeError):
+        ValueCodec(5)
+
+
+def test_damage_and_unknown_formats_are_named() -> None:
+    codec = ValueCodec(int)
+    with pytest.raises(UnknownFormat, match="format 02"):
+        codec.decode(b"\x02\x05")
+    with pytest.raises(UnknownFormat, match="missing"):
+        codec.decode(b"")
+    for data in (b"\x01", b"\x01\xc1", b"\x01\xa1x", codec.encode(300)[:-1]):
+        with pytest.raises(StateCorrupted):
+            codec.decode(data)
