@@ -70,11 +70,8 @@ class Aligned:
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, pane by pane."""
-        if self.kept is None:
-            return
-        for pane in panes.all_panes(work):
-            start, end = (start_bytes(Region.MESSAGES, edge) for edge in (pane.start, pane.end))
-            yield Proof(f"pane [{pane.start}, {pane.end})", start, end, pane.count, pane.digest)
+        if self.kept is not None:
+            yield from panes.proofs(work)
 
 
 class _Step:

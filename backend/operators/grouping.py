@@ -4,7 +4,7 @@ Layout of the keys that start with a window's or pane's time (format 1)::
 
     +--------+--------------------------------+-----------------+-----------+
     | region | start time, ms                 | skip            | group key |
-    | 1 byte | 8 bytes, sign-flipped, big-end | 2 bytes or none | >= 0      |
+    | 1 byte | 8 bytes, sign-flipped, big-end | 0, 2 or 8 bytes | >= 0      |
     +--------+--------------------------------+-----------------+-----------+
 
 They sort by expiry, so one bound hides everything that is out of retention. The group key is `backend.keys`' encoding
@@ -27,7 +27,6 @@ from backend.store import Region
 
 _SIGN = np.uint64(1 << 63)
 _TIME = 9
-_SKIP = 11
 
 
 def start_bytes(region: Region, start: int) -> bytes:
@@ -35,32 +34,30 @@ def start_bytes(region: Region, start: int) -> bytes:
     return bytes([region]) + ((start & (2**64 - 1)) ^ (1 << 63)).to_bytes(8, "big")
 
 
-def join_keys(region: Region, starts: IntArray, group_keys: pa.Array, skips: IntArray | None = None) -> list[bytes]:
-    """Build keys from their parts; `skips` is for the regions that have one."""
-    width = _TIME if skips is None else _SKIP
+def join_keys(
+    region: Region, starts: IntArray, group_keys: pa.Array, skips: IntArray | None = None, *, skip_bytes: int = 0
+) -> list[bytes]:
+    """Build keys from their parts; `skips` is for the regions that have one, in `skip_bytes` bytes."""
+    width = _TIME + skip_bytes
     head = np.empty((len(starts), width), np.uint8)
     head[:, 0] = region
     head[:, 1:_TIME] = (starts.astype(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
     if skips is not None:
-        head[:, _TIME:_SKIP] = skips.astype(">u2").view(np.uint8).reshape(-1, 2)
+        head[:, _TIME:] = skips.astype(f">u{skip_bytes}").view(np.uint8).reshape(-1, skip_bytes)
     fixed = pa.Array.from_buffers(pa.binary(width), len(starts), [None, pa.py_buffer(np.ascontiguousarray(head))])
     joined: list[bytes] = pc.binary_join_element_wise(fixed.cast(pa.binary()), group_keys, b"").to_pylist()
     return joined
 
 
-def split_keys(keys: Sequence[bytes], *, with_skip: bool) -> tuple[IntArray, IntArray, pa.Array]:
+def split_keys(keys: Sequence[bytes], *, skip_bytes: int = 0) -> tuple[IntArray, IntArray, pa.Array]:
     """Take keys apart: start times, skips (zeros without), group keys. The inverse of `join_keys`."""
-    width = _SKIP if with_skip else _TIME
-    array = pa.array(keys, pa.binary())
-    offsets = np.frombuffer(array.buffers()[1], np.int32, len(keys))
-    data = np.frombuffer(array.buffers()[2], np.uint8) if len(keys) else np.empty(0, np.uint8)
-    head = data[offsets[:, None] + np.arange(width)]
+    width = _TIME + skip_bytes
+    head = np.frombuffer(b"".join([key[:width] for key in keys]), np.uint8).reshape(-1, width)
     flipped = np.ascontiguousarray(head[:, 1:_TIME]).view(">u8").reshape(-1).astype(np.uint64)
-    starts = (flipped ^ _SIGN).astype(np.int64)
     skips = np.zeros(len(keys), np.int64)
-    if with_skip:
-        skips = np.ascontiguousarray(head[:, _TIME:_SKIP]).view(">u2").reshape(-1).astype(np.int64)
-    return starts, skips, pa.array([key[width:] for key in keys], pa.binary())
+    if skip_bytes:
+        skips = np.ascontiguousarray(head[:, _TIME:]).view(f">u{skip_bytes}").reshape(-1).astype(np.int64)
+    return (flipped ^ _SIGN).astype(np.int64), skips, pa.array([key[width:] for key in keys], pa.binary())
 
 
 class GroupKeys:

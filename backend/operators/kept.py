@@ -4,7 +4,7 @@ Key: `<timestamp>_<offset>` (backend.messages has the bytes). Value: the fields 
 read, as a row of `backend.rows`.
 
 A message that is too late for some of its windows only (hopping windows) leaves a second row in `Region.OPERATOR`: tag
-`x`, the same key without its region, and as value the number of windows that do not see it (2 bytes). A message refused
+`x`, the same key without its region, and as value its skip (8 bytes; backend.operators.facts). A message refused
 although a replay would find its place retained (several source partitions) leaves one with tag `r`. Both go when the
 bound passes them.
 """
@@ -78,7 +78,7 @@ def put_marks(work: Workspace, tag: bytes, messages: pa.Table, skips: IntArray |
     if not messages.num_rows:
         return
     keys = message_keys(TIME_FIRST, messages)
-    values = [b""] * len(keys) if skips is None else [skip.to_bytes(2, "big") for skip in skips.tolist()]
+    values = [b""] * len(keys) if skips is None else [skip.to_bytes(8, "big") for skip in skips.tolist()]
     rows = sorted((_mark(tag, key), value) for key, value in zip(keys, values, strict=True))
     work.put_many([key for key, _ in rows], [value for _, value in rows])
 

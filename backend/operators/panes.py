@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from backend.batch import SourcePartition
+from backend.batch import Proof, SourcePartition
 from backend.operators.arrays import IntArray, runs
 from backend.operators.grouping import start_bytes
 from backend.operators.ledger import decode_row
@@ -101,6 +101,13 @@ def all_panes(state: Readable) -> Iterable[Pane]:
     """Give every retained pane in order of its start."""
     for data in state.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))[1]:
         yield decode_row(data, _decoder, FORMAT, "window metadata")
+
+
+def proofs(state: Readable) -> Iterable[Proof]:
+    """Give what the message store must hold, pane by pane."""
+    for pane in all_panes(state):
+        start, end = (start_bytes(Region.MESSAGES, edge) for edge in (pane.start, pane.end))
+        yield Proof(f"pane [{pane.start}, {pane.end})", start, end, pane.count, pane.digest)
 
 
 def write(work: Workspace, rows: Iterable[Pane]) -> None:

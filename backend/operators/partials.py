@@ -52,10 +52,11 @@ class PartialStore:
     Args:
         grid: Numbers the panes.
         plan: The incremental aggregates.
+        skip_bytes: Width of a skip in keys.
     """
 
-    def __init__(self, grid: Grid, plan: IncrementalPlan) -> None:
-        self._grid = grid
+    def __init__(self, grid: Grid, plan: IncrementalPlan, *, skip_bytes: int = 2) -> None:
+        self._grid, self._skip_bytes = grid, skip_bytes
         self.schema = pa.schema([*plan.partial_schema, pa.field(FIRST_CLOCK, pa.int64(), nullable=False)])
         self._codec = RowCodec(self.schema)
 
@@ -69,16 +70,24 @@ class PartialStore:
             values += found[1]
         return self._decode(keys, values)
 
+    def scan_from(self, state: Readable, pane: int | None) -> Stored:
+        """Read everything from a pane on, all there is for None."""
+        start = bytes([Region.AGGREGATES]) if pane is None else self._start(pane)
+        return self._decode(*state.scan_arrays(start, bytes([Region.AGGREGATES + 1])))
+
     def get(self, state: Readable, panes: IntArray, skips: IntArray, keys: pa.Array) -> Stored:
         """Read single rows; those that are not there are left out."""
-        wanted = join_keys(Region.AGGREGATES, self._times(panes), keys, skips)
+        wanted = self._keys(panes, skips, keys)
         found = state.get_many(wanted)
         kept = [(key, value) for key, value in zip(wanted, found, strict=True) if value is not None]
         return self._decode([key for key, _ in kept], [value for _, value in kept])
 
     def put(self, work: Workspace, panes: IntArray, skips: IntArray, keys: pa.Array, table: pa.Table) -> None:
         """Write rows; they are in order of key when sorted by pane, skip, group key."""
-        work.put_many(join_keys(Region.AGGREGATES, self._times(panes), keys, skips), self._codec.encode(table))
+        work.put_many(self._keys(panes, skips, keys), self._codec.encode(table))
+
+    def _keys(self, panes: IntArray, skips: IntArray, keys: pa.Array) -> list[bytes]:
+        return join_keys(Region.AGGREGATES, self._times(panes), keys, skips, skip_bytes=self._skip_bytes)
 
     def _start(self, pane: int) -> bytes:
         return start_bytes(Region.AGGREGATES, self._grid.origin + pane * self._grid.pane)
@@ -87,7 +96,7 @@ class PartialStore:
         return panes * self._grid.pane + self._grid.origin
 
     def _decode(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Stored:
-        starts, skips, group_keys = split_keys(keys, with_skip=True)
+        starts, skips, group_keys = split_keys(keys, skip_bytes=self._skip_bytes)
         table = self._codec.decode(values) if values else self.schema.empty_table()
         return Stored(self._grid.pane_of(starts), skips, group_keys, table)
 

@@ -83,6 +83,11 @@ def put(work: Workspace, rows: Revisions) -> None:
     work.put_many(join_keys(Region.REVISIONS, rows.starts, rows.keys), values)
 
 
+def none() -> Revisions:
+    """Give no rows."""
+    return _decode([], [])
+
+
 def concat(parts: Sequence[Revisions]) -> Revisions:
     """Put several reads together; there is at least one."""
     return Revisions(
@@ -103,7 +108,7 @@ def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
             command="install the release that wrote it",
         )
     rows = np.frombuffer(data, _ROW)
-    starts, _, group_keys = split_keys(keys, with_skip=False)
+    starts, _, group_keys = split_keys(keys)
     return Revisions(
         starts,
         group_keys,

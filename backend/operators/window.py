@@ -25,6 +25,7 @@ from backend.batch import ERROR_SCHEMA, MAX_TIME, MIN_TIME, TIME, MicroBatch, Ou
 from backend.clock import closing_clock, exact, next_idle_ms
 from backend.operators import ledger as ledgers
 from backend.operators.aligned import Aligned
+from backend.operators.sliding import Sliding
 from backend.operators.spec import WindowSpec
 from backend.operators.turn import Turn, joined, numbers
 from backend.workspace import Workspace
@@ -121,4 +122,6 @@ def _kind(spec: WindowSpec) -> Kind:
     window = spec.window
     if window.by_time and window.kind in {"tumbling", "hopping"}:
         return Aligned(spec)
+    if window.by_time and window.kind == "sliding":
+        return Sliding(spec)
     raise ValueError(f"window: {window.kind} windows by {window.unit} are not available")

@@ -1,0 +1,390 @@
+"""Sliding windows over event time: one per distinct event time t of a group key, `[t - size, t]`, both ends included.
+
+SAMZA-552's windows "that follow the messages", with the bounds of SQL's `RANGE size PRECEDING`. Window `t` of a key
+
+* is created by the first message of the key at exactly t, if it can still be updated then;
+* sees the key's messages in `[t - size, t]`;
+* is full when stream time passes t, and can be updated until `t + 1 + retention <= stream time`.
+
+State is one partial aggregate per (t, skip, key), in order of t, never one per window: a message is stored once,
+however many windows see it. Here `skip` is a time: the windows before `t + skip` do not see the message, because they
+were out of retention when it came. A message whose own window is out of retention still counts in later ones; only when
+the last possible window, `t + size`, is out of retention it goes to the errors.
+
+Metadata and messages expire in buckets of a sixteenth of the size, so that they need no row per millisecond.
+Results cost what the windows see: size times rate per key. Updates scan the state from the oldest affected time on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import FullPlan
+from backend.batch import BEFORE, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
+from backend.operators import panes, revisions, upkeep
+from backend.operators.arrays import IntArray, compress, dense, firsts, least, spread
+from backend.operators.arrivals import started
+from backend.operators.facts import MAX_MEMBERS, Pairs
+from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
+from backend.operators.kept import Kept
+from backend.operators.panes import Panes
+from backend.operators.partials import FIRST_CLOCK, PartialStore
+from backend.operators.results import Results
+from backend.operators.revisions import Revisions
+from backend.operators.spec import WindowSpec
+from backend.operators.turn import DRAIN, EARLY, FULL, LATE, REASONS, Emission, Turn, numbers
+from backend.operators.waiting import Progress, Waiting
+from backend.store import Region
+from backend.windows import Grid
+from backend.workspace import Workspace
+
+BUCKETS = 16
+_EVERY_CLOCK = 2**63 - 1
+_EACH = Grid(1, 1, 0)
+
+
+class Sliding:
+    """The kind for sliding event-time windows.
+
+    Args:
+        spec: Its window is one of these.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.size = spec.window.size
+        bucket = max(1, self.size // BUCKETS)
+        self.buckets = Grid(bucket, bucket, 0)
+        self.incremental, self.full = spec.plans()
+        self.group_keys = GroupKeys(spec.key_fields)
+        self.partials = PartialStore(_EACH, self.incremental, skip_bytes=8)
+        self.kept = Kept([spec.schema.field(name) for name in spec.input_fields()]) if spec.full else None
+        self.result_schema = spec.result_schema()
+
+    def fold(self, turn: Turn) -> None:
+        """Take one micro-batch."""
+        _Step(self, turn).run()
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of accepted messages, sorted by key."""
+        return self.kept.rows(messages)[:2] if self.kept is not None else ([], [])
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold, bucket by bucket."""
+        if self.kept is not None:
+            yield from panes.proofs(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Partials or messages, in order of (key, time); all arrays as long as one another.
+
+    Attributes:
+        key: Number of the group key, ascending.
+        time: Event time, ascending within a key.
+        skip: Windows before `time + skip` do not see it.
+        clock: Closing clock before it.
+        row: Row of the table that holds its content.
+    """
+
+    key: IntArray
+    time: IntArray
+    skip: IntArray
+    clock: IntArray
+    row: IntArray
+
+    @classmethod
+    def sorted(cls, key: IntArray, time: IntArray, skip: IntArray, clock: IntArray) -> _Facts:
+        order = np.lexsort((time, key))
+        return cls(key[order], time[order], skip[order], clock[order], order)
+
+    def range(self, keys: IntArray, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray]:
+        """Give first position and number of the facts of each key in the closed range of times."""
+        first = _search(self.key, self.time, keys, lows, "left")
+        return first, np.maximum(_search(self.key, self.time, keys, highs, "right") - first, 0)
+
+    def seen_by(
+        self, size: int, windows: IntArray, keys: IntArray, clocks: IntArray
+    ) -> Iterator[tuple[IntArray, IntArray]]:
+        """Give what each (window, key) sees of facts up to a clock, in chunks: positions, and the window's position."""
+        first, count = self.range(keys, windows - size, windows)
+        total = np.cumsum(count)
+        at = 0
+        while at < len(windows):
+            done = int(total[at - 1]) if at else 0
+            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
+            facts, owner = spread(first[at:end], count[at:end])
+            owner = owner + at
+            seen = (self.clock[facts] <= clocks[owner]) & (self.time[facts] + self.skip[facts] <= windows[owner])
+            yield facts[seen], owner[seen]
+            at = end
+
+
+def _search(keys: IntArray, times: IntArray, wanted_keys: IntArray, wanted_times: IntArray, side: str) -> IntArray:
+    """Search sorted (key, time) pairs."""
+    distinct, at = np.unique(np.concatenate([times, wanted_times]), return_inverse=True)
+    held, wanted = at[: len(times)], at[len(times) :]
+    found: IntArray = np.searchsorted(
+        keys * len(distinct) + held, wanted_keys * len(distinct) + wanted, "left" if side == "left" else "right"
+    )
+    return found
+
+
+class _Step:
+    """One micro-batch on its way; the attributes are filled in the order of the steps."""
+
+    def __init__(self, kind: Sliding, turn: Turn) -> None:
+        self.kind, self.turn, self.size = kind, turn, kind.size
+        keep = kind.spec.retention_ms
+        before, after = started(turn.clock), started(turn.clock_after)
+        self.gone_before = before - keep - 1
+        self.progress = Progress(before - 1, after - 1, after - keep - 1, turn.batch.time_ms, turn.batch.drain)
+        self.bound_before = self._bucket_start(before - keep - self.size)
+        self.bound_after = self._bucket_start(after - keep - self.size)
+
+    def _bucket_start(self, time: int) -> int:
+        return time // self.kind.buckets.pane * self.kind.buckets.pane
+
+    def run(self) -> None:
+        """Take the steps."""
+        self._judge()
+        self._fold()
+        rows = self._revision_rows()
+        self._load(rows)
+        self._choose(rows)
+        self._send()
+        self._store()
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        """Refuse what no window can take; place the rest."""
+        turn, keep = self.turn, self.kind.spec.retention_ms
+        own = np.maximum(np.maximum(numbers(turn.messages, BEFORE), turn.clock), started(NO_TIME))
+        times = numbers(turn.messages, TIME)
+        refused = times + (self.size + 1 + keep) <= own
+        turn.refuse(refused, "out_of_retention", f"no window of it ended less than {keep} ms before stream time")
+        self.times, own = times[~refused], own[~refused]
+        self.skip = np.maximum(own - keep - self.times, 0)
+        self.clock = own if turn.exact else np.full(len(own), started(turn.clock), np.int64)
+        self.message_key, self.message_keys = self.kind.group_keys.encode(turn.messages)
+
+    def _fold(self) -> None:
+        """Fold messages to one partial per (time, skip, clock, key)."""
+        number, _ = compress(self.times)
+        for column in (self.skip, self.clock, self.message_key):
+            other, distinct = compress(column)
+            number, _ = dense(number * max(len(distinct), 1) + other, max(len(number), 1) * max(len(distinct), 1))
+        count = int(number.max(initial=-1)) + 1
+        first = firsts(number, count)
+        self.arrived_time, self.arrived_skip = self.times[first], self.skip[first]
+        self.arrived_clock, self.arrived_key = self.clock[first], self.message_key[first]
+        self.arrived = self.kind.incremental.fold(self.turn.messages, number, count).append_column(
+            self.kind.partials.schema.field(FIRST_CLOCK), pa.array(self.arrived_clock)
+        )
+
+    # -- load -----------------------------------------------------------------------------------------------------
+
+    def _revision_rows(self) -> Revisions:
+        """Read the revisions of windows that go or are due; of the others, later, those that are updated."""
+        work, ledger, progress = self.turn.work, self.turn.ledger, self.progress
+        self.ranges: list[tuple[int, int]] = []
+        self.all_revisions = progress.drain or (ledger.due_ms is not None and ledger.due_ms <= progress.now_ms)
+        if self.all_revisions:
+            return revisions.scan(work, bytes([Region.REVISIONS]), bytes([Region.REVISIONS + 1]))
+        if progress.gone_after > self.gone_before:
+            self.ranges.append((self.gone_before + 1, progress.gone_after))
+        if ledger.sent_open and progress.closed_after > progress.closed_before:
+            self.ranges.append((max(progress.closed_before, progress.gone_after) + 1, progress.closed_after))
+        keys = [tuple(start_bytes(Region.REVISIONS, edge) for edge in (low, high + 1)) for low, high in self.ranges]
+        parts = [revisions.scan(work, low, high) for low, high in keys]
+        return revisions.concat(parts) if parts else revisions.none()
+
+    def _load(self, rows: Revisions) -> None:
+        """Read the partials from the oldest time on that something here needs."""
+        turn, progress = self.turn, self.progress
+        oldest = [int(times.min()) for times in (self.arrived_time, rows.starts[rows.pending]) if len(times)]
+        if progress.closed_after > progress.closed_before:
+            oldest.append(progress.closed_before + 1)
+        if progress.drain:
+            oldest.append(progress.closed_after + 1)
+        low = min(oldest, default=progress.closed_after + 1) - self.size
+        stored = self.kind.partials.scan_from(turn.work, max(low, self.bound_before))
+        self.space = KeySpace([self.message_keys, rows.keys, stored.keys])
+        renumbered, self.row_key, stored_key = self.space.numbers
+        self.message_key = renumbered[self.message_key]
+        self.arrived_key = renumbered[self.arrived_key]
+        self.old = len(stored)
+        self.content = pa.concat_tables([stored.table, self.arrived])
+        self.time = np.concatenate([stored.pane, self.arrived_time])
+        self.all_skip = np.concatenate([stored.skip, self.arrived_skip])
+        self.key = np.concatenate([stored_key, self.arrived_key])
+        clock = numbers(self.content, FIRST_CLOCK)
+        self.facts = _Facts.sorted(self.key, self.time, self.all_skip, clock)
+        # a window exists for each (time, key) of a message that it could take
+        own = self.all_skip == 0
+        self.windows = Pairs(self.time[own], self.key[own], len(self.space))
+        at = self.windows.find(self.time[own], self.key[own])
+        self.window_clock = least(clock[own], at, len(self.windows))
+        if self.kind.kept is not None:
+            self._read_messages(self.kind.kept, max(low, self.bound_before))
+
+    def _read_messages(self, store: Kept, low: int) -> None:
+        high = int(self.time.max(initial=low)) + 1
+        stored, skip = store.read(self.turn.work, np.array([low]), np.array([max(high, low + 1)]))
+        number, encoded = self.kind.group_keys.encode(stored)
+        key = np.concatenate([self.space.find(encoded)[number], self.message_key])
+        time = np.concatenate([numbers(stored, TIME), self.times])
+        clock = np.concatenate([np.full(len(skip), started(NO_TIME), np.int64), self.clock])
+        self.message_facts = _Facts.sorted(key, time, np.concatenate([skip, self.skip]), clock)
+        self.messages = pa.concat_tables([stored, store.select(self.turn.messages)]).combine_chunks()
+        order = np.lexsort(tuple(numbers(self.messages, name) for name in (OFFSET, PARTITION, STREAM)))
+        self.rank = np.empty(len(order), np.int64)
+        self.rank[order] = np.arange(len(order))
+
+    # -- choose ---------------------------------------------------------------------------------------------------
+
+    def _choose(self, rows: Revisions) -> None:
+        """Decide which updates wait, and which of them go out now."""
+        policies, progress = self.kind.spec.policies, self.progress
+        seen_from, last = self.arrived_time + self.arrived_skip, self.arrived_time + self.size
+        late = early = (np.empty(0, np.int64), np.empty(0, np.int64))
+        if policies.late_ms is not None:
+            late = self._existing(seen_from, np.minimum(last, self.arrived_clock - 1))
+        if policies.early_ms is not None:
+            early = self._existing(np.maximum(seen_from, progress.closed_after + 1), last)
+        unread = self._unread(np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]]))
+        rows = revisions.concat([rows, unread])
+        keys = np.concatenate([self.row_key, self.space.find(unread.keys)])
+        self.waiting = Waiting(rows, rows.starts, keys, late, early, len(self.space), progress, policies)
+
+    def _existing(self, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray]:
+        """Give the windows (time, key) of each arrived partial's key in a closed range of times."""
+        order = np.lexsort((self.windows.window, self.windows.key))
+        key, window = self.windows.key[order], self.windows.window[order]
+        first = _search(key, window, self.arrived_key, lows, "left")
+        count = _search(key, window, self.arrived_key, np.maximum(highs, lows - 1), "right") - first
+        at, _ = spread(first, np.where(highs >= lows, count, 0))
+        return window[at], key[at]
+
+    def _unread(self, windows: IntArray, keys: IntArray) -> Revisions:
+        """Read the revisions of updated windows that were not read before."""
+        if self.all_revisions:
+            return revisions.none()
+        read = np.zeros(len(windows), np.bool_)
+        for low, high in self.ranges:
+            read |= (windows >= low) & (windows <= high)
+        wanted = Pairs(windows[~read], keys[~read], len(self.space))
+        return revisions.get(self.turn.work, wanted.window, self.space.keys.take(pa.array(wanted.key)))
+
+    # -- send -----------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send what is full, then what waited, then what is open at the end of the input."""
+        progress, windows, turn = self.progress, self.windows.window, self.turn
+        sent_full = self.kind.spec.policies.full
+        closing = (windows > progress.closed_before) & (windows <= progress.closed_after)
+        closing &= self.window_clock <= windows
+        if sent_full and closing.any():
+            full = self._results(windows[closing], self.windows.key[closing], windows[closing])
+            self._emit(FULL, self.waiting.full(full.window, full.key), full)
+        going = self.waiting.going(len(self.space))
+        if len(going):
+            results = self._results(going.window, going.key, np.full(len(going), _EVERY_CLOCK))
+            past = results.window <= progress.closed_after
+            in_time = self.window_clock[self.windows.find(results.window, results.key)] <= results.window
+            usual = np.where(past & in_time & sent_full, 1, 0)
+            for phase, rows in ((LATE, past), (EARLY, ~past)):
+                some = results.where(rows)
+                self._emit(phase, self.waiting.take(some.window, some.key, usual[rows]), some)
+        still_open = windows > progress.closed_after
+        if progress.drain and still_open.any():
+            results = self._results(
+                windows[still_open], self.windows.key[still_open], np.full(int(still_open.sum()), _EVERY_CLOCK)
+            )
+            revision = self.waiting.take(results.window, results.key, np.zeros(len(results), np.int64))
+            self._emit(DRAIN, revision, results)
+            self.waiting.remember(self.space, results.window, results.window, results.key, revision + 1)
+            turn.ledger.sent_open = True
+        turn.ledger.sent_open |= self.kind.spec.policies.early_ms is not None
+
+    def _results(self, windows: IntArray, keys: IntArray, clocks: IntArray) -> Results:
+        """Compute the results of (window, key) pairs from facts up to a clock each."""
+        plan = self.kind.incremental
+        content = self.content.select(plan.partial_schema.names).combine_chunks()
+        values = []
+        for seen, owner in self.facts.seen_by(self.size, windows, keys, clocks):
+            low, high = int(owner[0]), int(owner[-1]) + 1
+            partials = plan.merge(content.take(pa.array(self.facts.row[seen])), owner - low, high - low)
+            values.append(plan.result(partials))
+        table = pa.concat_tables(values)
+        if self.kind.kept is not None:
+            full = self._full_results(self.kind.full, windows, keys, clocks)
+            table = pa.table([*table.columns, *full.columns], schema=pa.schema([*table.schema, *full.schema]))
+        order = np.lexsort((keys, windows))
+        return Results(windows[order], keys[order], clocks[order], table.take(pa.array(order)))
+
+    def _full_results(self, plan: FullPlan, windows: IntArray, keys: IntArray, clocks: IntArray) -> pa.Table:
+        values = []
+        facts = self.message_facts
+        for seen, owner in facts.seen_by(self.size, windows, keys, clocks):
+            low, high = int(owner[0]), int(owner[-1]) + 1
+            rows = facts.row[seen]
+            order = np.argsort(self.rank[rows], kind="stable")
+            values.append(plan.result(self.messages.take(pa.array(rows[order])), owner[order] - low, high - low))
+        return pa.concat_tables(values)
+
+    def _emit(self, phase: int, revision: IntArray, results: Results) -> None:
+        if not len(results):
+            return
+        keys = self.space.keys.take(pa.array(results.key))
+        emission = Emission(phase, revision, results.window - self.size, results.window, keys, results.values)
+        self.turn.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
+        self.turn.metrics[REASONS[phase]] += len(results)
+
+    # -- store ----------------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """Write what changed, of times still in retention."""
+        kind, turn = self.kind, self.turn
+        upkeep.store_partials(
+            turn,
+            kind.partials,
+            kind.incremental,
+            self.space,
+            self.content,
+            (self.time, self.all_skip, self.key),
+            self.old,
+            self.arrived_time >= self.bound_after,
+        )
+        stays = self.times >= self.bound_after
+        bucket = kind.buckets.pane_of(self.times)
+        known = Panes(kind.buckets, turn.work)
+        known.load(np.unique(bucket), np.unique(bucket))
+        digests = None
+        if kind.kept is not None:
+            digests = upkeep.store_messages(turn, kind.kept, bucket, self.skip, stays, self.bound_after)
+        none = np.empty(0, np.int64)
+        upkeep.store_panes(turn, known, bucket, stays, digests, (none, none))
+        self.waiting.store(turn.work, self.space, 0, 1)
+        turn.wait_until(self.waiting.due_ms(), afresh=self.all_revisions)
+        self._expire()
+        if kind.kept is not None:
+            upkeep.note_replay(turn)
+
+    def _expire(self) -> None:
+        kind, turn = self.kind, self.turn
+        bounds = {}
+        gone = None
+        if self.bound_after > self.bound_before:
+            bounds = dict.fromkeys((Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES), self.bound_after)
+            if kind.kept is not None:
+                gone = Panes(kind.buckets, turn.work)
+                gone.load_before(self.bound_after // kind.buckets.pane - 1)
+        if self.progress.gone_after > self.gone_before:
+            bounds[Region.REVISIONS] = self.progress.gone_after + 1
+        upkeep.expire(turn, gone, bounds)

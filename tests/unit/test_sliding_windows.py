@@ -1,0 +1,85 @@
+"""Sliding windows by event time: one per distinct time of a key, by hand."""
+
+from __future__ import annotations
+
+from backend.aggregates import collect_list, count, median, sum_
+from backend.operators.spec import window_spec
+from backend.policies import policies
+from backend.windows import sliding
+from backend.workspace import Workspace
+from tests.unit.one_shard import SCHEMA, OneShard
+
+
+def shard(aggregates=None, size=10, **options):
+    options = {"keys": ["key"], "retention": 100, "max_ahead": None, **options}
+    return OneShard(window_spec(sliding(size), SCHEMA, aggregates or {"sum": sum_("value")}, **options))
+
+
+def test_both_ends_are_in_the_window_and_it_is_full_when_time_passes_it():
+    s = shard()
+    assert s.batch([(0, 0, "a", 1), (1, 10, "a", 2), (2, 10, "a", 4)]) == [("full", 0, -10, 0, "a", 1)]
+    assert s.batch([(3, 11, "a", 8)]) == [("full", 0, 0, 10, "a", 7)]
+    assert s.batch([], drain=True) == [("drain", 0, 1, 11, "a", 14)]
+
+
+def test_each_key_has_its_own_windows():
+    s = shard()
+    assert s.batch([(0, 5, "a", 1), (1, 6, "b", 2), (2, 8, "a", 4), (3, 9, "c", 8)]) == [
+        ("full", 0, -5, 5, "a", 1),
+        ("full", 0, -4, 6, "b", 2),
+        ("full", 0, -2, 8, "a", 5),
+    ]
+
+
+def test_a_message_out_of_order_makes_its_own_window_and_updates_later_ones():
+    s = shard(policies=policies(late="each"))
+    s.batch([(0, 10, "a", 1), (1, 15, "a", 2), (2, 30, "a", 4)])
+    assert s.batch([(3, 7, "a", 8)]) == [
+        ("late", 0, -3, 7, "a", 8),
+        ("late", 1, 0, 10, "a", 9),
+        ("late", 1, 5, 15, "a", 11),
+    ]
+
+
+def test_what_comes_after_the_closing_message_is_not_in_the_full_result():
+    s = shard()
+    assert s.batch([(0, 5, "a", 1), (1, 6, "a", 2), (2, 4, "a", 4), (3, 5, "a", 8)]) == [("full", 0, -5, 5, "a", 1)]
+    assert s.batch([(4, 7, "b", 0)], drain=True) == [
+        ("full", 0, -4, 6, "a", 15),
+        ("late", 0, -6, 4, "a", 4),
+        ("late", 1, -5, 5, "a", 13),
+        ("drain", 0, -3, 7, "b", 0),
+    ]
+
+
+def test_a_message_whose_own_window_is_gone_counts_in_later_ones():
+    s = shard({"n": count(), "all": collect_list("value"), "m": median("value")}, retention=2)
+    s.batch([(0, 10, "a", 1), (1, 13, "a", 2)])
+    # stream time 13: window 10 is gone at 13 (10 + 1 + 2), window 13 is open
+    assert s.batch([(2, 5, "a", 3)]) == []
+    assert s.errors() == []
+    assert s.batch([(3, 14, "b", 0)]) == [("full", 0, 3, 13, "a", 3, [1, 2, 3], 2.0)]
+    # the last window it could count in is 10 + 0: gone
+    assert s.batch([(4, 0, "a", 4)]) == []
+    assert s.errors() == [(0, 4, "out_of_retention")]
+
+
+def test_messages_are_kept_in_buckets_and_proved():
+    s = shard({"m": median("value")}, size=160, retention=0)
+    s.batch([(7, 0, "a", 1), (8, 9, "a", 3), (9, 10, "b", 5)])
+    assert dict(s.outcome.replay_from) == {(0, 0): 7}
+    assert [(p.label, p.count) for p in s.operator.proofs(Workspace(s.store, s.bounds))] == [
+        ("pane [0, 10)", 2),
+        ("pane [10, 20)", 1),
+    ]
+    s.batch([(10, 172, "a", 1)])
+    assert dict(s.outcome.replay_from) == {(0, 0): 9}
+    assert s.outcome.message_count == 2
+
+
+def test_early_results_of_open_windows():
+    s = shard(policies=policies(early="1 s"))
+    s.batch([(0, 5, "a", 1)], 0)
+    assert s.outcome.next_due_ms == 1000
+    assert s.batch([(1, 5, "a", 2)], 1000) == [("early", 0, -5, 5, "a", 3)]
+    assert s.batch([(2, 6, "a", 4)], 1500) == [("full", 1, -5, 5, "a", 3)]
