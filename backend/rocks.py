@@ -48,7 +48,15 @@ from rocksdict import (
 )
 
 from backend.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
-from backend.errors import KeyInvalid, RewindError, StateCorrupted, StateUnavailable, StoreClosed, StoreLocked
+from backend.errors import (
+    KeyInvalid,
+    RewindError,
+    StateCorrupted,
+    StateUnavailable,
+    StoreClosed,
+    StoreLocked,
+    ValueInvalid,
+)
 from backend.staging import VERIFY, seal, sync_directory, verify
 from backend.store import Changes, Staged
 
@@ -487,6 +495,8 @@ def _holder(path: Path, text: str) -> str:
 def _translated(error: Exception, path: Path) -> Exception:
     """Give the named error for what rocksdict raised: the one place that knows its texts."""
     text = str(error)
+    if isinstance(error, ValueError) and "raw mode" in text:
+        return ValueInvalid("a value must be bytes", where=str(path), why=text)
     if isinstance(error, RewindError | OSError | ValueError):
         return error
     if isinstance(error, rocksdict.DbClosedError):

@@ -1,0 +1,296 @@
+"""What only RocksDB can get wrong: options, the LOCK, damaged files, formats."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backend.bounds import FORMAT_KEY, stored_bounds
+from backend.errors import (
+    KeyInvalid,
+    StateCorrupted,
+    StateUnavailable,
+    StoreClosed,
+    StoreLocked,
+    UnknownFormat,
+    ValueInvalid,
+)
+from backend.rocks import RocksOptions, RocksStore, write_sst
+from backend.staging import seal
+from backend.store import Changes
+
+ROWS = 20_000
+KEYS = [b"\x01" + number.to_bytes(8, "big") for number in range(ROWS)]
+VALUES = [f"value {number} ".encode() * 5 for number in range(ROWS)]
+
+
+def filled(path: Path, options: RocksOptions | None = None) -> RocksStore:
+    store = RocksStore.open(path / "db", options=options)
+    store.confirm(store.stage(Changes(KEYS, VALUES), path / "rows.sst"))
+    return store
+
+
+def test_bloom_filter_cache_and_compression_survive_a_reopen(tmp_path: Path) -> None:
+    options = RocksOptions(block_cache_bytes=3 * 2**20, compression="zstd", bloom_bits=12, block_bytes=8192)
+    filled(tmp_path, options).close()
+    for _ in range(2):
+        store = RocksStore.open(tmp_path / "db", options=options)
+        # files that this open makes: a flush of a new row, and a compaction of all
+        store.write(Changes([b"\x02"], [b"x"]))
+        table = newest_options(tmp_path / "db")
+        assert "compression=kZSTD" in table
+        assert "filter_policy=bloomfilter" in table
+        assert "block_size=8192" in table
+        assert "cache_index_and_filter_blocks=true" in table
+        assert store.property("rocksdb.block-cache-capacity") == str(3 * 2**20)
+        assert "filter block size=0" not in store.property("rocksdb.aggregated-table-properties")
+        store.close()
+    # and without them RocksDB would not remember
+    plain = RocksStore.open(tmp_path / "db", options=RocksOptions(compression="none", bloom_bits=0))
+    assert "compression=kNoCompression" in newest_options(tmp_path / "db")
+    assert "filter_policy=nullptr" in newest_options(tmp_path / "db")
+    assert plain.get(KEYS[7]) == VALUES[7]
+    plain.close()
+
+
+def newest_options(path: Path) -> str:
+    return max(path.glob("OPTIONS-*"), key=lambda file: file.name).read_text().replace(" ", "")
+
+
+def test_stores_of_a_process_share_one_cache(tmp_path: Path) -> None:
+    options = RocksOptions(block_cache_bytes=5 * 2**20)
+    one, two = filled(tmp_path, options), RocksStore.open(tmp_path / "two", options=options)
+    one.get_many(KEYS)
+    assert two.property("rocksdb.block-cache-usage") == one.property("rocksdb.block-cache-usage") != "0"
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("block_cache_bytes", 0),
+        ("write_buffer_bytes", -1),
+        ("compression", "gzip"),
+        ("bloom_bits", 33),
+        ("block_bytes", 1.5),
+        ("open_files", True),
+        ("background_jobs", 0),
+    ],
+)
+def test_a_bad_option_is_named(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"{name}={value!r}.*allowed"):
+        RocksOptions(**{name: value})  # type: ignore[arg-type]
+
+
+# ---- the LOCK
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from backend.rocks import RocksStore
+store = RocksStore.open(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.readline()
+store.close()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_two_writers_wait_and_then_name_the_holder(tmp_path: Path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "db")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdin is not None and other.stdout is not None
+    try:
+        assert other.stdout.readline() == "held\n"
+        started = time.monotonic()
+        with pytest.raises(StoreLocked, match=rf"held by process {other.pid}\b") as raised:
+            RocksStore.open(tmp_path / "db", wait_s=0.2)
+        assert time.monotonic() - started >= 0.2
+        assert str(tmp_path / "db") in str(raised.value)
+        reader = RocksStore.open(tmp_path / "db", read_only=True)
+        assert reader.get(FORMAT_KEY) == b"1"
+        reader.close()
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "closed\n"
+        RocksStore.open(tmp_path / "db", wait_s=5).close()
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_store_of_this_process_holds_the_lock_too(tmp_path: Path) -> None:
+    store = RocksStore.open(tmp_path / "db")
+    with pytest.raises(StoreLocked, match="held by this process"):
+        RocksStore.open(tmp_path / "db", wait_s=0.01)
+    assert store.get(FORMAT_KEY) == b"1"
+    store.close()
+
+
+def test_close_releases_the_lock_whatever_is_still_held(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    scans = [store.scan(b"\x01", None), store.scan(b"\x01", None, reverse=True), store.scan(b"\x05", None)]
+    next(scans[0])
+    next(scans[1])
+    keys, _ = store.scan_arrays(b"\x01", KEYS[100])
+    store.close()
+    again = RocksStore.open(tmp_path / "db", wait_s=0)
+    again.close()
+    assert len(keys) == 100
+    for scan in scans:
+        with pytest.raises(StoreClosed):
+            next(scan)
+
+
+def test_a_failed_open_releases_the_lock(tmp_path: Path) -> None:
+    store = RocksStore.open(tmp_path / "db")
+    store.write(Changes([FORMAT_KEY], [b"99"]))
+    store.close()
+    for _ in range(2):
+        with pytest.raises(UnknownFormat, match="format 99, this release reads 1"):
+            RocksStore.open(tmp_path / "db", wait_s=0)
+
+
+def test_a_store_that_others_wrote_is_refused(tmp_path: Path) -> None:
+    store = RocksStore.open(tmp_path / "db")
+    store.write(Changes([FORMAT_KEY, b"\x01a"], [None, b"1"]))
+    store.close()
+    with pytest.raises(UnknownFormat, match="no format row"):
+        RocksStore.open(tmp_path / "db")
+
+
+def test_no_store_is_made_where_none_is_wanted(tmp_path: Path) -> None:
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(StateUnavailable):
+            RocksStore.open(tmp_path / "db", **options)  # type: ignore[arg-type]
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_read_only_store_refuses_writes(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    store = RocksStore.open(tmp_path / "db", read_only=True)
+    assert store.get(KEYS[3]) == VALUES[3]
+    with pytest.raises(OSError, match="read only"):
+        store.write(Changes([b"\x01a"], [b"1"]))
+    store.close()
+
+
+# ---- reads
+
+
+def test_many_bounds_are_all_read_back(tmp_path: Path) -> None:
+    store = RocksStore.open(tmp_path / "db")
+    bounds = {region: bytes([region]) + b"x" for region in range(1, 0xFF)}
+    store.write(Changes([], [], bounds))
+    assert stored_bounds(store) == bounds
+    store.close()
+
+
+# ---- damage
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> RocksStore:
+    """A store one of whose blocks, in the middle, has a flipped byte."""
+    filled(tmp_path, RocksOptions(compression="none")).close()
+    (file,) = (path for path in (tmp_path / "db").glob("*.sst") if path.stat().st_size > 100_000)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.unlink()  # the staged file shares its bytes
+    file.write_bytes(data)
+    return RocksStore.open(tmp_path / "db", options=RocksOptions(compression="none"))
+
+
+def test_a_damaged_block_is_found_on_every_read_path(damaged: RocksStore) -> None:
+    for read in (
+        lambda: damaged.get_many(KEYS),
+        lambda: [damaged.get(key) for key in KEYS],
+        lambda: list(damaged.scan(b"\x01", None)),
+        lambda: list(damaged.scan(b"\x01", b"\x02")),
+        lambda: list(damaged.scan(b"\x01", b"\x02", reverse=True)),
+        lambda: damaged.scan_arrays(b"\x01", b"\x02"),
+        lambda: damaged.scan_arrays(KEYS[10], None),
+    ):
+        with pytest.raises(StateCorrupted, match="checksum mismatch"):
+            read()
+    # what lies elsewhere can be read
+    assert damaged.get(KEYS[0]) == VALUES[0]
+    assert damaged.scan_arrays(KEYS[-5], None) == (KEYS[-5:], VALUES[-5:])
+    damaged.close()
+
+
+def test_a_scan_that_begins_in_a_damaged_block_is_not_empty(damaged: RocksStore) -> None:
+    good = list(zip(KEYS, VALUES, strict=True))
+    broken = []
+    for at in range(ROWS):
+        try:
+            assert damaged.get(KEYS[at]) == good[at][1]
+        except StateCorrupted:
+            broken.append(at)
+    assert 10 < len(broken) < 400
+    for at in (broken[0], broken[-1]):
+        with pytest.raises(StateCorrupted):
+            damaged.scan_arrays(KEYS[at], KEYS[at + 1])
+        with pytest.raises(StateCorrupted):
+            list(damaged.scan(KEYS[at], KEYS[at + 1]))
+    damaged.close()
+
+
+@pytest.mark.parametrize("name", ["CURRENT", "MANIFEST"])
+def test_damaged_files_of_the_database_itself(tmp_path: Path, name: str) -> None:
+    filled(tmp_path).close()
+    (file,) = (tmp_path / "db").glob(name + "*")
+    file.write_bytes(b"garbage\n")
+    with pytest.raises(StateCorrupted):
+        RocksStore.open(tmp_path / "db")
+
+
+def test_a_lost_file(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    for file in (tmp_path / "db").glob("*.sst"):
+        file.unlink()
+    with pytest.raises(StateCorrupted):
+        RocksStore.open(tmp_path / "db")
+
+
+# ---- files
+
+
+def test_a_file_is_written_without_a_store_and_its_digest_is_its_content(tmp_path: Path) -> None:
+    one = write_sst(tmp_path / "one.sst", KEYS, VALUES)
+    two = write_sst(tmp_path / "two.sst", KEYS, VALUES[::-1])
+    assert one.rows == ROWS
+    assert one.digest != two.digest
+    store = RocksStore.open(tmp_path / "db")
+    store.confirm(one)
+    assert store.scan_arrays(b"\x01", None) == (KEYS, VALUES)
+    store.close()
+
+
+@pytest.mark.parametrize("keys", [[b"\x01b", b"\x01a"], [b"\x01a", b"\x01a"], ["a", "b"], []])
+def test_keys_out_of_order_leave_no_file(tmp_path: Path, keys: list[bytes]) -> None:
+    with pytest.raises((KeyInvalid, OSError)):
+        write_sst(tmp_path / "x.sst", keys, [b""] * len(keys))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_that_is_not_bytes_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueInvalid):
+        write_sst(tmp_path / "x.sst", [b"\x01a"], ["text"])  # type: ignore[list-item]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_another_format_is_not_ingested_as_rows(tmp_path: Path) -> None:
+    store = RocksStore.open(tmp_path / "db")
+    (tmp_path / "x.sst").write_bytes(b"not an SST file" * 100)
+    with pytest.raises(StateCorrupted):
+        store.confirm(seal(tmp_path / "x.sst", 1))
+    assert [path.name for path in tmp_path.iterdir() if path.name != "db"] == ["x.sst"]
+    store.close()
