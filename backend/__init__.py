@@ -1,1 +1,127 @@
-"""Rewind's public names."""
+"""Rewind's public names: exactly-once window state for PySpark.
+
+Names that need Spark are imported when they are first used, so `import backend` stays light in every Python worker.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backend.aggregates import (
+        Aggregate,
+        approx_distinct,
+        collect_list,
+        collect_set,
+        count,
+        first,
+        last,
+        max_,
+        mean,
+        median,
+        min_,
+        over_all,
+        quantile,
+        reducer,
+        stddev,
+        sum_,
+        top_k,
+        variance,
+    )
+    from backend.policies import policies
+    from backend.process import (
+        key_value_store,
+        list_state,
+        map_state,
+        session_store,
+        value_state,
+        window_store,
+    )
+    from backend.sinks import foreach_sink, parquet_sink
+    from backend.sources.archive import archive
+    from backend.spark.stream import stream
+    from backend.windows import hopping, session, sliding, tumbling
+
+_HOMES = {
+    "backend.aggregates": (
+        "Aggregate",
+        "approx_distinct",
+        "collect_list",
+        "collect_set",
+        "count",
+        "first",
+        "last",
+        "max_",
+        "mean",
+        "median",
+        "min_",
+        "over_all",
+        "quantile",
+        "reducer",
+        "stddev",
+        "sum_",
+        "top_k",
+        "variance",
+    ),
+    "backend.policies": ("policies",),
+    "backend.process": (
+        "key_value_store",
+        "list_state",
+        "map_state",
+        "session_store",
+        "value_state",
+        "window_store",
+    ),
+    "backend.sinks": ("foreach_sink", "parquet_sink"),
+    "backend.sources.archive": ("archive",),
+    "backend.spark.stream": ("stream",),
+    "backend.windows": ("hopping", "session", "sliding", "tumbling"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Aggregate",
+    "approx_distinct",
+    "archive",
+    "collect_list",
+    "collect_set",
+    "count",
+    "first",
+    "foreach_sink",
+    "hopping",
+    "key_value_store",
+    "last",
+    "list_state",
+    "map_state",
+    "max_",
+    "mean",
+    "median",
+    "min_",
+    "over_all",
+    "parquet_sink",
+    "policies",
+    "quantile",
+    "reducer",
+    "session",
+    "session_store",
+    "sliding",
+    "stddev",
+    "stream",
+    "sum_",
+    "top_k",
+    "tumbling",
+    "value_state",
+    "variance",
+    "window_store",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home at its first use."""
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'backend' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value

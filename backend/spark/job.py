@@ -1,0 +1,222 @@
+"""A job: sources, routing and operator put together into Spark plans, the same for the stream and for a replay.
+
+The way of a message: source rows -> `pack_input` (select in the JVM: event time, shard, the fields the operator reads)
+-> the pack stage -> `groupBy(shard)` -> the stateful operator -> one row per shard and micro-batch for the sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DateType, IntegralType, LongType, TimestampNTZType, TimestampType
+
+from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator
+from backend.sources import Source
+from backend.spark import frames
+from backend.spark.control import control_rows
+from backend.spark.frames import PackPlan, packer
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+ROUTES = ("key", "partition")
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input stream of a job.
+
+    Attributes:
+        source: Where its messages come from.
+        event_time: Field that holds the event time (timestamp, date, or integer milliseconds); None takes the record's
+            own timestamp.
+        key: Fields that route a message to its shard; empty for none.
+        name: Side of a join; empty for a single input.
+    """
+
+    source: Source
+    event_time: str | None
+    key: tuple[str, ...]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything that defines the state: inputs, routing, operator.
+
+    Attributes:
+        inputs: One input, or left and right of a join.
+        route: `key` or `partition`.
+        grouping: Grouping value per shard.
+        operator: The stateful operator.
+        message_fields: Arrow fields of the operator's input, in the order of `operator.input_fields`.
+        max_ahead_ms: See `PackPlan`.
+    """
+
+    inputs: tuple[Input, ...]
+    route: str
+    grouping: tuple[int, ...]
+    operator: Operator
+    message_fields: tuple[pa.Field, ...]
+    max_ahead_ms: int | None
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self.grouping)
+
+    @property
+    def streams(self) -> dict[tuple[str, str], int]:
+        """Stream number of each (input name, topic)."""
+        pairs = [(side.name, topic) for side in self.inputs for topic in side.source.topics]
+        return {pair: number for number, pair in enumerate(pairs)}
+
+    def streaming(self, spark: SparkSession, checkpoint: str) -> DataFrame:
+        """Give the packed rows of the live streams and of the control stream."""
+        rows = [self.pack_input(side, side.source.stream(spark)) for side in self.inputs]
+        control = control_rows(spark, checkpoint)
+        rows.append(_like(rows[0], control))
+        whole = rows[0]
+        for other in rows[1:]:
+            whole = whole.unionByName(other)
+        return whole.mapInArrow(packer(self.pack_plan(self.max_ahead_ms)), frames.PACKED_SCHEMA)
+
+    def replay(self, spark: SparkSession, ranges: Mapping[tuple[int, int], tuple[int, int]]) -> DataFrame | None:
+        """Give the rows of the pack stage for exactly these offsets, in batch mode; None for empty ranges.
+
+        Args:
+            spark: The session.
+            ranges: (stream, partition) -> half-open offset range.
+        """
+        streams = {number: pair for pair, number in self.streams.items()}
+        parts = []
+        for side in self.inputs:
+            wanted = {
+                (streams[stream][1], partition): bounds
+                for (stream, partition), bounds in ranges.items()
+                if streams[stream][0] == side.name and bounds[0] < bounds[1]
+            }
+            if wanted:
+                parts.append(self.pack_input(side, side.source.batch(spark, wanted)))
+        whole = parts[0] if parts else None
+        for other in parts[1:]:
+            whole = whole.unionByName(other)  # type: ignore[union-attr]
+        return whole
+
+    def pack_plan(self, max_ahead_ms: int | None) -> PackPlan:
+        """Give the plan of the pack stage; a replay has no clock to compare with and passes None."""
+        return PackPlan(self.grouping, self.message_fields, self.route == "partition", max_ahead_ms)
+
+    def pack_input(self, side: Input, rows: DataFrame) -> DataFrame:
+        """Select what the pack stage reads out of source rows."""
+        stream = f.lit(None).cast("int")
+        for topic in side.source.topics:
+            stream = f.when(f.col("topic") == topic, f.lit(self.streams[(side.name, topic)])).otherwise(stream)
+        time = f.unix_millis("timestamp") if side.event_time is None else _millis(rows, side.event_time)
+        if self.route == "partition":
+            place: Column = f.pmod(f.col("partition") + stream, f.lit(self.shards))
+        elif side.key and self.shards > 1:
+            place = f.pmod(f.xxhash64(*[_normal(rows, name) for name in side.key]), f.lit(self.shards)).cast("int")
+        else:
+            place = f.lit(0)
+        bad = f.col("malformed").isNotNull() | time.isNull()
+        here = set(rows.schema["fields"].dataType.fieldNames())
+        return rows.select(
+            stream.alias(STREAM),
+            f.col("partition").alias(PARTITION),
+            f.col("offset").alias(OFFSET),
+            time.cast("long").alias(TIME),
+            place.alias(frames.SHARD_IN),
+            f.col("topic").alias(frames.TOPIC_IN),
+            f.unix_millis("timestamp").alias(frames.TIMESTAMP_IN),
+            f.when(bad, f.col("key")).alias(frames.KEY_IN),
+            f.when(bad, f.col("raw")).alias(frames.RAW_IN),
+            f.col("malformed").alias(frames.MALFORMED_IN),
+            f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN),
+            f.lit(None).cast("boolean").alias(frames.DRAIN_IN),
+            *[
+                (f.col("fields").getField(field.name) if field.name in here else f.lit(None)).alias(field.name)
+                for field in self.message_fields
+            ],
+        )
+
+
+def _like(rows: DataFrame, control: DataFrame) -> DataFrame:
+    """Give control rows the columns of source rows."""
+    values = {
+        STREAM: f.lit(0),
+        PARTITION: f.lit(-1),
+        OFFSET: f.lit(-1),
+        frames.SHARD_IN: f.lit(0),
+        frames.BATCH_TIME_IN: f.unix_millis(f.current_timestamp()),
+        frames.DRAIN_IN: f.coalesce(f.col("drain"), f.lit(False)),
+    }
+    return control.select(
+        *[values.get(field.name, f.lit(None)).cast(field.dataType).alias(field.name) for field in rows.schema]
+    )
+
+
+def _millis(rows: DataFrame, name: str) -> Column:
+    kind = rows.schema["fields"].dataType[name].dataType
+    column = f.col("fields").getField(name)
+    if isinstance(kind, (TimestampType, TimestampNTZType)):
+        return f.unix_millis(column.cast("timestamp"))
+    if isinstance(kind, DateType):
+        return f.unix_millis(column.cast("timestamp"))
+    return column.cast("long")
+
+
+def _normal(rows: DataFrame, name: str) -> Column:
+    """Give a key field such that equal keys hash alike: -0.0 equals 0.0."""
+    column = f.col("fields").getField(name)
+    if rows.schema["fields"].dataType[name].dataType.typeName() in ("float", "double"):
+        return column.cast("double") + f.lit(0.0)
+    return column
+
+
+def check_event_time(schema: StructType, name: str | None) -> None:
+    """Check the option `event_time` against the value's fields.
+
+    Raises:
+        ValueError: Unknown, or of a type without a time.
+    """
+    if name is None:
+        return
+    if name not in schema.fieldNames():
+        raise ValueError(f"event_time={name!r}: allowed are the fields {', '.join(schema.fieldNames())}")
+    kind = schema[name].dataType
+    if not isinstance(kind, (TimestampType, TimestampNTZType, DateType, LongType, IntegralType)):
+        raise ValueError(
+            f"event_time={name!r}: must be a timestamp, a date or integer milliseconds, not {kind.simpleString()}"
+        )
+
+
+def arrow_fields(schema: StructType, names: Sequence[str]) -> tuple[pa.Field, ...]:
+    """Give the Arrow fields that frames carry for fields of a value; timestamps in UTC microseconds."""
+    return tuple(pa.field(name, to_arrow_type(schema[name].dataType, timezone="UTC")) for name in names)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Give the Arrow schema of all fields of a value."""
+    return pa.schema(arrow_fields(schema, schema.fieldNames()))
+
+
+def describe(job: Job, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the manifest's entries of a job."""
+    return {
+        "route": job.route,
+        "streams": [[name, topic, number] for (name, topic), number in job.streams.items()],
+        "inputs": [
+            {"event_time": side.event_time, "key": list(side.key), "source": side.source.describe()}
+            for side in job.inputs
+        ],
+        "operator": job.operator.describe(),
+        "message_fields": [[field.name, str(field.type)] for field in job.message_fields],
+        **extra,
+    }

@@ -1,0 +1,38 @@
+"""The Spark settings that Rewind needs, set only while a query or a read is being made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@contextmanager
+def settings(spark: SparkSession, shards: int, arrow_rows: int) -> Iterator[None]:
+    """Set what a query needs while it is started; Spark clones the session then, so the user's is put back after."""
+    wanted = {
+        "spark.sql.shuffle.partitions": str(shards),
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        # unique ids of the committed state in commits/: under format 1 a zombie can overwrite it
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(arrow_rows),
+        "spark.sql.execution.arrow.transformWithStateInPandas.maxRecordsPerBatch": "64",
+        "spark.sql.session.timeZone": spark.conf.get("spark.sql.session.timeZone"),
+    }
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)

@@ -1,0 +1,242 @@
+"""From a checked pipeline to a running query: settings, manifest, processor, supervisor.
+
+Everything that can be refused is refused here, before Spark plans anything.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from backend.errors import ManifestMismatch
+from backend.spark.control import ask_to_drain, prepare_control
+from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, describe
+from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
+from backend.spark.routing import grouping_values
+from backend.spark.settings import settings
+from recovery.files import open_files
+from recovery.jobs import shard_job
+from recovery.manifest import Manifest, read_manifest, settle
+from recovery.replay import restore_shards
+from recovery.supervisor import QueryPlan, RewindQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from backend.sinks import Sink
+    from backend.spark.stream import Pipeline
+    from recovery.listener import RestoreListener
+
+CHANGELOG_DIRECTORY = "rewind/changelog"
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """Options of `Pipeline.start`.
+
+    Attributes:
+        shards: Number of shards, fixed at the first start. None: one per source partition with `route="partition"`,
+            else the session's default parallelism; one when the windows need the whole stream in order.
+        route: `key` (any source) or `partition` (Samza's task per partition: cheaper replay, exact lateness).
+        local_dir: Local state. None: a directory under the system's temporary directory, named after nothing secret.
+        trigger: Spark's processing-time trigger, such as `"1 second"`; `"0 seconds"` runs micro-batches back to back.
+        until: None runs until stopped; `"end"` reads what the source holds at the start, drains, and ends.
+        changelog: None keeps it beside the checkpoint; else a URI for `open_changelog`.
+        retain: Staged files and commits kept behind the committed version.
+        arrow_rows: Rows per Arrow batch in the pack stage: larger is faster, each costs its size in a worker's memory.
+        name: Spark's query name.
+        listeners: Told of restores.
+    """
+
+    shards: int | None = None
+    route: str = "key"
+    local_dir: str | Path | None = None
+    trigger: str = "1 second"
+    until: str | None = None
+    changelog: str | None = None
+    retain: int = 2
+    arrow_rows: int = 200_000
+    name: str | None = None
+    listeners: tuple[RestoreListener, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without Spark.
+
+        Raises:
+            ValueError: A bad option, by name.
+        """
+        if self.route not in ROUTES:
+            raise ValueError(f"route={self.route!r}: allowed are {', '.join(ROUTES)}")
+        if self.until not in (None, "end"):
+            raise ValueError(f"until={self.until!r}: allowed are None and 'end'")
+        for name, least in (("shards", 1), ("retain", 1), ("arrow_rows", 1)):
+            value = getattr(self, name)
+            if name == "shards" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
+
+
+def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, options: StartOptions) -> RewindQuery:
+    """Start a pipeline; see `Pipeline.start`."""
+    used = _spark_has_committed(checkpoint)
+    stored = read_manifest(checkpoint)
+    job = build_job(pipeline, spark, options, grouping=stored.grouping if stored is not None else None)
+    entries = describe(
+        job,
+        {
+            "session": _session(spark),
+            "changelog": options.changelog or CHANGELOG_DIRECTORY,
+            "release": release(),
+            "first_offsets": _first_offsets(job, spark) if stored is None else None,
+        },
+    )
+    settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
+    prepare_control(checkpoint)
+    local_dir = Path(options.local_dir) if options.local_dir is not None else Path(tempfile.gettempdir()) / "rewind"
+    changelog_uri = options.changelog or f"{checkpoint.rstrip('/')}/{CHANGELOG_DIRECTORY}"
+    make = partial(shard_job, local_dir, checkpoint, changelog_uri, job.operator, job.message_fields, options.retain)
+    plan = ProcessorPlan({value: shard for shard, value in enumerate(job.grouping)}, make)
+
+    def launch(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        with settings(spark, job.shards, options.arrow_rows):
+            packed = job.streaming(spark, checkpoint)
+            states = packed.groupBy("shard").transformWithStateInPandas(
+                ShardProcessor(plan), OUTPUT_SCHEMA, "Append", "ProcessingTime"
+            )
+            writer = states.writeStream.foreachBatch(publish).option("checkpointLocation", checkpoint)
+            if options.name is not None:
+                writer = writer.queryName(options.name)
+            return writer.trigger(processingTime=options.trigger).start()
+
+    targets = None
+    if options.until == "end":
+        targets = tuple({key: end for key, (_, end) in side.source.offsets(spark).items()} for side in job.inputs)
+    return RewindQuery(
+        QueryPlan(
+            spark=spark,
+            checkpoint=checkpoint,
+            launch=launch,
+            publish=sink.publish,
+            restore=lambda why: restore_shards(
+                spark, job, checkpoint, make, why, options.listeners, options.arrow_rows
+            ),
+            drain=lambda: ask_to_drain(checkpoint),
+            maintain=lambda committed: None,
+            shards=job.shards,
+            targets=targets,
+            listeners=options.listeners,
+        )
+    )
+
+
+def build_job(
+    pipeline: Pipeline, spark: SparkSession, options: StartOptions, *, grouping: tuple[int, ...] | None = None
+) -> Job:
+    """Check a pipeline against its sources' schemas and make the job.
+
+    Args:
+        pipeline: What the user said.
+        spark: Parses schemas.
+        options: Shards and route.
+        grouping: Of the manifest, when there is one.
+
+    Raises:
+        ValueError: A bad option, by name.
+    """
+    inputs = []
+    schema = pa.schema([])
+    message_types = {}
+    for side in pipeline.streams:
+        fields = side.source.fields()
+        check_event_time(fields, side.event_time)
+        for name in side.key:
+            if name not in fields.fieldNames():
+                raise ValueError(f"key={name!r}: allowed are the fields {', '.join(fields.fieldNames())}")
+        inputs.append(Input(side.source, side.event_time, side.key))
+        schema = arrow_schema(fields)
+        message_types.update({field.name: field for field in schema})
+    operator = pipeline.make(schema)
+    shards = options.shards
+    if grouping is not None:
+        shards = shards or len(grouping)
+    if shards is None:
+        shards = _default_shards(pipeline, inputs, spark, options)
+    if pipeline.needs_order and shards > 1 and options.route != "partition":
+        raise ValueError(
+            f"shards={shards}: windows without a key need the whole stream in order:"
+            ' allowed are shards=1, or route="partition" (windows per source partition)'
+        )
+    if grouping is None or len(grouping) != shards:
+        grouping = grouping_values(shards)
+    return Job(
+        tuple(inputs),
+        options.route,
+        grouping,
+        operator,
+        tuple(message_types[name] for name in operator.input_fields),
+        pipeline.max_ahead_ms,
+    )
+
+
+def _default_shards(pipeline: Pipeline, inputs: list[Input], spark: SparkSession, options: StartOptions) -> int:
+    if options.route == "partition":
+        return max(1, sum(len(side.source.offsets(spark)) for side in inputs))
+    return 1 if pipeline.needs_order else max(1, spark.sparkContext.defaultParallelism)
+
+
+def _spark_has_committed(checkpoint: str) -> bool:
+    """Tell whether Spark has committed there, and refuse a checkpoint whose state format is too old.
+
+    Raises:
+        ManifestMismatch: Checkpoint format 1: a zombie can overwrite committed state under it.
+    """
+    files = open_files(checkpoint)
+    commits = [name for name in files.list("commits") if name.isdigit()]
+    if not commits:
+        return False
+    newest = max(commits, key=int)
+    text = files.read(f"commits/{newest}").decode()
+    if "stateUniqueIds" not in text:
+        raise ManifestMismatch(
+            "the checkpoint has state store checkpoint format 1",
+            where=f"{checkpoint}/commits/{newest}",
+            why="under format 1 a task that finishes late can overwrite committed state",
+            command="choose another checkpoint; Rewind always sets"
+            " spark.sql.streaming.stateStore.checkpointFormatVersion=2",
+        )
+    return True
+
+
+def _session(spark: SparkSession) -> dict[str, Any]:
+    """Give what a replay must parse under."""
+    return {
+        "timezone": spark.conf.get("spark.sql.session.timeZone"),
+        "ansi": spark.conf.get("spark.sql.ansi.enabled"),
+    }
+
+
+def _first_offsets(job: Job, spark: SparkSession) -> list[list[Any]]:
+    """Give the earliest offset of each source partition when the query first started: joins align windows by it."""
+    streams = job.streams
+    return sorted(
+        [streams[(side.name, topic)], partition, first]
+        for side in job.inputs
+        for (topic, partition), (first, _) in side.source.offsets(spark).items()
+    )
+
+
+def release() -> str:
+    """Give the installed release, `unknown` in a source tree that was not installed."""
+    try:
+        return version("spark-rewind")
+    except PackageNotFoundError:
+        return "unknown"

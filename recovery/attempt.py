@@ -1,0 +1,346 @@
+"""One task attempt on one shard: open, plan, operate, stage, log, point. No Spark in here.
+
+Spark commits a micro-batch after its tasks ran and may run a task twice, so an attempt never changes the database with
+what is not committed: it *confirms* (ingests) what the pointer names, and *stages* what it made itself. The pointer it
+returns goes into Spark's state; if Spark commits it, the next attempt confirms, else it never happened.
+
+Spark's processor, the operator tester and the simulation all drive this module, so what is tested is what runs.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from backend.batch import MESSAGE_FIELDS, MicroBatch, Operator, Outcome, Position, Positions, SourcePartition
+from backend.errors import StateAhead, StateCorrupted, StateUnavailable
+from backend.rocks import RocksStore
+from backend.store import Changes, Region, Staged, region_range
+from backend.workspace import Workspace
+from recovery.changelog.protocol import Changelog
+from recovery.killpoints import kill_point
+from recovery.pointer import (
+    COMMIT_KEY,
+    MAX_ANCESTORS,
+    Commit,
+    CommitRecord,
+    Pointer,
+    decode_record,
+    encode_record,
+)
+from recovery.shard import Generation, ShardDirectory
+
+RESTORE_COMMAND = "start the query again (it restores by itself), or run: rewind restore <checkpoint>"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """What every attempt on a shard of one query needs.
+
+    Attributes:
+        query_id: Spark's query id.
+        shard: The shard.
+        local_dir: Local state of all queries on this host.
+        operator: The stateful operator.
+        message_fields: Arrow fields of the operator's input, in the order in which frames carry them.
+        changelog: Where commits are logged.
+        fetch: Puts the database of a committed pointer into a new generation, from wherever a copy of it is; returns
+            False when there is none.
+        retain: Staged files kept behind the committed version, for stale copies.
+        lock_wait_s: Bound on waiting for the shard's lock.
+    """
+
+    query_id: str
+    shard: int
+    local_dir: Path
+    operator: Operator
+    message_fields: tuple[pa.Field, ...]
+    changelog: Changelog
+    fetch: Callable[[Pointer, Generation], bool] = lambda pointer, generation: False
+    retain: int = 2
+    lock_wait_s: float = 30.0
+
+    @property
+    def where(self) -> str:
+        """Name the shard in errors."""
+        return f"shard {self.shard} of query {self.query_id}, {self.local_dir}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInput:
+    """What an attempt is given: the shard's share of the micro-batch.
+
+    Attributes:
+        time_ms: The batch time that Spark logged.
+        messages: As in `MicroBatch`; None for no rows.
+        after: Positions after the micro-batch.
+        in_future: (stream, partition, offset) refused against the clock: a replay must refuse them again.
+        drain: The bounded input ends with this micro-batch.
+    """
+
+    time_ms: int
+    messages: pa.Table | None
+    after: Mapping[SourcePartition, Position]
+    in_future: tuple[tuple[int, int, int], ...] = ()
+    drain: bool = False
+
+
+@dataclass(slots=True)
+class Done:
+    """What an attempt made: nothing of it counts before Spark commits the pointer."""
+
+    pointer: Pointer
+    outcome: Outcome
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def positions_of(pointer: Pointer | None) -> dict[SourcePartition, Position]:
+    """Give the committed positions."""
+    return {(s, p): position for s, p, position in pointer.positions} if pointer is not None else {}
+
+
+class _Watch:
+    """Milliseconds per step of an attempt."""
+
+    def __init__(self) -> None:
+        self.ms: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.ms[f"{name}_ms"] = round((time.perf_counter() - started) * 1000, 3)
+
+
+def run_attempt(
+    job: ShardJob,
+    pointer: Pointer | None,
+    version: int,
+    read: Callable[[Positions], ShardInput],
+) -> Done:
+    """Run one attempt of micro-batch `version` on a shard.
+
+    Args:
+        job: The shard and its operator.
+        pointer: What Spark's state holds: the committed pointer, None before the first commit.
+        version: Spark's batch id.
+        read: Gives the shard's input, told the committed positions.
+
+    Returns:
+        The new pointer and the outcome; the staged file and the changelog record are durable.
+
+    Raises:
+        StateUnavailable: The state that the pointer names is not here and cannot be fetched.
+        StateAhead: The local state is newer than the pointer; nothing was touched.
+        StateCorrupted: The local state is damaged; it is put aside, the next attempt does not use it.
+    """
+    watch = _Watch()
+    before = positions_of(pointer)
+    given = read(before)
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        kill_point("open", version)
+        with watch.step("open"):
+            generation, store, row = open_committed(job, directory, pointer)
+        try:
+            return _operate(job, directory, generation, store, row, pointer, version, given, watch)
+        except StateCorrupted:
+            directory.condemn()
+            raise
+        finally:
+            store.close()
+
+
+def open_committed(
+    job: ShardJob, directory: ShardDirectory, pointer: Pointer | None
+) -> tuple[Generation, RocksStore, CommitRecord | None]:
+    """Open the shard's database exactly at the pointer; the caller holds the lock and closes the store.
+
+    See `run_attempt` for what is raised; a store that was opened before an error is closed again.
+    """
+    generation = directory.current()
+    if generation is not None:
+        found = _open_local(job, directory, generation, pointer)
+        if found is not None:
+            return generation, *found
+    elif pointer is None:
+        generation = directory.new_generation()
+        store = RocksStore.open(generation.database)
+        directory.adopt(generation)
+        return generation, store, None
+    if pointer is None:
+        raise StateUnavailable("the local state cannot be used", where=job.where, command=RESTORE_COMMAND)
+    kill_point("fetch", pointer.commit.version)
+    fresh = directory.new_generation()
+    if job.fetch(pointer, fresh):
+        store = RocksStore.open(fresh.database)
+        row = read_commit_row(store)
+        if row is not None and row.commit == pointer.commit:
+            directory.adopt(fresh)
+            return fresh, store, row
+        store.close()
+        why = f"the fetched copy is at {_name(row)}, the pointer at {pointer.commit.name}"
+    else:
+        why = "no local state" if generation is None else "the local state does not lead to the pointer"
+    directory.discard(fresh)
+    raise StateUnavailable(
+        f"the state of commit {pointer.commit.name} is not here", where=job.where, why=why, command=RESTORE_COMMAND
+    )
+
+
+def _open_local(
+    job: ShardJob, directory: ShardDirectory, generation: Generation, pointer: Pointer | None
+) -> tuple[RocksStore, CommitRecord | None] | None:
+    """Bring the current generation to the pointer; None when it cannot be the base of it."""
+    try:
+        store = RocksStore.open(generation.database, create=False)
+    except StateCorrupted:
+        if pointer is None:
+            raise
+        return None
+    try:
+        row = read_commit_row(store)
+        here = row.commit if row is not None else None
+        if here == (pointer.commit if pointer is not None else None):
+            return _swept(store, row), row
+        if row is not None and (pointer is None or pointer.commit in row.ancestors):
+            raise StateAhead(
+                f"the local state is at {_name(row)}, newer than what Spark committed"
+                f" ({pointer.commit.name if pointer is not None else 'nothing'})",
+                where=job.where,
+                why="this task is a zombie, or Spark's checkpoint was rolled back",
+                command="rewind restore <checkpoint> (with no query running)",
+            )
+        assert pointer is not None, "a database without a commit row equals no pointer"
+        staged = generation.staged(pointer.commit)
+        if here == pointer.parent and staged.exists():
+            kill_point("before_ingest", pointer.commit.version)
+            store.confirm(Staged(staged, pointer.staged_length, pointer.staged_digest, 0))
+            kill_point("after_ingest", pointer.commit.version)
+            row = read_commit_row(store)
+            if row is None or row.commit != pointer.commit:
+                raise StateCorrupted("a staged file does not hold its own commit row", where=str(staged))
+            return _swept(store, row), row
+    except StateCorrupted:
+        store.close()
+        return None
+    except BaseException:
+        store.close()
+        raise
+    store.close()
+    return None
+
+
+def _swept(store: RocksStore, row: CommitRecord | None) -> RocksStore:
+    """Reclaim what the bounds hide: idempotent, and needed again after a death between confirm and here."""
+    for region, bound in (row.bounds if row is not None else {}).items():
+        store.delete_range(region_range(region)[0], bound)
+    return store
+
+
+def read_commit_row(store: RocksStore) -> CommitRecord | None:
+    """Read the commit that a database is at."""
+    data = store.get(COMMIT_KEY)
+    return decode_record(data) if data is not None else None
+
+
+def _name(row: CommitRecord | None) -> str:
+    return row.commit.name if row is not None else "no commit"
+
+
+def _operate(
+    job: ShardJob,
+    directory: ShardDirectory,
+    generation: Generation,
+    store: RocksStore,
+    row: CommitRecord | None,
+    pointer: Pointer | None,
+    version: int,
+    given: ShardInput,
+    watch: _Watch,
+) -> Done:
+    work = Workspace(store, row.bounds if row is not None else {})
+    messages = given.messages
+    if messages is None:
+        messages = pa.schema([*MESSAGE_FIELDS, *job.message_fields]).empty_table()
+    batch = MicroBatch(version, given.time_ms, messages, positions_of(pointer), given.after, given.drain)
+    with watch.step("operate"):
+        outcome = job.operator.process(batch, work)
+    commit = Commit(version, uuid.uuid4().hex)
+    record = _record(job, commit, row, given, work, outcome)
+    changes = work.changes()
+    with watch.step("stage"):
+        kill_point("before_stage", version)
+        whole = Changes([COMMIT_KEY, *changes.keys], [encode_record(record), *changes.values], changes.bounds)
+        staged = store.stage(whole, generation.staged(commit))
+        kill_point("after_stage", version)
+    with watch.step("changelog"):
+        kill_point("before_changelog", version)
+        location = job.changelog.append(record, changes)
+        _log_base(job, store, row)
+        kill_point("after_changelog", version)
+    if pointer is not None:
+        kill_point("prune", version)
+        directory.prune(generation, pointer.commit, job.retain)
+    new = Pointer(
+        shard=job.shard,
+        commit=commit,
+        parent=record.parent,
+        staged_length=staged.length,
+        staged_digest=staged.digest,
+        positions=record.positions,
+        bounds=record.bounds,
+        changelog=location,
+        next_due_ms=outcome.next_due_ms,
+        drained=version if given.drain else (pointer.drained if pointer is not None else -1),
+    )
+    metrics = {
+        **watch.ms,
+        "rows": messages.num_rows,
+        "results": outcome.results.num_rows,
+        "errors": outcome.errors.num_rows,
+        "messages_stored": outcome.message_count,
+        "staged_bytes": staged.length,
+        "drained": new.drained,
+        **outcome.metrics,
+    }
+    return Done(new, outcome, metrics)
+
+
+def _record(
+    job: ShardJob, commit: Commit, row: CommitRecord | None, given: ShardInput, work: Workspace, outcome: Outcome
+) -> CommitRecord:
+    replay_from = dict(outcome.replay_from)
+    older = row.rejected if row is not None else []
+    rejected = sorted(
+        {
+            (s, p, offset)
+            for s, p, offset in (*older, *outcome.rejected, *given.in_future)
+            if (s, p) in replay_from and offset >= replay_from[(s, p)]
+        }
+    )
+    return CommitRecord(
+        shard=job.shard,
+        commit=commit,
+        parent=row.commit if row is not None else None,
+        ancestors=[row.commit, *row.ancestors][:MAX_ANCESTORS] if row is not None else [],
+        time_ms=given.time_ms,
+        positions=[(s, p, position) for (s, p), position in sorted(given.after.items())],
+        bounds={int(region): key for region, key in sorted(work.bounds.items())},
+        replay_from=[(s, p, offset) for (s, p), offset in sorted(replay_from.items())],
+        rejected=rejected,
+        message_count=outcome.message_count,
+        message_digest=outcome.message_digest,
+    )
+
+
+def _log_base(job: ShardJob, store: RocksStore, row: CommitRecord | None) -> None:
+    """Append a complete base when the deltas have grown: of the committed state, so that it is never an orphan."""
+    if row is not None and job.changelog.wants_base(job.shard, row.commit):
+        job.changelog.append_base(row, store.scan(region_range(Region.MESSAGES)[0], None))

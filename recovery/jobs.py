@@ -1,0 +1,62 @@
+"""The job of a shard as executors make it: a light module, because every Python worker imports it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from backend.batch import Operator
+from recovery.attempt import ShardJob
+from recovery.changelog import open_changelog
+from recovery.fetch import fetch_state
+from recovery.package import Snapshots
+from recovery.pointer import Pointer
+from recovery.shard import Generation
+
+SNAPSHOTS_DIRECTORY = "rewind/snapshots"
+
+
+def snapshots(checkpoint: str) -> Snapshots:
+    """Give the packages beside a checkpoint."""
+    return Snapshots(f"{checkpoint.rstrip('/')}/{SNAPSHOTS_DIRECTORY}")
+
+
+def shard_job(
+    local_dir: Path,
+    checkpoint: str,
+    changelog_uri: str,
+    operator: Operator,
+    message_fields: tuple[pa.Field, ...],
+    retain: int,
+    query_id: str,
+    shard: int,
+) -> ShardJob:
+    """Make the job of one shard; all but the last two arguments are the same for every shard of a query.
+
+    Args:
+        local_dir: Local state of all queries on the host.
+        checkpoint: Where packages of restored or moved shards are.
+        changelog_uri: For `open_changelog`.
+        operator: The stateful operator.
+        message_fields: Arrow fields of its input.
+        retain: Staged files kept behind the committed version.
+        query_id: Spark's query id.
+        shard: The shard.
+    """
+
+    packages = snapshots(checkpoint)
+
+    def fetch(pointer: Pointer, generation: Generation) -> bool:
+        return fetch_state(packages, pointer, generation.database, generation.staged)
+
+    return ShardJob(
+        query_id=query_id,
+        shard=shard,
+        local_dir=local_dir,
+        operator=operator,
+        message_fields=message_fields,
+        changelog=open_changelog(changelog_uri),
+        fetch=fetch,
+        retain=retain,
+    )

@@ -1,0 +1,258 @@
+"""The supervisor: the handle that `start()` returns, around Spark's streaming query.
+
+It runs the query, and when a task says that its state is missing or damaged, it restores the shards concerned, with no
+task running, and starts the query again. Tries count only without progress, each is reported. Errors of another kind,
+user code's above all, are raised and not tried again.
+
+A bounded run (`until="end"`) reads what the source held at the start, then drains: Spark's `availableNow` never ends
+with processing-time timers (measured), so the end is seen in the query's progress.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import RestoreFailed, RewindError, code_in, kind_of
+from recovery.listener import RestoreListener
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger("rewind.supervisor")
+
+RESTORABLE = frozenset({"StateUnavailable", "StateCorrupted", "StateAhead"})
+MAX_TRIES = 4
+BACKOFF_S = 0.5
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """What the supervisor drives; made by `start()`.
+
+    Attributes:
+        spark: The session.
+        checkpoint: Spark's checkpoint location.
+        launch: Starts Spark's query, told what to call with the frames of each micro-batch.
+        publish: Publishes a micro-batch and returns one dict per shard.
+        restore: Restores the shards that need it, told why; returns how many.
+        drain: Asks the next micro-batch to drain.
+        targets: (topic, partition) -> offset at which a bounded run ends, per source; None for a run without end.
+        maintain: Called after commits, with the committed version: prunes, writes nothing that a commit needs.
+        shards: Number of shards.
+        listeners: Told of restores.
+    """
+
+    spark: SparkSession
+    checkpoint: str
+    launch: Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
+    publish: Callable[[DataFrame, int], list[dict[str, Any]]]
+    restore: Callable[[str], int]
+    drain: Callable[[], None]
+    maintain: Callable[[int], None]
+    shards: int
+    targets: tuple[Mapping[tuple[str, int], int], ...] | None = None
+    listeners: tuple[RestoreListener, ...] = ()
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a query has done since it was started.
+
+    Attributes:
+        version: Newest published micro-batch, -1 before the first.
+        micro_batches: Micro-batches published.
+        rows: Messages folded.
+        results: Result rows.
+        errors: Error rows.
+        restores: Restores made.
+        last: Metrics per shard of the newest micro-batch.
+    """
+
+    version: int = -1
+    micro_batches: int = 0
+    rows: int = 0
+    results: int = 0
+    errors: int = 0
+    restores: int = 0
+    last: list[dict[str, Any]] = field(default_factory=list)
+
+
+class RewindQuery:
+    """A running job: Spark's query and the supervisor around it.
+
+    Made by `start()`. The supervisor is a daemon thread of the driver; it ends with the query.
+    """
+
+    def __init__(self, plan: QueryPlan) -> None:
+        self._plan = plan
+        self._query: StreamingQuery | None = None
+        self._error: BaseException | None = None
+        self._stopping = threading.Event()
+        self._done = threading.Event()
+        self._drained: dict[int, int] = {}
+        self._asked = False
+        self.progress = Progress()
+        self._query = plan.launch(self._publish)
+        self._thread = threading.Thread(target=self._run, name="rewind-supervisor", daemon=True)
+        self._thread.start()
+
+    @property
+    def query(self) -> StreamingQuery:
+        """Spark's current query; another object after a restore."""
+        assert self._query is not None
+        return self._query
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the supervisor still drives the query (also while it restores)."""
+        return not self._done.is_set()
+
+    @property
+    def exception(self) -> BaseException | None:
+        """What ended the query, None while it runs or when it ended well."""
+        return self._error
+
+    def await_termination(self, timeout_s: float | None = None) -> bool:
+        """Wait until the query has ended.
+
+        Returns:
+            Whether it has ended within the timeout.
+
+        Raises:
+            RewindError: What ended it, by name.
+            Exception: Spark's own, for everything else.
+        """
+        ended = self._done.wait(timeout_s)
+        if ended and self._error is not None:
+            raise self._error
+        return ended
+
+    def stop(self) -> None:
+        """Stop the query after the running micro-batch's tasks are cancelled; waits for the supervisor."""
+        self._stopping.set()
+        self.query.stop()
+        self._thread.join()
+
+    def drain(self) -> None:
+        """Flush pending updates and emit open windows with reason `drain`, in the next micro-batch."""
+        self._plan.drain()
+
+    # ------------------------------------------------------------------------------------------------ the supervisor
+
+    def _publish(self, frames: DataFrame, version: int) -> None:
+        shards = self._plan.publish(frames, version)
+        progress = self.progress
+        progress.version = version
+        progress.micro_batches += 1
+        for shard in shards:
+            metrics = shard.get("metrics", {})
+            progress.rows += int(metrics.get("rows", 0))
+            progress.results += int(shard.get("results", 0))
+            progress.errors += int(shard.get("errors", 0))
+            if metrics.get("drained", -1) == version:
+                self._drained[int(shard["shard"])] = version
+        progress.last = shards
+
+    def _run(self) -> None:
+        tries, reached = 0, -1
+        try:
+            while not self._stopping.is_set():
+                failure = self._watch()
+                if failure is None:
+                    return
+                code = code_in(str(failure))
+                if code not in RESTORABLE:
+                    raise _named(failure)
+                tries = 1 if self.progress.version > reached else tries + 1
+                reached = max(reached, self.progress.version)
+                if tries > MAX_TRIES:
+                    raise RestoreFailed(
+                        f"the state is still unavailable after {MAX_TRIES} restores without progress",
+                        where=self._plan.checkpoint,
+                        why=_text_of(failure),
+                        command=f"rewind verify {self._plan.checkpoint}",
+                    ) from failure
+                log.warning("state is not available (try %d of %d): %s", tries, MAX_TRIES, _text_of(failure))
+                time.sleep(BACKOFF_S * (2 ** (tries - 1) - 1))
+                self._plan.restore(_text_of(failure))
+                self.progress.restores += 1
+                if not self._stopping.is_set():
+                    self._query = self._plan.launch(self._publish)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def _watch(self) -> BaseException | None:
+        """Follow Spark's query until it ends; give what ended it."""
+        query = self.query
+        maintained = -1
+        while query.isActive:
+            committed = _committed(query)
+            if committed > maintained:
+                self._plan.maintain(committed)
+                maintained = committed
+            if self._plan.targets is not None and self._reached_end(query, committed):
+                self._stopping.set()
+                query.stop()
+                return None
+            time.sleep(POLL_S)
+        failure: BaseException | None = query.exception()
+        return failure
+
+    def _reached_end(self, query: StreamingQuery, committed: int) -> bool:
+        if self._asked:
+            return len(self._drained) == self._plan.shards and committed >= max(self._drained.values())
+        progress = query.lastProgress
+        if progress is None or not _at(progress, self._plan.targets or ()):
+            return False
+        self._plan.drain()
+        self._asked = True
+        return False
+
+
+def _committed(query: StreamingQuery) -> int:
+    progress = query.lastProgress
+    return int(progress["batchId"]) if progress is not None else -1
+
+
+def _at(progress: Any, targets: tuple[Mapping[tuple[str, int], int], ...]) -> bool:
+    """Tell whether every source has reached its target: sources come in the order of the job's inputs."""
+    for source, target in zip(progress["sources"], targets, strict=False):
+        end = source["endOffset"]
+        offsets = json.loads(end) if isinstance(end, str) else end
+        if not isinstance(offsets, dict):
+            return False
+        per_topic = offsets.get("next", offsets)
+        for (topic, partition), wanted in target.items():
+            if int(per_topic.get(topic, {}).get(str(partition), -1)) < wanted:
+                return False
+    return True
+
+
+def _named(failure: BaseException) -> BaseException:
+    """Give the named error inside Spark's exception, or Spark's exception itself."""
+    text = str(failure)
+    code = code_in(text)
+    if code is None or isinstance(failure, RewindError):
+        return failure
+    named = kind_of(code)(_text_of(failure))
+    named.__cause__ = failure
+    return named
+
+
+def _text_of(failure: BaseException) -> str:
+    """Give the line of Spark's exception that our own error wrote, without the stack around it."""
+    for line in str(failure).splitlines():
+        _, marker, rest = line.partition("[rewind:")
+        if marker:
+            return rest.partition("] ")[2]
+    return str(failure).splitlines()[0] if str(failure) else type(failure).__name__
