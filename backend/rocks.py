@@ -9,7 +9,8 @@ What was measured of rocksdict 0.3.29, and is guarded against here:
 * An iterator points to the upper bound inside its `ReadOptions` and does not keep them: once they are let go of, the
   scan ends early and silently. Every scan keeps its own.
 * The default mode pickles; `raw_mode` is given to options, writers and batches alike. Options are not remembered by the
-  files: `RocksOptions` is applied again at every open.
+  files: `RocksOptions` is applied again at every open, and named for the column family, or else a reopened store takes
+  compression from its own options file, and has neither bloom filter nor this process's cache.
 * Ingesting a hard link with `move_files` takes 1 ms where copying 16 MB takes 50, and leaves the staged file's bytes
   as they were.
 """
@@ -459,7 +460,7 @@ def _open_locked(path: Path, native: Options, wait_s: float, read_only: bool) ->
     pause_s = 0.005
     while True:
         try:
-            return Rdict(str(path), native, access_type=access)
+            return Rdict(str(path), native, column_families={"default": native}, access_type=access)
         except Exception as error:
             if not _LOCK_HELD.search(str(error)):
                 raise _translated(error, path) from error
