@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 import pyarrow as pa
@@ -158,6 +158,17 @@ class Outcome:
     message_count: int = 0
     message_digest: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """An operator whose state, not a bound, tells which messages are live: each group key has its own windows."""
+
+    def settle(self, work: Workspace) -> None:
+        """Delete replayed messages of windows that are gone.
+
+        Called after a replay, when `work` sees the restored state and every replayed message, before `proofs`.
+        """
 
 
 class Operator(Protocol):

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from backend.batch import OFFSET, PARTITION, STREAM, Proof
+from backend.batch import OFFSET, PARTITION, STREAM, Proof, Settling
 from backend.errors import RestoreMismatch
 from backend.messages import TIME_BYTES
 from backend.rocks import RocksOptions, RocksStore
@@ -154,6 +154,10 @@ def restore_shard(
         for chunk in messages:
             runs.add(above_bounds(chunk, record.bounds))
         runs.flush()
+        if isinstance(operator, Settling):
+            work = Workspace(store, record.bounds)
+            operator.settle(work)
+            store.write(work.changes())
         proofs = list(operator.proofs(Workspace(store, record.bounds)))
         count = _prove(store, record, proofs, runs.pages())
         store.write(Changes([COMMIT_KEY], [encode_record(record)], record.bounds))

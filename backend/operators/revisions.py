@@ -73,6 +73,16 @@ def get(state: Readable, starts: IntArray, keys: pa.Array) -> Revisions:
     return _decode([key for key, _ in found], [value for _, value in found])
 
 
+def empty() -> Revisions:
+    """Give no rows."""
+    return _decode([], [])
+
+
+def delete(work: Workspace, rows: Revisions) -> None:
+    """Delete rows."""
+    work.delete_many(join_keys(Region.REVISIONS, rows.starts, rows.keys))
+
+
 def put(work: Workspace, rows: Revisions) -> None:
     """Write rows."""
     packed = np.zeros(len(rows), _ROW)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -26,7 +27,6 @@ from backend.batch import (
     SourcePartition,
 )
 from backend.operators.arrays import IntArray, Mask
-from backend.operators.grouping import GroupKeys
 from backend.operators.ledger import Ledger
 from backend.workspace import Workspace
 
@@ -109,6 +109,13 @@ def error_rows(messages: pa.Table, reason: str, detail: str) -> pa.Table:
     return pa.table([array.cast(f.type) for array, f in zip(arrays, ERROR_SCHEMA, strict=True)], schema=ERROR_SCHEMA)
 
 
+class KeyDecoder(Protocol):
+    """What knows the fields of encoded group keys."""
+
+    def decode(self, encoded: pa.Array) -> list[pa.Array]:
+        """Give the fields of encoded keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class Emission:
     """Results of some windows and group keys, one row each.
@@ -133,7 +140,7 @@ class Emission:
     start_offsets: IntArray | None = None
     last_offsets: IntArray | None = None
 
-    def table(self, schema: pa.Schema, group_keys: GroupKeys) -> pa.Table:
+    def table(self, schema: pa.Schema, group_keys: KeyDecoder) -> pa.Table:
         """Give the rows in the operator's result schema."""
         count = len(self.revisions)
         leading: dict[str, pa.Array] = {

@@ -21,12 +21,13 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from backend.batch import ERROR_SCHEMA, MAX_TIME, MIN_TIME, TIME, MicroBatch, Outcome, Proof
+from backend.batch import ERROR_SCHEMA, MAX_TIME, MIN_TIME, TIME, MicroBatch, Outcome, Proof, Settling
 from backend.clock import closing_clock, exact, next_idle_ms
 from backend.operators import ledger as ledgers
 from backend.operators.aligned import Aligned
 from backend.operators.sliding import Sliding
 from backend.operators.spec import WindowSpec
+from backend.operators.tuples import Tuples
 from backend.operators.turn import Turn, joined, numbers
 from backend.workspace import Workspace
 
@@ -103,6 +104,11 @@ class WindowOperator:
         """Give what the message store must hold according to the window metadata."""
         return self._kind.proofs(work)
 
+    def settle(self, work: Workspace) -> None:
+        """Take out of replayed messages what the window metadata does not hold; for time windows the bounds do."""
+        if isinstance(self._kind, Settling):
+            self._kind.settle(work)
+
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry."""
         return self.spec.describe()
@@ -124,4 +130,6 @@ def _kind(spec: WindowSpec) -> Kind:
         return Aligned(spec)
     if window.by_time and window.kind == "sliding":
         return Sliding(spec)
+    if not window.by_time and window.kind != "session":
+        return Tuples(spec)
     raise ValueError(f"window: {window.kind} windows by {window.unit} are not available")

@@ -1,0 +1,554 @@
+"""Windows by number of messages: tumbling, hopping and sliding, counted per group key, or per stream without one.
+
+The messages of a group key are numbered 0, 1, 2, ... as they come. Window k holds the numbers `[k * step, k * step +
+size)` and is full with its last message; nothing comes late, because offsets come in order. A sliding window ends at
+every message and holds it and the `size - 1` before it (the first ones fewer). Results carry the offsets of the first
+and the last message; the bounds in time are null.
+
+State is kept once per *pane* of gcd(size, step) messages and only while an open window needs it:
+
+====================== ============================== =========================================================
+region                 key                            value
+====================== ============================== =========================================================
+OPERATOR               `n`, group key                 next number; live messages, their digest and source
+OPERATOR               `m`, group key                 places of the live messages by number, if of several sources
+WINDOWS                group key, pane                start_offset, last_offset, partial aggregates
+REVISIONS              group key, window              next revision, pending since (early or drained windows only)
+MESSAGES               group key, offset              the fields (full-state aggregates only)
+====================== ============================== =========================================================
+
+SAMZA-552 keys the metadata by `start_offset`. Here several group keys have windows at the same time, and offsets of
+several source partitions have no order, so the key is the group key and the number; `start_offset` is in the value.
+
+Everything is an array operation over ranks within a group key: no row is looked at alone. A micro-batch therefore does
+exactly what its messages one by one would, and cuts change neither results nor state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from backend.aggregates import FullPlan, IncrementalPlan
+from backend.batch import OFFSET, PARTITION, STREAM, Proof
+from backend.errors import StateCorrupted, UnknownFormat
+from backend.keys import prefix_end
+from backend.operators import revisions
+from backend.operators.arrays import IntArray, Mask, dense, spread
+from backend.operators.facts import MAX_MEMBERS, Pairs
+from backend.operators.grouping import KeySpace
+from backend.operators.held import PLACE_BYTES, Digests, Held, HeldRows, fold_order, remove
+from backend.operators.keyed import WindowKeys, keyed, numbered
+from backend.operators.revisions import Revisions
+from backend.operators.spec import WindowSpec
+from backend.operators.turn import DRAIN, EARLY, FULL, Emission, Turn, numbers
+from backend.rows import RowCodec
+from backend.staging import VERIFY
+from backend.store import Readable, Region
+from backend.workspace import Workspace
+
+FORMAT = 1
+START, LAST = "_start_offset", "_last_offset"
+_COUNTER = np.dtype(
+    [
+        ("format", "u1"),
+        ("next", ">i8"),
+        ("live", ">i8"),
+        ("digest", ">u8"),
+        ("stream", ">u2"),
+        ("partition", ">i4"),
+        ("mixed", "u1"),  # the live messages come from several source partitions
+    ]
+)
+_COUNTERS = bytes([Region.OPERATOR]) + b"n"
+_PLACES = bytes([Region.OPERATOR]) + b"m"
+_MESSAGES = bytes([Region.MESSAGES])
+
+
+class Tuples:
+    """The kind for tumbling, hopping and sliding windows by number of messages.
+
+    Args:
+        spec: Its window is one of these.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.size, self.step = spec.window.size, spec.window.step or 1
+        self.pane = gcd(self.size, self.step)
+        self.sliding = spec.window.kind == "sliding"
+        self.lowest = 1 - self.size if self.sliding else 0
+        self.incremental, self.full = spec.plans()
+        self.keys = WindowKeys(spec.key_fields)
+        own = [pa.field(name, pa.int64(), nullable=False) for name in (START, LAST)]
+        self.pane_schema = pa.schema([*own, *self.incremental.partial_schema])
+        self.codec = RowCodec(self.pane_schema)
+        fields = [spec.schema.field(name) for name in spec.input_fields()]
+        self.held = Held(fields, timed=False) if spec.full else None
+        self.result_schema = spec.result_schema()
+
+    def fold(self, turn: Turn) -> None:
+        """Take one micro-batch."""
+        _Step(self, turn).run()
+        if self.held is not None:
+            turn.replay_from = self.held.replay_from(turn.work, turn.batch.after)
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of messages, sorted by key; `settle` takes out those of windows that are gone."""
+        if self.held is None or not messages.num_rows:
+            return [], []
+        key_of, codes = self.keys.encode(messages)
+        return self.held.replay_rows(messages, codes.take(pa.array(key_of)))
+
+    def settle(self, work: Workspace) -> None:
+        """Leave of replayed messages, per group key, the newest ones: as many as the counters say."""
+        if self.held is None:
+            return
+        live = {key[2:]: int(row["live"]) for key, row in zip(*_all_counters(work), strict=True)}
+        listed = dict(zip(*work.scan_arrays(_PLACES, prefix_end(_PLACES)), strict=True))
+        found: dict[bytes, list[bytes]] = {}
+        for key, _ in work.scan(_MESSAGES, bytes([Region.MESSAGES + 1])):
+            found.setdefault(key[1:-PLACE_BYTES], []).append(key)
+        for code, keys in found.items():
+            places = listed.get(_PLACES + code)
+            if places is None:
+                remove(work, keys[: max(len(keys) - live.get(code, 0), 0)])
+            else:
+                wanted = set(_split_places(places))
+                remove(work, [key for key in keys if key[-PLACE_BYTES:] not in wanted])
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold, group key by group key."""
+        if self.held is None:
+            return
+        for key, row in zip(*_all_counters(work), strict=True):
+            start = _MESSAGES + key[2:]
+            label = f"open windows of group key {key[2:].hex()}"
+            yield Proof(label, start, prefix_end(start) or b"\xff", int(row["live"]), int(row["digest"]))
+
+
+def _split_places(places: bytes) -> list[bytes]:
+    return [places[at : at + PLACE_BYTES] for at in range(0, len(places), PLACE_BYTES)]
+
+
+def _all_counters(state: Readable) -> tuple[list[bytes], npt.NDArray[np.void]]:
+    keys, values = state.scan_arrays(_COUNTERS, prefix_end(_COUNTERS))
+    return keys, _counters(values)
+
+
+def _counters(values: Sequence[bytes]) -> npt.NDArray[np.void]:
+    data = b"".join(values)
+    if len(data) != len(values) * _COUNTER.itemsize or any(value[0] != FORMAT for value in values):
+        raise UnknownFormat(
+            "a counter of tuple windows has an unknown format",
+            why=f"known is format {FORMAT}, {_COUNTER.itemsize} bytes",
+            command="install the release that wrote it",
+        )
+    return np.frombuffer(data, _COUNTER)
+
+
+class _Step:
+    """One micro-batch; arrays named after keys are as long as `space`, the group keys at hand.
+
+    Attributes:
+        first: Number of the first message that was still needed before (per key).
+        next0: Next number before.
+        next1: Next number after.
+        filled: First window that was not full before.
+        opened: First window that is not full after.
+    """
+
+    def __init__(self, kind: Tuples, turn: Turn) -> None:
+        self.kind, self.turn, self.work = kind, turn, turn.work
+        self.now = turn.batch.time_ms
+        policies = kind.spec.policies
+        self.early_ms = None if kind.sliding else policies.early_ms  # a sliding window is full when it begins
+        self.drain = turn.batch.drain and not kind.sliding
+
+    def run(self) -> None:
+        self._number()
+        if not len(self.space):
+            return
+        self._choose()
+        self._load()
+        self._send()
+        self._store()
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def _number(self) -> None:
+        """Number the messages within their group keys."""
+        kind, turn = self.kind, self.turn
+        key_of, codes = kind.keys.encode(turn.messages)
+        self.rows, other = self._waiting()
+        space = KeySpace([codes, other, self.rows.keys])
+        self.space, self.row_key = space, space.numbers[2]
+        self.key = space.numbers[0][key_of]
+        count = len(space)
+        self.counter_keys = keyed(_COUNTERS, space.keys)
+        found = self.work.get_many(self.counter_keys)
+        known = np.array([value is not None for value in found], np.bool_)
+        counters = _counters([value for value in found if value is not None])
+        self.next0, self.live, self.digest = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, "u8")
+        self.next0[known], self.live[known], self.digest[known] = (counters[n] for n in ("next", "live", "digest"))
+        self.counted = np.bincount(self.key, minlength=count)
+        self.next1 = self.next0 + self.counted
+        self._find_sources(known, counters)
+        self.order = np.argsort(self.key, kind="stable")
+        self.at = np.cumsum(self.counted) - self.counted
+        self.number = np.empty(len(self.key), np.int64)
+        own = self.key[self.order]
+        self.number[self.order] = np.arange(len(own)) - self.at[own] + self.next0[own]
+
+    def _find_sources(self, known: Mask, counters: npt.NDArray[np.void]) -> None:
+        """Tell which group keys have live messages of several source partitions: their numbers are not in order."""
+        stream, partition = (numbers(self.turn.messages, name) for name in (STREAM, PARTITION))
+        own = stream * 2**32 + partition
+        self.source, self.mixed0 = np.zeros(len(self.space), np.int64), np.zeros(len(self.space), np.bool_)
+        self.source[self.key[::-1]] = own[::-1]
+        self.source[known] = counters["stream"].astype(np.int64) * 2**32 + counters["partition"]
+        self.mixed0[known] = counters["mixed"] > 0
+        self.mixed = self.mixed0.copy()
+        if self.kind.held is not None:
+            self.mixed[self.key[own != self.source[self.key]]] = True
+
+    def _waiting(self) -> tuple[Revisions, pa.Array]:
+        """Read the revisions of all windows when something is due, and all group keys at the end of the input."""
+        ledger, none = self.turn.ledger, pa.array([], pa.binary())
+        region = (bytes([Region.REVISIONS]), bytes([Region.REVISIONS + 1]))
+        self.scanned = self.drain or (ledger.due_ms is not None and ledger.due_ms <= self.now)
+        rows = revisions.scan(self.work, *region) if self.scanned else revisions.empty()
+        if not self.drain:
+            return rows, none
+        return rows, pa.array([key[2:] for key in _all_counters(self.work)[0]], pa.binary())
+
+    # -- choose ---------------------------------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        """Find the windows that fill, those that are open, and which of these are sent."""
+        kind = self.kind
+        self.filled = np.maximum((self.next0 - kind.size) // kind.step + 1, kind.lowest)
+        self.opened = np.maximum((self.next1 - kind.size) // kind.step + 1, kind.lowest)
+        self.first = np.maximum(self.filled * kind.step, 0)
+        window, key = spread(self.filled, self.opened - self.filled)
+        if not kind.spec.policies.full:
+            window, key = window[:0], key[:0]
+        trigger = self.order[self.at[key] + window * kind.step + kind.size - 1 - self.next0[key]]
+        by_trigger = np.lexsort((window, trigger))
+        self.full_window, self.full_key = window[by_trigger], key[by_trigger]
+        open_count = np.zeros_like(self.next1) if kind.sliding else (self.next1 - 1) // kind.step - self.opened + 1
+        chosen = np.ones(len(self.space), np.bool_) if self.drain else self.counted > 0
+        if self.early_ms is None and not self.drain:
+            chosen[:] = False
+        self.open_window, self.open_key = spread(self.opened, np.where(chosen, open_count, 0))
+        self._read_revisions()
+        self._decide()
+
+    def _read_revisions(self) -> None:
+        if self.scanned or not self.turn.ledger.sent_open:
+            return
+        ended, owner = spread(self.filled, self.opened - self.filled)
+        window, key = np.concatenate([ended, self.open_window]), np.concatenate([owner, self.open_key])
+        self.rows = revisions.get(self.work, window, self.space.keys.take(pa.array(key)))
+        self.row_key = self.space.find(self.rows.keys)
+
+    def _decide(self) -> None:
+        """Apply the early policy to updated and waiting open windows."""
+        rows, count = self.rows, len(self.space)
+        still = rows.starts >= self.opened[self.row_key]
+        window = np.concatenate([rows.starts[still], self.open_window])
+        self.open = Pairs(window, np.concatenate([self.row_key[still], self.open_key]), count)
+        at = self.open.find(rows.starts[still], self.row_key[still])
+        total = len(self.open)
+        self.next, self.since = np.zeros(total, np.int64), np.full(total, self.now, np.int64)
+        self.waits, self.known = np.zeros(total, np.bool_), np.zeros(total, np.bool_)
+        self.next[at], self.waits[at], self.known[at] = rows.next[still], rows.pending[still], True
+        waiting = rows.pending[still]
+        self.since[at[waiting]] = rows.since[still][waiting]
+        updated = self.open.find(self.open_window, self.open_key)
+        if self.early_ms is not None:
+            self.waits[updated[self.counted[self.open_key] > 0]] = True
+        self.goes: Mask = np.zeros(total, np.bool_)
+        if self.drain:
+            self.goes[updated] = True
+        elif self.early_ms is not None:
+            self.goes = self.waits & (self.since + self.early_ms <= self.now)
+
+    # -- load -----------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Make the table of panes, in order of (key, pane): stored ones that are needed, and new messages folded."""
+        kind, count = self.kind, len(self.space)
+        self.sends = np.zeros(count, np.bool_)
+        self.sends[self.full_key] = True
+        self.sends[self.open.key[self.goes]] = True
+        low = self.first // kind.pane
+        stored = np.where(self.next0 > self.first, (self.next0 - 1) // kind.pane - low + 1, 0)
+        partly = (stored > 0) & (self.next0 % kind.pane != 0) & (self.counted > 0)
+        begin = np.where(self.sends, low, low + stored - 1)
+        pane, key = spread(begin, np.where(self.sends, stored, np.where(partly, 1, 0)))
+        old = self._read_panes(pane, key)
+        new_pane = self.number // kind.pane
+        self.low, self.span = (
+            low,
+            int(max((new_pane - low[self.key]).max(initial=0), (pane - low[key]).max(initial=0))) + 1,
+        )
+        code = np.concatenate([key * self.span + pane - low[key], self.key * self.span + new_pane - low[self.key]])
+        group, self.codes = dense(code, count * self.span)
+        self.panes = self._merged(old, group[: len(pane)], group[len(pane) :], len(self.codes))
+
+    def _read_panes(self, pane: IntArray, key: IntArray) -> pa.Table:
+        wanted = numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane)
+        values = self.work.get_many(wanted)
+        if None in values:
+            raise StateCorrupted(
+                "a pane of tuple windows is missing", where=wanted[values.index(None)].hex(), command=VERIFY
+            )
+        return self.kind.codec.decode(values)  # type: ignore[arg-type]
+
+    def _merged(self, old: pa.Table, old_group: IntArray, new_group: IntArray, count: int) -> pa.Table:
+        plan, offsets = self.kind.incremental, numbers(self.turn.messages, OFFSET)
+        start, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        backward = self.order[::-1]
+        start[new_group[backward]] = offsets[backward]
+        start[old_group], last[old_group] = numbers(old, START), numbers(old, LAST)
+        last[new_group[self.order]] = offsets[self.order]
+        folded = plan.fold(self.turn.messages, new_group, count)
+        if len(old_group):
+            folded = folded.take(pa.array(fresh := np.unique(new_group)))
+            both = pa.concat_tables([old.select(plan.partial_schema.names).cast(plan.partial_schema), folded])
+            folded = plan.merge(both, np.concatenate([old_group, fresh]), count)
+        return pa.table([pa.array(start), pa.array(last), *folded.columns], schema=self.kind.pane_schema)
+
+    # -- send -----------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        going = self.goes.nonzero()[0]
+        if self.kind.held is not None:
+            self._read_messages(self.kind.held)
+        at = self._ended()
+        self._emit(
+            FULL,
+            np.where(at >= 0, self.rows.next[at], 0) if len(self.rows) else at + 1,
+            self.full_window,
+            self.full_key,
+        )
+        self._emit(DRAIN if self.drain else EARLY, self.next[going], self.open.window[going], self.open.key[going])
+        self.next[going] += 1
+        self.waits[going] = False
+
+    def _ended(self) -> IntArray:
+        """Give for each full window the row of its revisions, -1 for none."""
+        pairs = Pairs(self.rows.starts, self.row_key, len(self.space))
+        place = np.full(len(pairs), -1, np.int64)
+        place[pairs.find(self.rows.starts, self.row_key)] = np.arange(len(self.rows))
+        at = pairs.find(self.full_window, self.full_key)
+        return np.where(at >= 0, place[at], -1) if len(pairs) else at
+
+    def _emit(self, phase: int, revision: IntArray, window: IntArray, key: IntArray) -> None:
+        if not len(window):
+            return
+        kind = self.kind
+        low = np.maximum(window * kind.step, 0)
+        high = np.minimum(window * kind.step + kind.size, self.next1[key])
+        row = np.searchsorted(self.codes, key * self.span + low // kind.pane - self.low[key])
+        length = (high - 1) // kind.pane - low // kind.pane + 1
+        plan = kind.incremental
+        partials = combine(plan, self.panes.select(plan.partial_schema.names), row, length)
+        values = plan.result(partials)
+        if kind.held is not None:
+            full = self._full_values(kind.full, low, high, key)
+            values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
+        start, last = numbers(self.panes, START)[row], numbers(self.panes, LAST)[row + length - 1]
+        codes = self.space.keys.take(pa.array(key))
+        emission = Emission(phase, revision, None, None, codes, values, start, last)
+        self.turn.results.append(emission.table(kind.result_schema, kind.keys))
+        self.turn.metrics["windows_emitted"] += len(window)
+
+    # -- messages of full-state aggregates ------------------------------------------------------------------------
+
+    def _read_messages(self, held: Held) -> None:
+        """Lay out the messages of group keys that send, in order of (key, number)."""
+        moves = self.sends | (self.opened > self.filled) | (self.mixed & (self.counted > 0))
+        needed = np.flatnonzero(moves & (self.live > 0))
+        starts = keyed(_MESSAGES, self.space.keys.take(pa.array(needed)))
+        stored = held.read(self.work, ((key, prefix_end(key) or b"\xff") for key in starts))
+        sizes = np.bincount(stored.owner, minlength=len(needed))
+        if (sizes != self.live[needed]).any():
+            wrong = int(np.flatnonzero(sizes != self.live[needed])[0])
+            raise StateCorrupted(
+                "the messages of a group key are not those that its counter says",
+                where=starts[wrong].hex(),
+                why=f"{sizes[wrong]} messages, {self.live[needed[wrong]]} expected",
+                command=VERIFY,
+            )
+        self.stored = HeldRows(stored.keys, stored.values, needed[stored.owner])
+        begins = np.cumsum(sizes) - sizes
+        rank = np.arange(len(stored.owner)) - begins[stored.owner]
+        for at in np.flatnonzero(self.mixed0[needed]).tolist():  # rare: their order was written down
+            rows = slice(int(begins[at]), int(begins[at] + sizes[at]))
+            places = self.work.get(_PLACES + self.space.keys[int(needed[at])].as_py()) or b""
+            listed = {place: at for at, place in enumerate(_split_places(places))}
+            rank[rows] = [listed.get(key[-PLACE_BYTES:], -1) for key in stored.keys[rows]]
+        self.stored_number = rank + self.next0[self.stored.owner] - self.live[self.stored.owner]
+        key = np.concatenate([self.stored.owner, self.key])
+        number = np.concatenate([self.stored_number, self.number])
+        order = np.lexsort((number, key))
+        self.all_key, self.all_number = key[order], number[order]
+        both = pa.concat_tables([held.table(stored), held.select(self.turn.messages)])
+        self.all_messages = both.take(pa.array(order))
+        if self.mixed.any():
+            self.place_rank = np.empty(len(order), np.int64)
+            self.place_rank[fold_order(self.all_messages)] = np.arange(len(order))
+        self.all_first = np.searchsorted(self.all_key, np.arange(len(self.space)))
+
+    def _full_values(self, plan: FullPlan, low: IntArray, high: IntArray, key: IntArray) -> pa.Table:
+        """Compute full-state aggregates of number ranges, some windows at a time."""
+        begin = self.all_first[key]
+        begin = begin + low - self.all_number[begin]
+        total = np.cumsum(high - low)
+        parts, at = [], 0
+        while at < len(key):
+            done = int(total[at - 1]) if at else 0
+            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
+            rows, owner = spread(begin[at:end], (high - low)[at:end])
+            if self.mixed.any():  # numbers follow arrival, folding follows the source
+                by_place = np.lexsort((self.place_rank[rows], owner))
+                rows, owner = rows[by_place], owner[by_place]
+            parts.append(plan.result(self.all_messages.take(pa.array(rows)), owner, end - at))
+            at = end
+        return pa.concat_tables(parts)
+
+    # -- store ----------------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        kind = self.kind
+        keep = np.maximum(self.opened * kind.step, 0)
+        # tumbling windows begin anew with each: numbers start at 0 again, so a finished key leaves nothing behind
+        base = np.where(kind.step == kind.size, keep, 0)
+        if kind.held is not None:
+            self._store_messages(kind.held, keep)
+        self._store_panes(keep, base)
+        self._store_revisions(base)
+        self._store_counters(base)
+
+    def _store_panes(self, keep: IntArray, base: IntArray) -> None:
+        kind = self.kind
+        low = self.first // kind.pane
+        gone = np.where(
+            self.next0 > self.first, np.minimum(keep // kind.pane, (self.next0 - 1) // kind.pane + 1) - low, 0
+        )
+        pane, key = spread(low, gone)
+        self.work.delete_many(numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane))
+        key = self.codes // self.span
+        pane = self.codes % self.span + self.low[key]
+        fresh = (pane * kind.pane >= keep[key]) & ((pane + 1) * kind.pane > self.next0[key]) & (self.counted[key] > 0)
+        values = kind.codec.encode(self.panes.filter(pa.array(fresh)))
+        key, pane = key[fresh], pane[fresh]
+        names = numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane - base[key] // kind.pane)
+        self.work.put_many(names, values)
+
+    def _store_revisions(self, base: IntArray) -> None:
+        rows, kind, ledger = self.rows, self.kind, self.turn.ledger
+        window = self.open.window - base[self.open.key] // kind.step
+        keep = self.waits | (self.next > 0)
+        if len(rows):
+            revisions.delete(self.work, rows)
+        revisions.put(
+            self.work,
+            Revisions(
+                window[keep],
+                self.space.keys.take(pa.array(self.open.key[keep])),
+                self.next[keep],
+                self.waits[keep],
+                self.since[keep],
+            ),
+        )
+        ledger.sent_open = ledger.sent_open or bool(keep.any())
+        due = [] if self.scanned or ledger.due_ms is None else [ledger.due_ms]
+        if self.early_ms is not None and self.waits.any():
+            due.append(int(self.since[self.waits].min()) + self.early_ms)
+        ledger.due_ms = min(due, default=None)
+
+    def _store_counters(self, base: IntArray) -> None:
+        touched = self.counted > 0
+        packed = np.zeros(len(self.space), _COUNTER)
+        packed["stream"], packed["partition"] = self.source >> 32, self.source & 0xFFFFFFFF
+        packed["mixed"] = self.mixed
+        packed["format"], packed["next"], packed["live"], packed["digest"] = (
+            FORMAT,
+            self.next1 - base,
+            self.live,
+            self.digest,
+        )
+        data, width = packed.tobytes(), _COUNTER.itemsize
+        empty = touched & (self.next1 == base)
+        self.work.delete_many([self.counter_keys[at] for at in np.flatnonzero(empty).tolist()])
+        kept = np.flatnonzero(touched & ~empty).tolist()
+        self.work.put_many([self.counter_keys[at] for at in kept], [data[at * width : (at + 1) * width] for at in kept])
+
+    def _store_messages(self, held: Held, keep: IntArray) -> None:
+        """Drop what no open window needs; new messages that filled windows within the micro-batch never get there."""
+        gone = np.flatnonzero(self.stored_number < keep[self.stored.owner])
+        self._account(held.drop(self.turn, self.stored.where(gone)), self.stored.owner[gone], -1)
+        stay = np.flatnonzero(self.number >= keep[self.key])
+        picked = self.turn.messages.take(pa.array(stay))
+        names, values = held.rows(picked, self.space.keys.take(pa.array(self.key[stay])))
+        self._account(held.put(self.turn, names, values), self.key[stay], 1)
+        self._store_places(held, keep)
+
+    def _store_places(self, held: Held, keep: IntArray) -> None:
+        """Write down the order of live messages of group keys that have several source partitions."""
+        touched = self.mixed & (self.counted > 0)
+        if not touched.any():
+            return
+        names = held.rows(self.all_messages, self.space.keys.take(pa.array(self.all_key)))[0]
+        for key in np.flatnonzero(touched).tolist():
+            name = _PLACES + self.space.keys[key].as_py()
+            mine = np.flatnonzero((self.all_key == key) & (self.all_number >= keep[key]))
+            if len(mine):
+                self.work.put(name, b"".join(names[at][-PLACE_BYTES:] for at in mine.tolist()))
+            else:
+                self.work.delete(name)
+                self.mixed[key] = False
+
+    def _account(self, found: Digests, key: IntArray, sign: int) -> None:
+        self.live += sign * np.bincount(key, minlength=len(self.live))
+        np.add.at(self.digest, key, found if sign > 0 else np.uint64(0) - found)
+
+
+def combine(plan: IncrementalPlan, table: pa.Table, first: IntArray, length: IntArray) -> pa.Table:
+    """Merge runs of partials: `length[i]` rows from `first[i]` on, into row i.
+
+    Runs overlap, so blocks of 2, 4, 8, ... neighbours are merged once for all of them, and a run takes one block per
+    bit of its length: n log(length) merges instead of n * length.
+
+    Args:
+        plan: Merges the partials.
+        table: Partial columns.
+        first: First row of each run.
+        length: Rows of each run, at least 1.
+    """
+    if not len(first):
+        return table.slice(0, 0)
+    blocks, width, at = table.combine_chunks(), 1, first.copy()
+    parts, owners = [], []
+    longest = int(length.max())
+    while width <= longest:
+        mine = np.flatnonzero(length & width)
+        parts.append(blocks.take(pa.array(at[mine])))
+        owners.append(mine)
+        at[mine] += width
+        if 2 * width <= longest:
+            rest = blocks.slice(width)
+            group = np.concatenate([np.arange(blocks.num_rows), np.arange(rest.num_rows)])
+            blocks = plan.merge(pa.concat_tables([blocks, rest]), group, blocks.num_rows)
+        width *= 2
+    owner = np.concatenate(owners)
+    if len(owner) == len(first):
+        return pa.concat_tables(parts).take(pa.array(np.argsort(owner)))
+    return plan.merge(pa.concat_tables(parts), owner, len(first))
