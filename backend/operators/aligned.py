@@ -62,7 +62,10 @@ class Aligned:
 
     def fold(self, turn: Turn) -> None:
         """Take one micro-batch."""
-        _Step(self, turn).run()
+        if not turn.quiet:
+            _Step(self, turn).run()
+        if self.kept is not None:
+            upkeep.note_replay(turn)
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of accepted messages, sorted by key."""
@@ -323,8 +326,6 @@ class _Step:
                 gone.load_before((progress.gone_after + 1) * self.grid.panes_per_step - 1)
             regions = (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES, Region.REVISIONS)
             upkeep.expire(turn, gone, dict.fromkeys(regions, bound))
-        if kind.kept is not None:
-            upkeep.note_replay(turn)
 
 
 def _all(windows: IntArray) -> IntArray:

@@ -67,7 +67,10 @@ class Sliding:
 
     def fold(self, turn: Turn) -> None:
         """Take one micro-batch."""
-        _Step(self, turn).run()
+        if not turn.quiet:
+            _Step(self, turn).run()
+        if self.kept is not None:
+            upkeep.note_replay(turn)
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of accepted messages, sorted by key."""
@@ -373,8 +376,6 @@ class _Step:
         self.waiting.store(turn.work, self.space, 0, 1)
         turn.wait_until(self.waiting.due_ms(), afresh=self.all_revisions)
         self._expire()
-        if kind.kept is not None:
-            upkeep.note_replay(turn)
 
     def _expire(self) -> None:
         kind, turn = self.kind, self.turn

@@ -71,6 +71,13 @@ class Turn:
     refused: list[pa.Table] = field(default_factory=list)
     metrics: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def quiet(self) -> bool:
+        """True when nothing can change: no message, no clock that moves, nothing due."""
+        due = self.ledger.due_ms
+        still = self.clock == self.clock_after and not self.batch.drain and not self.batch.messages.num_rows
+        return still and (due is None or due > self.batch.time_ms)
+
     def refuse(self, rows: Mask, reason: str, detail: str) -> None:
         """Send messages to the errors output and take them out of the turn."""
         if not rows.any():

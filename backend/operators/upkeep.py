@@ -119,6 +119,7 @@ def store_panes(
     if not len(panes_):
         return
     touched = [known.known.get(at) or known.fresh(at) for at in panes_.tolist()]
+    turn.metrics["opened"] += sum(row.count == 0 for row in touched)
     counts = np.bincount(number, minlength=len(panes_)).tolist()
     new = np.bincount(np.searchsorted(panes_, fresh[0]), minlength=len(panes_)).tolist()
     for row, count, groups, added in zip(touched, counts, new, digests or [0] * len(touched), strict=True):

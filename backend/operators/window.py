@@ -57,7 +57,8 @@ class WindowOperator:
 
     def __init__(self, spec: WindowSpec) -> None:
         self.spec = spec
-        self._kind = _kind(spec)
+        self.kind = _kind(spec)
+        """The kind of window at hand."""
         self._result_schema = spec.result_schema()
         self._input_fields = spec.input_fields()
 
@@ -78,7 +79,7 @@ class WindowOperator:
         after = closing_clock(before, batch.after, batch.time_ms, self.spec.idle_after_ms)
         turn = Turn(batch, work, batch.messages, ledger, before, after, exact(batch.before, batch.after))
         self._check_times(turn)
-        self._kind.fold(turn)
+        self.kind.fold(turn)
         ledger.clock = after
         work.put(ledgers.KEY, ledgers.encode(ledger))
         idle = next_idle_ms(after, batch.after, batch.time_ms, self.spec.idle_after_ms)
@@ -96,13 +97,13 @@ class WindowOperator:
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
-        keys, values = self._kind.replay_rows(messages)
+        keys, values = self.kind.replay_rows(messages)
         order = sorted(range(len(keys)), key=keys.__getitem__)
         return [keys[at] for at in order], [values[at] for at in order]
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold according to the window metadata."""
-        return self._kind.proofs(work)
+        return self.kind.proofs(work)
 
     def settle(self, work: Workspace) -> None:
         """Take out of replayed messages what the window metadata does not hold; for time windows the bounds do."""

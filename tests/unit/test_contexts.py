@@ -1,0 +1,211 @@
+"""The contexts: SAMZA-552's worked examples, refusal, timeout, flush, and what a crash keeps."""
+
+from __future__ import annotations
+
+import logging
+
+import pyarrow as pa
+import pytest
+
+from backend.aggregates import count, max_, median, sum_
+from backend.errors import SelectorDisabled
+from backend.memory import MemoryStore
+from backend.operators.contexts import AutomaticContext, Message, StandaloneContext
+from backend.operators.spec import window_spec
+from backend.policies import policies
+from backend.rocks import RocksStore
+from backend.windows import hopping, sliding, tumbling
+
+SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())])
+
+
+def at(clock: str) -> int:
+    """Milliseconds of a time of day."""
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return ((hours * 60 + minutes) * 60 + seconds) * 1000
+
+
+# SAMZA-552, "Case 1: windowed aggregation": (message, system wall clock time)
+ORDERS = [
+    (Message(1, at("8:59:10"), {"value": 0}), at("9:00:00")),
+    (Message(2, at("9:00:01"), {"value": 5}), at("9:00:59")),
+    (Message(3, at("8:59:30"), {"value": 9}), at("9:02:01")),
+]
+
+
+def spec(window, aggregates=None, **options):
+    options = {"retention": "1 hour", "max_ahead": None, **options}
+    return window_spec(window, SCHEMA, aggregates or {"max": max_("value")}, **options)
+
+
+def deliver_orders(context, until="9:10:00"):
+    """Deliver the orders at their wall clocks, with a timer that ticks each second."""
+    waiting = list(ORDERS)
+    for wall in range(at("9:00:00"), at(until), 1000):
+        context.timeout(wall)
+        while waiting and waiting[0][1] == wall:
+            context.add_message(*waiting.pop(0))
+
+
+TIME_WINDOW = [
+    # the document's [8:59:00, 8:59:59] is [8:59:00, 9:00:00)
+    ("full", 0, at("8:59:00"), at("9:00:00"), 0),
+    ("early", 0, at("9:00:00"), at("9:01:00"), 5),
+    ("late", 1, at("8:59:00"), at("9:00:00"), 9),
+]
+
+
+def as_row(result):
+    return (result["reason"], result["revision"], result["window_start"], result["window_end"], result["max"])
+
+
+def test_samza_time_window_of_one_minute_with_updates_each_minute():
+    taken = []
+    context = AutomaticContext(
+        spec(tumbling("1 minute"), policies=policies(early="1 minute")), lambda result: taken.append(result) is None
+    )
+    deliver_orders(context)
+    assert [as_row(result) for result in taken] == TIME_WINDOW
+
+
+def test_samza_time_window_in_the_standalone_context():
+    context = StandaloneContext(spec(tumbling("1 minute"), policies=policies(early="1 minute")))
+    deliver_orders(context)
+    assert [as_row(result) for result in context.get_result()] == TIME_WINDOW
+    assert [as_row(result) for result in context.get_result()] == TIME_WINDOW  # a copy
+    context.flush()
+    assert context.get_result() == []
+
+
+class Downstream:
+    """Takes results while it has room."""
+
+    def __init__(self, room):
+        self.room, self.taken = room, []
+
+    def __call__(self, result):
+        if len(self.taken) >= self.room:
+            return False
+        self.taken.append((result["reason"], result["window_start"], result["key"]))
+        return True
+
+
+def test_a_refusal_disables_the_selector_and_timeout_goes_on_where_it_stopped(caplog):
+    downstream, store = Downstream(1), MemoryStore()
+    context = AutomaticContext(spec(tumbling(10), keys=["key"]), downstream, store)
+    for offset, key in enumerate("abc"):
+        context.add_message(Message(offset, 5, {"key": key}), 0)
+    context.add_message(Message(3, 10, {"key": "a"}), 0)
+    assert downstream.taken == [("full", 0, "a")]
+    assert not context.selector_enabled
+    with caplog.at_level(logging.WARNING), pytest.raises(SelectorDisabled, match="2 results wait"):
+        context.add_message(Message(4, 20, {"key": "a"}), 0)
+    assert "selector is disabled" in caplog.text
+    downstream.room = 2
+    context.timeout(1)
+    assert downstream.taken == [("full", 0, "a"), ("full", 0, "b")]
+    assert not context.selector_enabled
+    downstream.room = 9
+    context.timeout(2)
+    assert downstream.taken == [("full", 0, "a"), ("full", 0, "b"), ("full", 0, "c")]
+    assert context.selector_enabled
+    context.add_message(Message(4, 20, {"key": "a"}), 3)
+    assert downstream.taken[3:] == [("full", 10, "a")]
+
+
+def test_what_was_refused_is_made_again_after_a_crash():
+    store = MemoryStore()
+    context = AutomaticContext(spec(tumbling(10), keys=["key"]), Downstream(0), store)
+    context.add_message(Message(0, 5, {"key": "a"}), 0)
+    context.add_message(Message(1, 10, {"key": "a"}), 0)
+    assert not context.selector_enabled
+    context.flush()
+    # the process dies: the stored position is not ahead of what was sent
+    downstream = Downstream(9)
+    again = AutomaticContext(spec(tumbling(10), keys=["key"]), downstream, store)
+    assert again.positions[0, 0].next_offset == 1
+    again.add_message(Message(1, 10, {"key": "a"}), 0)
+    assert downstream.taken == [("full", 0, "a")]
+
+
+def test_a_replay_is_a_noop_also_when_its_window_is_gone():
+    errors = []
+    taken = []
+    context = AutomaticContext(
+        spec(tumbling(10), {"n": count()}, retention=0), lambda r: taken.append(r) is None, on_error=errors.append
+    )
+    messages = [Message(0, 1, {}), Message(1, 5, {}), Message(2, 30, {})]
+    for message in [*messages, *messages, *messages]:
+        context.add_message(message, 0)
+    assert [(r["window_start"], r["n"]) for r in taken] == [(0, 2)]
+    assert errors == []
+    context.add_message(Message(3, 2, {}), 0)
+    assert [(e["offset"], e["reason"]) for e in errors] == [(3, "out_of_retention")]
+
+
+@pytest.mark.parametrize("window", [tumbling(10), hopping(10, 5), sliding(10)], ids=lambda w: w.kind)
+def test_standalone_state_survives_in_rocksdb_up_to_the_last_flush(tmp_path, window):
+    asked = spec(window, {"m": median("value"), "s": sum_("value")}, keys=["key"], policies=policies(late="each"))
+    messages = [Message(n, time, {"key": "ab"[n % 2], "value": n}) for n, time in enumerate([1, 5, 12, 3, 14, 29, 2])]
+    straight = StandaloneContext(asked)
+    for message in messages:
+        straight.add_message(message, 0)
+
+    store = RocksStore.open(tmp_path / "db")
+    first = StandaloneContext(asked, store)
+    for message in messages[:3]:
+        first.add_message(message, 0)
+    kept = first.get_result()
+    first.flush()
+    first.add_message(messages[3], 0)  # lost with the process
+    store.close()
+
+    store = RocksStore.open(tmp_path / "db")
+    second = StandaloneContext(asked, store)
+    for message in messages:
+        second.add_message(message, 0)
+    assert kept + second.get_result() == straight.get_result()
+    assert second.get_messages(0, 100).equals(straight.get_messages(0, 100))
+    assert second.get_windows(0, 100) == straight.get_windows(0, 100)
+    store.close()
+
+
+def test_one_by_one_and_at_once_give_the_same_full_results():
+    asked = spec(hopping(20, 5), {"n": count(), "m": median("value")}, keys=["key"], retention=5)
+    messages = [Message(n, (n * 7) % 40 + n, {"key": "abc"[n % 3], "value": n % 5}) for n in range(60)]
+    single, whole = StandaloneContext(asked), StandaloneContext(asked)
+    for message in messages:
+        single.add_message(message, 0)
+    whole.add_messages(messages, 0)
+    assert _full(single) == _full(whole) != []
+    assert single.get_errors() == whole.get_errors() != []
+    assert single.get_messages(-100, 200).equals(whole.get_messages(-100, 200))
+
+
+def _full(context):
+    return [result for result in context.get_result() if result["reason"] == "full"]
+
+
+def test_windows_and_messages_can_be_looked_at():
+    context = StandaloneContext(spec(hopping(20, 10), {"m": median("value")}, keys=["key"], retention=0))
+    for n, (time, key) in enumerate([(5, "a"), (15, "b"), (12, None), (31, "a")]):
+        context.add_message(Message(n + 7, time, {"key": key, "value": n}), 0)
+    assert [(w.start, w.end, w.messages, dict(w.offsets)) for w in context.get_windows(0, 30)] == [
+        (20, 40, 1, {(0, 0): (10, 10)}),
+    ]
+    assert context.get_messages(0, 100, {"key": "a"}).column("value").to_pylist() == [3]
+    assert context.get_messages(0, 31).num_rows == 0
+    with pytest.raises(ValueError, match="'color' is not kept"):
+        context.get_messages(0, 10, {"color": 1})
+    with pytest.raises(ValueError, match="no messages are kept"):
+        StandaloneContext(spec(tumbling(10))).get_messages(0, 10)
+
+
+def test_far_ahead_messages_do_not_move_stream_time():
+    context = StandaloneContext(spec(tumbling(10), {"n": count()}, max_ahead="1 s"))
+    context.add_message(Message(0, 5, {}), 0)
+    context.add_message(Message(1, 10**9, {}), 0)
+    context.add_message(Message(2, 6, {}), 0)
+    context.add_message(Message(3, 10, {}), 0)
+    assert [(r["reason"], r["n"]) for r in context.get_result()] == [("full", 2)]
+    assert [(e["offset"], e["reason"]) for e in context.get_errors()] == [(1, "in_future")]
