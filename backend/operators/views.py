@@ -106,8 +106,7 @@ def messages(kind: object, work: Workspace, start: int, end: int, key: Mapping[s
     """
     kept = getattr(kind, "kept", None)
     if not isinstance(kind, (Aligned, Sliding)) or kept is None:
-        raise ValueError("get_messages: no messages are kept, because no aggregate needs them (median,
-        collect_list...)")
+        raise ValueError("get_messages: no messages are kept, because no aggregate needs them (median does)")
     found, _ = kept.read(work, np.array([start]), np.array([end]))
     for name, value in (key or {}).items():
         if name not in found.column_names:
@@ -115,4 +114,3 @@ def messages(kind: object, work: Workspace, start: int, end: int, key: Mapping[s
         column = found.column(name)
         found = found.filter(pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type)))
     return found
-
