@@ -27,6 +27,12 @@ from backend.window_options import Windowed, WindowOptions, admit
 
 _BEYOND = b"\xff"  # greater than every sequence, and no encoded key starts with it
 
+SMALL_SEGMENT = 32
+"""Up to so many keys a segment is a plain dict, put in order when it is read: most segments of 1 ms are that small, and
+an ordered map of its own would cost each of them more than its rows."""
+
+_Segment = dict[bytes, bytes]  # encoded key [+ sequence] -> value; a SortedDict above SMALL_SEGMENT
+
 
 def in_memory_window_store(
     name: str,
@@ -74,7 +80,7 @@ class InMemoryWindowStore:
         self._clock = options.clock()
         self._values = ValueCodec(options.value_type)
         self._sequence = 0
-        self._open: SortedDict | None = SortedDict()  # start -> SortedDict(encoded key [+ sequence] -> value)
+        self._open: SortedDict | None = SortedDict()  # start -> _Segment
 
     @property
     def stream_time(self) -> int:
@@ -106,12 +112,15 @@ class InMemoryWindowStore:
             return True  # a retention of 0 keeps nothing, not even the newest
         if duplicates:
             encoded, self._sequence = encoded + time_bytes(self._sequence), self._sequence + 1
-        if data is not None:
-            segments.setdefault(start, SortedDict())[encoded] = data
-        elif (segment := segments.get(start)) is not None:
-            segment.pop(encoded, None)
-            if not segment:
-                del segments[start]
+        segment = segments.get(start)
+        if data is None:
+            self._delete(segments, start, encoded)
+        elif segment is None:
+            segments[start] = {encoded: data}
+        else:
+            segment[encoded] = data
+            if len(segment) > SMALL_SEGMENT and type(segment) is dict:
+                segments[start] = SortedDict(segment)
         return True
 
     def fetch_one(self, key: object, start: int) -> Any:
@@ -142,9 +151,7 @@ class InMemoryWindowStore:
         low = None if first is None else encode_key(first)
         high = None if last is None else encode_key(last)
         rows = [
-            (at, key, segment[key])
-            for at, segment in self._between(start, end)
-            for key in segment.irange(low, high, inclusive=(True, False))
+            (at, key, segment[key]) for at, segment in self._between(start, end) for key in _ordered(segment, low, high)
         ]
         return self._windowed(rows[::-1] if backward else rows)
 
@@ -179,18 +186,33 @@ class InMemoryWindowStore:
             self._open.popitem(0)
         return self._open
 
-    def _between(self, start: int | None, end: int | None) -> list[tuple[int, SortedDict]]:
+    def _between(self, start: int | None, end: int | None) -> list[tuple[int, _Segment]]:
         low = None if start is None else event_time(start, "the first start")
         high = None if end is None else event_time(end, "the last start")
         segments = self._segments()
         return [(at, segments[at]) for at in segments.irange(low, high, inclusive=(True, False))]
 
-    def _of_key(self, segment: SortedDict, encoded: bytes) -> list[bytes]:
+    @staticmethod
+    def _delete(segments: SortedDict, start: int, encoded: bytes) -> None:
+        segment = segments.get(start)
+        if segment is not None:
+            segment.pop(encoded, None)
+            if not segment:
+                del segments[start]
+
+    def _of_key(self, segment: _Segment, encoded: bytes) -> list[bytes]:
         if self.options.retain_duplicates:
-            return [segment[row] for row in segment.irange(encoded, encoded + _BEYOND)]
+            return [segment[row] for row in _ordered(segment, encoded, encoded + _BEYOND)]
         return [segment[encoded]] if encoded in segment else []
 
     def _windowed(self, rows: list[tuple[int, bytes, bytes]]) -> Iterator[tuple[Windowed, Any]]:
         size, until = self.options.window_size_ms, -TIME_BYTES if self.options.retain_duplicates else None
         for at, key, data in rows:
             yield Windowed(decode(key[:until]), at, at + size), self._values.decode(data)
+
+
+def _ordered(segment: _Segment, low: bytes | None, high: bytes | None) -> list[bytes]:
+    """Give the keys of a segment in `[low, high)`, in order."""
+    if isinstance(segment, SortedDict):
+        return list(segment.irange(low, high, inclusive=(True, False)))
+    return sorted(key for key in segment if (low is None or low <= key) and (high is None or key < high))

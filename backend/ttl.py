@@ -197,6 +197,10 @@ class OneToManyTTLState(TTLState):
     Every value has a row and an index row of its own, so a list is never read to let one of its values go.
     """
 
+    def __init__(self, work: Workspace, region: int, *, ttl_ms: int | None, now_ms: int) -> None:
+        super().__init__(work, region, ttl_ms=ttl_ms, now_ms=now_ms)
+        self._next: dict[bytes, int] = {}  # sequence of the next value, of elements that this attempt appended to
+
     def update_primary_and_secondary_indices(
         self,
         overwrite_primary_index: bool,
@@ -223,6 +227,8 @@ class OneToManyTTLState(TTLState):
         self.work.put_many([self._by_key + row for row in rows], [stamp + value for value in values])
         if expiration != NEVER:
             self.work.put_many([self._by_time + stamp + row for row in rows], [b""] * len(rows))
+        if rows:
+            self._next[element_key] = first + len(rows)
 
     def values(self, element_key: bytes) -> Iterator[bytes]:
         """Iterate over the live values of an element in their order; a snapshot."""
@@ -237,14 +243,19 @@ class OneToManyTTLState(TTLState):
 
     def clear_expired_state_for_all_keys(self, limit: int | None = None) -> int:
         """Remove the values that have expired; reads one index row for each and nothing else."""
+        self._next.clear()  # the last values of an element may go, and its sequence back with them
         return self._clear_expired(limit)
 
     def clear_all_state_for_element_key(self, element_key: bytes) -> int:
         """Remove all values of an element and their index rows; reads its own rows only."""
+        self._next.pop(element_key, None)
         prefix = self._by_key + element_key
         return self._delete_rows(*self.work.scan_arrays(prefix, prefix + _BEYOND))
 
     def _next_sequence(self, element_key: bytes) -> int:
+        known = self._next.get(element_key)
+        if known is not None:
+            return known
         prefix = self._by_key + element_key
         last = next(self.work.scan(prefix, prefix + _BEYOND, reverse=True), None)
         return 0 if last is None else time_of(last[0][-TIME_BYTES:]) + 1

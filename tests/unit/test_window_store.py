@@ -253,6 +253,21 @@ def test_ranges_of_keys_are_half_open_and_rows_come_by_start_then_key(filled: An
     assert _rows(filled.all(backward=True)) == everything[::-1]
 
 
+@pytest.mark.parametrize("duplicates", [False, True])
+def test_a_segment_of_many_keys_is_like_one_of_few(make: Make, duplicates: bool) -> None:
+    store = make(retention=1_000, window_size=10, retain_duplicates=duplicates)
+    keys = [(7 * number) % 101 for number in range(101)]
+    for number, key in enumerate(keys):
+        store.put(key, key, 5)
+        assert len(list(store.fetch_range(10, 50))) == sum(10 <= one < 50 for one in keys[: number + 1])
+    assert _rows(store.all()) == [(key, 5, key) for key in range(101)]
+    assert _rows(store.fetch_range(40, None, backward=True)) == [(key, 5, key) for key in range(100, 39, -1)]
+    assert list(store.fetch(50)) == [(5, 50)]
+    for key in keys:
+        store.put(key, None, 5)
+    assert len(list(store.all())) == (101 if duplicates else 0)
+
+
 def test_a_row_knows_its_window(filled: Any) -> None:
     row, _ = next(filled.all())
     assert (row.key, row.start, row.end) == ("", 0, 10)
