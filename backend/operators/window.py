@@ -107,8 +107,8 @@ class WindowOperator:
 
     def settle(self, work: Workspace) -> None:
         """Take out of replayed messages what the window metadata does not hold; for time windows the bounds do."""
-        if isinstance(self._kind, Settling):
-            self._kind.settle(work)
+        if isinstance(self.kind, Settling):
+            self.kind.settle(work)
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry."""
