@@ -57,7 +57,7 @@ class RowCodec:
     """Encodes tables of one schema to a value per row, and back.
 
     Args:
-        schema: Names and types; unions, intervals and run-end encoded columns have no codec.
+        schema: Names and types; unions and run-end encoded columns have no codec.
 
     Raises:
         ValueError: A column's type has no codec.
