@@ -1,0 +1,759 @@
+"""The whole protocol in one process: a seeded Spark driver that fails in every way it can, and the real recovery code.
+
+`python -m tests.crash.simulation <seed>` runs one seed again and tells what happened. Everything random comes from
+the seed; time is virtual. Real: the pack stage and its inverse, the operator, the attempt, the changelog, packages,
+restore. Simulated: Spark (offset log, state, commits, tasks, executors on two hosts), the source, and death (`Death` is
+raised at kill points, and nothing that runs in the dying process after it counts).
+
+What must hold after all of it: every micro-batch's results and errors equal the oracle's, and the state of every shard
+equals, byte for byte, that of an uninterrupted control run over the same micro-batches.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+
+from backend import aggregates as agg
+from backend import windows as win
+from backend.batch import OFFSET, PARTITION, STREAM, TIME, Positions
+from backend.errors import HistoryLost, RewindError, StateAhead, StateCorrupted, StateUnavailable
+from backend.operators.spec import window_spec
+from backend.operators.window import WindowOperator
+from backend.policies import Policies
+from backend.spark import frames
+from backend.store import Region
+from recovery import attempt, fetch, replay, restore
+from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
+from recovery.changelog.file import FileChangelog
+from recovery.fetch import fetch_state
+from recovery.jobs import snapshots
+from recovery.killpoints import POINTS
+from recovery.pointer import Pointer, decode, encode
+from recovery.shard import Generation, ShardDirectory
+from tests.crash.sim_store import SimStore
+from tests.model.window_driver import SCHEMA, Driver, shard_of
+from tests.oracle.windows import Message, Spec, WindowOracle
+
+RARE = (
+    "staged file of the parent ingested",
+    "attempt discarded",
+    "died in an attempt",
+    "two attempts of one task",
+    "result of a task lost",
+    "attempt running while another commits",
+    "late file of a zombie",
+    "zombie stopped by a newer state",
+    "driver died after the sink published",
+    "committed micro-batch ran again",
+    "shard moved to another host",
+    "disk lost",
+    "staged file lost",
+    "staged file damaged",
+    "restored",
+    "restored with messages replayed",
+    "died in a restore",
+    "base written",
+    "base damaged",
+    "changelog pruned",
+    "packages pruned",
+    "source trimmed to what is needed",
+    "moved to a package",
+)
+"""What must have happened in the runs of a suite, each at least once."""
+
+QUERY = "sim"
+MAX_TRIES = 40
+
+
+class Death(BaseException):
+    """The process dies here; not an error that code may handle."""
+
+
+@dataclass
+class Planned:
+    """A micro-batch in Spark's offset log."""
+
+    ends: dict[int, int]
+    time_ms: int
+    drain: bool
+
+
+@dataclass
+class Source:
+    """A topic in memory; offsets below `earliest` are gone."""
+
+    messages: list[list[Message]]
+    bad: set[tuple[int, int]]
+    earliest: list[int]
+
+    def read(self, starts: dict[int, int], ends: dict[int, int]) -> list[Message]:
+        """Give the messages of half-open ranges of offsets."""
+        found = []
+        for partition, messages in enumerate(self.messages):
+            low, high = starts.get(partition, 0), ends.get(partition, 0)
+            if low < high and low < self.earliest[partition]:
+                raise HistoryLost(f"partition {partition} begins at {self.earliest[partition]}, {low} is asked for")
+            found += [m for m in messages if low <= m.offset < high]
+        return found
+
+
+@dataclass
+class World:
+    """One run."""
+
+    seed: int
+    root: Path
+    rocks: bool = False
+    seen: Counter[str] = field(default_factory=Counter)
+    trace: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.partitions = self.random.choice((1, 1, 2))
+        self.shards = self.random.choice((1, 2))
+        self.spec = _spec(self.random)
+        self.operator = _operator(self.spec)
+        self.fields = tuple(SCHEMA.field(name) for name in self.operator.input_fields)
+        self.source = _source(self.random, self.partitions)
+        self.batches: list[Planned] = []
+        self.states: list[dict[int, bytes]] = []
+        self.outputs: dict[int, tuple[list[Any], list[Any]]] = {}
+        self.home: dict[int, int] = {}
+        self.stale: list[tuple[int, int, bytes | None, int]] = []
+        self.checkpoint = str(self.root / "checkpoint")
+        self.hook: Callable[[str], None] | None = None
+        self.pruned: set[int] = set()
+        self.unsound: set[int] = set()
+        self.max_deltas = self.random.choice((2, 3, 5))
+
+    def note(self, what: str, detail: object = "") -> None:
+        """Remember that something happened."""
+        self.seen[what] += 1
+        self.trace.append(f"{what} {detail}".strip())
+
+    def chance(self, share: float) -> bool:
+        return self.random.random() < share
+
+    # -- what a process finds ---------------------------------------------------------------------------------------
+
+    def job(self, shard: int, host: int) -> ShardJob:
+        """Make the job of a shard as a fresh Python worker on a host does."""
+        packages = snapshots(self.checkpoint)
+
+        def fetch_packages(pointer: Pointer, generation: Generation) -> bool:
+            done = fetch_state(packages, pointer, generation.database, generation.staged)
+            if done:
+                self.note("moved to a package", f"shard {shard} host {host}")
+            return done
+
+        log = FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=self.max_deltas)
+        return ShardJob(
+            query_id=QUERY,
+            shard=shard,
+            local_dir=self.root / f"host{host}",
+            operator=self.operator,
+            message_fields=self.fields,
+            changelog=log,
+            fetch=fetch_packages,
+            retain=2,
+            lock_wait_s=0.0,
+        )
+
+    def pointer(self, version: int, shard: int) -> Pointer | None:
+        data = self.states[version].get(shard) if version >= 0 else None
+        return decode(data) if data is not None else None
+
+    # -- Spark's driver ---------------------------------------------------------------------------------------------
+
+    def run(self, batches: int) -> None:
+        """Run micro-batches to the end of the source, whatever happens on the way."""
+        tries = 0
+        while len(self.states) < batches:
+            version = len(self.states)
+            if version == len(self.batches):
+                self._plan(version, last=version == batches - 1)
+            tries = tries + 1 if self._micro_batch(version) is False else 0
+            assert tries < MAX_TRIES, f"micro-batch {version} does not end"
+            if len(self.states) > version:
+                self._after_commit(version, batches)
+
+    def _plan(self, version: int, *, last: bool) -> None:
+        """Write Spark's offset log."""
+        before = self.batches[-1] if self.batches else Planned({}, 1_000, False)
+        ends = {}
+        for partition, messages in enumerate(self.source.messages):
+            start = before.ends.get(partition, 0)
+            left = [m for m in messages if m.offset >= start]
+            # the first micro-batch brings something of every partition, as a listing of the source would
+            take = len(left) if last else min(len(left), self.random.randint(0 if version else 1, 8))
+            ends[partition] = left[take - 1].offset + 1 if take else start
+        pause = self.random.choice((0, 500, 4_000, 10_000, 61_000))
+        self.batches.append(Planned(ends, before.time_ms + pause, last or self.chance(0.05)))
+
+    def _micro_batch(self, version: int) -> bool:
+        """Run one micro-batch; False when the query failed and was restored, or the driver died."""
+        made: dict[int, tuple[bytes, Done]] = {}
+        shards = list(range(self.shards))
+        self.random.shuffle(shards)
+        try:
+            for shard in shards:
+                made[shard] = self._task(version, shard)
+                if self.chance(0.02):
+                    self.note("attempt discarded", f"driver died, batch {version}")
+                    return False
+        except (StateUnavailable, StateCorrupted, StateAhead) as error:
+            self.trace.append(f"query failed: {error}")
+            self._supervise(version - 1)
+            return False
+        rows: list[Any] = []
+        errors: list[Any] = []
+        for shard in sorted(made):
+            rows += self._rows(made[shard][1].outcome.results)
+            errors += self._errors(made[shard][1])
+        self.outputs[version] = (rows, errors + self._bad_input(version))
+        if self.chance(0.05):
+            self.note("driver died after the sink published", version)
+            return False
+        self.states.append({shard: data for shard, (data, _) in made.items()})
+        return True
+
+    def _task(self, version: int, shard: int) -> tuple[bytes, Done]:
+        """Run attempts of one task until one succeeds, as Spark does."""
+        for _ in range(MAX_TRIES):
+            host = self._host(shard)
+            fault = self.random.random()
+            if fault < 0.06:
+                self._damage(version - 1, shard, host)
+            try:
+                with self._fault(version, shard, host):
+                    done = self._attempt(version, shard, host)
+            except Death:
+                self.note("died in an attempt", f"batch {version} shard {shard} host {host}")
+                self.note("attempt discarded")
+                continue
+            if self.chance(0.06):
+                self.note("result of a task lost", f"batch {version} shard {shard}")
+                continue
+            if self.chance(0.06):
+                self.note("two attempts of one task", f"batch {version} shard {shard}")
+                other = self._attempt(version, shard, self._host(shard))
+                done = self.random.choice((done, other))
+            self.home[shard] = host
+            return encode(done.pointer), done
+        raise AssertionError("no attempt of the task succeeds")
+
+    def _host(self, shard: int) -> int:
+        home = self.home.get(shard, 0)
+        if self.chance(0.06):
+            self.note("shard moved to another host", f"shard {shard}")
+            return 1 - home
+        return home
+
+    def _attempt(self, version: int, shard: int, host: int, pointer: Pointer | str | None = "committed") -> Done:
+        at = self.pointer(version - 1, shard) if isinstance(pointer, str) else pointer
+        if isinstance(pointer, str) and self.chance(0.1):
+            self.stale.append((version, shard, encode(at) if at is not None else None, host))
+        before = at.parent if at is not None else None
+        row = self._database(shard, host)
+        log = self.job(shard, host)
+        bases = {entry.location for entry in log.changelog.entries(shard) if entry.location.endswith(".base")}
+        done = run_attempt(log, at, version, lambda positions: self._input(version, shard, positions))
+        if row is not None and row == before and at is not None:
+            self.note("staged file of the parent ingested")
+        after = {entry.location for entry in log.changelog.entries(shard) if entry.location.endswith(".base")}
+        if after - bases:
+            self.note("base written", f"shard {shard}")
+        self.trace.append(f"attempt of batch {version} shard {shard} host {host} -> {done.pointer.commit.name[18:27]}")
+        return done
+
+    def _database(self, shard: int, host: int) -> Any:
+        generation = ShardDirectory(self.root / f"host{host}", QUERY, shard).current()
+        if generation is None:
+            return None
+        try:
+            store = attempt.RocksStore.open(generation.database, create=False)
+        except RewindError:
+            return None
+        try:
+            found = attempt.read_commit_row(store)
+        finally:
+            store.close()
+        return found.commit if found is not None else None
+
+    # -- the way of a message ---------------------------------------------------------------------------------------
+
+    def _input(self, version: int, shard: int, positions: Positions) -> ShardInput:
+        """Pack a micro-batch as Spark's tasks do, cut anywhere and in any order, and assemble the shard's share."""
+        planned = self.batches[version]
+        starts = self.batches[version - 1].ends if version else {}
+        messages = self.source.read(starts, planned.ends)
+        rng = random.Random(f"{self.seed} {version} {shard} {self.random.random()}")
+        packed = []
+        plan = frames.PackPlan(tuple(range(self.shards)), self.fields, False, self.spec.max_ahead_ms)
+        for part in _pieces(rng, messages):
+            packed += frames.pack(self._arrow(part, planned, drain=False), plan).to_pylist()
+        control = frames.pack(self._arrow([], planned, drain=planned.drain, control=True), plan)
+        packed += control.to_pylist()
+        rng.shuffle(packed)
+        mine = [frames.Packed(r["header"], r["frame"], r["errors"]) for r in packed if r["shard"] == shard]
+        given = frames.assemble(mine, positions)
+        ahead = [e for e in given.errors.to_pylist() if e["reason"] == "in_future"]
+        in_future = tuple((e["stream"], e["partition"], e["offset"]) for e in ahead)
+        return ShardInput(given.time_ms, given.messages, given.after, in_future, drain=given.drain)
+
+    def _arrow(
+        self, messages: list[Message], planned: Planned, *, drain: bool, control: bool = False
+    ) -> pa.RecordBatch:
+        """Lay out source rows as the pack stage reads them."""
+        count = 1 if control else len(messages)
+        key = self.spec.keys
+        bad = [(m.partition, m.offset) in self.source.bad for m in messages]
+        columns: dict[str, pa.Array] = {
+            STREAM: pa.array([m.stream for m in messages] or [0], pa.int32()),
+            PARTITION: pa.array([m.partition for m in messages] or [0], pa.int32()),
+            OFFSET: pa.array([m.offset for m in messages] or [0], pa.int64()),
+            TIME: pa.array([m.time for m in messages] or [0], pa.int64()),
+            frames.SHARD_IN: pa.array(
+                [shard_of(tuple(m.fields[name] for name in key), self.shards) for m in messages] or [0], pa.int32()
+            ),
+            frames.TOPIC_IN: pa.array(["topic"] * count),
+            frames.TIMESTAMP_IN: pa.nulls(count, pa.int64()),
+            frames.KEY_IN: pa.nulls(count, pa.binary()),
+            frames.RAW_IN: pa.nulls(count, pa.binary()),
+            frames.MALFORMED_IN: pa.array(["not JSON" if b else None for b in bad] or [None], pa.string()),
+            frames.BATCH_TIME_IN: pa.array([planned.time_ms] * count, pa.int64()),
+            frames.DRAIN_IN: pa.array([drain if control else None] * count, pa.bool_()),
+        }
+        for entry in self.fields:
+            columns[entry.name] = pa.array([m.fields[entry.name] for m in messages] or [None], entry.type)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _bad_input(self, version: int) -> list[Any]:
+        """Give the errors of the pack stage, which do not pass through the attempt."""
+        planned, starts = self.batches[version], self.batches[version - 1].ends if version else {}
+        found = []
+        for message in self.source.read(starts, planned.ends):
+            if (message.partition, message.offset) in self.source.bad:
+                found.append((message.place, "malformed"))
+            elif self.spec.max_ahead_ms is not None and message.time > planned.time_ms + self.spec.max_ahead_ms:
+                found.append((message.place, "in_future"))
+        return found
+
+    def _rows(self, results: pa.Table) -> list[Any]:
+        driver = Driver(self.operator, self.spec.keys, [])
+        return driver.rows_of(results)
+
+    def _errors(self, done: Done) -> list[Any]:
+        return [((e["stream"], e["partition"], e["offset"]), e["reason"]) for e in done.outcome.errors.to_pylist()]
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _fault(self, version: int, shard: int, host: int) -> Iterator[None]:
+        """Arm a death, or another attempt of the same task on the other host, at some kill point."""
+        kind = self.random.random()
+        if kind > 0.2:
+            yield
+            return
+        left = self.random.randint(0, 8)
+        nested = kind < 0.04
+
+        def hook(point: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self.hook = None
+                if not nested:
+                    raise Death(point)
+                self._rival(version, shard, 1 - host)
+
+        self.hook = hook
+        try:
+            yield
+        finally:
+            self.hook = None
+
+    def _rival(self, version: int, shard: int, host: int) -> None:
+        """Run another attempt of a task while one is under way elsewhere."""
+        try:
+            self._attempt(version, shard, host)
+            self.note("attempt running while another commits", f"batch {version} shard {shard}")
+        except RewindError as error:
+            self.trace.append(f"rival failed: {error}")
+
+    def _damage(self, version: int, shard: int, host: int) -> None:
+        """Take away or damage something on a host's disk, or something that can be done without."""
+        generation = ShardDirectory(self.root / f"host{host}", QUERY, shard).current()
+        pointer = self.pointer(version, shard)
+        kind = self.random.choice(("disk", "staged lost", "staged damaged", "base damaged"))
+        staged = generation.staged(pointer.commit) if generation is not None and pointer is not None else None
+        if kind == "disk":
+            shutil.rmtree(self.root / f"host{host}", ignore_errors=True)
+            self.note("disk lost", f"host {host}")
+        elif kind == "base damaged":
+            self._damage_base(shard)
+        elif staged is not None and staged.exists():
+            if kind == "staged lost":
+                staged.unlink()
+                self.note("staged file lost", f"shard {shard} host {host}")
+            else:
+                self._flip(staged)
+                self.note("staged file damaged", f"shard {shard} host {host}")
+
+    def _damage_base(self, shard: int) -> None:
+        """Damage a base whose deltas are all still there: a reader can do without it."""
+        folder = Path(self.checkpoint) / "rewind" / "changelog" / str(shard)
+        bases = sorted(folder.glob("*.base")) if folder.is_dir() else []
+        if bases and shard not in self.pruned:
+            self._flip(self.random.choice(bases))
+            self.unsound.add(shard)
+            self.note("base damaged", f"shard {shard}")
+
+    def _flip(self, path: Path) -> None:
+        """Flip one bit; a new file, so that hard links of it stay sound."""
+        data = bytearray(path.read_bytes())
+        at = self.random.randrange(len(data))
+        data[at] ^= 1 << self.random.randrange(8)
+        path.unlink()
+        path.write_bytes(bytes(data))
+
+    def _after_commit(self, version: int, batches: int) -> None:
+        """What may come between two micro-batches: pruning, zombies, lost commits, a trimmed source."""
+        retained = self.states[-3:]
+        for shard in range(self.shards):
+            keep = [decode(state[shard]).commit for state in retained]
+            # pruning trusts a base that is there; one that was damaged takes the place of nothing any more
+            sound = shard not in self.unsound
+            if sound and self.chance(0.15) and self.job(shard, 0).changelog.prune(shard, keep):
+                self.note("changelog pruned", f"shard {shard}")
+                self.pruned.add(shard)
+            if self.chance(0.15) and snapshots(self.checkpoint).prune(shard, keep):
+                self.note("packages pruned", f"shard {shard}")
+        if self.stale and self.chance(0.2):
+            self._zombie(*self.stale.pop(self.random.randrange(len(self.stale))))
+        if self.chance(0.1):
+            self._trim(retained)
+        if self.chance(0.06) and version < batches - 1:
+            self._lose_commit(version)
+
+    def _zombie(self, version: int, shard: int, data: bytes | None, host: int) -> None:
+        """Let an attempt go on that was given up long ago: its pointer is old, and what it writes is late."""
+        if version >= len(self.states):
+            return
+        try:
+            self._attempt(version, shard, host, decode(data) if data is not None else None)
+            self.note("late file of a zombie", f"batch {version} shard {shard} host {host}")
+        except StateAhead:
+            self.note("zombie stopped by a newer state")
+        except RewindError as error:
+            self.trace.append(f"zombie failed: {error}")
+
+    def _trim(self, retained: list[dict[int, bytes]]) -> None:
+        """Drop from the source what no retained commit needs."""
+        # a retained commit may run again, and reads what came after the one before it
+        starts = self.batches[max(0, len(self.states) - len(retained))].ends
+        needed = [starts.get(p, 0) for p in range(self.partitions)]
+        for state in retained:
+            for shard, data in state.items():
+                record = self.job(shard, 0).changelog.read(shard, decode(data).commit).record
+                for _, partition, offset in record.replay_from:
+                    needed[partition] = min(needed[partition], offset)
+        if len(self.states) <= len(retained):
+            return
+        for partition, offset in enumerate(needed):
+            if offset > self.source.earliest[partition]:
+                self.source.earliest[partition] = offset
+                self.note("source trimmed to what is needed", f"partition {partition} to {offset}")
+
+    def _lose_commit(self, version: int) -> None:
+        """Remove Spark's last commit; perhaps after a task of the next micro-batch has run."""
+        if self.chance(0.5) and len(self.states) < len(self.batches) + 1:
+            if len(self.batches) == len(self.states):
+                self._plan(version + 1, last=False)
+            shard = self.random.randrange(self.shards)
+            try:
+                self._attempt(version + 1, shard, self.home.get(shard, 0))
+            except RewindError as error:
+                self.trace.append(f"before the loss: {error}")
+            del self.batches[version + 1 :]
+        self.states.pop()
+        self.note("committed micro-batch ran again", version)
+
+    # -- the supervisor ---------------------------------------------------------------------------------------------
+
+    def _supervise(self, version: int) -> None:
+        """Restore what cannot be opened at its pointer, with no task running; begin again when death interrupts."""
+        for _ in range(MAX_TRIES):
+            try:
+                for shard in range(self.shards):
+                    self._restore(version, shard)
+                return
+            except Death:
+                self.note("died in a restore")
+        raise AssertionError("the restore does not end")
+
+    def _restore(self, version: int, shard: int) -> None:
+        pointer = self.pointer(version, shard)
+        host = self._host(shard)
+        self.home[shard] = host
+        job = self.job(shard, host)
+        if pointer is None:  # nothing is committed: the supervisor has no pointer to probe
+            return
+        why = replay._usable(job, pointer)
+        if why is None:
+            return
+        if self.chance(0.3):
+            left = self.random.randint(1, 5)
+
+            def hook(point: str) -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    self.hook = None
+                    raise Death(point)
+
+            self.hook = hook
+        try:
+            record = job.changelog.read(shard, pointer.commit).record
+            names = self._chunks(shard, record)
+            replay.build_package(job, pointer.commit, self.checkpoint, names)
+        finally:
+            self.hook = None
+        self.note("restored", f"shard {shard} at batch {version}: {why}")
+        if record.message_count:
+            self.note("restored with messages replayed", record.message_count)
+
+    def _chunks(self, shard: int, record: Any) -> list[str]:
+        """Replay the source as `restore_shards` does on Spark, Arrow batches in any order."""
+        ranges = replay.replay_ranges(record)
+        starts = {p: low for (_, p), (low, _) in ranges.items()}
+        ends = {p: high for (_, p), (_, high) in ranges.items()}
+        messages = self.source.read(starts, ends)
+        write = replay.chunk_writer(self.operator, self.fields, {shard: record}, self.checkpoint, "rewind/replay/run")
+        pieces = _pieces(self.random, messages)
+        self.random.shuffle(pieces)
+        reports = write(self._arrow(part, self.batches[-1], drain=False) for part in pieces)
+        return [report["name"] for batch in reports for report in batch.to_pylist()]
+
+    # -- what must hold ---------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Compare results and errors with the oracle, the state with an uninterrupted control run."""
+        oracle = WindowOracle(self.spec, self.partitions, batched=True)
+        control = Driver(
+            self.operator,
+            self.spec.keys,
+            [(0, p) for p in range(self.partitions)],
+            shards=self.shards,
+            max_ahead_ms=self.spec.max_ahead_ms,
+        )
+        starts: dict[int, int] = {}
+        for version, planned in enumerate(self.batches[: len(self.states)]):
+            whole = [m for part in self.source.messages for m in part]
+            mine = [m for m in whole if starts.get(m.partition, 0) <= m.offset < planned.ends[m.partition]]
+            good = [m for m in mine if (m.partition, m.offset) not in self.source.bad]
+            sent, known = len(oracle.rows), len(oracle.errors)
+            for message in sorted(good, key=lambda m: m.place):
+                oracle.add_message(message, planned.time_ms)
+            oracle.end_of_batch(planned.time_ms, planned.drain)
+            control.batch(good, planned.time_ms, drain=planned.drain)
+            results, errors = self.outputs[version]
+            assert _comparable(results) == _comparable(oracle.rows[sent:]), f"results of micro-batch {version}"
+            expected = [(e.place, e.reason) for e in oracle.errors[known:]]
+            expected += [(m.place, "malformed") for m in mine if (m.partition, m.offset) in self.source.bad]
+            assert sorted(errors) == sorted(expected), f"errors of micro-batch {version}"
+            starts = planned.ends
+        control.check_restore()
+        for shard in range(self.shards):
+            found = self._final(shard)
+            hidden = control.shards[shard].bounds
+            rows = control.shards[shard].store.scan(bytes([Region.MESSAGES]), None)
+            wanted = {key: value for key, value in rows if key >= hidden.get(key[0], b"")}
+            assert found == wanted, f"state of shard {shard}"
+
+    def _final(self, shard: int) -> dict[bytes, bytes]:
+        """Give a shard's state at the last pointer, restoring it if need be."""
+        version = len(self.states) - 1
+        pointer = self.pointer(version, shard)
+        assert pointer is not None
+        for _ in range(MAX_TRIES):
+            job = self.job(shard, self.home[shard])
+            directory = ShardDirectory(job.local_dir, QUERY, shard)
+            try:
+                with directory.lock(0.0):
+                    _, store, row = attempt.open_committed(job, directory, pointer)
+                    assert row is not None
+                    assert row.commit == pointer.commit
+                    rows = dict(store.scan(bytes([Region.MESSAGES]), None))
+                    store.close()
+                    return rows
+            except (StateUnavailable, StateCorrupted, StateAhead):
+                self._supervise(version)
+        raise AssertionError("the last state cannot be opened")
+
+
+def _pieces(rng: random.Random, messages: list[Message]) -> list[list[Message]]:
+    """Cut the messages into Arrow batches: any number, but each partition's in runs of offsets."""
+    pieces: list[list[Message]] = []
+    for partition in sorted({m.partition for m in messages}):
+        mine = [m for m in messages if m.partition == partition]
+        edges = sorted(rng.sample(range(1, len(mine)), min(rng.randint(0, 2), len(mine) - 1))) if len(mine) > 1 else []
+        pieces += [mine[low:high] for low, high in zip([0, *edges], [*edges, len(mine)], strict=True)]
+    if len(pieces) > 1 and rng.random() < 0.3:  # one Arrow batch may hold slices of several partitions
+        first, second = pieces[0], pieces[-1]
+        if first[0].partition != second[0].partition:
+            pieces = [[*first, *second], *pieces[1:-1]]
+    return pieces
+
+
+def _comparable(rows: list[Any]) -> list[Any]:
+    def plain(value: Any) -> Any:
+        return round(value, 9) if isinstance(value, float) else value
+
+    return sorted(
+        ((r.window, r.key, r.revision, r.reason, tuple(plain(v) for v in r.values)) for r in rows),
+        key=lambda r: repr(r[:4]),
+    )
+
+
+def _spec(rng: random.Random) -> Spec:
+    kind = rng.choice(("tumbling", "hopping"))
+    full = rng.random() < 0.7
+    return Spec(
+        kind,
+        size=10,
+        step=rng.choice((5, 4)) if kind == "hopping" else 0,
+        keys=("key",),
+        aggregates=(("count", None), ("sum", "value"), ("median", "weight") if full else ("max", "weight")),
+        retention_ms=rng.choice((0, 7, 30)),
+        early_ms=rng.choice((None, 5_000)),
+        late_ms=rng.choice((0, 10_000)),
+        idle_after_ms=rng.choice((None, 60_000)),
+        max_ahead_ms=None,
+    )
+
+
+def _operator(spec: Spec) -> WindowOperator:
+    made = win.hopping(spec.size, spec.step) if spec.kind == "hopping" else win.tumbling(spec.size)
+    third = agg.median("weight") if ("median", "weight") in spec.aggregates else agg.max_("weight")
+    return WindowOperator(
+        window_spec(
+            made,
+            SCHEMA,
+            {"n": agg.count(), "total": agg.sum_("value"), "third": third},
+            keys=spec.keys,
+            retention=spec.retention_ms,
+            policies=Policies(spec.early_ms, True, spec.late_ms),
+            idle_after=spec.idle_after_ms,
+            max_ahead=spec.max_ahead_ms,
+        )
+    )
+
+
+def _source(rng: random.Random, partitions: int) -> Source:
+    newest, messages, bad = 0, [[] for _ in range(partitions)], set()
+    offsets = [rng.choice((0, 7))] * partitions
+    for number in range(rng.randint(10, 45)):
+        partition = number % partitions if number < partitions else rng.randrange(partitions)
+        time = newest + rng.choice((0, 1, 1, 2, 3, 5, 10, 12, 25, -1, -3, -8, -20, -40))
+        newest = max(newest, time)
+        fields = {
+            "key": rng.choice(("a", "b", "ab", None)),
+            "value": rng.choice((None, 1, 2, -3)),
+            "weight": rng.choice((None, 0.5, -1.25, 3.0)),
+        }
+        messages[partition].append(Message(offsets[partition], time, fields, partition))
+        if number >= partitions and rng.random() < 0.04:
+            bad.add((partition, offsets[partition]))
+        offsets[partition] += rng.choice((1, 1, 1, 3))
+    return Source(messages, bad, [0] * partitions)
+
+
+@contextmanager
+def simulated(world: World) -> Iterator[None]:
+    """Put the hook behind the kill points, and the twin in the place of RocksDB."""
+
+    def point(name: str, version: int | None = None) -> None:
+        assert name in POINTS
+        if world.hook is not None:
+            world.hook(name)
+
+    names = random.Random(f"names of {world.seed}")
+
+    def uuid4() -> uuid.UUID:
+        return uuid.UUID(int=names.getrandbits(128), version=4)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(uuid, "uuid4", uuid4))
+        for module in (attempt, replay):
+            stack.enter_context(mock.patch.object(module, "kill_point", point))
+        if not world.rocks:
+            for module in (attempt, replay, restore, fetch):
+                stack.enter_context(mock.patch.object(module, "RocksStore", SimStore))
+        yield
+    SimStore.forget()
+
+
+def simulate(seed: int, *, rocks: bool = False, batches: int | None = None) -> World:
+    """Run one seed and check it; gives the world with what happened.
+
+    Raises:
+        AssertionError: Something that must hold does not; the seed and the events are in the message.
+    """
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    root = Path(tempfile.mkdtemp(prefix=f"rewind-sim-{seed}-", dir=base))
+    world = World(seed, root, rocks)
+    try:
+        with simulated(world):
+            world.run(batches or world.random.randint(4, 8))
+            world.check()
+    except BaseException as error:
+        events = "\n  ".join(world.trace[-60:])
+        raise AssertionError(
+            f"seed {seed} fails: {error!r}\n  {events}\n"
+            f"{''.join(traceback.format_exception(error)[-3:])}\n"
+            f"again: python -m tests.crash.simulation {seed}"
+        ) from error
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return world
+
+
+def main(arguments: list[str]) -> int:
+    """Run seeds from the command line: `<seed>`, `<first>-<last>`; `--rocks` for the real RocksDB."""
+    rocks = "--rocks" in arguments
+    seen: Counter[str] = Counter()
+    failed = 0
+    for argument in (a for a in arguments if not a.startswith("--")):
+        first, _, last = argument.partition("-")
+        for seed in range(int(first), int(last or first) + 1):
+            try:
+                world = simulate(seed, rocks=rocks)
+            except AssertionError as error:
+                failed += 1
+                print(error)
+                continue
+            seen.update(world.seen)
+            if not last:
+                print("\n".join(world.trace))
+    for name in RARE:
+        print(f"{seen[name]:8d}  {name}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
