@@ -19,6 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS, MicroBatch, Operator, Outcome, Position, Positions, SourcePartition
+from backend.bounds import reclaim
 from backend.errors import StateAhead, StateCorrupted, StateUnavailable
 from backend.rocks import RocksStore
 from backend.store import Changes, Region, Staged, region_range
@@ -239,8 +240,7 @@ def _open_local(
 
 def _swept(store: RocksStore, row: CommitRecord | None) -> RocksStore:
     """Reclaim what the bounds hide: idempotent, and needed again after a death between confirm and here."""
-    for region, bound in (row.bounds if row is not None else {}).items():
-        store.delete_range(region_range(region)[0], bound)
+    reclaim(store, row.bounds if row is not None else {})
     return store
 
 

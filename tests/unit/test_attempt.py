@@ -1,0 +1,313 @@
+"""The rules of the commit (stage, point, confirm), each with a test that fails when its rule is taken out.
+
+The operator here counts by hand-checkable rules (`tests/support/counting.py`); "Spark commits" means that the pointer
+of an attempt is handed to the next one, "Spark does not" that it is thrown away.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
+from backend.errors import StateAhead, StateCorrupted, StateUnavailable, StoreLocked
+from backend.rocks import RocksStore
+from backend.store import Changes, Region
+from recovery.attempt import ShardInput, ShardJob, read_commit_row, run_attempt
+from recovery.changelog import open_changelog
+from recovery.pointer import decode, encode
+from recovery.shard import ShardDirectory
+from tests.support.counting import CountingOperator
+
+KEY = (pa.field("key", pa.string()),)
+
+
+@pytest.fixture
+def job(tmp_path):
+    return ShardJob(
+        query_id="q",
+        shard=0,
+        local_dir=tmp_path / "local",
+        operator=CountingOperator(),
+        message_fields=KEY,
+        changelog=open_changelog(str(tmp_path / "changelog")),
+        lock_wait_s=0.2,
+    )
+
+
+def given(offsets, key="a", *, drain=False):
+    """A micro-batch of messages of one partition, event time = offset."""
+    rows = [{"_stream": 0, "_partition": 0, "_offset": o, "_time": o, "_before": NO_TIME, "key": key} for o in offsets]
+    table = pa.Table.from_pylist(rows, pa.schema([*MESSAGE_FIELDS, *KEY]))
+    after = {(0, 0): Position(max(offsets) + 1, max(offsets), 1000)} if offsets else {}
+    return lambda before: ShardInput(1000, table if offsets else None, {**before, **after}, drain=drain)
+
+
+def directory(job):
+    return ShardDirectory(job.local_dir, job.query_id, job.shard)
+
+
+def counted(done):
+    return {row["key"]: row["count"] for row in done.outcome.results.to_pylist()}
+
+
+def committed_state(job):
+    """Everything in the current generation's database but the commit row, read without the product's attempt."""
+    with RocksStore.open(directory(job).current().database, create=False) as store:
+        return {k: v for k, v in store.scan(b"\x00", None) if k[0] != Region.COMMIT}
+
+
+def test_an_attempt_that_spark_does_not_commit_leaves_no_trace(job):
+    first = run_attempt(job, None, 0, given([0, 1]))
+    lost = run_attempt(job, first.pointer, 1, given([2, 3, 4]))
+    again = run_attempt(job, first.pointer, 1, given([2, 3, 4]))
+    assert counted(lost) == counted(again) == {"a": 5}
+    third = run_attempt(job, again.pointer, 2, given([5]))
+    assert counted(third) == {"a": 6}
+    assert third.outcome.message_count == 6
+
+
+def test_the_retry_is_what_counts_also_when_it_got_other_rows(job):
+    first = run_attempt(job, None, 0, given([0]))
+    run_attempt(job, first.pointer, 1, given([1, 2, 3], key="lost"))
+    kept = run_attempt(job, first.pointer, 1, given([1], key="kept"))
+    run_attempt(job, kept.pointer, 2, given([2]))
+    assert not [key for key in committed_state(job) if b"lost" in key]
+
+
+def test_commit_ids_differ_between_attempts_of_the_same_micro_batch(job):
+    one = run_attempt(job, None, 0, given([0])).pointer
+    two = run_attempt(job, None, 0, given([0])).pointer
+    assert one.commit.version == two.commit.version == 0
+    assert one.commit.uuid != two.commit.uuid
+    staged = directory(job).current().staged_commits()
+    assert sorted(staged) == sorted([one.commit, two.commit])
+
+
+def test_the_database_changes_only_when_the_next_attempt_confirms(job):
+    first = run_attempt(job, None, 0, given([0]))
+    assert committed_state(job) == {}
+    run_attempt(job, first.pointer, 1, given([1]))
+    assert committed_state(job)[bytes([Region.AGGREGATES]) + b"a"] == b"1"
+
+
+def test_a_staged_file_is_ingested_on_its_parent_only(job):
+    pointers = [None]
+    for version in range(4):
+        pointers.append(run_attempt(job, pointers[-1], version, given([version])).pointer)
+    # the database is at commit 2; an old pointer names commit 0, whose staged file may still lie there
+    before = committed_state(job)
+    with pytest.raises(StateAhead):
+        run_attempt(job, pointers[1], 1, given([9]))
+    assert committed_state(job) == before
+    # a pointer of another lineage, on the same parent version, is not ingested either
+    foreign = replace_commit(pointers[4], parent_uuid="f" * 32)
+    with pytest.raises(StateUnavailable):
+        run_attempt(job, foreign, 4, given([4]))
+    assert committed_state(job) == before
+
+
+def replace_commit(pointer, *, parent_uuid):
+    import msgspec
+
+    return msgspec.structs.replace(pointer, parent=msgspec.structs.replace(pointer.parent, uuid=parent_uuid))
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "gone"])
+def test_a_damaged_staged_file_is_never_ingested(job, damage):
+    first = run_attempt(job, None, 0, given([0])).pointer
+    path = directory(job).current().staged(first.commit)
+    data = path.read_bytes()
+    if damage == "flip":
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    elif damage == "truncate":
+        path.write_bytes(data[:-1])
+    else:
+        path.unlink()
+    with pytest.raises(StateUnavailable):
+        run_attempt(job, first, 1, given([1]))
+    assert committed_state(job) == {}
+
+
+def test_a_task_without_its_state_says_so_and_fetches_when_it_can(job, tmp_path):
+    first = run_attempt(job, None, 0, given([0])).pointer
+    second = run_attempt(job, first, 1, given([1])).pointer
+    third = run_attempt(job, second, 2, given([2])).pointer
+    del third
+    elsewhere = replace(job, local_dir=tmp_path / "other host")
+    with pytest.raises(StateUnavailable, match="no local state"):
+        run_attempt(elsewhere, second, 2, given([2]))
+
+    def fetch(pointer, generation):
+        with RocksStore.open(directory(job).current().database, create=False) as store:
+            store.checkpoint(generation.database)
+        return True
+
+    done = run_attempt(replace(elsewhere, fetch=fetch), second, 2, given([2]))
+    assert counted(done) == {"a": 3}
+
+
+def test_a_fetched_copy_of_another_commit_is_refused(job, tmp_path):
+    first = run_attempt(job, None, 0, given([0])).pointer
+    second = run_attempt(job, first, 1, given([1])).pointer  # the database is at `first` now
+
+    def fetch(pointer, generation):
+        with RocksStore.open(directory(job).current().database, create=False) as store:
+            store.checkpoint(generation.database)
+        return True
+
+    with pytest.raises(StateUnavailable, match="fetched copy"):
+        run_attempt(replace(job, local_dir=tmp_path / "other", fetch=fetch), second, 2, given([2]))
+
+
+def test_a_zombie_with_the_old_generation_open_cannot_harm_the_new_one(job):
+    first = run_attempt(job, None, 0, given([0])).pointer
+    second = run_attempt(job, first, 1, given([1])).pointer
+    old = directory(job).current()
+    zombie = RocksStore.open(old.database, create=False)
+    try:
+        # the state is restored elsewhere and adopted while the zombie still has the old directory open
+        def fetch(pointer, generation):
+            zombie.checkpoint(generation.database)
+            with RocksStore.open(generation.database, create=False) as store:
+                store.confirm(staged_of(old, pointer))
+            return True
+
+        directory(job).condemn()
+        done = run_attempt(replace(job, fetch=fetch), second, 2, given([2]))
+        assert directory(job).current().uuid != old.uuid
+        with suppress(StateCorrupted):  # its directory may be gone
+            zombie.write(Changes([bytes([Region.AGGREGATES]) + b"a"], [b"666"]))
+    finally:
+        with suppress(StateCorrupted):
+            zombie.close()
+    after = run_attempt(job, done.pointer, 3, given([3]))
+    assert counted(after) == {"a": 4}
+    assert b"666" not in committed_state(job).values()
+
+
+def staged_of(generation, pointer):
+    from backend.store import Staged
+
+    # the old generation's directory may be gone once another is adopted, so the file is read before
+    return Staged(generation.staged(pointer.commit), pointer.staged_length, pointer.staged_digest, 0)
+
+
+class _Expiring(CountingOperator):
+    """Expires every message below event time 10 once it has seen one at or past it."""
+
+    def process(self, batch, work):
+        outcome = super().process(batch, work)
+        if max(batch.messages["_time"].to_pylist(), default=0) >= 10:
+            work.raise_bound(Region.MESSAGES, bytes([Region.MESSAGES]) + (10 + 2**63).to_bytes(8, "big"))
+        return outcome
+
+
+def test_the_bound_is_applied_at_open_whatever_died_before(job, monkeypatch):
+    job = replace(job, operator=_Expiring())
+    start = run_attempt(job, None, 0, given([1, 2])).pointer
+    first = run_attempt(job, start, 1, given([12])).pointer
+    # the attempt that confirms dies right after the ingest, before it could reclaim anything
+    monkeypatch.setattr("recovery.attempt._swept", _die)
+    with pytest.raises(RuntimeError, match="killed"):
+        run_attempt(job, first, 2, given([13]))
+    monkeypatch.undo()
+    messages = [k for k in committed_state(job) if k[0] == Region.MESSAGES]
+    assert len(messages) == 3
+    run_attempt(job, first, 2, given([13]))
+    messages = [k for k in committed_state(job) if k[0] == Region.MESSAGES]
+    assert [int.from_bytes(k[1:9], "big") - 2**63 for k in messages] == [12]
+
+
+def _die(store, row):
+    raise RuntimeError("killed")
+
+
+def test_staged_files_are_deleted_only_behind_the_committed_pointer(job):
+    pointers = [None]
+    for version in range(6):
+        pointers.append(run_attempt(job, pointers[-1], version, given([version])).pointer)
+    kept = [commit.version for commit in directory(job).current().staged_commits()]
+    # the newest attempt read pointer 4 with retain=2: versions <= 2 are gone, 3 and 4 are kept, 5 is newer
+    assert kept == [3, 4, 5]
+    # an attempt of an older micro-batch that comes late must not delete what is newer than its pointer
+    generation = directory(job).current()
+    assert directory(job).prune(generation, pointers[1].commit, retain=2) == 0
+    assert [commit.version for commit in generation.staged_commits()] == [3, 4, 5]
+
+
+def test_a_state_newer_than_the_pointer_is_left_alone(job):
+    first = run_attempt(job, None, 0, given([0])).pointer
+    second = run_attempt(job, first, 1, given([1])).pointer
+    run_attempt(job, second, 2, given([2]))
+    before, generation = committed_state(job), directory(job).current().uuid
+    for pointer, version in ((first, 1), (None, 0)):
+        with pytest.raises(StateAhead, match="zombie"):
+            run_attempt(job, pointer, version, given([7]))
+    assert committed_state(job) == before
+    assert directory(job).current().uuid == generation
+
+
+def test_a_damaged_database_is_put_aside_and_named(job):
+    first = run_attempt(job, None, 0, given([0])).pointer
+    run_attempt(job, first, 1, given([1]))
+    current = directory(job).current().database / "CURRENT"
+    current.write_bytes(b"nonsense")
+    with pytest.raises((StateUnavailable, StateCorrupted)):
+        run_attempt(job, first, 1, given([1]))
+
+
+def test_two_attempts_at_once_wait_for_each_other_within_a_bound(job):
+    with directory(job).lock(1), pytest.raises(StoreLocked, match="pid"):
+        run_attempt(job, None, 0, given([0]))
+
+
+def test_the_commit_row_tells_the_lineage(job):
+    pointers = [None]
+    for version in range(3):
+        pointers.append(run_attempt(job, pointers[-1], version, given([version])).pointer)
+    with RocksStore.open(directory(job).current().database, create=False) as store:
+        row = read_commit_row(store)
+    assert row.commit == pointers[2].commit
+    assert row.parent == pointers[1].commit
+    assert row.ancestors == [pointers[1].commit]
+    assert row.replay_from == [(0, 0, 0)]
+    assert row.positions == [(0, 0, Position(2, 1, 1000))]
+
+
+def test_the_changelog_has_the_same_state_without_the_messages(job):
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    second = run_attempt(job, first, 1, given([2], key="b")).pointer
+    run_attempt(job, second, 2, given([3]))
+    history = job.changelog.read(0, second.commit)
+    logged = dict(zip(history.keys.to_pylist(), history.values.to_pylist(), strict=True))
+    assert logged == {k: v for k, v in committed_state(job).items() if k[0] != Region.MESSAGES}
+
+
+def test_a_rejected_offset_is_carried_on_while_a_replay_would_meet_it(job):
+    def refuse(before):
+        return replace(given([0, 2])(before), in_future=((0, 0, 1),))
+
+    first = run_attempt(job, None, 0, refuse).pointer
+    second = run_attempt(job, first, 1, given([3])).pointer
+    assert job.changelog.read(0, first.commit).record.rejected == [(0, 0, 1)]
+    assert job.changelog.read(0, second.commit).record.rejected == [(0, 0, 1)]
+
+
+def test_the_pointer_is_small_and_comes_back_equal(job):
+    pointer = run_attempt(job, None, 0, given([0])).pointer
+    data = encode(pointer)
+    assert len(data) < 500
+    assert decode(data) == pointer
+
+
+def test_an_unknown_generation_file_is_refused(job):
+    run_attempt(job, None, 0, given([0]))
+    current = directory(job).path / "CURRENT"
+    current.write_text(json.dumps({"format": 1, "generation": "../../../etc"}))
+    with pytest.raises(StateCorrupted):
+        directory(job).current()

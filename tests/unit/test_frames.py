@@ -1,0 +1,168 @@
+"""Frames: what the pack stage and its inverse must give, against plain loops over the same rows."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.batch import NO_TIME, Position
+from backend.errors import SourceWentBack, UnknownFormat
+from backend.spark import frames
+from backend.spark.frames import Packed, PackPlan, assemble, from_ipc, pack
+
+KEY = (pa.field("key", pa.string()),)
+
+
+def source_rows(rows, *, time_ms=1_000_000, shards=2):
+    """rows: (partition, offset, time or None, malformed or None)."""
+    n = len(rows)
+    partition, offset, time, malformed = (list(column) for column in zip(*rows, strict=True))
+    return pa.RecordBatch.from_pydict(
+        {
+            "_stream": pa.array([0] * n, pa.int32()),
+            "_partition": pa.array(partition, pa.int32()),
+            "_offset": pa.array(offset, pa.int64()),
+            "_time": pa.array(time, pa.int64()),
+            "_shard": pa.array([o % shards for o in offset], pa.int32()),
+            "_topic": pa.array(["t"] * n),
+            "_timestamp": pa.array(offset, pa.int64()),
+            "_key": pa.array([b"k"] * n, pa.binary()),
+            "_raw": pa.array([b"raw" if m else None for m in malformed], pa.binary()),
+            "_malformed": pa.array(malformed, pa.string()),
+            "_batch_ms": pa.array([time_ms] * n, pa.int64()),
+            "_drain": pa.array([None] * n, pa.bool_()),
+            "key": pa.array([f"k{o}" for o in offset]),
+        }
+    )
+
+
+def plan(shards=2, **more):
+    return PackPlan(tuple(range(shards)), KEY, more.get("by_partition", False), more.get("max_ahead_ms"))
+
+
+def of_shard(batches, shard):
+    return [
+        Packed(row["header"], row["frame"], row["errors"])
+        for batch in batches
+        for row in batch.to_pylist()
+        if row["shard"] == shard
+    ]
+
+
+messages = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(-50, 50) | st.none(), st.sampled_from([None, None, None, "broken"])),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(messages, st.integers(1, 3), st.lists(st.integers(1, 7), min_size=1, max_size=6), st.randoms())
+def test_every_cut_and_order_gives_what_a_plain_loop_gives(rows, shards, sizes, chance):
+    counters, numbered = {}, []
+    for partition, time, malformed in rows:
+        offset = counters.get(partition, 0)
+        counters[partition] = offset + 1
+        numbered.append((partition, offset, time, malformed))
+    before = {(0, 0): Position(0, -20, 7)}
+
+    # the oracle: one message at a time
+    newest = {0: -20}
+    expected, bad = {}, {}
+    for partition, offset, time, malformed in numbered:
+        good = time is not None and malformed is None
+        if good:
+            expected[(partition, offset)] = (time, newest.get(partition, NO_TIME))
+            newest[partition] = max(newest.get(partition, NO_TIME), time)
+        else:
+            bad[(partition, offset)] = "malformed" if malformed else "no_event_time"
+
+    # Arrow batches are cut anywhere along each partition, and arrive in any order
+    pieces, rest = [], sorted(numbered)
+    while rest:
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(pack(source_rows(rest[:size], shards=shards), plan(shards)))
+        rest = rest[size:]
+    chance.shuffle(pieces)
+    found, errors = {}, {}
+    for shard in range(shards):
+        got = assemble(of_shard(pieces, shard), before)
+        assert got.after == {(0, p): Position(counters[p], newest.get(p, NO_TIME), 1_000_000) for p in counters} | (
+            {} if 0 in counters else before
+        )
+        if got.messages is not None:
+            table = got.messages.to_pylist()
+            assert [(r["_partition"], r["_offset"]) for r in table] == sorted(
+                (r["_partition"], r["_offset"]) for r in table
+            )
+            for row in table:
+                assert row["_offset"] % shards == shard
+                assert row["key"] == f"k{row['_offset']}"
+                found[(row["_partition"], row["_offset"])] = (row["_time"], row["_before"])
+        for row in got.errors.to_pylist():
+            errors[(row["partition"], row["offset"])] = row["reason"]
+    assert found == expected
+    assert errors == bad
+
+
+def test_malformed_rows_keep_their_bytes():
+    packed = pack(source_rows([(0, 0, 5, None), (0, 1, None, "not JSON")], shards=1), plan(1))
+    [row] = assemble(of_shard([packed], 0), {}).errors.to_pylist()
+    assert (row["topic"], row["partition"], row["offset"], row["reason"]) == ("t", 0, 1, "malformed")
+    assert (row["detail"], row["value"], row["key"]) == ("not JSON", b"raw", b"k")
+
+
+def test_one_message_from_the_future_does_not_move_the_clock():
+    rows = [(0, 0, 100, None), (0, 1, 10**15, None), (0, 2, 101, None), (0, 3, 2**62 + 1, None)]
+    packed = pack(source_rows(rows, time_ms=1_000, shards=1), plan(1, max_ahead_ms=86_400_000))
+    got = assemble(of_shard([packed], 0), {})
+    assert got.messages["_before"].to_pylist() == [NO_TIME, 100]
+    assert got.after[(0, 0)] == Position(4, 101, 1_000)
+    assert got.errors["reason"].to_pylist() == ["in_future", "out_of_range"]
+
+
+def test_the_last_millisecond_that_is_not_too_far_ahead():
+    rows = [(0, 0, 1_000 + 50, None), (0, 1, 1_000 + 51, None)]
+    packed = pack(source_rows(rows, time_ms=1_000, shards=1), plan(1, max_ahead_ms=50))
+    assert assemble(of_shard([packed], 0), {}).errors["offset"].to_pylist() == [1]
+
+
+def test_duplicates_inside_a_micro_batch_are_dropped():
+    packed = [pack(source_rows([(0, 0, 1, None), (0, 1, 2, None)], shards=1), plan(1)) for _ in range(2)]
+    got = assemble(of_shard(packed, 0), {})
+    assert got.messages["_offset"].to_pylist() == [0, 1]
+
+
+def test_an_offset_below_the_position_is_a_source_that_went_back():
+    packed = pack(source_rows([(0, 4, 1, None)], shards=1), plan(1))
+    with pytest.raises(SourceWentBack, match=r"offset 4.*position 5"):
+        assemble(of_shard([packed], 0), {(0, 0): Position(5, 0, 0)})
+    assert assemble(of_shard([packed], 0), {(0, 0): Position(4, 0, 0)}).messages.num_rows == 1
+
+
+def test_with_routing_by_partition_other_shards_hear_nothing():
+    batch = source_rows([(0, 0, 1, None), (0, 2, 2, None)], shards=2)
+    packed = pack(batch, plan(2, by_partition=True))
+    assert packed["shard"].to_pylist() == [0]
+
+
+def test_a_shard_without_rows_still_learns_how_far_the_source_is():
+    packed = pack(source_rows([(0, 0, 1, None), (0, 2, 2, None)], shards=2), plan(2))
+    got = assemble(of_shard([packed], 1), {})
+    assert got.messages is None
+    assert got.after == {(0, 0): Position(3, 2, 1_000_000)}
+
+
+def test_frames_of_another_format_are_refused():
+    import msgspec
+
+    packed = Packed(msgspec.msgpack.encode([99, 0, [], False]), None, None)
+    with pytest.raises(UnknownFormat, match="99"):
+        assemble([packed], {})
+
+
+def test_ipc_is_its_own_inverse():
+    table = pa.table({"a": [1, None], "b": ["x", "y"]})
+    assert from_ipc(frames.to_ipc(table)) == table
