@@ -32,15 +32,15 @@ from typing import Any
 import pyarrow as pa
 
 from backend.batch import ERROR_SCHEMA, RESERVED, MicroBatch, Outcome, Proof
-from backend.durations import Duration
 from backend.errors import ValueInvalid
-from backend.key_value_store import KeyValueOptions
-from backend.named_store import Declaration, NamedStore, event_time
-from backend.session_store import MIN_SEGMENT_INTERVAL_MS, SessionOptions
-from backend.standalone import bind_all, check_declarations
-from backend.state_variables import TTLOptions
 from backend.store import Region
-from backend.window_options import WindowOptions
+from backend.stores.durations import Duration
+from backend.stores.key_value_store import KeyValueOptions
+from backend.stores.named import Declaration, NamedStore, event_time
+from backend.stores.session_store import MIN_SEGMENT_INTERVAL_MS, SessionOptions
+from backend.stores.standalone import bind_all, check_declarations
+from backend.stores.state_variables import TTLOptions
+from backend.stores.window_options import WindowOptions
 from backend.workspace import Workspace
 
 FORMAT = 1
@@ -59,7 +59,7 @@ def window_store(
     retain_duplicates: bool = False,
     value_type: Any = None,
 ) -> WindowOptions:
-    """Declare a window store (KIP-428); the arguments are those of `window_options.WindowOptions`."""
+    """Declare a window store (KIP-428); the arguments are those of `stores.window_options.WindowOptions`."""
     return WindowOptions(name, retention, window_size, grace, retain_duplicates, value_type)
 
 
@@ -71,7 +71,7 @@ def session_store(
     min_segment_interval: Duration = MIN_SEGMENT_INTERVAL_MS,
     value_type: Any = None,
 ) -> SessionOptions:
-    """Declare a session store (KIP-94); the arguments are those of `session_store.SessionOptions`."""
+    """Declare a session store (KIP-94); the arguments are those of `stores.session_store.SessionOptions`."""
     return SessionOptions(name, retention, num_segments, min_segment_interval, value_type)
 
 

@@ -67,7 +67,7 @@ def duration_ms(value: object, option: str, *, least: int = 1) -> int:
     >>> duration_ms("0.5 s", "size")
     500
     """
-    found = _read_duration(value)
+    found = read_duration(value)
     if found is None:
         raise ValueError(
             f"{option}={value!r} is not a duration: give milliseconds as an int, a timedelta, or a text such as '10 "
@@ -80,7 +80,8 @@ def duration_ms(value: object, option: str, *, least: int = 1) -> int:
     return int(found)
 
 
-def _read_duration(value: object) -> Fraction | None:
+def read_duration(value: object) -> Fraction | None:
+    """Read a duration as exact milliseconds, of any sign and size; None when the value is none."""
     if isinstance(value, timedelta):
         return Fraction(value // timedelta(microseconds=1), 1000)
     if isinstance(value, int) and not isinstance(value, bool):

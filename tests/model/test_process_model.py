@@ -23,7 +23,7 @@ from backend.process import (
     value_state,
     window_store,
 )
-from backend.session_store import SessionKey
+from backend.stores.session_store import SessionKey
 from backend.workspace import Workspace
 
 MESSAGES = pa.schema([*MESSAGE_FIELDS, ("user", pa.string())])

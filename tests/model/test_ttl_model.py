@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from backend.memory import MemoryStore
-from backend.standalone import StoreSet
-from backend.state_variables import TTLOptions
+from backend.stores.standalone import StoreSet
+from backend.stores.state_variables import TTLOptions
 
 KEYS = st.sampled_from(["", "a", "ab", "a\0", "b"])
 MAP_KEYS = st.sampled_from([1, "", "b", "bc", ("x", 1)])

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backend.memory import MemoryStore
-from backend.standalone import StoreSet
-from backend.window_store import InMemoryWindowStore, Windowed, WindowOptions, WindowStore
+from backend.stores.standalone import StoreSet
+from backend.stores.window_store import InMemoryWindowStore, Windowed, WindowOptions, WindowStore
 
 SIZE = 5
 KEYS = st.sampled_from(["", "user_1", "user_12", "user_2", "a\0", "a\0b", "\U0010ffff"])

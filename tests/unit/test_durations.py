@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from backend.durations import milliseconds
+from backend.stores.durations import milliseconds
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 
 from backend.batch import ERROR_SCHEMA, MESSAGE_FIELDS, MicroBatch
 from backend.errors import ManifestMismatch, StoreClosed, UnknownFormat, ValueInvalid
-from backend.key_value_store import KeyValueStore
 from backend.memory import MemoryStore
 from backend.process import (
     ProcessContext,
@@ -23,10 +22,11 @@ from backend.process import (
     value_state,
     window_store,
 )
-from backend.session_store import SessionKey
-from backend.session_windows import SessionWindows, count
-from backend.standalone import MAX_STORES, StoreSet
 from backend.store import Changes
+from backend.stores.key_value_store import KeyValueStore
+from backend.stores.session_store import SessionKey
+from backend.stores.session_windows import SessionWindows, count
+from backend.stores.standalone import MAX_STORES, StoreSet
 from backend.workspace import Workspace
 
 RESULT = pa.schema([pa.field("user", pa.string(), nullable=False), ("n", pa.int32())])
@@ -176,6 +176,20 @@ def test_stores_and_iterators_end_with_the_call() -> None:
         kept["store"].get("a")
     with pytest.raises(StoreClosed):
         next(kept["rows"])
+
+
+def test_the_declarations_are_public_names_that_no_module_hides() -> None:
+    import importlib
+    import pkgutil
+
+    import backend
+    import backend.stores
+
+    for module in pkgutil.iter_modules(backend.stores.__path__, "backend.stores."):
+        importlib.import_module(module.name)
+    assert backend.session_store("s", retention=10) == session_store("s", retention=10)
+    assert backend.window_store("w", retention=10, window_size=1).kind == "window"
+    assert backend.key_value_store("k").kind == "key-value"
 
 
 def test_an_unknown_store_is_named() -> None:

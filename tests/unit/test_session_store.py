@@ -11,7 +11,7 @@ import pytest
 from backend.batch import MAX_TIME, MIN_TIME, NO_TIME
 from backend.errors import KeyInvalid, ManifestMismatch, StoreClosed, ValueInvalid
 from backend.memory import MemoryStore
-from backend.session_store import (
+from backend.stores.session_store import (
     MAX_SEGMENTS,
     SessionKey,
     SessionOptions,
@@ -19,7 +19,7 @@ from backend.session_store import (
     segment_index,
     segment_interval,
 )
-from backend.standalone import StoreSet
+from backend.stores.standalone import StoreSet
 from backend.workspace import Workspace
 from tests.counting import CountingStore
 

@@ -10,8 +10,8 @@ import pytest
 from backend.batch import MAX_TIME, MIN_TIME
 from backend.errors import KeyInvalid, ValueInvalid
 from backend.memory import MemoryStore
-from backend.session_store import SessionKey
-from backend.session_windows import (
+from backend.stores.session_store import SessionKey
+from backend.stores.session_windows import (
     DEFAULT_RETENTION_MS,
     SessionAggregation,
     SessionProcessor,

@@ -9,9 +9,9 @@ import pytest
 
 from backend.errors import KeyInvalid, ManifestMismatch, StoreClosed, ValueInvalid
 from backend.memory import MemoryStore
-from backend.standalone import StoreSet
-from backend.state_variables import ListState, MapState, TTLOptions, ValueState
-from backend.ttl import NEVER, OneToManyTTLState, OneToOneTTLState, TTLRow, TTLState
+from backend.stores.standalone import StoreSet
+from backend.stores.state_variables import ListState, MapState, TTLOptions, ValueState
+from backend.stores.ttl import NEVER, OneToManyTTLState, OneToOneTTLState, TTLRow, TTLState
 from backend.workspace import Workspace
 from tests.counting import CountingStore
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backend.errors import StateCorrupted, UnknownFormat, ValueInvalid
-from backend.values import ValueCodec
+from backend.stores.values import ValueCodec
 
 
 @dataclasses.dataclass

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from backend import named_store
 from backend.batch import MAX_TIME, MIN_TIME, NO_TIME
 from backend.errors import KeyInvalid, ManifestMismatch, StoreClosed, ValueInvalid
 from backend.memory import MemoryStore
-from backend.standalone import StoreSet
-from backend.window_store import InMemoryWindowStore, WindowOptions, WindowStore, in_memory_window_store
+from backend.stores import named
+from backend.stores.standalone import StoreSet
+from backend.stores.window_store import InMemoryWindowStore, WindowOptions, WindowStore, in_memory_window_store
 from backend.workspace import Workspace
 from tests.counting import CountingStore
 
@@ -406,7 +406,7 @@ def test_reclaiming_reads_what_expired_and_leaves_nothing_of_it() -> None:
 
 
 def test_reclaiming_is_bounded_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named_store, "RECLAIM_ROWS", 4)
+    monkeypatch.setattr(named, "RECLAIM_ROWS", 4)
     base, options = CountingStore(), WindowOptions("w", 100, 10)
     stores = StoreSet(base, [options])
     for start in range(10):

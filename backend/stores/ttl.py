@@ -1,6 +1,6 @@
 """TTL for state variables, after Spark's `TTLState`: a primary index, and a secondary one in the order of expiration.
 
-Layout behind region byte and sub-byte (see `backend.named_store`)::
+Layout behind region byte and sub-byte (see `backend.stores.named`)::
 
     BY_TIME   | expiration, 8 bytes big-endian | element key |                    | -> empty      one to one
     BY_KEY    | element key |                                                     | -> expiration, 8 bytes | value
@@ -13,7 +13,7 @@ map's entry. It must be prefix-free bytes, such as `backend.keys.encode` gives. 
 `NEVER` and no index row; every other value has exactly one. Both rows are written by the same call into the same
 workspace, so they are committed together or not at all.
 
-These classes never encode or decode what the user stores: the state variables do (`backend.state_variables`).
+These classes never encode or decode what the user stores: the state variables do (`backend.stores.state_variables`).
 
 * expired: `now >= expiration`, on every read, at once; `now` is Spark's batch time; standalone, the caller sets it.
 * only a write refreshes: its expiration is `now + ttl`.
@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from backend.batch import MAX_TIME
 from backend.keys import prefix_end
-from backend.named_store import BY_KEY, BY_TIME, TIME_BYTES, time_bytes, time_of
+from backend.stores.named import BY_KEY, BY_TIME, TIME_BYTES, time_bytes, time_of
 from backend.workspace import Workspace
 
 NEVER = 2**63 - 1

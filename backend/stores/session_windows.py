@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME, TIME
-from backend.durations import Duration, milliseconds
-from backend.named_store import event_time
-from backend.session_store import MIN_SEGMENT_INTERVAL_MS, SessionKey, SessionOptions, SessionStore
+from backend.stores.durations import Duration, milliseconds
+from backend.stores.named import event_time
+from backend.stores.session_store import MIN_SEGMENT_INTERVAL_MS, SessionKey, SessionOptions, SessionStore
 
 DEFAULT_RETENTION_MS = 24 * 60 * 60 * 1000
 """Retention of session windows without `until`."""

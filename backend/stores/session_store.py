@@ -1,6 +1,6 @@
 """`SessionStore` (KIP-94), persistent: (record key, start, end) to aggregate, in segments by session end.
 
-Layout of the rows behind region byte and sub-byte BY_TIME (see `backend.named_store`)::
+Layout of the rows behind region byte and sub-byte BY_TIME (see `backend.stores.named`)::
 
     | segment, 8 bytes | key | end, 8 bytes | start, 8 bytes | -> aggregate        segment = end // interval
 
@@ -31,10 +31,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from backend.batch import NO_TIME
-from backend.durations import Duration, milliseconds
 from backend.errors import KeyInvalid
 from backend.keys import decode
-from backend.named_store import (
+from backend.rocks import RocksOptions
+from backend.stores.durations import Duration, milliseconds
+from backend.stores.named import (
     TIME_BYTES,
     NamedStore,
     StreamClock,
@@ -44,9 +45,8 @@ from backend.named_store import (
     time_bytes,
     time_of,
 )
-from backend.rocks import RocksOptions
-from backend.standalone import StoreSet
-from backend.values import ValueCodec, describe_type
+from backend.stores.standalone import StoreSet
+from backend.stores.values import ValueCodec, describe_type
 from backend.workspace import Workspace
 
 MIN_SEGMENT_INTERVAL_MS = 60_000

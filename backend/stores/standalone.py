@@ -1,7 +1,7 @@
 """Named stores without Spark: one directory, one writer, changes made durable by `flush`.
 
 >>> from backend.memory import MemoryStore
->>> from backend.window_store import WindowOptions
+>>> from backend.stores.window_store import WindowOptions
 >>> visits = WindowOptions("visits", retention="1 hour", window_size="1 minute")
 >>> with StoreSet(MemoryStore(), [visits]) as stores:
 ...     stores["visits"].put("anna", 3, 60_000)
@@ -20,9 +20,9 @@ from typing import Self
 
 from backend.bounds import reclaim, stored_bounds
 from backend.errors import StoreClosed
-from backend.named_store import Declaration, NamedStore
 from backend.rocks import RocksOptions, RocksStore
 from backend.store import Region, Store
+from backend.stores.named import Declaration, NamedStore
 from backend.workspace import Workspace
 
 MAX_STORES = 0xFF - Region.USER

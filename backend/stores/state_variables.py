@@ -1,4 +1,4 @@
-"""Value, list and map state with a time to live, on top of `backend.ttl`.
+"""Value, list and map state with a time to live, on top of `backend.stores.ttl`.
 
 The state variables encode what the user stores; the TTL classes under them keep both indexes. Each call names its
 grouping key, since one function sees all keys of a shard.
@@ -25,15 +25,15 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from backend import named_store
-from backend.durations import Duration, milliseconds
 from backend.errors import ValueInvalid
 from backend.keys import decode
-from backend.named_store import NamedStore, check_name, encode_key
 from backend.rocks import RocksOptions
-from backend.standalone import StoreSet
-from backend.ttl import OneToManyTTLState, OneToOneTTLState, TTLState
-from backend.values import ValueCodec, describe_type
+from backend.stores import named
+from backend.stores.durations import Duration, milliseconds
+from backend.stores.named import NamedStore, check_name, encode_key
+from backend.stores.standalone import StoreSet
+from backend.stores.ttl import OneToManyTTLState, OneToOneTTLState, TTLState
+from backend.stores.values import ValueCodec, describe_type
 from backend.workspace import Workspace
 
 
@@ -145,7 +145,7 @@ class _StateVariable(NamedStore):
         self._ttl.work = work
 
     def _reclaim(self) -> None:
-        self.clear_expired_state_for_all_keys(named_store.RECLAIM_ROWS)
+        self.clear_expired_state_for_all_keys(named.RECLAIM_ROWS)
 
 
 class ValueState(_StateVariable):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from backend.durations import Duration, milliseconds
-from backend.named_store import StreamClock, check_name
-from backend.values import ValueCodec, describe_type
+from backend.stores.durations import Duration, milliseconds
+from backend.stores.named import StreamClock, check_name
+from backend.stores.values import ValueCodec, describe_type
 
 if TYPE_CHECKING:
-    from backend.window_store import WindowStore
+    from backend.stores.window_store import WindowStore
     from backend.workspace import Workspace
 
 
@@ -101,7 +101,7 @@ size=[2000], retention=[1000]
 
     def bind(self, work: Workspace, region: int, time_ms: int) -> WindowStore:
         """Give the store over one attempt's workspace; its time is that of its own puts."""
-        from backend.window_store import WindowStore
+        from backend.stores.window_store import WindowStore
 
         return WindowStore(work, region, self)
 

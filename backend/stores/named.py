@@ -32,11 +32,11 @@ from backend import keys as key_codec
 from backend.batch import MAX_TIME, MIN_TIME, NO_TIME
 from backend.errors import KeyInvalid, ManifestMismatch, StateCorrupted, StoreClosed, UnknownFormat
 from backend.store import MAX_KEY_BYTES
-from backend.values import ValueCodec
+from backend.stores.values import ValueCodec
 from backend.workspace import Workspace
 
 if TYPE_CHECKING:
-    from backend.standalone import StoreSet
+    from backend.stores.standalone import StoreSet
 
 FORMAT = 1
 """Version of the layouts of all named stores; a store's own layout is described in its module."""

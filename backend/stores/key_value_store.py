@@ -1,6 +1,6 @@
 """A plain key-value store: nothing expires, keys are in order.
 
-Layout of the rows behind region byte and sub-byte BY_KEY (see `backend.named_store`)::
+Layout of the rows behind region byte and sub-byte BY_KEY (see `backend.stores.named`)::
 
     | key | -> value
 
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 from backend.keys import decode
-from backend.named_store import NamedStore, check_name, encode_key
 from backend.rocks import RocksOptions
-from backend.standalone import StoreSet
-from backend.values import ValueCodec, describe_type
+from backend.stores.named import NamedStore, check_name, encode_key
+from backend.stores.standalone import StoreSet
+from backend.stores.values import ValueCodec, describe_type
 from backend.workspace import Workspace
 
 _BEYOND = b"\xff"  # no encoded key starts with it

@@ -1,8 +1,8 @@
 """KIP-428's in-memory window store: an ordered map of segments of 1 ms, each an ordered map of keys.
 
-The same rules, rows and order as `backend.window_store.WindowStore`, without a disk under it: what has expired is
-removed before each action, as soon as possible. Keys and values are kept as bytes, so nothing that a caller does with
-an object afterwards reaches into the store or into a snapshot.
+The same rules, rows and order as `window_store.WindowStore`, without a disk under it: what has expired is removed
+before each action, as soon as possible. Keys and values are kept as bytes, so nothing that a caller does with an object
+afterwards reaches into the store or into a snapshot.
 
 >>> store = in_memory_window_store("visits", 600, 100, 200)
 >>> store.put("anna", 1, 0), store.put("anna", 2, 400), store.put("bert", 3, 200)
@@ -18,12 +18,12 @@ from typing import Any, Self
 
 from sortedcontainers import SortedDict
 
-from backend.durations import Duration
 from backend.errors import StoreClosed
 from backend.keys import decode
-from backend.named_store import TIME_BYTES, encode_key, event_time, time_bytes
-from backend.values import ValueCodec
-from backend.window_options import Windowed, WindowOptions, admit
+from backend.stores.durations import Duration
+from backend.stores.named import TIME_BYTES, encode_key, event_time, time_bytes
+from backend.stores.values import ValueCodec
+from backend.stores.window_options import Windowed, WindowOptions, admit
 
 _BEYOND = b"\xff"  # greater than every sequence, and no encoded key starts with it
 

@@ -1,6 +1,6 @@
 """`WindowStore` (KIP-428), persistent: key and window start to value, for as long as the retention says.
 
-Layout of the rows behind region byte and sub-byte (see `backend.named_store`), segments of 1 ms as the KIP has them::
+Layout of the rows behind region byte and sub-byte (see `backend.stores.named`), segments of 1 ms as the KIP has them::
 
     BY_TIME   | start, 8 bytes | key             | sequence, 8 bytes (retain_duplicates) | -> value
     BY_KEY    | key            | start, 8 bytes  | sequence, 8 bytes (retain_duplicates) | -> empty
@@ -38,14 +38,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from backend import named_store
-from backend.durations import Duration
 from backend.keys import decode
-from backend.memory_window_store import InMemoryWindowStore, in_memory_window_store
-from backend.named_store import TIME_BYTES, NamedStore, encode_key, event_time, time_bytes, time_of
 from backend.rocks import RocksOptions
-from backend.standalone import StoreSet
-from backend.window_options import Windowed, WindowOptions, admit
+from backend.stores import named
+from backend.stores.durations import Duration
+from backend.stores.memory_window_store import InMemoryWindowStore, in_memory_window_store
+from backend.stores.named import TIME_BYTES, NamedStore, encode_key, event_time, time_bytes, time_of
+from backend.stores.standalone import StoreSet
+from backend.stores.window_options import Windowed, WindowOptions, admit
 from backend.workspace import Workspace
 
 __all__ = ["InMemoryWindowStore", "WindowOptions", "WindowStore", "Windowed", "in_memory_window_store"]
@@ -241,7 +241,7 @@ class WindowStore(NamedStore):
         bound = self._by_time + time_bytes(self._clock.floor)
         scan = work.scan(self._by_time, bound)
         index = []
-        for row, _ in islice(scan, named_store.RECLAIM_ROWS):
+        for row, _ in islice(scan, named.RECLAIM_ROWS):
             sequence = b"" if until is None else row[until:]
             index.append(self._by_key + row[_KEY_AT:until] + row[_ROWS_AT:_KEY_AT] + sequence)
         beyond = next(scan, None)
