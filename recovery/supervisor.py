@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import RestoreFailed, RewindError, code_in, kind_of
+from recovery.housekeeping import Housekeeping
 from recovery.listener import RestoreListener
+from recovery.pointer import Commit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +47,7 @@ class QueryPlan:
         restore: Restores the shards that need it, told why; returns how many.
         drain: Asks the next micro-batch to drain.
         targets: (topic, partition) -> offset at which a bounded run ends, per source; None for a run without end.
-        maintain: Called after commits, with the committed version: prunes, writes nothing that a commit needs.
+        housekeeping: Prunes behind commits.
         shards: Number of shards.
         listeners: Told of restores.
     """
@@ -56,7 +58,7 @@ class QueryPlan:
     publish: Callable[[DataFrame, int], list[dict[str, Any]]]
     restore: Callable[[str], int]
     drain: Callable[[], None]
-    maintain: Callable[[int], None]
+    housekeeping: Housekeeping
     shards: int
     targets: tuple[Mapping[tuple[str, int], int], ...] | None = None
     listeners: tuple[RestoreListener, ...] = ()
@@ -157,6 +159,8 @@ class RewindQuery:
             progress.rows += int(metrics.get("rows", 0))
             progress.results += int(shard.get("results", 0))
             progress.errors += int(shard.get("errors", 0))
+            if "commit" in metrics:
+                self._plan.housekeeping.made(int(shard["shard"]), Commit.of_name(metrics["commit"]))
             if metrics.get("drained", -1) == version:
                 self._drained[int(shard["shard"])] = version
         progress.last = shards
@@ -198,7 +202,7 @@ class RewindQuery:
         while query.isActive:
             committed = _committed(query)
             if committed > maintained:
-                self._plan.maintain(committed)
+                self._plan.housekeeping.maintain(committed)
                 maintained = committed
             if self._plan.targets is not None and self._reached_end(query, committed):
                 self._stopping.set()

@@ -164,6 +164,6 @@ def _output(shard: int, version: int, done: Done, bad: pa.Table) -> pd.DataFrame
             "version": pd.Series([version], dtype="int64"),
             "results": pd.Series([to_ipc(results) if results.num_rows else None], dtype=object),
             "errors": pd.Series([to_ipc(errors) if errors.num_rows else None], dtype=object),
-            "metrics": pd.Series([json.dumps(done.metrics)], dtype=object),
+            "metrics": pd.Series([json.dumps({**done.metrics, "commit": done.pointer.commit.name})], dtype=object),
         }
     )

@@ -21,8 +21,10 @@ from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
 from backend.spark.routing import grouping_values
 from backend.spark.settings import settings
+from recovery.changelog import open_changelog
 from recovery.files import open_files
-from recovery.jobs import shard_job
+from recovery.housekeeping import Housekeeping
+from recovery.jobs import shard_job, snapshots
 from recovery.manifest import Manifest, read_manifest, settle
 from recovery.replay import restore_shards
 from recovery.supervisor import QueryPlan, RewindQuery
@@ -87,6 +89,7 @@ class StartOptions:
 
 def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, options: StartOptions) -> RewindQuery:
     """Start a pipeline; see `Pipeline.start`."""
+    check_session(spark)
     used = _spark_has_committed(checkpoint)
     stored = read_manifest(checkpoint)
     job = build_job(pipeline, spark, options, grouping=stored.grouping if stored is not None else None)
@@ -130,7 +133,11 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
                 spark, job, checkpoint, make, why, options.listeners, options.arrow_rows
             ),
             drain=lambda: ask_to_drain(checkpoint),
-            maintain=lambda committed: None,
+            housekeeping=Housekeeping(
+                lambda: open_changelog(changelog_uri),
+                snapshots(checkpoint),
+                int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100")),
+            ),
             shards=job.shards,
             targets=targets,
             listeners=options.listeners,
@@ -214,6 +221,19 @@ def _spark_has_committed(checkpoint: str) -> bool:
             " spark.sql.streaming.stateStore.checkpointFormatVersion=2",
         )
     return True
+
+
+def check_session(spark: SparkSession) -> None:
+    """Refuse settings of the session under which the guarantee does not hold.
+
+    Raises:
+        ValueError: Names the setting, its value, and what is allowed.
+    """
+    if str(spark.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true":
+        raise ValueError(
+            "spark.speculation='true': two attempts of one micro-batch would run on different executors, and only"
+            " one of them keeps the local state: allowed is 'false'"
+        )
 
 
 def _session(spark: SparkSession) -> dict[str, Any]:
