@@ -29,7 +29,7 @@ def in_order(batch: tuple[Message, ...]) -> list[Message]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@share(0.4)
+@share(0.3)
 @given(st.data())
 def test_cuts_and_replays_change_nothing_with_one_partition(kind, data):
     spec = KINDS[kind]
@@ -46,7 +46,7 @@ def test_cuts_and_replays_change_nothing_with_one_partition(kind, data):
 # Not sessions: whether a very late message finds a retained session to join depends on what the other source partitions
 # have brought by then.
 @pytest.mark.parametrize("kind", ["tumbling", "hopping", "sliding"])
-@share(0.4)
+@share(0.3)
 @given(st.data())
 def test_cuts_change_neither_errors_nor_last_values_with_several_partitions(kind, data):
     spec = KINDS[kind]
