@@ -11,12 +11,13 @@ emission of each closed window is compared as well, and every row of the errors.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _MESSAGES = """
 SELECT partition, offset, origin, delay, t, t - pmod(t, {size}) AS start, t - pmod(t, {size}) + {size} AS stop,
@@ -68,18 +69,30 @@ SELECT coalesce(e.origin, g.origin) AS origin, timestamp_millis(coalesce(e.start
 FROM {expected} e FULL OUTER JOIN {given} g ON e.origin = g.origin AND e.start = g.start
 """
 
-_EXPECTED_ERRORS = """
-SELECT partition, offset, 'out_of_retention' AS reason FROM fates WHERE fate = 'too late'
-UNION ALL
-SELECT a.partition, a.offset, 'malformed' AS reason FROM archive a
-LEFT ANTI JOIN messages m ON a.partition = m.partition AND a.offset = m.offset
+_ERRORS = """
+SELECT coalesce(e.partition, g.partition) AS partition, coalesce(e.offset, g.offset) AS offset,
+       e.reason AS expected, g.reason AS given, e.reason <=> g.reason AS equal
+FROM (SELECT a.partition, a.offset, if(f.fate = 'too late', 'out_of_retention', 'malformed') AS reason
+      FROM archive a LEFT JOIN fates f ON a.partition = f.partition AND a.offset = f.offset
+      WHERE f.fate IS NULL OR f.fate = 'too late') e
+FULL OUTER JOIN errors g ON e.partition = g.partition AND e.offset = g.offset
 """
 
+_PARTS = ("windows", "full", "errors")
 
-_TWICE = """
-SELECT (SELECT count(*) FROM (SELECT 1 FROM emitted GROUP BY origin, start, revision HAVING count(*) > 1))
-     + (SELECT count(*) FROM (SELECT 1 FROM errors GROUP BY partition, offset HAVING count(*) > 1))
+# one query for all counts: planning and starting jobs would cost more than the work
+_COUNTS = (
+    "".join(
+        f"SELECT '{part}' AS name, count(*) AS total, count_if(equal) AS equal FROM compared_{part} UNION ALL "
+        for part in _PARTS
+    )
+    + """
+SELECT fate, count(*), 0 FROM fates GROUP BY fate UNION ALL
+SELECT 'messages', count(*), 0 FROM archive UNION ALL
+SELECT 'twice', count(*), 0 FROM (SELECT 1 FROM emitted GROUP BY origin, start, revision HAVING count(*) > 1) UNION ALL
+SELECT 'twice', count(*), 0 FROM (SELECT 1 FROM errors GROUP BY partition, offset HAVING count(*) > 1)
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +152,8 @@ def prove(spark: SparkSession, archive: Path, results: Path, errors: Path, *, si
         size_ms: Size of the tumbling windows.
         retention_ms: Their retention.
     """
-    spark.read.parquet(str(archive)).createOrReplaceTempView("archive")
-    spark.read.parquet(str(results)).createOrReplaceTempView("results")
-    spark.read.parquet(str(errors)).createOrReplaceTempView("errors")
+    for name, path in (("archive", archive), ("results", results), ("errors", errors)):
+        spark.read.parquet(str(path)).createOrReplaceTempView(name)
     _view(spark, "messages", _MESSAGES.format(size=size_ms))
     _view(spark, "fates", _FATES.format(retention=retention_ms)).cache()
     _view(spark, "emitted", _EMITTED).cache()
@@ -149,21 +161,28 @@ def prove(spark: SparkSession, archive: Path, results: Path, errors: Path, *, si
     _view(spark, "expected_full", _FULL)
     _view(spark, "given_last", _EMITTED_LAST)
     _view(spark, "given_full", "SELECT * FROM emitted WHERE reason = 'full'")
-    fates = {row.fate: row.n for row in spark.sql("SELECT fate, count(*) AS n FROM fates GROUP BY fate").collect()}
-    total = spark.table("archive").count()
-    proof = Proof(
-        messages=total,
-        on_time=fates.get("on time", 0),
-        late=fates.get("late", 0),
-        too_late=fates.get("too late", 0),
-        malformed=total - sum(fates.values()),
-        windows=_compared(spark, "expected_last", "given_last"),
-        full=_compared(spark, "expected_full", "given_full"),
-        errors=_errors(spark),
-        duplicates=int(spark.sql(_TWICE).collect()[0][0]),
-    )
+    _view(spark, "compared_windows", _COMPARED.format(expected="expected_last", given="given_last"))
+    _view(spark, "compared_full", _COMPARED.format(expected="expected_full", given="given_full"))
+    _view(spark, "compared_errors", _ERRORS)
+    totals: Counter[str] = Counter()
+    equals: Counter[str] = Counter()
+    for row in spark.sql(_COUNTS).collect():
+        totals[row.name] += row.total
+        equals[row.name] += row.equal
+    parts = {part: Comparison(equals[part], totals[part], _samples(spark, part, equals, totals)) for part in _PARTS}
     spark.catalog.clearCache()
-    return proof
+    parsed = totals["on time"] + totals["late"] + totals["too late"]
+    return Proof(
+        messages=totals["messages"],
+        on_time=totals["on time"],
+        late=totals["late"],
+        too_late=totals["too late"],
+        malformed=totals["messages"] - parsed,
+        windows=parts["windows"],
+        full=parts["full"],
+        errors=parts["errors"],
+        duplicates=totals["twice"],
+    )
 
 
 def _view(spark: SparkSession, name: str, query: str) -> DataFrame:
@@ -172,27 +191,8 @@ def _view(spark: SparkSession, name: str, query: str) -> DataFrame:
     return frame
 
 
-def _compared(spark: SparkSession, expected: str, given: str) -> Comparison:
-    _view(spark, "compared", _COMPARED.format(expected=expected, given=given)).cache()
-    return _outcome(spark, "compared", "equal")
-
-
-def _errors(spark: SparkSession) -> Comparison:
-    _view(spark, "expected_errors", _EXPECTED_ERRORS)
-    _view(
-        spark,
-        "compared_errors",
-        """SELECT coalesce(e.partition, g.partition) AS partition, coalesce(e.offset, g.offset) AS offset,
-                  e.reason AS expected, g.reason AS given, e.reason <=> g.reason AS equal
-           FROM expected_errors e FULL OUTER JOIN errors g ON e.partition = g.partition AND e.offset = g.offset""",
-    ).cache()
-    return _outcome(spark, "compared_errors", "equal")
-
-
-def _outcome(spark: SparkSession, view: str, column: str) -> Comparison:
-    counts: Row = spark.sql(f"SELECT count(*) AS total, count_if({column}) AS equal FROM {view}").collect()[0]
-    samples = ()
-    if counts.equal < counts.total:
-        rows = spark.sql(f"SELECT * FROM {view} WHERE NOT {column} ORDER BY 1, 2 LIMIT 5").collect()
-        samples = tuple(", ".join(f"{name}={value}" for name, value in row.asDict().items()) for row in rows)
-    return Comparison(counts.equal, counts.total, samples)
+def _samples(spark: SparkSession, part: str, equals: Counter[str], totals: Counter[str]) -> tuple[str, ...]:
+    if equals[part] == totals[part]:
+        return ()
+    rows = spark.sql(f"SELECT * FROM compared_{part} WHERE NOT equal ORDER BY 1, 2 LIMIT 5").collect()
+    return tuple(", ".join(f"{name}={value}" for name, value in row.asDict().items()) for row in rows)

@@ -40,6 +40,7 @@ def session(name: str, scratch: Path) -> SparkSession:
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.adaptive.enabled", "false")  # small data: re-planning costs more than it saves
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.local.dir", str(scratch / "spark"))
         .getOrCreate()

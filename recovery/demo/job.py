@@ -1,0 +1,137 @@
+"""The demo's job, a process of its own: started, killed, and started again by `recovery.demo.run`.
+
+What happens is told on standard output, one JSON object per line: `started`, `micro_batch`, `restoring`, `restored`,
+`ended`, `failed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backend import archive, count, max_, mean, median, stream, tumbling
+from recovery.demo.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from backend.batch import SourcePartition
+    from backend.sources import OffsetRange, TopicPartition
+    from backend.sources.archive import ArchiveSource
+    from recovery.listener import Restoring
+    from recovery.supervisor import RewindQuery
+
+RETENTION = "6 hours"
+VALUE = "origin string, delay double, scheduled timestamp"
+LOCAL, CHECKPOINT, RESULTS, ERRORS, ARCHIVE = "local", "checkpoint", "windows", "errors", "departures"
+"""Directories below the demo's output directory."""
+
+
+def start(spark: SparkSession, out: Path, *, offsets: int, break_restore: bool = False) -> RewindQuery:
+    """Start the job: departures per airport and hour, from the archive to its end."""
+    departures: Any = archive(out / ARCHIVE, value=VALUE, max_offsets_per_batch=offsets)
+    if break_restore:
+        departures = Forgetful(departures)
+    return (
+        stream(departures, event_time="scheduled", key="origin")
+        .window(tumbling("1 hour"), retention=RETENTION)
+        .aggregate(flights=count(), mean=mean("delay"), worst=max_("delay"), typical=median("delay"))
+        .start(
+            spark,
+            checkpoint=out / CHECKPOINT,
+            results=out / RESULTS,
+            errors=out / ERRORS,
+            local_dir=out / LOCAL,
+            route="partition",
+            trigger="0 seconds",
+            until="end",
+            listeners=(Teller(),),
+        )
+    )
+
+
+class Teller:
+    """A restore listener that tells the parent process."""
+
+    def start(self, restoring: Restoring) -> None:
+        """Tell that a shard is being restored, and how."""
+        ranges = [[*key, *span] for key, span in sorted(restoring.ranges.items())]
+        tell("restoring", shard=restoring.shard, how=restoring.how, why=restoring.why, ranges=ranges)
+
+    def batch(self, restoring: Restoring, end: Mapping[SourcePartition, int], records: int, length: int) -> None:
+        """Leave the details out."""
+
+    def suspended(self, restoring: Restoring, why: str) -> None:
+        """Tell that it did not work."""
+        tell("suspended", shard=restoring.shard, why=why)
+
+    def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
+        """Tell the totals."""
+        tell("restored", shard=restoring.shard, how=restoring.how, records=records, bytes=length, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class Forgetful:
+    """An archive that leaves out one message when it is replayed: the demo must then fail."""
+
+    source: ArchiveSource
+
+    def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
+        """Leave out the last message before the end of a range that parses."""
+        rows = self.source.batch(spark, ranges)
+        good = rows.where("malformed is null")
+        last = good.selectExpr("max_by(struct(partition, offset), offset) as last").collect()[0].last
+        return rows.where(f"not (partition = {last.partition} and offset = {last.offset})")
+
+    def __getattr__(self, name: str) -> Any:
+        """Be the archive in everything else."""
+        return getattr(self.source, name)
+
+
+def tell(event: str, **details: object) -> None:
+    """Write one event."""
+    print(json.dumps({"event": event, **details}), flush=True)
+
+
+def follow(query: RewindQuery) -> None:
+    """Tell of each micro-batch until the query ends."""
+    told = -1
+    ended = False
+    while not ended:
+        ended = query.await_termination(0.1)
+        progress = query.progress
+        if progress.version > told:
+            told = progress.version
+            tell("micro_batch", version=told, rows=progress.rows, results=progress.results, errors=progress.errors)
+
+
+def main() -> int:
+    """Run the job to the end of the archive."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--offsets", type=int, required=True)
+    parser.add_argument("--break-restore", action="store_true")
+    options = parser.parse_args()
+    began = time.monotonic()
+    spark = session("rewind-demo", options.out / "scratch")
+    try:
+        query = start(spark, options.out, offsets=options.offsets, break_restore=options.break_restore)
+        tell("started", seconds=time.monotonic() - began)
+        follow(query)
+        tell("ended", micro_batches=query.progress.version + 1, restores=query.progress.restores)
+    except Exception as error:  # told to the parent, which shows it and fails
+        tell("failed", error=str(error))
+        return 1
+    finally:
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
