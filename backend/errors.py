@@ -108,6 +108,10 @@ class ChangelogDamaged(RewindError):
     """A changelog file or record is missing, truncated, or does not match its checksum."""
 
 
+class ChangelogUnavailable(RewindError):
+    """The changelog cannot be reached or written now; what is in it is not in doubt."""
+
+
 class PointerDamaged(RewindError):
     """The pointer in Spark's state cannot be decoded."""
 

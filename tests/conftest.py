@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytest_plugins = ["recovery.testing"]
+pytest.register_assert_rewrite("tests.contracts")
 
 # Hypothesis: moderate in `make test`; HYPOTHESIS_PROFILE=nightly hunts.
 _QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)

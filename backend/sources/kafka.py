@@ -108,6 +108,19 @@ class KafkaSource:
         """
         return offsets(self.settings, self.topics, committed_only=self.isolation == "read_committed")
 
+    def fields(self) -> StructType:
+        """Give the schema of the column `fields`; needs an active Spark session."""
+        from pyspark.sql.types import StructType, _parse_datatype_string
+
+        extra = StructType()
+        for name, kind in [*_ddl(self.key), *self.headers.items()]:
+            extra = extra.add(name, _parse_datatype_string(kind))
+        parsed = self.value.fields()
+        twice = {*parsed.names} & {*extra.names} or {name for name in extra.names if extra.names.count(name) > 1}
+        if twice:
+            raise ValueError(f"field {min(twice)!r}: is given twice by value, key and headers")
+        return StructType([*parsed.fields, *extra.fields])
+
     def identities(self) -> dict[str, TopicIdentity]:
         """Give each topic's id and number of partitions, for `kafka_admin.compare`.
 
@@ -145,16 +158,9 @@ class KafkaSource:
         """Parse the values; the key and the headers that were asked for become fields too."""
         from pyspark.sql import functions as f
 
-        extra = []
-        for name, kind in _ddl(self.key):
-            extra.append(_typed(f.col("key"), kind).alias(name))
-        for name, kind in self.headers.items():
-            extra.append(_typed(_last_header(name), kind).alias(name))
-        taken = set(self.value.fields().names)
-        for name in [name for name, _ in _ddl(self.key)] + list(self.headers):
-            if name in taken:
-                raise ValueError(f"field {name!r}: is given twice by value, key and headers")
-            taken.add(name)
+        self.fields()  # checks the names
+        extra = [_typed(f.col("key"), kind).alias(name) for name, kind in _ddl(self.key)]
+        extra += [_typed(_last_header(name), kind).alias(name) for name, kind in self.headers.items()]
         return parse(rows, self.value, extra)
 
 

@@ -106,6 +106,7 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     prepare_control(checkpoint)
     local_dir = Path(options.local_dir) if options.local_dir is not None else Path(tempfile.gettempdir()) / "rewind"
     changelog_uri = options.changelog or f"{checkpoint.rstrip('/')}/{CHANGELOG_DIRECTORY}"
+    open_changelog(changelog_uri).prepare(job.shards)
     make = partial(shard_job, local_dir, checkpoint, changelog_uri, job.operator, job.message_fields, options.retain)
     plan = ProcessorPlan({value: shard for shard, value in enumerate(job.grouping)}, make)
 

@@ -65,6 +65,9 @@ class FileChangelog:
         self._min_base_bytes = min_base_bytes
         self._grown: dict[int, _Grown] = {}
 
+    def prepare(self, shards: int) -> None:
+        """Do nothing: directories are made at the first write."""
+
     def append(self, record: CommitRecord, changes: Changes) -> str:
         """Publish a commit's delta."""
         name = _name(record.shard, record.commit, Kind.DELTA)

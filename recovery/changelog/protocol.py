@@ -70,6 +70,13 @@ class Entry:
 class Changelog(Protocol):
     """A log with bases, one lineage of records per shard."""
 
+    def prepare(self, shards: int) -> None:
+        """Make, or check, the place for so many shards; the driver calls it before a query starts.
+
+        Raises:
+            ValueError: The place is there and not fit for a changelog.
+        """
+
     def append(self, record: CommitRecord, changes: Changes) -> str:
         """Append a commit's delta; durable on return. Give its location, for the pointer."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -73,6 +74,9 @@ class Topics:
         new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
         self._admin().create_topics([new])[topic].result(WAIT_S)
         self._names.append(topic)
+        deadline = time.monotonic() + WAIT_S
+        while len(self._partitions(topic)) < partitions and time.monotonic() < deadline:
+            time.sleep(0.05)
         return topic
 
     def grow(self, topic: str, partitions: int) -> None:
@@ -156,6 +160,11 @@ class Topics:
         elif transaction == "abort":
             producer.abort_transaction(WAIT_S)
         return count
+
+    def _partitions(self, topic: str) -> dict[int, Any]:
+        """Give the partitions that the broker tells of: none for a while after a topic was made."""
+        found = self._admin().list_topics(topic, timeout=WAIT_S).topics[topic].partitions
+        return {number: about for number, about in found.items() if about.leader >= 0}
 
     def _admin(self) -> Any:
         from confluent_kafka.admin import AdminClient

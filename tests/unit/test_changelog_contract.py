@@ -1,237 +1,27 @@
-"""The contract of a changelog, run over every implementation of it."""
+"""The contract of a changelog over files: on a local path, and on another fsspec filesystem."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from backend.batch import Position
-from backend.store import Changes
-from recovery.changelog import Changelog, FileChangelog, History
-from recovery.changelog.records import Kind
-from recovery.pointer import Commit, CommitRecord
-
-Make = Callable[[], Changelog]
+from recovery.changelog import Changelog, FileChangelog
+from tests.contracts.changelog import ChangelogContract, Make
 
 
-@pytest.fixture(params=["local", "memory"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    base = str(tmp_path / "log") if request.param == "local" else f"memory://{uuid.uuid4().hex}/log"
-    made: list[Changelog] = []
+class TestFileChangelog(ChangelogContract):
+    @pytest.fixture(params=["local", "memory"])
+    def make(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+        base = str(tmp_path / "log") if request.param == "local" else f"memory://{uuid.uuid4().hex}/log"
+        made: list[Changelog] = []
 
-    def build() -> Changelog:
-        made.append(FileChangelog(base, max_deltas=4, min_base_bytes=10_000))
-        return made[-1]
+        def build() -> Changelog:
+            made.append(FileChangelog(base, max_deltas=4, min_base_bytes=10_000))
+            return made[-1]
 
-    yield build
-    for log in made:
-        log.close()
-
-
-def commit(version: int, mark: str = "a") -> Commit:
-    return Commit(version, f"{mark * 32}")
-
-
-def record(
-    version: int,
-    parent: Commit | None = None,
-    *,
-    mark: str = "a",
-    shard: int = 0,
-    bounds: dict[int, bytes] | None = None,
-    ancestors: list[Commit] | None = None,
-) -> CommitRecord:
-    return CommitRecord(
-        shard=shard,
-        commit=commit(version, mark),
-        parent=parent,
-        ancestors=ancestors if ancestors is not None else ([parent] if parent else []),
-        time_ms=1_000 + version,
-        positions=[(0, 0, Position(version * 10, version, 7))],
-        bounds=bounds or {},
-        replay_from=[(0, 0, version)],
-        rejected=[(0, 0, 3)],
-        message_count=version,
-        message_digest=2**63 + version,
-    )
-
-
-def changes(rows: dict[bytes, bytes | None]) -> Changes:
-    keys = sorted(rows)
-    return Changes(keys, [rows[key] for key in keys])
-
-
-def as_dict(history: History) -> dict[bytes, bytes]:
-    return dict(zip(history.keys.to_pylist(), history.values.to_pylist(), strict=True))
-
-
-def test_last_value_per_key_wins_and_deletes_delete(make: Make) -> None:
-    log = make()
-    log.append(record(0), changes({b"\x03a": b"1", b"\x03b": b"1", b"\x04c": b""}))
-    log.append(record(1, commit(0)), changes({b"\x03a": None, b"\x03b": b"2", b"\x40z": b"\x00"}))
-    history = make().read(0, commit(1))
-    assert as_dict(history) == {b"\x03b": b"2", b"\x04c": b"", b"\x40z": b"\x00"}
-    assert history.record == record(1, commit(0))
-    assert history.keys.to_pylist() == [b"\x03b", b"\x04c", b"\x40z"]
-    assert as_dict(make().read(0, commit(0))) == {b"\x03a": b"1", b"\x03b": b"1", b"\x04c": b""}
-
-
-def test_a_deleted_key_can_come_back(make: Make) -> None:
-    log = make()
-    log.append(record(0), changes({b"\x03a": b"1"}))
-    log.append(record(1, commit(0)), changes({b"\x03a": None}))
-    log.append(record(2, commit(1)), changes({b"\x03a": b"3"}))
-    assert as_dict(log.read(0, commit(1))) == {}
-    assert as_dict(log.read(0, commit(2))) == {b"\x03a": b"3"}
-
-
-def test_orphans_do_not_count(make: Make) -> None:
-    log = make()
-    log.append(record(0), changes({b"\x03a": b"1"}))
-    log.append(record(1, commit(0), mark="b"), changes({b"\x03a": b"orphan", b"\x03x": b"orphan"}))
-    log.append(record(1, commit(0)), changes({b"\x03b": b"2"}))
-    log.append(record(2, commit(1, "b"), mark="b"), changes({b"\x03y": b"orphan"}))
-    assert as_dict(log.read(0, commit(1))) == {b"\x03a": b"1", b"\x03b": b"2"}
-
-
-def test_messages_and_the_commit_row_stay_out(make: Make) -> None:
-    log = make()
-    rows = {b"\x00commit": b"row", b"\x01m": b"message", b"\x02i": b"", b"\x03w": b"window", b"\xfeu": b"user"}
-    log.append(record(0), changes(rows))
-    assert as_dict(log.read(0, commit(0))) == {b"\x03w": b"window", b"\xfeu": b"user"}
-    log.append(record(1, commit(0)), changes({b"\x01m": b"message"}))
-    log.append_base(record(1, commit(0)), sorted((key, value) for key, value in rows.items()))
-    assert as_dict(log.read(0, commit(1))) == {b"\x03w": b"window", b"\xfeu": b"user"}
-
-
-def test_bounds_hide_what_is_below_in_their_region_only(make: Make) -> None:
-    log = make()
-    log.append(record(0), changes({b"\x03" + bytes([i]): b"v" for i in range(4)} | {b"\x04\x00": b"kept"}))
-    log.append(record(1, commit(0), bounds={3: b"\x03\x02"}), changes({b"\x40a": b"1"}))
-    assert as_dict(log.read(0, commit(1))) == {
-        b"\x03\x02": b"v",  # the bound itself is not below the bound
-        b"\x03\x03": b"v",
-        b"\x04\x00": b"kept",
-        b"\x40a": b"1",
-    }
-
-
-def test_a_base_ends_the_walk(make: Make) -> None:
-    log = make()
-    log.append(record(0), changes({b"\x03a": b"1"}))
-    log.append(record(1, commit(0)), changes({b"\x03b": b"2"}))
-    log.append_base(record(1, commit(0)), [(b"\x03a", b"1"), (b"\x03b", b"2")])
-    log.append(record(2, commit(1)), changes({b"\x03a": None}))
-    log.prune(0, [commit(2)])
-    assert as_dict(log.read(0, commit(2))) == {b"\x03b": b"2"}
-    assert [(entry.kind, entry.commit.version) for entry in log.entries(0)] == [(Kind.BASE, 1), (Kind.DELTA, 2)]
-
-
-def test_an_empty_micro_batch_is_a_record_too(make: Make) -> None:
-    log = make()
-    log.append(record(0), changes({b"\x03a": b"1"}))
-    location = log.append(record(1, commit(0)), changes({}))
-    assert location
-    history = log.read(0, commit(1))
-    assert as_dict(history) == {b"\x03a": b"1"}
-    assert history.record.commit == commit(1)
-    empty = make()
-    empty.append(record(0, shard=5), changes({}))
-    assert empty.read(5, commit(0)).rows == 0
-
-
-def test_shards_are_apart(make: Make) -> None:
-    log = make()
-    log.append(record(0, shard=1), changes({b"\x03a": b"one"}))
-    log.append(record(0, shard=12), changes({b"\x03a": b"twelve"}))
-    assert as_dict(log.read(1, commit(0))) == {b"\x03a": b"one"}
-    assert as_dict(log.read(12, commit(0))) == {b"\x03a": b"twelve"}
-    assert list(log.shards()) == [1, 12]
-
-
-def test_the_same_delta_twice_is_one(make: Make) -> None:
-    log = make()
-    for _ in range(2):
-        log.append(record(0), changes({b"\x03a": b"1"}))
-    assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"1"}
-
-
-def test_prune_keeps_what_retained_commits_need(make: Make) -> None:
-    log = make()
-    ancestors: list[Commit] = []
-    state: dict[bytes, bytes] = {}
-    expected = {}
-    for version in range(12):
-        parent = ancestors[0] if ancestors else None
-        row = record(version, parent, ancestors=ancestors[:3])
-        key = b"\x03" + bytes([version % 5])
-        state[key] = str(version).encode()
-        log.append(row, changes({key: state[key]}))
-        log.append(record(version, parent, mark="f", ancestors=ancestors[:3]), changes({b"\x03orphan": b"x"}))
-        if version % 4 == 1:
-            log.append_base(row, sorted(state.items()))
-        expected[version] = dict(state)
-        ancestors.insert(0, row.commit)
-    keep = [commit(8), commit(11)]
-    told = log.prune(0, keep, dry_run=True)
-    assert as_dict(log.read(0, commit(0))) == expected[0], "a dry run deletes nothing"
-    assert log.prune(0, keep) == told
-    for version in (8, 9, 11):
-        assert as_dict(log.read(0, commit(version))) == expected[version]
-    left = {(entry.commit.version, entry.commit.uuid[0], entry.kind) for entry in log.entries(0)}
-    # the base of 5 and what follows it; orphans above the oldest retained version may still be in flight
-    want = {(5, "a", Kind.BASE), (9, "a", Kind.BASE)}
-    want |= {(version, "a", Kind.DELTA) for version in (6, 7, 8, 9, 10, 11)}
-    want |= {(version, "f", Kind.DELTA) for version in (9, 10, 11)}
-    assert left == want
-
-
-def test_prune_without_retained_commits_deletes_nothing(make: Make) -> None:
-    log = make()
-    log.append(record(0), changes({b"\x03a": b"1"}))
-    assert log.prune(0, []) == []
-    assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"1"}
-
-
-def test_a_base_is_wanted_after_enough_deltas(make: Make) -> None:
-    log = make()
-    parent = None
-    wanted = []
-    for version in range(5):
-        row = record(version, parent)
-        log.append(row, changes({b"\x03a": b"1"}))
-        parent = row.commit
-        wanted.append(make().wants_base(0, row.commit))
-    assert wanted == [False, False, False, True, True]
-    log.append_base(record(4, commit(3)), [(b"\x03a", b"1")])
-    assert not log.wants_base(0, commit(4))
-    assert not make().wants_base(0, commit(4))
-
-
-def test_a_base_is_wanted_when_deltas_outgrow_it(make: Make) -> None:
-    log = make()
-    noise = b"".join(uuid.uuid5(uuid.NAMESPACE_OID, str(i)).bytes for i in range(1000))  # 16 kB that do not compress
-    log.append(record(0), changes({b"\x03a": b"1"}))
-    log.append_base(record(0), [(b"\x03a", b"1")])
-    assert not log.wants_base(0, commit(0))
-    log.append(record(1, commit(0)), changes({b"\x03b": noise}))
-    assert log.wants_base(0, commit(1))
-
-
-def test_rows_of_a_base_must_rise(make: Make) -> None:
-    log = make()
-    with pytest.raises(ValueError, match="increasing"):
-        log.append_base(record(0), [(b"\x03b", b"1"), (b"\x03a", b"1")])
-    with pytest.raises(ValueError, match="increasing"):
-        log.append_base(record(0), [(b"\x03a", b"1"), (b"\x03a", b"2")])
-    assert list(log.entries(0)) == []
-
-
-def test_verify_of_a_sound_log_finds_nothing(make: Make) -> None:
-    log = make()
-    log.append(record(0), changes({b"\x03a": b"1"}))
-    log.append(record(1, commit(0)), changes({b"\x03a": b"2"}))
-    assert log.verify(0, commit(1)) == []
+        yield build
+        for log in made:
+            log.close()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from test_changelog_contract import as_dict, changes, commit, record
 
 from backend.errors import ChangelogDamaged, RewindError, UnknownFormat
 from recovery.changelog import FileChangelog
 from recovery.changelog.records import decode, encode_base, encode_delta
 from recovery.files import LocalFiles
+from tests.contracts.changelog import as_dict, changes, commit, record
 
 DELTA_1 = "0/00000000000000000001_" + "a" * 32 + ".delta"
 

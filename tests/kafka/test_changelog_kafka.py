@@ -1,0 +1,245 @@
+"""The contract of a changelog over a Kafka topic, and what only a topic can have in the way."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from backend.errors import ChangelogDamaged, ChangelogUnavailable
+from recovery.changelog import open_changelog
+from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey, Growth
+from recovery.changelog.kafka import KafkaChangelog
+from recovery.changelog.records import Kind, encode_delta
+from tests.contracts.changelog import ChangelogContract, Make, as_dict, changes, commit, record
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def topic(kafka_broker, kafka_topics) -> str:
+    name = kafka_topics.create(13, cleanup_policy="delete", retention_ms=-1, retention_bytes=-1)
+    return str(name)
+
+
+@pytest.fixture
+def make(kafka_broker, topic) -> Iterator[Make]:
+    made: list[KafkaChangelog] = []
+
+    def build() -> KafkaChangelog:
+        made.append(KafkaChangelog(kafka_broker.settings, topic, max_deltas=4, min_base_bytes=10_000))
+        return made[-1]
+
+    yield build
+    for log in made:
+        log.close()
+        log.close()
+
+
+class TestKafkaChangelog(ChangelogContract):
+    cuts_orphans = False
+
+
+def noise(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def offsets_of(settings, topic, partition) -> list[int]:
+    """Offsets of the messages that a reader of committed records is given."""
+    consumer = Consumer(
+        settings.for_client()
+        | {
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    found: list[int] = []
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for message in consumer.consume(100, 0.2):
+            if message.error() is not None:
+                consumer.close()
+                return found
+            found.append(message.offset())
+    raise AssertionError("no end of the partition")
+
+
+def test_the_topic_is_made_and_checked(kafka_broker, kafka_topics):
+    settings = kafka_broker.settings
+    name = kafka_topics.create(1) + "-log"
+    log = KafkaChangelog(settings, name)
+    log.prepare(3, replication=1)
+    log.prepare(2)  # there already, and large enough
+    with pytest.raises(ValueError, match=r"has 3 partitions; 4 are needed"):
+        log.prepare(4)
+    kafka_topics.delete(name)
+    compacted = kafka_topics.create(2, cleanup_policy="compact", retention_ms=-1)
+    with pytest.raises(ValueError, match=r"cleanup\.policy=compact"):
+        KafkaChangelog(settings, compacted).prepare(2)
+    short = kafka_topics.create(2)
+    with pytest.raises(ValueError, match=r"retention\.ms=604800000; a changelog needs retention\.ms=-1"):
+        KafkaChangelog(settings, short).prepare(2)
+
+
+def test_large_records_are_split_and_read_in_bulk(make):
+    log = make()
+    rows = {b"\x03" + bytes([i]): noise(700_000 + i) for i in range(6)}
+    log.append(record(0), changes(rows))
+    log.append_base(record(0), sorted(rows.items()))
+    assert as_dict(make().read(0, commit(0))) == rows
+    assert max(entry.length for entry in log.entries(0)) > 5 * CHUNK_BYTES
+
+
+def test_a_bound_on_kept_bytes_only_means_reading_again(kafka_broker, make, topic):
+    log = make()
+    log.append(record(0), changes({b"\x03a": noise(1_000_000)}))
+    log.append(record(1, commit(0)), changes({b"\x03b": noise(900_000)}))
+    small = KafkaChangelog(kafka_broker.settings, topic, cache_bytes=1)
+    assert as_dict(small.read(0, commit(1))) == {b"\x03a": noise(1_000_000), b"\x03b": noise(900_000)}
+    small.close()
+
+
+def test_aborted_half_written_and_foreign_messages_are_in_nobodys_way(kafka_broker, kafka_topics, make, topic):
+    settings = kafka_broker.settings
+    log = make()
+    log.append(record(0), changes({b"\x03a": b"1"}))
+    kafka_topics.produce(topic, ["not ours"])
+    key = ChunkKey(Kind.DELTA, commit(1, "b"), b"deadbeef", 0, False, Growth())
+    whole = ChunkKey(Kind.DELTA, commit(1, "b"), b"aborted!", 0, True, Growth())
+    writer = Producer(settings.for_client() | {"transactional.id": f"{topic}-somebody"})
+    writer.init_transactions(20)
+    writer.begin_transaction()
+    writer.produce(topic, b"half of a record", key.encode(), 0)
+    writer.produce(topic, encode_delta(record(1, commit(0), mark="b"), changes({b"\x03a": b"no"})), whole.encode(), 0)
+    writer.flush(20)
+    writer.abort_transaction(20)
+    log.append(record(1, commit(0)), changes({b"\x03b": b"2"}))
+    history = make().read(0, commit(1))
+    assert as_dict(history) == {b"\x03a": b"1", b"\x03b": b"2"}
+    told = make().verify(0, commit(1))
+    assert [type(error) for error in told] == [ChangelogDamaged]
+    assert "something else writes" in str(told[0])
+
+
+def test_an_open_transaction_of_a_dead_writer_hides_nothing(kafka_broker, make, topic):
+    writer = Producer(kafka_broker.settings.for_client() | {"transactional.id": f"{topic}-dead"})
+    writer.init_transactions(20)
+    writer.begin_transaction()
+    writer.produce(topic, b"x", b"k", 0)
+    writer.flush(20)  # never ended: readers of committed records stop here
+    log = make()
+    log.append(record(0), changes({b"\x03a": b"1"}))
+    assert as_dict(make().read(0, commit(0))) == {b"\x03a": b"1"}
+
+
+def test_two_workers_take_turns_and_the_lineage_decides(make):
+    one, two = make(), make()
+    one.append(record(0), changes({b"\x03a": b"1"}))
+    two.append(record(1, commit(0), mark="b"), changes({b"\x03a": b"zombie"}))
+    one.append(record(1, commit(0)), changes({b"\x03a": b"2"}))  # fenced by two, opened again
+    two.append(record(2, commit(1)), changes({b"\x03c": b"3"}))
+    assert as_dict(make().read(0, commit(2))) == {b"\x03a": b"2", b"\x03c": b"3"}
+
+
+def test_a_damaged_base_is_told_and_done_without(kafka_broker, make, topic):
+    log = make()
+    log.append(record(0), changes({b"\x03a": b"1"}))
+    log.append(record(1, commit(0)), changes({b"\x03b": b"2"}))
+    key = ChunkKey(Kind.BASE, commit(1), b"badbase!", 0, True, Growth())
+    data = bytearray(encode_delta(record(1, commit(0)), changes({b"\x03b": b"2"})))
+    data[6:7] = b"B"
+    producer = Producer(kafka_broker.settings.for_client())
+    producer.produce(topic, bytes(data), key.encode(), 0)
+    assert producer.flush(20) == 0
+    history = make().read(0, commit(1))
+    assert as_dict(history) == {b"\x03a": b"1", b"\x03b": b"2"}
+    assert len(history.notes) == 1
+    assert "checksum" in history.notes[0]
+
+
+def test_what_is_missing_is_named(make, topic):
+    log = make()
+    log.append(record(1, commit(0)), changes({b"\x03b": b"2"}))
+    with pytest.raises(ChangelogDamaged, match="missing") as caught:
+        make().read(0, commit(1))
+    assert f"{topic}-0" in str(caught.value)
+    assert commit(0).name in str(caught.value)
+    with pytest.raises(ChangelogDamaged):
+        make().read(5, commit(0))  # an empty partition
+    with pytest.raises(ChangelogDamaged, match="missing"):
+        log.prune(0, [commit(1)])
+
+
+def test_pruning_cuts_the_log_and_readers_before_and_after_go_on(kafka_broker, make, topic):
+    log, reader = make(), make()
+    parent = None
+    for version in range(8):
+        row = record(version, parent)
+        log.append(row, changes({b"\x03a": str(version).encode()}))
+        if version == 4:
+            log.append_base(row, [(b"\x03a", b"4")])
+        parent = row.commit
+    assert as_dict(reader.read(0, commit(2))) == {b"\x03a": b"2"}
+    before = offsets_of(kafka_broker.settings, topic, 0)
+    gone = log.prune(0, [commit(6), commit(7)])
+    assert len(gone) == 5  # the deltas of 0 to 4
+    assert offsets_of(kafka_broker.settings, topic, 0) == before[5:]
+    assert as_dict(reader.read(0, commit(7))) == {b"\x03a": b"7"}
+    with pytest.raises(ChangelogDamaged):
+        reader.read(0, commit(2))
+    assert as_dict(make().read(0, commit(6))) == {b"\x03a": b"6"}
+    log.append(record(8, commit(7)), changes({b"\x03b": b"8"}))
+    assert as_dict(log.read(0, commit(8))) == {b"\x03a": b"7", b"\x03b": b"8"}
+
+
+def test_it_travels_as_its_settings_and_opens_by_uri(kafka_broker, make, topic):
+    log = make()
+    log.append(record(0), changes({b"\x03a": b"1"}))
+    copy = pickle.loads(pickle.dumps(log))
+    assert as_dict(copy.read(0, commit(0))) == {b"\x03a": b"1"}
+    uri = f"kafka://{kafka_broker.settings.servers}/{topic}"
+    assert as_dict(open_changelog(uri).read(0, commit(0))) == {b"\x03a": b"1"}
+    assert open_changelog(uri) is open_changelog(uri)
+    open_changelog(uri).close()
+    with pytest.raises(ValueError, match="kafka://host"):
+        open_changelog("kafka://h:1")
+
+
+def test_a_broker_that_was_killed_loses_nothing_that_was_acknowledged(local_kafka_broker):
+    from recovery.testing.events import Topics
+
+    topics = Topics(local_kafka_broker.settings)
+    log = KafkaChangelog(local_kafka_broker.settings, topics.create(1) + "-log")
+    log.prepare(1, replication=1)
+    log.append(record(0), changes({b"\x03a": b"1"}))
+    local_kafka_broker.restart()
+    log.append(record(1, commit(0)), changes({b"\x03b": b"2"}))
+    assert as_dict(log.read(0, commit(1))) == {b"\x03a": b"1", b"\x03b": b"2"}
+    log.close()
+    topics.close()
+
+
+def test_no_broker_and_a_wrong_password_are_named_without_it(secured_kafka_broker):
+    settings = secured_kafka_broker.settings
+    log = KafkaChangelog(settings, "log")
+    log.prepare(1, replication=1)
+    log.append(record(0), changes({b"\x03a": b"1"}))
+    assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"1"}
+    assert settings.password not in repr(log)
+    wrong = KafkaChangelog(replace(settings, password="wr0ng-one"), "log")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("kafka_reader", "kafka_writer", "kafka_topic"):
+            patch.setattr(f"recovery.changelog.{module}.TIMEOUT_S", 3.0)
+        with pytest.raises(ChangelogUnavailable) as caught:
+            wrong.append(record(0), changes({}))
+    assert "wr0ng-one" not in str(caught.value)
+    log.close()
