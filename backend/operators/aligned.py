@@ -28,6 +28,7 @@ from backend.operators.arrivals import fold, place, started
 from backend.operators.facts import ALL_EPOCHS, Facts, Pairs
 from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
 from backend.operators.kept import Kept
+from backend.operators.newest import Newest
 from backend.operators.panes import Panes
 from backend.operators.partials import PartialStore, Stored, concat
 from backend.operators.results import Evaluator, Results
@@ -58,6 +59,7 @@ class Aligned:
         self.partials = PartialStore(self.grid, self.incremental)
         fields = [spec.schema.field(name) for name in spec.input_fields()]
         self.kept = Kept(fields) if spec.full else None
+        self.newest = Newest(spec.retention_messages, self.grid.last_ended)
         self.result_schema = spec.result_schema()
 
     def fold(self, turn: Turn) -> None:
@@ -84,11 +86,12 @@ class _Step:
         self.kind, self.turn, self.grid = kind, turn, kind.grid
         self.panes = Panes(kind.grid, turn.work)
         retention = kind.spec.retention_ms
-        self.gone_before = self._last_ended(turn.clock, retention)
+        self.gone, gone_before, gone_after = kind.newest.judge(turn)
+        self.gone_before = max(self._last_ended(turn.clock, retention), gone_before)
         self.progress = Progress(
             self._last_ended(turn.clock),
             self._last_ended(turn.clock_after),
-            self._last_ended(turn.clock_after, retention),
+            max(self._last_ended(turn.clock_after, retention), gone_after),
             turn.batch.time_ms,
             turn.batch.drain,
         )
@@ -106,7 +109,7 @@ class _Step:
     def run(self) -> None:
         """Take the steps."""
         kind, turn, progress = self.kind, self.turn, self.progress
-        self.placed = place(turn, self.grid, kind.spec.retention_ms, kind.group_keys)
+        self.placed = place(turn, self.grid, kind.spec.retention_ms, self.gone, kind.group_keys)
         self.arrived = fold(self.placed, turn.messages, kind.incremental)
         self.closing = self._windows(progress.closed_before + 1, progress.closed_after)
         self.open = self._windows(progress.closed_after + 1, None) if progress.drain else np.empty(0, np.int64)

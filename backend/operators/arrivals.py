@@ -71,9 +71,17 @@ def started(clock: int) -> int:
     return max(clock, _LOWEST)
 
 
-def place(turn: Turn, grid: Grid, retention_ms: int, group_keys: GroupKeys) -> Placed:
-    """Place the turn's messages; those that no window can take go to the errors."""
-    pane, skip, own = _judge(turn, grid, retention_ms)
+def place(turn: Turn, grid: Grid, retention_ms: int, gone: IntArray | None, group_keys: GroupKeys) -> Placed:
+    """Place the turn's messages; those that no window can take go to the errors.
+
+    Args:
+        turn: The messages.
+        grid: The windows.
+        retention_ms: Retention by time.
+        gone: Per message the last window that is out of retention by number of messages; None without limit.
+        group_keys: Encodes the group key.
+    """
+    pane, skip, own = _judge(turn, grid, retention_ms, gone)
     if turn.exact:
         clock, ends = own, _ends_passed(grid, pane, turn.clock, own)
         # the clock of one source partition never goes back: count the rows between the ends instead of comparing each
@@ -86,19 +94,24 @@ def place(turn: Turn, grid: Grid, retention_ms: int, group_keys: GroupKeys) -> P
     return Placed(pane, skip, epoch, clock, key, keys, ends)
 
 
-def _judge(turn: Turn, grid: Grid, retention_ms: int) -> tuple[IntArray, IntArray, IntArray]:
+def _judge(turn: Turn, grid: Grid, retention_ms: int, gone: IntArray | None) -> tuple[IntArray, IntArray, IntArray]:
     """Refuse what is out of retention; gives pane, skip and own clock of the rest."""
     own = np.maximum(numbers(turn.messages, BEFORE), turn.clock)
     pane = grid.pane_of(numbers(turn.messages, TIME))
     skip = np.zeros(len(pane), np.int64)
     first = grid.first_window(pane[:1] if len(pane) < 2 else np.array([pane.min()]))
-    if not len(pane) or grid.last_ended_at(started(int(own.max())) - retention_ms) < first[0]:
+    if not len(pane) or (gone is None and grid.last_ended_at(started(int(own.max())) - retention_ms) < first[0]):
         return pane, skip, own  # the usual case, without a division per row
     first, last = grid.first_window(pane), grid.last_window(pane)
     dead = grid.last_ended(np.maximum(own, _LOWEST) - retention_ms)
+    if gone is not None:
+        dead = np.maximum(dead, gone)
     skip = np.maximum(dead - first + 1, 0)
     refused = skip > last - first
-    turn.refuse(refused, "out_of_retention", f"every window of it ended {retention_ms} ms or more before stream time")
+    also = "" if gone is None else ", or more than the retained messages ago"
+    turn.refuse(
+        refused, "out_of_retention", f"every window of it ended {retention_ms} ms or more before stream time{also}"
+    )
     return (pane[~refused], skip[~refused], own[~refused]) if refused.any() else (pane, skip, own)
 
 

@@ -85,17 +85,14 @@ def delete(work: Workspace, rows: Revisions) -> None:
 
 def put(work: Workspace, rows: Revisions) -> None:
     """Write rows."""
+    if not len(rows):
+        return
     packed = np.zeros(len(rows), _ROW)
     packed["format"], packed["next"], packed["pending"] = FORMAT, rows.next, rows.pending
     packed["since"] = np.where(rows.pending, rows.since, 0)
     data, width = packed.tobytes(), _ROW.itemsize
     values = [data[at : at + width] for at in range(0, len(data), width)]
     work.put_many(join_keys(Region.REVISIONS, rows.starts, rows.keys), values)
-
-
-def none() -> Revisions:
-    """Give no rows."""
-    return _decode([], [])
 
 
 def concat(parts: Sequence[Revisions]) -> Revisions:

@@ -31,6 +31,7 @@ from backend.operators.arrivals import started
 from backend.operators.facts import MAX_MEMBERS, Pairs
 from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
 from backend.operators.kept import Kept
+from backend.operators.newest import Newest
 from backend.operators.panes import Panes
 from backend.operators.partials import FIRST_CLOCK, PartialStore
 from backend.operators.results import Results
@@ -63,7 +64,12 @@ class Sliding:
         self.group_keys = GroupKeys(spec.key_fields)
         self.partials = PartialStore(_EACH, self.incremental, skip_bytes=8)
         self.kept = Kept([spec.schema.field(name) for name in spec.input_fields()]) if spec.full else None
+        self.newest = Newest(spec.retention_messages, self._last_closed)
         self.result_schema = spec.result_schema()
+
+    def _last_closed(self, clocks: IntArray) -> IntArray:
+        """Give the last window that is closed, in steps of a bucket: so the staircase stays small."""
+        return np.floor_divide(clocks, self.buckets.pane) * self.buckets.pane - 1
 
     def fold(self, turn: Turn) -> None:
         """Take one micro-batch."""
@@ -144,10 +150,12 @@ class _Step:
         self.kind, self.turn, self.size = kind, turn, kind.size
         keep = kind.spec.retention_ms
         before, after = started(turn.clock), started(turn.clock_after)
-        self.gone_before = before - keep - 1
-        self.progress = Progress(before - 1, after - 1, after - keep - 1, turn.batch.time_ms, turn.batch.drain)
-        self.bound_before = self._bucket_start(before - keep - self.size)
-        self.bound_after = self._bucket_start(after - keep - self.size)
+        self.gone, gone_before, gone_after = kind.newest.judge(turn)
+        self.gone_before = max(before - keep - 1, gone_before)
+        gone_after = max(after - keep - 1, gone_after)
+        self.progress = Progress(before - 1, after - 1, gone_after, turn.batch.time_ms, turn.batch.drain)
+        self.bound_before = self._bucket_start(self.gone_before + 1 - self.size)
+        self.bound_after = self._bucket_start(gone_after + 1 - self.size)
 
     def _bucket_start(self, time: int) -> int:
         return time // self.kind.buckets.pane * self.kind.buckets.pane
@@ -169,10 +177,11 @@ class _Step:
         turn, keep = self.turn, self.kind.spec.retention_ms
         own = np.maximum(np.maximum(numbers(turn.messages, BEFORE), turn.clock), started(NO_TIME))
         times = numbers(turn.messages, TIME)
-        refused = times + (self.size + 1 + keep) <= own
+        gone = own - keep - 1 if self.gone is None else np.maximum(own - keep - 1, self.gone)
+        refused = times + self.size <= gone
         turn.refuse(refused, "out_of_retention", f"no window of it ended less than {keep} ms before stream time")
         self.times, own = times[~refused], own[~refused]
-        self.skip = np.maximum(own - keep - self.times, 0)
+        self.skip = np.maximum(gone[~refused] + 1 - self.times, 0)
         self.clock = own if turn.exact else np.full(len(own), started(turn.clock), np.int64)
         self.message_key, self.message_keys = self.kind.group_keys.encode(turn.messages)
 
@@ -205,7 +214,7 @@ class _Step:
             self.ranges.append((max(progress.closed_before, progress.gone_after) + 1, progress.closed_after))
         keys = [tuple(start_bytes(Region.REVISIONS, edge) for edge in (low, high + 1)) for low, high in self.ranges]
         parts = [revisions.scan(work, low, high) for low, high in keys]
-        return revisions.concat(parts) if parts else revisions.none()
+        return revisions.concat(parts) if parts else revisions.empty()
 
     def _load(self, rows: Revisions) -> None:
         """Read the partials from the oldest time on that something here needs."""
@@ -277,7 +286,7 @@ class _Step:
     def _unread(self, windows: IntArray, keys: IntArray) -> Revisions:
         """Read the revisions of updated windows that were not read before."""
         if self.all_revisions:
-            return revisions.none()
+            return revisions.empty()
         read = np.zeros(len(windows), np.bool_)
         for low, high in self.ranges:
             read |= (windows >= low) & (windows <= high)

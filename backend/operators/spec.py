@@ -9,7 +9,7 @@ measurement unit     `window` (its unit)       required          event time, or 
 window size          `window` (its size)       required
 advance step size    `window` (its step)       the size
 retention time       `retention`               required for time how long after its end a window takes messages
-retention size       `retention_messages`      off               how many messages
+retention size       `retention_messages`      off               how many messages of a source partition
 early emission       `policies.early_ms`       off               send open windows, by wall clock
 full size            `policies.full`           on                send at the first message at or past the end
 late arrival         `policies.late_ms`        10 seconds        send past windows, batched by wall clock
@@ -47,7 +47,8 @@ class WindowSpec:
         aggregates: Result name -> aggregate, in the order of the result's columns.
         retention_ms: How long after a window's end, in stream time, it still takes messages; 0 for tuple windows that
             keep no time.
-        retention_messages: Retention by number of messages, None for none. The earlier bound wins.
+        retention_messages: Retention by number of messages, None for none; backend.operators.newest has the rule. The
+            earlier bound wins.
         policies: When results are sent.
         idle_after_ms: Wall clock after which a silent source partition no longer holds windows open; None is never.
         max_ahead_ms: Event times later than batch time plus this are refused; None is off.

@@ -49,6 +49,7 @@ class Turn:
         clock: Closing clock before the micro-batch (`ledger.clock` as committed).
         clock_after: Closing clock after it.
         exact: One source partition: closing is decided message by message.
+        idle_after_ms: Wall clock after which a silent source partition holds nothing back.
         results: Tables of the result schema, to be emitted in this order.
         errors: Tables of `ERROR_SCHEMA`.
         replay_from: As in `Outcome`.
@@ -64,6 +65,7 @@ class Turn:
     clock: int
     clock_after: int
     exact: bool
+    idle_after_ms: int | None = None
     results: list[pa.Table] = field(default_factory=list)
     errors: list[pa.Table] = field(default_factory=list)
     replay_from: dict[SourcePartition, int] = field(default_factory=dict)

@@ -68,9 +68,9 @@ class Waiting:
         )
         count = len(self.pairs)
         at = self.pairs.find(windows, keys)
-        self._unusual = np.zeros(count, np.bool_)
-        self._unusual[at] = True
-        self._next = np.where(self.pairs.window > progress.closed_before, 0, UNKNOWN)
+        self._stored = np.zeros(count, np.bool_)
+        self._stored[at] = True
+        self._next = np.full(count, UNKNOWN, np.int64)
         self._next[at] = rows.next
         self._since = np.full(count, progress.now_ms, np.int64)
         self._waits = np.zeros(count, np.bool_)
@@ -116,14 +116,15 @@ class Waiting:
         taken[np.flatnonzero(known)[explicit]] = self._next[at[explicit]]
         self._next[at] = taken[known] + 1
         self._waits[at] = False
-        self._unusual[at] = True
         return taken
 
     def full(self, windows: IntArray, keys: IntArray) -> IntArray:
         """Give the revisions of full results; later updates of the same windows go on waiting."""
-        waits, unusual = self._waits.copy(), self._unusual.copy()
+        waits = self._waits.copy()
         taken = self.take(windows, keys, np.zeros(len(windows), np.int64))
-        self._waits, self._unusual = waits, unusual
+        self._waits = waits
+        at = self.pairs.find(windows, keys)
+        self._next[at[(at >= 0) & (taken == 0)]] = UNKNOWN  # sent once, as usual
         return taken
 
     def remember(
@@ -137,17 +138,17 @@ class Waiting:
 
     def store(self, work: Workspace, space: KeySpace, origin: int, step: int) -> None:
         """Write what differs from the usual, of windows still in retention."""
-        kept = (self.pairs.window > self._progress.gone_after) & (self._unusual | self._waits)
-        rows = Revisions(
-            self.pairs.window[kept] * step + origin,
-            space.keys.take(pa.array(self.pairs.key[kept])),
-            self._next[kept],
-            self._waits[kept],
-            self._since[kept],
-        )
-        both = revisions.concat([rows, *self._extra])
-        if len(both):
-            revisions.put(work, both)
+        alive = self.pairs.window > self._progress.gone_after
+        usual = (self._next == UNKNOWN) & ~self._waits
+        kept, dropped = alive & ~usual, alive & usual & self._stored
+        revisions.put(work, revisions.concat([self._rows(kept, space, origin, step), *self._extra]))
+        if dropped.any():
+            revisions.delete(work, self._rows(dropped, space, origin, step))
+
+    def _rows(self, pairs: Mask, space: KeySpace, origin: int, step: int) -> Revisions:
+        starts = self.pairs.window[pairs] * step + origin
+        encoded = space.keys.take(pa.array(self.pairs.key[pairs]))
+        return Revisions(starts, encoded, self._next[pairs], self._waits[pairs], self._since[pairs])
 
     def due_ms(self) -> int | None:
         """Give the batch time at which the first of what still waits is to be sent."""

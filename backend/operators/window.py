@@ -77,7 +77,8 @@ class WindowOperator:
         ledger = ledgers.read(work)
         before = ledger.clock
         after = closing_clock(before, batch.after, batch.time_ms, self.spec.idle_after_ms)
-        turn = Turn(batch, work, batch.messages, ledger, before, after, exact(batch.before, batch.after))
+        idle_after = self.spec.idle_after_ms
+        turn = Turn(batch, work, batch.messages, ledger, before, after, exact(batch.before, batch.after), idle_after)
         self._check_times(turn)
         self.kind.fold(turn)
         ledger.clock = after

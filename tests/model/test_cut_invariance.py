@@ -1,0 +1,140 @@
+"""Where micro-batches are cut changes nothing: full results, errors and state are the same; retention by number too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.aggregates import collect_list, count, first, max_, median, sum_
+from backend.operators import ledger
+from backend.operators.contexts import Message as Added
+from backend.operators.contexts import StandaloneContext
+from backend.operators.spec import WindowSpec, window_spec
+from backend.operators.window import WindowOperator
+from backend.store import Region
+from backend.windows import Window, hopping, sliding, tumbling
+from backend.workspace import Workspace
+from tests.model.streams import cut, cut_points, feeds
+from tests.model.window_driver import SCHEMA, Driver
+from tests.oracle.windows import Message, last_values
+
+WINDOWS = [tumbling(10), hopping(10, 4, origin=1), sliding(10)]
+LIGHT = {"n": count(), "s": sum_("value"), "m": max_("weight"), "f": first("value")}
+HEAVY = {"n": count(), "m": median("weight"), "l": collect_list("value")}
+
+windows = pytest.mark.parametrize("window", WINDOWS, ids=lambda w: w.kind)
+some = settings(max_examples=15)
+
+
+def spec_of(window: Window, **options) -> WindowSpec:
+    options = {"aggregates": LIGHT, "keys": ["key"], "retention": 12, "max_ahead": None, **options}
+    return window_spec(window, SCHEMA, **options)
+
+
+def run(
+    spec: WindowSpec, batches: Sequence[Sequence[Message]], partitions: int = 1, shards: int = 1, drain: bool = False
+):
+    """Feed micro-batches at one wall clock; gives the driver, rows and errors."""
+    driver = Driver(WindowOperator(spec), spec.keys, [(0, p) for p in range(partitions)], shards=shards)
+    rows, errors = [], []
+    for number, batch in enumerate(batches):
+        output = driver.batch(batch, 1000, drain=drain and number == len(batches) - 1)
+        rows += output.rows
+        errors += output.errors
+    driver.check_restore()
+    return driver, rows, sorted(errors)
+
+
+def full(rows):
+    return sorted(((r.window, r.key, r.values) for r in rows if r.reason == "full"), key=repr)
+
+
+def state(driver: Driver, shard: int = 0) -> dict[bytes, bytes]:
+    """Give what a reader sees: everything that no bound hides; of the ledger not when it next looks at what waits."""
+    store = driver.shards[shard]
+    rows = {k: v for k, v in Workspace(store.store, store.bounds).scan(b"\x00", None) if k[0] != Region.COMMIT}
+    known = ledger.read(Workspace(store.store))
+    known.due_ms = None
+    return {**rows, ledger.KEY: ledger.encode(known)}
+
+
+@windows
+@some
+@given(st.data())
+def test_one_partition_same_full_results_errors_and_state(window, data):
+    spec = spec_of(
+        window,
+        aggregates=data.draw(st.sampled_from((LIGHT, HEAVY))),
+        retention_messages=data.draw(st.sampled_from((None, 3, 8))),
+    )
+    feed = data.draw(feeds(duplicates=False))
+    whole, rows, errors = run(spec, [feed.messages])
+    pieces, cut_rows, cut_errors = run(spec, cut(feed.messages, data.draw(cut_points(len(feed.messages)))))
+    assert full(rows) == full(cut_rows)
+    assert errors == cut_errors
+    assert state(whole) == state(pieces)
+    _, sharded, sharded_errors = run(spec_of(window, aggregates=spec.aggregates), [feed.messages], shards=3)
+    if spec.retention_messages is None:
+        assert full(sharded) == full(rows)
+        assert sharded_errors == errors
+
+
+@windows
+@some
+@given(st.data())
+def test_several_partitions_same_last_values_and_errors(window, data):
+    spec = spec_of(window, retention_messages=data.draw(st.sampled_from((None, 3))))
+    feed = data.draw(feeds(partitions=2, duplicates=False))
+    _, rows, errors = run(spec, [feed.messages], partitions=2, drain=True)
+    points = data.draw(cut_points(len(feed.messages)))
+    _, cut_rows, cut_errors = run(spec, cut(feed.messages, points), partitions=2, drain=True)
+    assert last_values(rows) == last_values(cut_rows)
+    assert errors == cut_errors
+
+
+@windows
+@settings(max_examples=8)
+@given(st.data())
+def test_running_a_prefix_again_changes_nothing(window, data):
+    messages = data.draw(feeds(duplicates=False, max_size=12)).messages
+    context = StandaloneContext(spec_of(window, aggregates=HEAVY))
+    added = [Added(m.offset, m.time, m.fields) for m in messages]
+    context.add_messages(added, 1000)
+    results, errors = context.get_result(), context.get_errors()
+    kept = context.get_messages(-(2**60), 2**60)
+    for message in added[: data.draw(st.integers(0, len(added)))]:
+        context.add_message(message, 1000)
+    assert context.get_result() == results
+    assert context.get_errors() == errors
+    assert context.get_messages(-(2**60), 2**60).equals(kept)
+
+
+@pytest.mark.parametrize(("size", "step"), [(10, 10), (10, 4)])
+@some
+@given(feeds(duplicates=False), st.integers(1, 6), st.sampled_from((0, 5, 1000)))
+def test_retention_by_number_refuses_what_was_closed_so_many_messages_ago(size, step, feed, keep, retention):
+    spec = spec_of(hopping(size, step), retention=retention, retention_messages=keep)
+    _, _, errors = run(spec, feed.batches)
+    clocks: list[int] = []
+    clock = -(2**62)
+    refused = []
+    for number, message in enumerate(feed.messages):
+        clocks.append(clock)
+        ends = [e for e in range(message.time + 1, message.time + size + 1) if (e - size) % step == 0]
+        long_ago = clocks[number - keep] if number >= keep else -(2**62)
+        if all(end + retention <= clock or end <= long_ago for end in ends):
+            refused.append((message.place, "out_of_retention"))
+        clock = max(clock, message.time)
+    assert errors == refused
+
+
+def test_an_overlap_of_sixty_stores_no_more_than_twice_the_panes():
+    messages = [Message(n, n * 997, {"key": f"k{n % 7}", "value": n, "weight": 1.0}) for n in range(2000)]
+    sizes = {}
+    for name, window in {"panes": tumbling("1 minute"), "overlap": hopping("1 hour", "1 minute")}.items():
+        driver, _, _ = run(spec_of(window, retention="1 hour"), cut(messages, [500, 1000, 1500]))
+        sizes[name] = sum(len(k) + len(v) for k, v in state(driver).items())
+    assert sizes["overlap"] <= 2 * sizes["panes"]
