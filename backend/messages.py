@@ -171,6 +171,33 @@ def index_keys(
     return _join_parts(_INDEX, _parts((*clock, *layout.parts), messages, equal, session))
 
 
+def message_order(
+    layout: MessageLayout,
+    messages: pa.Table,
+    *,
+    equal: pa.BinaryArray | None = None,
+    session: pa.BinaryArray | None = None,
+) -> npt.NDArray[np.int64]:
+    """Give the order of messages by their keys, when they come sorted by (stream, partition, offset) as in a batch.
+
+    Arguments as for `message_keys`. Sorting by numbers is many times faster than by the keys made of them.
+    """
+    ranks: list[npt.NDArray[Any]] = []
+    for part in layout.parts[:-1]:
+        if part is Part.TIME:
+            ranks.append(_numbers(messages, TIME, np.int64))
+        else:
+            (codes,) = _parts((part,), messages, equal, session)
+            known = codes.dictionary_encode()
+            order = pc.array_sort_indices(known.dictionary).to_numpy()
+            places = np.empty(len(order), np.int64)
+            places[order] = np.arange(len(order))
+            ranks.append(places[known.indices.to_numpy()])
+    if not ranks:
+        return np.arange(len(messages))
+    return np.argsort(ranks[0], kind="stable") if len(ranks) == 1 else np.lexsort(ranks[::-1])
+
+
 def sorted_rows(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
     """Sort rows by key and drop duplicates (the last one stays); cheap when they are sorted already."""
     if all(map(lt, keys, islice(keys, 1, None))):
@@ -192,12 +219,23 @@ def message_rows(
 
     Arguments as for `message_keys`; `codec` says which fields are stored.
     """
+    order = message_order(layout, messages, equal=equal, session=session)
+    if (np.diff(order) < 0).any():
+        messages = messages.take(order)
+        equal, session = _taken(order, equal=equal, session=session).values()
     keys, values = message_keys(layout, messages, equal=equal, session=session), codec.encode(messages)
     index: list[bytes] = []
     if layout.indexed:
-        index = sorted(set(index_keys(layout, messages, equal=equal, session=session)))
+        names = [TIME] if layout.timed else [OFFSET, PARTITION, STREAM]  # messages are in order of key: ties stay so
+        order = np.lexsort([messages.column(name).to_numpy() for name in names])
+        index = index_keys(layout, messages.take(order), **_taken(order, equal=equal, session=session))
+        index, _ = sorted_rows(index, index)
     keys, values = sorted_rows(keys, values)
     return keys + index, values + [b""] * len(index)
+
+
+def _taken(order: npt.NDArray[np.int64], **codes: pa.BinaryArray | None) -> dict[str, pa.BinaryArray | None]:
+    return {name: None if column is None else column.take(order) for name, column in codes.items()}
 
 
 def add_messages(

@@ -362,10 +362,19 @@ def _check_key(key: bytes) -> None:
 
 
 def _check_keys(keys: Sequence[bytes]) -> None:
-    if len(keys) and not (
-        set(map(type, keys)) == {bytes} and max(map(len, keys)) <= MAX_KEY_BYTES and min(map(len, keys)) > 0
-    ):
+    if not _sized(keys, 1, MAX_KEY_BYTES):
         raise _bad_key(next(key for key in keys if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES))
+
+
+def _sized(items: Sequence[bytes], low: int, high: int) -> bool:
+    """Say whether all are bytes of a size in the closed range, in one pass: touching the objects is what costs."""
+    try:
+        return all(
+            kind is bytes and low <= size <= high
+            for kind, size in set(zip(map(type, items), map(len, items), strict=True))
+        )
+    except TypeError:  # something without a length
+        return False
 
 
 def _bad_key(key: object) -> KeyInvalid:
@@ -380,7 +389,7 @@ def _check_value(value: bytes) -> None:
 
 
 def _check_values(values: Sequence[bytes]) -> None:
-    if len(values) and not (set(map(type, values)) == {bytes} and max(map(len, values)) <= MAX_VALUE_BYTES):
+    if not _sized(values, 0, MAX_VALUE_BYTES):
         raise _bad_value(next(value for value in values if type(value) is not bytes or len(value) > MAX_VALUE_BYTES))
 
 
