@@ -1,0 +1,241 @@
+"""The rules of the commit where only Spark can show them: its state, its retries, its plan, a lost disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from backend import archive, count, max_, median, stream, tumbling
+from backend.errors import ManifestMismatch
+from backend.sources.archive_files import write_archive
+from recovery.replay import read_pointers
+
+pytestmark = pytest.mark.spark
+
+MINUTE = 60_000
+START = 1_700_000_040_000  # a full minute
+
+
+def messages(n, *, first=0, partitions=2):
+    """Message i of n: key k<i % 3>, value i % 10, one per second and partition, every 7th two minutes back."""
+    rows = []
+    for i in range(first, n):
+        at = START + (i // partitions) * 1000 - (2 * MINUTE if i % 7 == 0 else 0)
+        rows.append({"key": f"k{i % 3}", "x": i % 10, "at": at, "partition": i % partitions, "offset": i // partitions})
+    return rows
+
+
+def write(path: Path, rows):
+    if path.exists():
+        shutil.rmtree(path)
+    table = pa.table(
+        {
+            "topic": ["t"] * len(rows),
+            "partition": pa.array([row["partition"] for row in rows], pa.int32()),
+            "offset": pa.array([row["offset"] for row in rows], pa.int64()),
+            "timestamp": pa.array([row["at"] for row in rows], pa.timestamp("ms", tz="UTC")),
+            "key": pa.array([None] * len(rows), pa.binary()),
+            "value": pa.array([json.dumps(row).encode() for row in rows], pa.binary()),
+        }
+    )
+    write_archive(path, table)
+
+
+def job(path: Path):
+    source = archive(str(path / "archive"), value="key string, x long, at long", max_offsets_per_batch=200)
+    return (
+        stream(source, event_time="at", key="key")
+        .window(tumbling("1 minute"), retention="1 hour", max_ahead=None)
+        .aggregate(n=count(), worst=max_("x"), typical=median("x"))
+    )
+
+
+def start(spark, path: Path, **options):
+    return job(path).start(
+        spark,
+        checkpoint=path / "checkpoint",
+        results=path / "results",
+        errors=path / "errors",
+        **{"shards": 2, "local_dir": path / "local", "trigger": "0 seconds", "until": "end", "retain": 100, **options},
+    )
+
+
+def last_revisions(spark, path: Path):
+    rows = spark.read.parquet(str(path / "results")).collect()
+    newest = {}
+    for row in sorted(rows, key=lambda row: row["revision"]):
+        start_ms = round(row["window_start"].timestamp() * 1000)
+        newest[(start_ms, row["key"])] = (row["n"], row["worst"], row["typical"])
+    return newest
+
+
+def expected(rows):
+    """The windows by plain loops: retention is longer than the disorder, so every message counts."""
+    windows = {}
+    for row in rows:
+        windows.setdefault((row["at"] // MINUTE * MINUTE, row["key"]), []).append(row["x"])
+    found = {}
+    for window, unsorted in windows.items():
+        values = sorted(unsorted)
+        middle = len(values) // 2
+        typical = values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+        found[window] = (len(values), values[-1], float(typical))
+    return found
+
+
+@pytest.fixture(scope="module")
+def ran(spark, tmp_path_factory):
+    """One job that ran to its end, for the tests that only look."""
+    path = tmp_path_factory.mktemp("rules")
+    write(path / "archive", messages(1000))
+    query = start(spark, path)
+    assert query.await_termination(240)
+    return path, query
+
+
+def test_the_windows_are_right_whatever_the_cuts(spark, ran):
+    path, query = ran
+    assert query.progress.rows == 1000
+    assert last_revisions(spark, path) == expected(messages(1000))
+
+
+def test_sparks_state_holds_the_pointer_only(spark, ran):
+    path, _ = ran
+    pointers = read_pointers(spark, str(path / "checkpoint"), 2)
+    assert sorted(pointers) == [0, 1]
+    spark.streams.active  # noqa: B018 - starts the coordinator that the reader asks for
+    from backend.spark.settings import settings
+
+    with settings(spark, 2, 1000):
+        rows = (
+            spark.read.format("statestore")
+            .option("stateVarName", "pointer")
+            .load(str(path / "checkpoint"))
+            .selectExpr("length(value.value) as bytes")
+            .collect()
+        )
+    assert len(rows) == 2
+    assert all(row["bytes"] < 1000 for row in rows)
+
+
+def test_each_shard_staged_once_per_micro_batch(ran):
+    """Two actions on a micro-batch would run the operator twice: two staged files of one version."""
+    path, query = ran
+    for shard in ("0", "1"):
+        staged = Counter(int(file.name.split("_")[0]) for file in (path / "local").glob(f"*/{shard}/*/staged/*.sst"))
+        assert staged
+        assert set(staged.values()) == {1}
+        assert max(staged) == query.progress.version
+
+
+def test_nothing_shuffles_after_the_operator(spark, ran, capsys):
+    _, query = ran
+    query.query.explain()
+    plan = capsys.readouterr().out
+    above, operator, below = plan.partition("TransformWithStateInPySpark")
+    assert operator
+    assert "Exchange" not in above
+    assert below.count("Exchange") == 1
+
+
+def test_a_lost_disk_is_restored_and_the_end_is_the_same(spark, ran, tmp_path):
+    path, _ = ran
+    again = tmp_path / "again"
+    shutil.copytree(path, again, symlinks=True)
+    for moved in ("results", "errors"):
+        shutil.rmtree(again / moved)
+    # the same checkpoint, no local state, and three hundred messages more
+    write(again / "archive", messages(1300))
+    shutil.rmtree(again / "local")
+    seen = []
+
+    class Listener:
+        def start(self, restoring):
+            seen.append(("start", restoring.shard, restoring.how, "no local state" in restoring.why))
+
+        def batch(self, *_):
+            seen.append(("batch",))
+
+        def suspended(self, restoring, why):
+            seen.append(("suspended", why))
+
+        def end(self, restoring, records, length, seconds):
+            seen.append(("end", restoring.shard))
+
+    query = start(spark, again, listeners=(Listener(),))
+    assert query.await_termination(240)
+    assert query.progress.restores == 1
+    assert ("start", 0, "replay", True) in seen
+    assert ("start", 1, "replay", True) in seen
+    assert {event for event in seen if event[0] == "end"} == {("end", 0), ("end", 1)}
+    touched = expected(messages(1300))
+    found = last_revisions(spark, again)
+    assert {window: found[window] for window in found} == {window: touched[window] for window in found}
+    assert {window for window in touched if touched[window] != expected(messages(1000)).get(window)} <= set(found)
+
+
+def test_another_window_on_an_old_checkpoint_is_refused_with_the_difference(spark, ran, tmp_path):
+    path, _ = ran
+    source = archive(str(path / "archive"), value="key string, x long, at long")
+    other = (
+        stream(source, event_time="at", key="key")
+        .window(tumbling("2 minutes"), retention="1 hour")
+        .aggregate(n=count(), worst=max_("x"), typical=median("x"))
+    )
+    with pytest.raises(ManifestMismatch, match="window"):
+        other.start(spark, checkpoint=path / "checkpoint", results=tmp_path / "r", errors=tmp_path / "e", shards=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"route": "nowhere"}, "route='nowhere'"),
+        ({"shards": 0}, "shards=0"),
+        ({"until": "noon"}, "until='noon'"),
+        ({"retain": 0}, "retain=0"),
+        ({"snapshot": True}, "snapshot=True"),
+    ],
+)
+def test_bad_options_fail_before_anything_starts(spark, tmp_path, options, named):
+    write(tmp_path / "archive", messages(10))
+    with pytest.raises(ValueError, match=named):
+        start(spark, tmp_path, **options)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("event_time", "key", "named"),
+    [("nowhen", "key", "event_time='nowhen'"), ("key", "key", "event_time='key'"), ("at", "nokey", "key='nokey'")],
+)
+def test_unknown_fields_fail_before_anything_starts(spark, tmp_path, event_time, key, named):
+    write(tmp_path / "archive", messages(10))
+    source = archive(str(tmp_path / "archive"), value="key string, x long, at long")
+    with pytest.raises(ValueError, match=named):
+        stream(source, event_time=event_time, key=key).window(tumbling("1 minute"), retention="1 hour").aggregate(
+            n=count()
+        ).start(spark, checkpoint=tmp_path / "c", results=tmp_path / "r", errors=tmp_path / "e")
+
+
+def test_windows_without_a_key_need_one_shard_or_partition_routing(spark, tmp_path):
+    write(tmp_path / "archive", messages(10))
+    source = archive(str(tmp_path / "archive"), value="key string, x long, at long")
+    whole = stream(source, event_time="at").window(tumbling("1 minute"), retention="1 hour").aggregate(n=count())
+    with pytest.raises(ValueError, match="shards=2"):
+        whole.start(spark, checkpoint=tmp_path / "c", results=tmp_path / "r", errors=tmp_path / "e", shards=2)
+
+
+def test_the_shards_grouping_values_fall_into_their_partitions(spark):
+    from backend.spark.routing import grouping_values, murmur3_int
+
+    found = spark.sql("select hash(0) a, hash(1) b, hash(12345) c, hash(-7) d").collect()[0]
+    assert (found.a, found.b, found.c, found.d) == tuple(murmur3_int(v) for v in (0, 1, 12345, -7))
+    for shards in (1, 2, 3, 8):
+        values = grouping_values(shards)
+        rows = spark.createDataFrame([(value,) for value in values], "v int").repartition(shards, "v")
+        placed = rows.selectExpr("v", "spark_partition_id() as p").collect()
+        assert {row.v: row.p for row in placed} == {value: shard for shard, value in enumerate(values)}
