@@ -90,7 +90,7 @@ def bench_keys(rows: int, messages: pa.Table) -> None:
         ("string, int64, float64", ["user", "count", "price"]),
     ):
         arrays = [messages[column] for column in columns]
-        codes = rate(ff"keys: encode_columns({name})", rows, lambda arrays=arrays: encode_columns(arrays))
+        codes = rate(f"keys: encode_columns({name})", rows, lambda arrays=arrays: encode_columns(arrays))
         types = [array.type for array in arrays]
         rate(f"keys: decode_columns({name})", rows, lambda codes=codes, types=types: decode_columns(codes, types))
 
