@@ -173,6 +173,8 @@ class WindowOracle:
         for window in updated:
             if window.pending_since is None:
                 window.pending_since = wall_ms
+        if self.spec.unit == "messages" and self.spec.kind != "session":
+            self._close_by_number(key)
         # 6 and 7: policies, sending
         if not self.batched:
             self._policies(wall_ms)
@@ -195,7 +197,9 @@ class WindowOracle:
         sent_before = len(self.rows)
         if self.spec.unit == "time":
             self._open_next_window(self._smallest_stream_time(wall_ms))
-        self.timeout(wall_ms)
+        # windows by number: the drain's row stands for an early one that is due in the same micro-batch
+        if not (drain and self.spec.unit == "messages"):
+            self.timeout(wall_ms)
         if self.spec.unit == "time":
             self._purge(self.closing)
         if drain:
@@ -346,14 +350,8 @@ class WindowOracle:
             return self._add_to_tuple_session(message, key)
         number = self.counted.get(key, 0)
         self.counted[key] = number + 1
-        # a window is full at the first message past its end
-        for window in self._in_order():
-            if window.key == key and not window.closed and number > window.last:
-                window.closed = True
-                self._emit(window, "full")
-        self._send()
         if spec.kind == "sliding":
-            self._window(key, number - spec.size + 1, number, number + 1)
+            self._window(key, number - spec.size + 1, number, number)
             mine = [m for m in self.accepted if tuple(m.fields[name] for name in spec.keys) == key]
             window = self.windows[key, number - spec.size + 1]
             window.messages = mine[-spec.size :]
@@ -362,10 +360,18 @@ class WindowOracle:
         updated = []
         for first in range(0, number + 1, step):
             if number < first + spec.size:
-                window = self._window(key, first, first + spec.size - 1, first + spec.size)
+                window = self._window(key, first, first + spec.size - 1, first + spec.size - 1)
                 window.messages.append(message)
                 updated.append(window)
         return updated
+
+    def _close_by_number(self, key: Key) -> None:
+        """Windows by number of messages are full with their last message, and nothing can come late."""
+        for window in self._in_order():
+            if window.key == key and self.counted[key] > window.last:
+                self._emit(window, "full")
+                del self.windows[key, window.first]
+        self._send()
 
     def _add_to_tuple_session(self, message: Message, key: Key) -> list[Window]:
         """A session ends when `size` messages in a row came without its key."""
