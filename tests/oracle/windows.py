@@ -26,6 +26,8 @@ FOREVER = 2**63
 
 Key = tuple[Any, ...]
 Source = tuple[int, int]
+Clock = tuple[int, int]
+"""Stream time before a message, and the stream time as many messages earlier as retention by size keeps."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,12 @@ class WindowOracle:
         self.stream_time: dict[Source, int] = {(0, p): NEVER for p in range(partitions)}
         self.active_ms: dict[Source, int] = {}
         self.closing = NEVER
+        # retention by size: the stream time before each message of a source partition, and what is gone for all
+        self.befores: dict[Source, list[int]] = {}
+        self.outnumbered = NEVER
         self.windows: dict[tuple[Key, int], Window] = {}
         self.accepted: list[Message] = []
-        self.clock_of: dict[tuple[int, int, int], int] = {}
+        self.clock_of: dict[tuple[int, int, int], Clock] = {}
         self.counted: dict[Key, int] = {}
         self.errors: list[Error] = []
         self.rows: list[Row] = []
@@ -150,26 +155,28 @@ class WindowOracle:
         # 3 before 2: a replay is a NOOP, also when its window is gone
         if message.offset < self.next_offset.get(message.source, NEVER):
             return []
-        before = max(self.stream_time.get(message.source, NEVER), self.closing)
+        own = self.stream_time.get(message.source, NEVER)
         self.next_offset[message.source] = message.offset + 1
         self.active_ms[message.source] = wall_ms
         # an event time too far ahead of the wall clock must not move stream time
         if self.spec.max_ahead_ms is not None and message.time > wall_ms + self.spec.max_ahead_ms:
             self.errors.append(Error(message.place, "in_future"))
             return []
-        self.stream_time[message.source] = max(self.stream_time.get(message.source, NEVER), message.time)
+        before = max(own, self.closing)
+        clock = before, max(self._outnumbered(message.source, own), self.outnumbered)
+        self.stream_time[message.source] = max(own, message.time)
         # 2: out of retention
         key = tuple(message.fields[name] for name in self.spec.keys)
-        if not self._acceptable(message, key, before):
+        if not self._acceptable(message, key, clock):
             self.errors.append(Error(message.place, "out_of_retention"))
             return []
         # 4: does it belong to a new window? what it passes is full
         if self.exact and self.spec.unit == "time":
             self._open_next_window(max(before, message.time))
         self.accepted.append(message)
-        self.clock_of[message.place] = max(before, self.closing)
+        self.clock_of[message.place] = clock
         # 5: add it to every window that includes it
-        updated = self._add(message, key, max(before, self.closing), wall_ms)
+        updated = self._add(message, key, clock, wall_ms)
         for window in updated:
             if window.pending_since is None:
                 window.pending_since = wall_ms
@@ -180,7 +187,7 @@ class WindowOracle:
             self._policies(wall_ms)
             self._send()
         if self.exact and self.spec.unit == "time":
-            self._purge(self.closing)
+            self._purge(wall_ms)
         return self.rows[sent_before:]
 
     def timeout(self, wall_ms: int) -> list[Row]:
@@ -201,7 +208,7 @@ class WindowOracle:
         if not (drain and self.spec.unit == "messages"):
             self.timeout(wall_ms)
         if self.spec.unit == "time":
-            self._purge(self.closing)
+            self._purge(wall_ms)
         if drain:
             self.drain()
         return self.rows[sent_before:]
@@ -219,14 +226,32 @@ class WindowOracle:
     # -- clocks --------------------------------------------------------------------------------------------------
 
     def _smallest_stream_time(self, wall_ms: int) -> int:
+        return self._smallest(self.stream_time, wall_ms)
+
+    def _smallest(self, clocks: dict[Source, int], wall_ms: int) -> int:
+        """Give the smallest clock of the source partitions that are not idle."""
         idle = self.spec.idle_after_ms
         awake = [
-            time
-            for source, time in self.stream_time.items()
+            clock
+            for source, clock in clocks.items()
             if idle is None or wall_ms - self.active_ms.setdefault(source, wall_ms) < idle
         ]
         # when all are idle nobody can hold the others back
-        return max(self.closing, min(awake) if awake else max(self.stream_time.values(), default=NEVER))
+        return min(awake) if awake else max(clocks.values(), default=NEVER)
+
+    def _outnumbered(self, source: Source, own: int) -> int:
+        """Count a message; give the stream time before the one that retention by size counts back to."""
+        befores = self.befores.setdefault(source, [])
+        befores.append(own)
+        return self._standing(source, len(befores) - 1)
+
+    def _standing(self, source: Source, number: int) -> int:
+        keep, befores = self.spec.retention_messages, self.befores.get(source, [])
+        return befores[number - keep] if keep is not None and number >= keep else NEVER
+
+    def _takes(self, closes_at: int, clock: Clock) -> bool:
+        """Tell whether a window can still be updated; the earlier of the two retentions wins."""
+        return closes_at + self.spec.retention_ms > clock[0] and closes_at > clock[1]
 
     def _open_next_window(self, clock: int) -> None:
         """Let the clock pass: every window whose end it reached is full and goes to the outputs."""
@@ -237,9 +262,12 @@ class WindowOracle:
                 self._emit(window, "full")
         self._send()
 
-    def _purge(self, clock: int) -> None:
+    def _purge(self, wall_ms: int) -> None:
+        """Drop windows that take nothing any more, what waits of them first."""
+        standing = {source: self._standing(source, len(self.befores.get(source, []))) for source in self.stream_time}
+        self.outnumbered = max(self.outnumbered, self._smallest(standing, wall_ms))
         for place, window in sorted(self.windows.items(), key=lambda item: (item[1].closes_at, repr(item[1].key))):
-            if window.closes_at + self.spec.retention_ms <= clock:
+            if not self._takes(window.closes_at, (self.closing, self.outnumbered)):
                 if window.pending_since is not None:
                     self._emit(window, "late")
                 del self.windows[place]
@@ -247,18 +275,17 @@ class WindowOracle:
 
     # -- which windows -------------------------------------------------------------------------------------------
 
-    def _acceptable(self, message: Message, key: Key, clock: int) -> bool:
+    def _acceptable(self, message: Message, key: Key, clock: Clock) -> bool:
         spec = self.spec
         if spec.unit == "messages":
             return True
-        keep = spec.retention_ms
         if spec.kind == "sliding":
-            return message.time + spec.size + 1 + keep > clock
+            # the last window that could ever hold it
+            return self._takes(message.time + spec.size + 1, clock)
         if spec.kind == "session":
-            if message.time + spec.size + 1 + keep > clock:
-                return True
-            return any(w.closes_at + keep > clock for w in self._near(message.time, key))
-        return any(start + spec.size + keep > clock for start in self._starts(message.time))
+            own = self._takes(message.time + spec.size + 1, clock)
+            return own or any(self._takes(w.closes_at, clock) for w in self._near(message.time, key))
+        return any(self._takes(start + spec.size, clock) for start in self._starts(message.time))
 
     def _starts(self, time: int) -> list[int]:
         """Starts of all windows `[start, start + size)` that hold a time, by trying one after the other."""
@@ -276,7 +303,7 @@ class WindowOracle:
         gap = self.spec.size
         return [w for w in self.windows.values() if w.key == key and w.first - gap <= time <= w.last + gap]
 
-    def _add(self, message: Message, key: Key, clock: int, wall_ms: int) -> list[Window]:
+    def _add(self, message: Message, key: Key, clock: Clock, wall_ms: int) -> list[Window]:
         if self.spec.unit == "messages":
             return self._add_by_number(message, key)
         if self.spec.kind == "session":
@@ -286,7 +313,7 @@ class WindowOracle:
         updated = []
         for start in self._starts(message.time):
             end = start + self.spec.size
-            if end + self.spec.retention_ms > clock:
+            if self._takes(end, clock):
                 window = self._window(key, start, end, end)
                 window.messages.append(message)
                 updated.append(window)
@@ -300,10 +327,10 @@ class WindowOracle:
             self.windows[key, first] = window
         return window
 
-    def _add_to_sliding(self, message: Message, key: Key, clock: int) -> list[Window]:
-        size, keep, time = self.spec.size, self.spec.retention_ms, message.time
+    def _add_to_sliding(self, message: Message, key: Key, clock: Clock) -> list[Window]:
+        size, time = self.spec.size, message.time
         own = (key, time - size)
-        fresh = own not in self.windows and time + 1 + keep > clock
+        fresh = own not in self.windows and self._takes(time + 1, clock)
         if fresh:
             window = self._window(key, time - size, time, time + 1)
             window.messages = [
@@ -311,18 +338,18 @@ class WindowOracle:
                 for m in self.accepted[:-1]
                 if tuple(m.fields[name] for name in self.spec.keys) == key
                 and time - size <= m.time <= time
-                and window.closes_at + keep > self.clock_of[m.place]
+                and self._takes(window.closes_at, self.clock_of[m.place])
             ]
         updated = []
         for window in self.windows.values():
-            if window.key == key and window.first <= time <= window.last and window.closes_at + keep > clock:
+            if window.key == key and window.first <= time <= window.last and self._takes(window.closes_at, clock):
                 window.messages.append(message)
                 updated.append(window)
         return updated
 
-    def _add_to_session(self, message: Message, key: Key, clock: int, wall_ms: int) -> list[Window]:
-        gap, keep, time = self.spec.size, self.spec.retention_ms, message.time
-        near = [w for w in self._near(time, key) if w.closes_at + keep > clock]
+    def _add_to_session(self, message: Message, key: Key, clock: Clock, wall_ms: int) -> list[Window]:
+        gap, time = self.spec.size, message.time
+        near = [w for w in self._near(time, key) if self._takes(w.closes_at, clock)]
         merged = Window(key, time, time, time + gap + 1)
         merged.messages.append(message)
         merged.pending_since = wall_ms
