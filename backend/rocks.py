@@ -62,6 +62,7 @@ from backend.staging import VERIFY, seal, sync_directory, verify
 from backend.store import Changes, Staged
 
 _COMPRESSIONS = ("lz4", "none", "snappy", "zstd")
+_ROOM_WAIT_S = 30.0
 _LOCK_HELD = re.compile(r"lock hold by current process|While lock file")
 
 
@@ -72,6 +73,7 @@ _LIMITS = {
     "block_bytes": (1024, 4 * 1024 * 1024),
     "open_files": (16, 1_000_000),
     "background_jobs": (1, 64),
+    "level0_files": (8, 1000),
 }
 
 
@@ -88,6 +90,8 @@ class RocksOptions:
         block_bytes: Size of a data block before compression.
         open_files: Files kept open per store.
         background_jobs: Threads for compaction and flush per store.
+        level0_files: Unmerged files at which `confirm` first waits for the compaction that merges them: every ingested
+            file is one more, and a store that is closed soon after it was opened could put compactions off for ever.
     """
 
     block_cache_bytes: int = 64 * 1024 * 1024
@@ -97,6 +101,7 @@ class RocksOptions:
     block_bytes: int = 16 * 1024
     open_files: int = 256
     background_jobs: int = 2
+    level0_files: int = 20
 
     def __post_init__(self) -> None:
         if self.compression not in _COMPRESSIONS:
@@ -289,6 +294,7 @@ class RocksStore:
         """
         native = self._open
         verify(staged)
+        self._make_room(native)
         link = staged.path.with_name(f".{staged.path.name}.{uuid.uuid4().hex}")
         try:
             os.link(staged.path, link)
@@ -302,6 +308,13 @@ class RocksStore:
             raise _translated(error, staged.path) from error
         finally:
             link.unlink(missing_ok=True)
+
+    def _make_room(self, native: Rdict) -> None:
+        deadline = time.monotonic() + _ROOM_WAIT_S
+        while (native.property_int_value("rocksdb.num-files-at-level0") or 0) >= self._options.level0_files:
+            if time.monotonic() >= deadline:
+                return  # reads get slower, which is better than not to go on
+            time.sleep(0.01)
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Delete `[start, end)`: the janitor's way to reclaim what a bound already hides; idempotent."""

@@ -294,3 +294,31 @@ def test_the_file_of_another_format_is_not_ingested_as_rows(tmp_path: Path) -> N
         store.confirm(seal(tmp_path / "x.sst", 1))
     assert [path.name for path in tmp_path.iterdir() if path.name != "db"] == ["x.sst"]
     store.close()
+
+
+def test_confirming_waits_for_compactions_that_short_openings_put_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RocksStore.open(tmp_path / "db", options=RocksOptions(level0_files=8)) as store:
+
+        def confirm(number: int) -> int:
+            store.confirm(store.stage(Changes([b"\x01a"], [bytes([number])]), tmp_path / f"{number}.sst"))
+            return int(store.property("rocksdb.num-files-at-level0") or 99)
+
+        native = store._native
+        assert native is not None
+        native.set_options({"disable_auto_compactions": "true"})
+        # a compaction that never comes slows down, and does not stop
+        monkeypatch.setattr("backend.rocks._ROOM_WAIT_S", 0.01)
+        assert max(map(confirm, range(12))) > 8
+        # one that comes is waited for
+        monkeypatch.setattr("backend.rocks._ROOM_WAIT_S", 20)
+        pause = time.sleep
+
+        def awaited(seconds: float) -> None:
+            native.set_options({"disable_auto_compactions": "false"})
+            pause(seconds)
+
+        monkeypatch.setattr("backend.rocks.time.sleep", awaited)
+        assert confirm(12) <= 8
+        assert store.get(b"\x01a") == b"\x0c"
