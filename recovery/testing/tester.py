@@ -1,0 +1,230 @@
+"""`OperatorTester`: one shard of a job without Spark, through the code that runs inside Spark's tasks.
+
+It plays Spark: keeps the committed pointer, hands rows to attempts, commits or does not, moves the clock. The attempt,
+the local database, the staged files, the changelog and the restore are the product's own.
+
+    tester = OperatorTester(job, pa.schema([("at", pa.int64()), ("n", pa.int64())]), tmp_path)
+    tester.batch([{"at": 0, "n": 1}])
+    tester.crash([{"at": 10, "n": 2}])       # staged and logged, never committed
+    tester.lose_disk()
+    tester.restore()                          # changelog and replay, counts and digests proven
+    assert tester.batch().results.to_pylist() == [...]   # the rows of the crash come again, once
+
+What happens before a shard sees rows is not here: parsing, routing by key, and the checks of the pack stage
+(`malformed`, `no_event_time`, `in_future`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Operator, Position
+from backend.batch import SourcePartition as Key
+from backend.windows import Duration, duration_ms
+from recovery.attempt import Done, ShardInput, ShardJob, positions_of, run_attempt
+from recovery.changelog import Changelog, FileChangelog
+from recovery.pointer import Pointer, decode, encode
+from recovery.restore import Restored, above_bounds, accepted, restore_shard
+from recovery.shard import ShardDirectory
+
+QUERY_ID = "tester"
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What a committed micro-batch gave.
+
+    Attributes:
+        results: The operator's result rows.
+        errors: Rows that it refused.
+        metrics: Its counters.
+    """
+
+    results: pa.Table
+    errors: pa.Table
+    metrics: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Topic:
+    """One source partition: everything ever sent, and what no committed micro-batch has read yet."""
+
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    next_offset: int = 0
+
+
+class OperatorTester:
+    """Feed an operator micro-batches, move time, crash it and restore it.
+
+    Args:
+        job: What `stream(...).window(...).aggregate(...)` or `.process(...)` gives, or an `Operator`.
+        schema: Fields of a message.
+        directory: Local state and changelog; pytest's `tmp_path` for example.
+        event_time: Field with the event time, integer milliseconds; by default the job's. Messages may give `_time`
+            instead.
+        changelog: Where commits are logged; by default files in `directory`.
+        now_ms: Batch time of the first micro-batch.
+    """
+
+    def __init__(
+        self,
+        job: Any,
+        schema: pa.Schema,
+        directory: Path,
+        *,
+        event_time: str | None = None,
+        changelog: Changelog | None = None,
+        now_ms: int = 0,
+    ) -> None:
+        self.operator: Operator = job.make(schema) if hasattr(job, "make") else job
+        streams = getattr(job, "streams", ())
+        self._event_time = event_time or (streams[0].event_time if streams else None)
+        self._topics: dict[Key, _Topic] = {}
+        self._pointer: bytes | None = None
+        self._version = 0
+        self._job = ShardJob(
+            query_id=QUERY_ID,
+            shard=0,
+            local_dir=directory / "local",
+            operator=self.operator,
+            message_fields=tuple(schema.field(name) for name in self.operator.input_fields),
+            changelog=changelog or FileChangelog(directory / "changelog"),
+            lock_wait_s=5.0,
+        )
+        self.now_ms = now_ms
+
+    @property
+    def pointer(self) -> Pointer | None:
+        """The committed pointer, as Spark's state would hold it."""
+        return decode(self._pointer) if self._pointer is not None else None
+
+    def send(self, rows: Sequence[Mapping[str, Any]], *, partition: int = 0, stream: int = 0) -> None:
+        """Append messages to a source partition; the next micro-batch reads them."""
+        topic = self._topics.setdefault((stream, partition), _Topic())
+        for row in rows:
+            topic.sent.append(dict(row))
+
+    def batch(
+        self, rows: Sequence[Mapping[str, Any]] = (), *, partition: int = 0, stream: int = 0, drain: bool = False
+    ) -> Emitted:
+        """Run a micro-batch over everything sent and not read yet, and commit it.
+
+        Args:
+            rows: Sent first.
+            partition: Source partition of `rows`.
+            stream: Stream of `rows`: 0, or for a join 0 (left) and 1 (right).
+            drain: The bounded input ends with this micro-batch.
+
+        Raises:
+            StateUnavailable: The local state was lost; call `restore`.
+        """
+        self.send(rows, partition=partition, stream=stream)
+        done = self._attempt(drain)
+        self._pointer = encode(done.pointer)
+        self._version += 1
+        for key, position in positions_of(done.pointer).items():
+            self._topics.setdefault(key, _Topic()).next_offset = position.next_offset
+        return Emitted(done.outcome.results, done.outcome.errors, done.metrics)
+
+    def crash(
+        self, rows: Sequence[Mapping[str, Any]] = (), *, partition: int = 0, stream: int = 0, drain: bool = False
+    ) -> None:
+        """Run a micro-batch and die before Spark commits it: what it staged and logged is there, and must not count.
+
+        The rows are read again by the next `batch`, as Spark would.
+        """
+        self.send(rows, partition=partition, stream=stream)
+        self._attempt(drain)
+
+    def advance(self, by: Duration) -> Emitted | None:
+        """Move the clock; run a micro-batch without rows when the operator is due by then, else give None.
+
+        Rows sent and not read yet are read by that micro-batch.
+        """
+        self.now_ms += duration_ms(by, "by", least=0)
+        pointer = self.pointer
+        due = pointer.next_due_ms if pointer is not None else None
+        return self.batch() if due is not None and due <= self.now_ms else None
+
+    def drain(self) -> Emitted:
+        """Run the micro-batch that ends a bounded input: open windows are emitted and stay open."""
+        return self.batch(drain=True)
+
+    def lose_disk(self) -> None:
+        """Delete all local state: what a dead host leaves."""
+        shutil.rmtree(self._job.local_dir, ignore_errors=True)
+
+    def restore(self) -> Restored:
+        """Rebuild the shard at the committed pointer, from the changelog and by replaying what was sent.
+
+        Raises:
+            ValueError: Nothing was committed yet.
+            RestoreMismatch: The replayed messages are not the committed ones.
+            ChangelogDamaged: The changelog cannot be read.
+        """
+        pointer = self.pointer
+        if pointer is None:
+            raise ValueError("restore: nothing was committed yet")
+        history = self._job.changelog.read(0, pointer.commit)
+        everything = {key: (0, len(topic.sent)) for key, topic in self._topics.items()}
+        messages = accepted(self._table(everything, {}), history.record)
+        chunks = []
+        if messages.num_rows:
+            chunks.append(above_bounds(self.operator.replay_rows(messages), history.record.bounds))
+        directory = ShardDirectory(self._job.local_dir, QUERY_ID, 0)
+        with directory.lock(self._job.lock_wait_s):
+            fresh = directory.new_generation()
+            try:
+                restored = restore_shard(history, chunks, self.operator, fresh.database)
+            except BaseException:
+                directory.discard(fresh)
+                raise
+            directory.adopt(fresh)
+        return restored
+
+    def tamper(self, offset: int, row: Mapping[str, Any], *, partition: int = 0, stream: int = 0) -> None:
+        """Make the source give another message at an offset from now on: a restore that needs it must notice."""
+        self._topics[(stream, partition)].sent[offset] = dict(row)
+
+    def _attempt(self, drain: bool) -> Done:
+        pointer = self.pointer
+        ranges = {key: (topic.next_offset, len(topic.sent)) for key, topic in self._topics.items()}
+
+        def read(before: Mapping[Key, Position]) -> ShardInput:
+            after = dict(before)
+            for key, (_, end) in ranges.items():
+                old = after.get(key)
+                newest = max((self._time(row) for row in self._topics[key].sent[:end]), default=NO_TIME)
+                moved = old is None or end > old.next_offset
+                after[key] = Position(end, newest, self.now_ms if moved or old is None else old.active_ms)
+            table = self._table(ranges, before)
+            return ShardInput(self.now_ms, table if table.num_rows else None, after, drain=drain)
+
+        return run_attempt(self._job, pointer, self._version, read)
+
+    def _table(self, ranges: Mapping[Key, tuple[int, int]], before: Mapping[Key, Position]) -> pa.Table:
+        """Make the message table of half-open offset ranges, sorted by (stream, partition, offset)."""
+        schema = pa.schema([*MESSAGE_FIELDS, *self._job.message_fields])
+        rows: list[dict[str, Any]] = []
+        for (stream, partition), (start, end) in sorted(ranges.items()):
+            known = before.get((stream, partition))
+            newest = known.stream_time if known is not None else NO_TIME
+            for offset, row in enumerate(self._topics[(stream, partition)].sent[start:end], start):
+                time = self._time(row)
+                rows.append({STREAM: stream, PARTITION: partition, OFFSET: offset, TIME: time, BEFORE: newest, **row})
+                newest = max(newest, time)
+        columns = {name: [row.get(name) for row in rows] for name in schema.names}
+        return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
+
+    def _time(self, row: Mapping[str, Any]) -> int:
+        name = TIME if TIME in row or self._event_time is None else self._event_time
+        value = row.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds")
+        return value

@@ -1,0 +1,110 @@
+"""The operator tester, as a user's test would use it; expected values by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+from backend import count, median, stream, sum_, tumbling
+from backend.errors import RestoreMismatch, StateUnavailable
+from recovery.testing import OperatorTester
+
+SCHEMA = pa.schema([("at", pa.int64()), ("who", pa.string()), ("n", pa.int64())])
+
+
+class NoSource:
+    """A tester needs no source."""
+
+
+@pytest.fixture
+def tester(tmp_path):
+    job = (
+        stream(NoSource(), event_time="at", key="who")
+        .window(tumbling(100), retention=1_000)
+        .aggregate(count=count(), total=sum_("n"), middle=median("n"))
+    )
+    return OperatorTester(job, SCHEMA, tmp_path)
+
+
+def row(at: int, n: int, who: str = "ann") -> dict[str, object]:
+    return {"at": at, "who": who, "n": n}
+
+
+def told(emitted) -> list[tuple[object, ...]]:
+    names = ("reason", "window_start", "who", "count", "total", "middle")
+    return [tuple(result[name] for name in names) for result in emitted.results.to_pylist()]
+
+
+def test_windows_are_emitted_when_a_message_passes_their_end(tester):
+    assert told(tester.batch([row(0, 1), row(99, 5)])) == []
+    assert told(tester.batch([row(100, 9)])) == [("full", 0, "ann", 2, 6, 3.0)]
+    assert told(tester.drain()) == [("drain", 100, "ann", 1, 9, 9.0)]
+
+
+def test_what_a_crash_left_does_not_count_and_its_rows_come_again(tester):
+    tester.batch([row(0, 1)])
+    tester.crash([row(10, 2)])
+    tester.crash()
+    assert told(tester.batch([row(100, 0)])) == [("full", 0, "ann", 2, 3, 1.5)]
+
+
+def test_a_lost_disk_is_noticed_restored_and_proven(tester):
+    tester.batch([row(0, 1), row(1, 2), row(2, 6)])
+    tester.crash([row(3, 100)])
+    tester.lose_disk()
+    with pytest.raises(StateUnavailable):
+        tester.batch()
+    restored = tester.restore()
+    assert (restored.messages, restored.record.commit) == (3, tester.pointer.commit)
+    assert told(tester.batch([row(150, 0)])) == [("full", 0, "ann", 4, 109, 4.0)]
+
+
+def test_a_source_that_gives_something_else_is_noticed(tester):
+    tester.batch([row(0, 1), row(1, 2)])
+    tester.lose_disk()
+    tester.tamper(1, row(1, 3))
+    with pytest.raises(RestoreMismatch):
+        tester.restore()
+    tester.tamper(1, row(1, 2))
+    assert tester.restore().messages == 2
+
+
+def test_late_updates_wait_for_the_clock(tester):
+    tester.batch([row(0, 1)])
+    tester.batch([row(100, 1)])
+    assert told(tester.batch([row(50, 3)])) == []  # pending: late updates are emitted every ten seconds
+    assert tester.advance("9 seconds") is None
+    assert told(tester.advance("1 second")) == [("late", 0, "ann", 2, 4, 2.0)]
+    assert tester.advance("1 hour") is None
+
+
+def test_partitions_have_offsets_and_clocks_of_their_own(tester):
+    tester.batch([row(0, 1)])
+    tester.batch([row(10, 2)], partition=1)
+    assert told(tester.batch([row(500, 0)])) == []  # partition 1 has not passed the window's end
+    assert told(tester.batch([row(101, 0)], partition=1)) == [("full", 0, "ann", 2, 3, 1.5)]
+    assert tester.pointer.positions[0][2].next_offset == tester.pointer.positions[1][2].next_offset == 2
+
+
+def test_messages_beyond_retention_go_to_the_errors(tester):
+    emitted = tester.batch([row(5_000, 1), row(10, 2)])
+    assert [(error["offset"], error["reason"]) for error in emitted.errors.to_pylist()] == [(1, "out_of_retention")]
+
+
+def test_before_anything_is_committed_there_is_nothing_to_restore(tester):
+    with pytest.raises(ValueError, match="nothing was committed"):
+        tester.restore()
+    with pytest.raises(ValueError, match="'at' must be the event time"):
+        tester.batch([{"at": "noon", "who": "x", "n": 1}])
+
+
+def test_the_plugin_is_light():
+    code = (
+        "import sys, recovery.testing;"
+        "print([m for m in ('pyspark', 'confluent_kafka', 'rocksdict', 'pyarrow') if m in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
