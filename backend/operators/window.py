@@ -25,6 +25,7 @@ from backend.batch import ERROR_SCHEMA, MAX_TIME, MIN_TIME, TIME, MicroBatch, Ou
 from backend.clock import closing_clock, exact, next_idle_ms
 from backend.operators import ledger as ledgers
 from backend.operators.aligned import Aligned
+from backend.operators.sessions import Sessions
 from backend.operators.sliding import Sliding
 from backend.operators.spec import WindowSpec
 from backend.operators.tuples import Tuples
@@ -132,6 +133,8 @@ def _kind(spec: WindowSpec) -> Kind:
         return Aligned(spec)
     if window.by_time and window.kind == "sliding":
         return Sliding(spec)
+    if window.by_time and window.kind == "session":
+        return Sessions(spec)
     if not window.by_time and window.kind != "session":
         return Tuples(spec)
     raise ValueError(f"window: {window.kind} windows by {window.unit} are not available")

@@ -1,0 +1,149 @@
+"""Session windows by event time: what is sent when, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.aggregates import collect_list, count, sum_
+from backend.batch import NO_TIME
+from backend.operators.spec import window_spec
+from backend.policies import policies
+from backend.store import Region
+from backend.windows import session
+from tests.unit.one_shard import SCHEMA, OneShard
+
+
+def shard(aggregates=None, **options):
+    options = {"keys": ["key"], "retention": 20, "max_ahead": None, **options}
+    return OneShard(window_spec(session(10), SCHEMA, aggregates or {"sum": sum_("value")}, **options))
+
+
+def test_a_session_is_full_when_the_clock_passes_its_last_message_and_the_gap():
+    s = shard()
+    assert s.batch([(0, 0, "a", 1), (1, 10, "a", 2), (2, 20, "b", 4)]) == []
+    assert s.batch([(3, 20, "b", 8)]) == []  # 20 is 10 + gap: still the same session, had it been "a"
+    assert s.batch([(4, 21, "b", 16)]) == [("full", 0, 0, 10, "a", 3)]
+    assert s.batch([], drain=True) == [("drain", 0, 20, 21, "b", 28)]
+
+
+def test_one_message_is_a_session_of_no_length():
+    s = shard()
+    assert s.batch([(0, 5, "a", 1), (1, 16, "a", 2)]) == [("full", 0, 5, 5, "a", 1)]
+
+
+def test_a_session_that_grows_after_its_end_withdraws_its_row():
+    s = shard(policies=policies(late="each"))
+    # 11 closes [0, 0]; the message at 3 is near it, and the session reaches beyond the clock again
+    assert s.batch([(0, 0, "a", 1), (1, 11, "b", 9), (2, 3, "a", 2)]) == [("full", 0, 0, 0, "a", 1)]
+    assert s.batch([(3, 14, "b", 9)]) == [("retracted", 0, 0, 0, "a", 1), ("full", 0, 0, 3, "a", 3)]
+
+
+def test_a_late_message_within_a_session_is_a_later_revision():
+    s = shard(policies=policies(late="each"))
+    s.batch([(0, 0, "a", 1), (1, 8, "a", 2), (2, 30, "b", 9)])
+    assert s.batch([(3, 4, "a", 8)]) == [("late", 1, 0, 8, "a", 11)]
+
+
+def test_a_late_message_between_two_sessions_makes_them_one():
+    s = shard({"all": collect_list("value")}, retention=100, policies=policies(late="each"))
+    assert s.batch([(0, 0, "a", 1), (1, 18, "a", 2), (2, 50, "b", 9)]) == [
+        ("full", 0, 0, 0, "a", [1]),
+        ("full", 0, 18, 18, "a", [2]),
+    ]
+    assert s.batch([(3, 9, "a", 3)]) == [
+        ("retracted", 0, 0, 0, "a", [1]),
+        ("retracted", 0, 18, 18, "a", [2]),
+        ("late", 0, 0, 18, "a", [1, 2, 3]),
+    ]
+    assert s.batch([(4, 10, "a", 4)]) == [("late", 1, 0, 18, "a", [1, 2, 3, 4])]
+
+
+def test_all_of_it_in_one_micro_batch_is_the_same():
+    s = shard({"all": collect_list("value")}, retention=100, policies=policies(late="each"))
+    rows = [(0, 0, "a", 1), (1, 18, "a", 2), (2, 50, "b", 9), (3, 9, "a", 3), (4, 10, "a", 4)]
+    assert s.batch(rows) == [
+        ("full", 0, 0, 0, "a", [1]),
+        ("full", 0, 18, 18, "a", [2]),
+        ("retracted", 0, 0, 0, "a", [1]),
+        ("retracted", 0, 18, 18, "a", [2]),
+        ("late", 0, 0, 18, "a", [1, 2, 3, 4]),
+    ]
+
+
+def test_a_session_first_made_after_its_end_is_late_never_full():
+    s = shard(policies=policies(late="each"))
+    s.batch([(0, 30, "b", 1)])
+    assert s.batch([(1, 10, "a", 2)]) == [("late", 0, 10, 10, "a", 2)]
+
+
+def test_what_waits_is_sent_when_the_session_goes():
+    s = shard()
+    s.batch([(0, 0, "a", 1), (1, 11, "b", 9), (2, 1, "b", 5)], 0)
+    assert s.outcome.next_due_ms is None  # [1, 11] of "b" is open again
+    s.batch([(3, 0, "a", 2)], 1_000)
+    assert s.outcome.next_due_ms == 11_000
+    # 0 + gap + 1 + retention is 31
+    assert s.batch([(4, 30, "b", 9)], 2_000) == [("full", 0, 1, 11, "b", 14)]
+    assert s.batch([(5, 31, "b", 9)], 2_000) == [("late", 1, 0, 0, "a", 3)]
+    assert s.batch([(6, 0, "a", 4)], 2_000) == []
+    assert s.errors() == [(0, 6, "out_of_retention")]
+
+
+def test_a_message_out_of_retention_is_taken_by_a_session_near_it():
+    s = shard({"all": collect_list("value")}, retention=0, policies=policies(late="each"))
+    s.batch([(0, 20, "a", 1), (1, 28, "b", 2)])
+    # 12 + gap + 1 is before the clock of 28, but [20, 20] is open until 30
+    assert s.batch([(2, 12, "a", 3), (3, 9, "c", 4)]) == []
+    assert s.errors() == [(0, 3, "out_of_retention")]
+    assert s.batch([(4, 31, "b", 5)]) == [("full", 0, 12, 20, "a", [1, 3])]
+
+
+def test_expired_sessions_leave_nothing_behind():
+    s = shard({"all": collect_list("value"), "n": count()})
+    s.batch([(0, 0, "a", 1), (1, 11, "b", 2), (2, 3, "a", 3)])
+    s.batch([(3, 1_000, "c", 4)])
+    left = {key for key in s.visible() if Region.MESSAGES <= key[0] <= Region.SESSION_INDEX}
+    assert all(b"c" in key or key[0] == Region.MESSAGE_INDEX for key in left)
+    assert s.outcome.message_count == 1
+    assert s.outcome.replay_from == {(0, 0): 3}
+
+
+def test_early_rows_are_withdrawn_when_the_session_grows():
+    s = shard(policies=policies(early="each"))
+    assert s.batch([(0, 0, "a", 1)]) == [("early", 0, 0, 0, "a", 1)]
+    assert s.batch([(1, 0, "a", 1)]) == [("early", 1, 0, 0, "a", 2)]
+    assert s.batch([(2, 5, "a", 1)]) == [("retracted", 1, 0, 0, "a", 2), ("early", 0, 0, 5, "a", 3)]
+    assert s.batch([(3, 16, "b", 7)]) == [("full", 1, 0, 5, "a", 3), ("early", 0, 16, 16, "b", 7)]
+
+
+def test_full_off_leaves_late_updates_only():
+    s = shard(policies=policies(full=False, late="each"))
+    assert s.batch([(0, 0, "a", 1), (1, 11, "b", 2)]) == []
+    assert s.batch([(2, 0, "a", 3)]) == [("late", 0, 0, 0, "a", 4)]
+
+
+def test_late_off_counts_and_is_silent():
+    s = shard(policies=policies(late=None))
+    assert s.batch([(0, 0, "a", 1), (1, 11, "b", 2)]) == [("full", 0, 0, 0, "a", 1)]
+    assert s.batch([(2, 0, "a", 3)]) == []
+    assert s.outcome.next_due_ms is None
+
+
+@pytest.mark.parametrize("keys", [[], ["key"]])
+def test_negative_times_null_keys_and_no_key(keys):
+    s = shard({}, keys=keys)
+    found = s.batch([(0, -25, None, 1), (1, -20, None, 2), (2, -9, None, 3)])
+    assert [row[:4] for row in found] == [("full", 0, -25, -20)]
+
+
+def test_with_several_partitions_sessions_close_when_the_micro_batch_ends():
+    s = shard({"all": collect_list("value")}, idle_after=None)
+    assert s.batch([(0, 0, "a", 1), (1, 40, "a", 2)], more={1: [(0, 5, "a", 3)]}) == []
+    assert s.batch([], more={1: [(1, 16, "b", 4)]}) == [("full", 0, 0, 5, "a", [1, 3])]
+
+
+def test_an_empty_start_is_fine():
+    s = shard()
+    assert s.batch([]) == []
+    assert s.batch([], drain=True) == []
+    assert NO_TIME not in s.visible()
