@@ -122,9 +122,11 @@ def restore_shards(
     """
     query_id = _query_id(checkpoint)
     pointers = read_pointers(spark, checkpoint, len(job.grouping))
-    reasons = probe(spark, pointers, partial(make, query_id))
+    found = probe(spark, {shard: pointers.get(shard) for shard in range(len(job.grouping))}, partial(make, query_id))
+    # a shard that has committed nothing begins anew once what a rolled back attempt left is put aside
+    reasons = {shard: reason for shard, reason in found.items() if shard in pointers}
     if not reasons:
-        return 0
+        return len(found)
     changelog = make(query_id, 0).changelog
     records = {shard: changelog.read(shard, pointers[shard].commit).record for shard in reasons}
     watch = Listeners(listeners)
@@ -153,30 +155,36 @@ def restore_shards(
         open_files(checkpoint).delete_folder(run)
     for shard, (rows, length, seconds) in built.items():
         watch.end(under_way[shard], rows, length, seconds)
-    return len(reasons)
+    return len(found)
 
 
-def probe(spark: SparkSession, pointers: Mapping[int, Pointer], make: Callable[[int], ShardJob]) -> dict[int, str]:
+def probe(
+    spark: SparkSession, pointers: Mapping[int, Pointer | None], make: Callable[[int], ShardJob]
+) -> dict[int, str]:
     """Open every shard at its pointer, in one Spark job; give the shards that cannot be opened, and why.
 
-    A local state that is newer than the pointer is put aside here: no task is running, so Spark was rolled back.
+    A local state that is newer than the pointer (None: nothing is committed) is put aside here: no task is running, so
+    Spark was rolled back.
     """
     if not pointers:
         return {}
 
-    def look(items: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+    def look(items: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, str]]:
         for shard, data in items:
-            why = _usable(make(shard), decode(data))
+            why = unusable(make(shard), decode(data) if data is not None else None)
             if why is not None:
                 yield shard, why
 
-    items = [(shard, encode(pointer)) for shard, pointer in sorted(pointers.items())]
+    items = [(s, encode(pointer) if pointer is not None else None) for s, pointer in sorted(pointers.items())]
     return dict(spark.sparkContext.parallelize(items, len(items)).mapPartitions(look).collect())
 
 
-def _usable(job: ShardJob, pointer: Pointer) -> str | None:
+def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
+    """Say why a shard cannot be opened at its pointer here; None when it can. What is ahead or damaged is put aside."""
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s):
+        if pointer is None and directory.current() is None:
+            return None
         try:
             _, store, row = open_committed(job, directory, pointer)
         except StateAhead as error:

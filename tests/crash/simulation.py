@@ -72,11 +72,14 @@ RARE = (
     "packages pruned",
     "source trimmed to what is needed",
     "moved to a package",
+    "rolled back to nothing",
 )
 """What must have happened in the runs of a suite, each at least once."""
 
 QUERY = "sim"
 MAX_TRIES = 40
+MAX_RESTORES = 4
+"""As of the supervisor: so many failures of the query without progress."""
 
 
 class Death(BaseException):
@@ -136,6 +139,7 @@ class World:
         self.stale: list[tuple[int, int, bytes | None, int]] = []
         self.checkpoint = str(self.root / "checkpoint")
         self.hook: Callable[[str], None] | None = None
+        self.failures = 0
         self.pruned: set[int] = set()
         self.unsound: set[int] = set()
         self.max_deltas = self.random.choice((2, 3, 5))
@@ -181,13 +185,11 @@ class World:
 
     def run(self, batches: int) -> None:
         """Run micro-batches to the end of the source, whatever happens on the way."""
-        tries = 0
         while len(self.states) < batches:
             version = len(self.states)
             if version == len(self.batches):
                 self._plan(version, last=version == batches - 1)
-            tries = tries + 1 if self._micro_batch(version) is False else 0
-            assert tries < MAX_TRIES, f"micro-batch {version} does not end"
+            self.failures = 0 if self._micro_batch(version) else self.failures
             if len(self.states) > version:
                 self._after_commit(version, batches)
 
@@ -217,6 +219,9 @@ class World:
                     return False
         except (StateUnavailable, StateCorrupted, StateAhead) as error:
             self.trace.append(f"query failed: {error}")
+            self.failures += 1
+            # a host that loses its disk again and again is none of the restore's failures
+            assert self.failures <= MAX_RESTORES, f"micro-batch {version} does not end: {error}"
             self._supervise(version - 1)
             return False
         rows: list[Any] = []
@@ -511,10 +516,11 @@ class World:
         host = self._host(shard)
         self.home[shard] = host
         job = self.job(shard, host)
-        if pointer is None:  # nothing is committed: the supervisor has no pointer to probe
-            return
-        why = replay._usable(job, pointer)
+        why = replay.unusable(job, pointer)
         if why is None:
+            return
+        if pointer is None:
+            self.note("rolled back to nothing", why)
             return
         if self.chance(0.3):
             left = self.random.randint(1, 5)
