@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 from operator import lt
 from types import MappingProxyType
 
@@ -314,14 +314,14 @@ def _merge_layers(layers: Sequence[_Slice]) -> _Rows:
         return [], []
     if len(layers) == 1:
         return list(layers[0][0]), list(layers[0][1])
+    apart = sorted(layers, key=lambda layer: layer[0][0])
+    if all(low[0][-1] < high[0][0] for low, high in pairwise(apart)):  # regions of their own, mostly
+        return list(chain.from_iterable(k for k, _ in apart)), list(chain.from_iterable(v for _, v in apart))
     rows: dict[bytes, bytes | None] = {}
-    last, ordered = b"", True
     for keys, values in layers:
-        ordered = ordered and last < keys[0]
-        last = keys[-1]
         rows.update(zip(keys, values, strict=True))
     # the sort finds the layers' own order again: its cost is that of merging, not of sorting
-    return (list(rows), list(rows.values())) if ordered else _sorted_rows(rows)
+    return _sorted_rows(rows)
 
 
 def _merge_visible(base: tuple[list[bytes], list[bytes]], own: _Slice) -> tuple[list[bytes], list[bytes]]:

@@ -70,7 +70,7 @@ class Aligned:
             upkeep.note_replay(turn)
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Give the message-store rows of accepted messages, sorted by key."""
+        """Give the message-store rows of accepted messages."""
         return self.kept.rows(messages)[:2] if self.kept is not None else ([], [])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
@@ -311,14 +311,14 @@ class _Step:
             np.concatenate([self.stored.skip, self.arrived.skip]),
             np.concatenate([self.stored_key, self.arrived_key]),
         )
-        alive = self.grid.last_window(self.arrived.pane) > progress.gone_after
-        fresh = upkeep.store_partials(
-            turn, kind.partials, kind.incremental, self.space, self.content, place, len(self.stored), alive
-        )
         pane, digests = self.placed.pane, None
         stays = self.grid.last_window(pane) > progress.gone_after
         if kind.kept is not None:
             digests = upkeep.store_messages(turn, kind.kept, pane, self.placed.skip, stays, bound)
+        alive = self.grid.last_window(self.arrived.pane) > progress.gone_after
+        fresh = upkeep.store_partials(
+            turn, kind.partials, kind.incremental, self.space, self.content, place, len(self.stored), alive
+        )
         upkeep.store_panes(turn, self.panes, pane, stays, digests, fresh)
         self.waiting.store(turn.work, self.space, self.grid.origin, self.grid.step)
         turn.wait_until(self.waiting.due_ms(), afresh=self.all_revisions)

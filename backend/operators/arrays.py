@@ -38,6 +38,8 @@ def compress(values: IntArray) -> tuple[IntArray, IntArray]:
     if not len(values):
         return values, values
     low, high = int(values.min()), int(values.max())
+    if low == high:
+        return np.zeros(len(values), np.int64), np.array([low], np.int64)
     if high - low <= 4 * len(values) + 65_536:
         numbers, uniques = dense(values - low, high - low + 1)
         return numbers, uniques + low

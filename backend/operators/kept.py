@@ -47,10 +47,14 @@ class Kept:
         return messages.select(self.schema.names).cast(self.schema)
 
     def rows(self, messages: pa.Table) -> tuple[list[bytes], list[bytes], IntArray]:
-        """Give keys and values sorted by key, and which message each is of."""
-        keys, values = message_keys(TIME_FIRST, messages), self._codec.encode(messages)
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        return [keys[at] for at in order], [values[at] for at in order], np.array(order, np.int64)
+        """Give keys and values of messages, in order of time and otherwise theirs, and which message each is of.
+
+        Messages in order of (stream, partition, offset) give rows in order of key.
+        """
+        order = np.argsort(numbers(messages, TIME), kind="stable")
+        if bool((np.diff(order) < 0).any()):
+            messages = messages.take(pa.array(order))
+        return message_keys(TIME_FIRST, messages), self._codec.encode(messages), order
 
     def read(self, work: Workspace, starts: IntArray, ends: IntArray) -> tuple[pa.Table, IntArray]:
         """Read the messages of half-open ranges of event time, each once, in order of key; and their skips."""

@@ -79,7 +79,7 @@ class Sliding:
             upkeep.note_replay(turn)
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Give the message-store rows of accepted messages, sorted by key."""
+        """Give the message-store rows of accepted messages."""
         return self.kept.rows(messages)[:2] if self.kept is not None else ([], [])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from backend.batch import ERROR_SCHEMA, MAX_TIME, MIN_TIME, TIME, MicroBatch, Outcome, Proof, Settling
 from backend.clock import closing_clock, exact, next_idle_ms
+from backend.messages import sorted_rows
 from backend.operators import ledger as ledgers
 from backend.operators.aligned import Aligned
 from backend.operators.sessions import Sessions
@@ -40,7 +41,7 @@ class Kind(Protocol):
         """Take one micro-batch."""
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Give the message-store rows of accepted messages, sorted by key; empty lists when none are kept."""
+        """Give the message-store rows of accepted messages; empty lists when none are kept."""
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold; none when none are kept."""
@@ -99,9 +100,7 @@ class WindowOperator:
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
-        keys, values = self.kind.replay_rows(messages)
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        return [keys[at] for at in order], [values[at] for at in order]
+        return sorted_rows(*self.kind.replay_rows(messages))
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold according to the window metadata."""

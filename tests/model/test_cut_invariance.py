@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.aggregates import collect_list, count, first, max_, median, sum_
@@ -17,7 +17,7 @@ from backend.operators.window import WindowOperator
 from backend.store import Region
 from backend.windows import Window, hopping, sliding, tumbling
 from backend.workspace import Workspace
-from tests.model.streams import cut, cut_points, feeds
+from tests.model.streams import cut, cut_points, feeds, share
 from tests.model.window_driver import SCHEMA, Driver
 from tests.oracle.windows import Message, last_values
 
@@ -26,7 +26,7 @@ LIGHT = {"n": count(), "s": sum_("value"), "m": max_("weight"), "f": first("valu
 HEAVY = {"n": count(), "m": median("weight"), "l": collect_list("value")}
 
 windows = pytest.mark.parametrize("window", WINDOWS, ids=lambda w: w.kind)
-some = settings(max_examples=15)
+some = share(0.12)
 
 
 def spec_of(window: Window, **options) -> WindowSpec:
@@ -96,7 +96,7 @@ def test_several_partitions_same_last_values_and_errors(window, data):
 
 
 @windows
-@settings(max_examples=8)
+@share(0.06)
 @given(st.data())
 def test_running_a_prefix_again_changes_nothing(window, data):
     messages = data.draw(feeds(duplicates=False, max_size=12)).messages
