@@ -21,6 +21,7 @@ from backend.keys import to_rows, unpack_fixed
 from backend.messages import OFFSET_BYTES, TIME_FIRST, decode_messages, message_keys
 from backend.operators.arrays import IntArray, runs
 from backend.operators.grouping import start_bytes
+from backend.operators.turn import numbers
 from backend.rows import RowCodec
 from backend.store import Region
 from backend.workspace import Workspace
