@@ -145,7 +145,7 @@ def restore_shards(
         watch.start(restoring)
     run = f"{DIRECTORY}/{uuid.uuid4().hex}"
     try:
-        chunks = _replay(spark, job, checkpoint, run, records, arrow_rows)
+        chunks = write_chunks(spark, job, checkpoint, run, records, arrow_rows)
         built = _build(spark, checkpoint, run, partial(make, query_id), {s: pointers[s] for s in reasons}, chunks)
     except BaseException as error:
         for restoring in under_way.values():
@@ -212,7 +212,7 @@ def check_readable(store: RocksStore, row: CommitRecord | None) -> None:
         pass
 
 
-def _replay(
+def write_chunks(
     spark: SparkSession,
     job: ReplayableJob,
     checkpoint: str,
@@ -307,19 +307,12 @@ def build_package(job: ShardJob, commit: Commit, checkpoint: str, names: Sequenc
         checkpoint: Where chunks and packages are.
         names: Chunks below the checkpoint.
     """
-    files = open_files(checkpoint)
-
-    def rows() -> Iterator[Rows]:
-        for name in names:
-            table = frames.from_ipc(files.read(name))
-            yield table["key"].to_pylist(), table["value"].to_pylist()
-
     kill_point("restore_changelog", commit.version)
     history = job.changelog.read(job.shard, commit)
     scratch = job.local_dir / job.query_id / f"restore-{uuid.uuid4().hex}"
     scratch.mkdir(parents=True, mode=0o700)
     try:
-        restored = restore_shard(history, rows(), job.operator, scratch / "db")
+        restored = restore_shard(history, read_chunks(checkpoint, names), job.operator, scratch / "db")
         kill_point("restore_publish", commit.version)
         with RocksStore.open(scratch / "db", create=False) as store:
             store.checkpoint(scratch / "copy")
@@ -327,6 +320,14 @@ def build_package(job: ShardJob, commit: Commit, checkpoint: str, names: Sequenc
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return restored
+
+
+def read_chunks(checkpoint: str, names: Sequence[str]) -> Iterator[Rows]:
+    """Read what `write_chunks` wrote, one chunk at a time."""
+    files = open_files(checkpoint)
+    for name in names:
+        table = frames.from_ipc(files.read(name))
+        yield table["key"].to_pylist(), table["value"].to_pylist()
 
 
 def _query_id(checkpoint: str) -> str:

@@ -1,0 +1,96 @@
+"""Damages that a drill does to a dead job's directory: chosen by the seed, and told."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from recovery.drill_job import CHECKPOINT, LOCAL
+from recovery.pointer import Commit
+from recovery.survey import Checkpoint
+
+
+def lose_all(out: Path, chance: random.Random) -> str:
+    """Delete all local state."""
+    length = sum(path.stat().st_size for path in (out / LOCAL).rglob("*") if path.is_file())
+    shutil.rmtree(out / LOCAL)
+    return f"all local state deleted: {length:,} bytes"
+
+
+def lose_shard(out: Path, chance: random.Random) -> str:
+    """Delete one shard's local state."""
+    home = chance.choice(_shards(out))
+    shutil.rmtree(home)
+    return f"local state of shard {home.name} deleted"
+
+
+def corrupt_database(out: Path, chance: random.Random) -> str:
+    """Flip a byte in the data of the largest SST file of one shard."""
+    home = chance.choice(_shards(out))
+    path = max(home.glob("*/db/*.sst"), key=lambda file: file.stat().st_size)
+    # data blocks come first; index, properties and footer are at the end
+    return _flip(path, chance, 0, path.stat().st_size // 2)
+
+
+def corrupt_staged(out: Path, chance: random.Random) -> str:
+    """Flip a byte in the staged file of a shard's committed commit."""
+    checkpoint = _checkpoint(out)
+    shard = chance.choice(list(checkpoint.shards))
+    commit = _committed(checkpoint, shard)
+    (path,) = (out / LOCAL).glob(f"*/{shard}/*/staged/{commit.name}.sst")
+    return _flip(path, chance, 0, path.stat().st_size)
+
+
+def corrupt_changelog(out: Path, chance: random.Random) -> str:
+    """Flip a byte in a changelog record that the committed state needs."""
+    path = _record(out, chance, newest=False)
+    return _flip(path, chance, 0, path.stat().st_size)
+
+
+def cut_changelog(out: Path, chance: random.Random) -> str:
+    """Delete the changelog's record of a shard's committed commit."""
+    path = _record(out, chance, newest=True)
+    path.unlink()
+    return f"{path} deleted"
+
+
+def _record(out: Path, chance: random.Random, *, newest: bool) -> Path:
+    checkpoint = _checkpoint(out)
+    shard = chance.choice(list(checkpoint.shards))
+    commit = _committed(checkpoint, shard)
+    if not newest:
+        lineage = checkpoint.changelog.read(shard, commit).record
+        commit = chance.choice([commit, *lineage.ancestors])
+    folder = out / CHECKPOINT / "rewind" / "changelog" / str(shard)
+    return folder / f"{commit.name}.delta"
+
+
+def _committed(checkpoint: Checkpoint, shard: int) -> Commit:
+    commit = checkpoint.committed(shard)
+    if commit is None:
+        raise ValueError(f"shard {shard} has committed nothing: give the job more input")
+    return commit
+
+
+def _checkpoint(out: Path) -> Checkpoint:
+    return Checkpoint(str(out / CHECKPOINT), out / LOCAL)
+
+
+def _shards(out: Path) -> list[Path]:
+    return sorted(_directories((out / LOCAL).glob("*/*")))
+
+
+def _directories(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if path.is_dir() and path.name.isdecimal()]
+
+
+def _flip(path: Path, chance: random.Random, low: int, high: int) -> str:
+    at = chance.randrange(low, high)
+    # a hard link may share the bytes with a copy: the damaged file gets bytes of its own
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << chance.randrange(8)
+    path.unlink()
+    path.write_bytes(data)
+    return f"one bit of byte {at} of {path} flipped"

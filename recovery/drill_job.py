@@ -1,0 +1,166 @@
+"""One run of a drill, a process of its own: it is started, killed and started again by `recovery.drill`.
+
+What happens is told on standard output, one JSON object per line with the time since the epoch: `started`, `progress`,
+`restoring`, `suspended`, `restored`, `ended`, `failed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recovery.user_job import load_pipeline, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from backend.batch import SourcePartition
+    from backend.sources import OffsetRange, Source, TopicPartition
+    from backend.spark.stream import Pipeline
+    from recovery.listener import Restoring
+
+CHECKPOINT, RESULTS, ERRORS, LOCAL = "checkpoint", "results", "errors", "local"
+DEFAULT_JOB = "recovery.drill_job:departures"
+DATA = "REWIND_DRILL_DATA"
+
+
+def departures(spark: SparkSession) -> Pipeline:
+    """Make the drill's own job: departures per airport and hour, full-state and incremental aggregates."""
+    from backend import archive, count, max_, mean, median, stream, tumbling
+
+    data = archive(
+        os.environ[DATA], value="origin string, delay double, scheduled timestamp", max_offsets_per_batch=500
+    )
+    return (
+        stream(data, event_time="scheduled", key="origin")
+        .window(tumbling("1 hour"), retention="6 hours", max_ahead=None)
+        .aggregate(flights=count(), mean=mean("delay"), worst=max_("delay"), typical=median("delay"))
+        .options(route="partition")
+    )
+
+
+class Teller:
+    """A restore listener that tells the parent process."""
+
+    def start(self, restoring: Restoring) -> None:
+        """Tell why and how."""
+        tell("restoring", shard=restoring.shard, how=restoring.how, why=restoring.why)
+
+    def batch(self, restoring: Restoring, end: Mapping[SourcePartition, int], records: int, length: int) -> None:
+        """Leave the details out."""
+
+    def suspended(self, restoring: Restoring, why: str) -> None:
+        """Tell that it did not work."""
+        tell("suspended", shard=restoring.shard, why=why)
+
+    def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
+        """Tell the totals."""
+        tell("restored", shard=restoring.shard, how=restoring.how, records=records, bytes=length, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class Aged:
+    """A source that no longer has the offsets before `share` of what it holds: what retention does to a topic."""
+
+    source: Source
+    share: float
+
+    def offsets(self, spark: SparkSession) -> dict[TopicPartition, OffsetRange]:
+        """Give what is left."""
+        return {
+            key: (first + int((end - first) * self.share), end)
+            for key, (first, end) in self.source.offsets(spark).items()
+        }
+
+    def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> Any:
+        """Refuse what is gone, as every source does."""
+        from backend.errors import HistoryLost
+
+        here = self.offsets(spark)
+        for key, (start, end) in sorted(ranges.items()):
+            if start < end and start < here[key][0]:
+                raise HistoryLost(
+                    "the source does not hold the offsets that a replay needs",
+                    where=f"{key[0]} partition {key[1]}",
+                    why=f"offsets from {start} wanted, the earliest is {here[key][0]}",
+                    command="rewind reset <checkpoint> accepts the loss and begins anew",
+                )
+        return self.source.batch(spark, ranges)
+
+    def __getattr__(self, name: str) -> Any:
+        """Be the source in everything else."""
+        return getattr(self.source, name)
+
+
+def tell(event: str, **details: object) -> None:
+    """Write one event."""
+    print(json.dumps({"event": event, "at": time.time(), **details}), flush=True)
+
+
+def said(error: Exception) -> str:
+    """Give the line that names a named error, out of whatever Spark wrapped around it; else the first line."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line[line.index("[rewind:") :] for line in lines if "[rewind:" in line), lines[0])
+
+
+def aged(pipeline: Pipeline, share: float) -> Pipeline:
+    """Give a pipeline whose sources have aged."""
+    return replace(pipeline, streams=tuple(replace(side, source=Aged(side.source, share)) for side in pipeline.streams))
+
+
+def run(spark: SparkSession, pipeline: Pipeline, out: Path) -> None:
+    """Run the job to the end of what its sources hold, telling of progress."""
+    query = pipeline.start(
+        spark,
+        checkpoint=out / CHECKPOINT,
+        results=out / RESULTS,
+        errors=out / ERRORS,
+        local_dir=out / LOCAL,
+        until="end",
+        trigger="0 seconds",
+        listeners=(Teller(),),
+    )
+    tell("started")
+    told, ended = -1, False
+    while not ended:
+        ended = query.await_termination(0.05)
+        if query.progress.version > told:
+            told = query.progress.version
+            tell("progress", version=told, rows=query.progress.rows, results=query.progress.results)
+    tell("ended", version=query.progress.version, restores=query.progress.restores)
+
+
+def main() -> int:
+    """Run once."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--aged", type=float, default=0.0)
+    parser.add_argument("--zombie", action="store_true")
+    options = parser.parse_args()
+    tell("launched")
+    with session(options.master) as spark:
+        try:
+            pipeline = load_pipeline(options.job, spark)
+            if options.zombie:
+                from recovery.drill_zombie import late_attempts
+
+                tell("zombies", outcomes=late_attempts(spark, pipeline, options.out))
+                return 0
+            run(spark, aged(pipeline, options.aged) if options.aged else pipeline, options.out)
+        except Exception as error:
+            tell("failed", error=said(error))
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

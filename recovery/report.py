@@ -1,0 +1,261 @@
+"""What the command says, twice: as JSON for programs, with rich for people. No logic: it gets values and shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from backend.batch import NO_TIME
+from backend.errors import RewindError
+from recovery.planner import replay_ranges
+from recovery.reset import Reset
+from recovery.survey import Checkpoint, ShardSurvey, region_name
+from recovery.verify import NOTE, PROBLEM, SOUND, Finding
+
+_STYLES = {PROBLEM: "bold red", NOTE: "yellow", SOUND: "green"}
+
+
+def survey_json(checkpoint: Checkpoint, shards: Sequence[ShardSurvey], lag: Mapping[str, int] | None) -> dict[str, Any]:
+    """Give `rewind inspect` as JSON. What is not known is null."""
+    versions = checkpoint.versions()
+    return {
+        "checkpoint": checkpoint.location,
+        "query_id": checkpoint.query_id,
+        "committed_micro_batches": {"first": versions[0], "last": versions[-1]} if versions else None,
+        "changelog": str(checkpoint.manifest.entries.get("changelog", "")),
+        "operator": checkpoint.manifest.entries.get("operator"),
+        "lag": dict(lag) if lag is not None else None,
+        "shards": [_shard_json(shard) for shard in shards],
+    }
+
+
+def _shard_json(shard: ShardSurvey) -> dict[str, Any]:
+    record, local = shard.record, shard.local
+    stream_time = low_clock(shard)
+    return {
+        "shard": shard.shard,
+        "commit": record.commit.name if record is not None else None,
+        "version": record.commit.version if record is not None else None,
+        "batch_time": moment(record.time_ms) if record is not None else None,
+        "positions": [
+            {
+                "stream": stream,
+                "partition": partition,
+                "next_offset": position.next_offset,
+                "stream_time": moment(position.stream_time),
+            }
+            for stream, partition, position in (record.positions if record is not None else [])
+        ],
+        "messages": record.message_count if record is not None else None,
+        "rows": {region_name(region): rows for region, rows in shard.regions.items()},
+        "windows": _windows_json(shard.windows, stream_time) if shard.windows is not None else None,
+        "changelog": {"records": len(shard.log), "bases": shard.bases, "bytes": shard.log_bytes},
+        "packages": {"count": shard.packages[0], "bytes": shard.packages[1]},
+        "local": None
+        if local is None
+        else {
+            "path": str(local.path),
+            "commit": local.commit.name if local.commit is not None else None,
+            "bytes": local.length,
+            "staged": [commit.name for commit in local.staged],
+            "problem": error_json(local.problem),
+        },
+        "problem": error_json(shard.problem),
+    }
+
+
+def _windows_json(windows: Sequence[tuple[int, int]], stream_time: int | None) -> dict[str, Any]:
+    ahead = [edges for edges in windows if stream_time is None or edges[1] > stream_time]
+    return {
+        "retained": len(windows),
+        "open": len(ahead),
+        "closing_next": moment(min(end for _, end in ahead)) if ahead else None,
+        "oldest": moment(windows[0][0]) if windows else None,
+    }
+
+
+def low_clock(shard: ShardSurvey) -> int | None:
+    """Give the smallest stream time over a shard's source partitions, None before the first message."""
+    positions = shard.record.positions if shard.record is not None else []
+    times = [position.stream_time for _, _, position in positions if position.stream_time != NO_TIME]
+    return min(times) if times else None
+
+
+def moment(time_ms: int) -> str | None:
+    """Give a time in ISO 8601, UTC; None for "no event yet", the bare number where no calendar reaches."""
+    if time_ms == NO_TIME:
+        return None
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return str(time_ms)
+
+
+def error_json(error: RewindError | None) -> dict[str, str] | None:
+    """Give an error's parts."""
+    if error is None:
+        return None
+    return {"code": error.code, "what": error.what, "where": error.where, "why": error.why, "next": error.command}
+
+
+def findings_json(findings: Iterable[Finding]) -> list[dict[str, str]]:
+    """Give findings as JSON."""
+    return [{"level": f.level, "check": f.check, "where": f.where, "what": f.what, "next": f.command} for f in findings]
+
+
+def print_json(value: Any) -> None:
+    """Write JSON to standard output."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+def show_survey(console: Console, data: Mapping[str, Any]) -> None:
+    """Draw `survey_json`."""
+    spans = data["committed_micro_batches"]
+    console.print(f"[bold]{data['checkpoint']}[/bold]  query {data['query_id']}")
+    known = f"{spans['first']} to {spans['last']}" if spans else "none"
+    console.print(f"committed micro-batches that Spark still knows: {known}; changelog: {data['changelog']}")
+    table = Table("shard", "version", "batch time", "stream time", "windows", "closing next", "messages", "changelog")
+    for name in ("packages", "local"):
+        table.add_column(name)
+    for shard in data["shards"]:
+        table.add_row(*_cells(shard))
+    console.print(table)
+    positions = Table("shard", "stream", "partition", "next offset", "stream time", "lag")
+    for shard in data["shards"]:
+        for at in shard["positions"]:
+            lag = (data["lag"] or {}).get(f"{at['stream']}/{at['partition']}")
+            cells = (shard["shard"], at["stream"], at["partition"], at["next_offset"], at["stream_time"], lag)
+            positions.add_row(*("" if cell is None else str(cell) for cell in cells))
+    console.print(positions)
+    for shard in data["shards"]:
+        for problem in (shard["problem"], (shard["local"] or {}).get("problem")):
+            if problem is not None:
+                console.print(Text(f"shard {shard['shard']}: {error_text(problem)}", style="red"))
+
+
+def _cells(shard: Mapping[str, Any]) -> list[str]:
+    windows, log, packages, local = shard["windows"], shard["changelog"], shard["packages"], shard["local"]
+    times = [at["stream_time"] for at in shard["positions"] if at["stream_time"]]
+    here = "none"
+    if local is not None:
+        same = "at the commit" if local["commit"] == shard["commit"] else f"at {(local['commit'] or 'no commit')[:20]}"
+        here = f"{size(local['bytes'])}, {same}"
+    return [
+        str(shard["shard"]),
+        "" if shard["version"] is None else str(shard["version"]),
+        shard["batch_time"] or "",
+        min(times) if times else "",
+        f"{windows['open']} open of {windows['retained']}" if windows else str(shard["rows"].get("windows", 0)),
+        (windows or {}).get("closing_next") or "",
+        "" if shard["messages"] is None else f"{shard['messages']:,}",
+        f"{log['records']} records, {log['bases']} bases, {size(log['bytes'])}",
+        f"{packages['count']}, {size(packages['bytes'])}",
+        here,
+    ]
+
+
+def show_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """Draw findings: problems last, where they are seen."""
+    order = {SOUND: 0, NOTE: 1, PROBLEM: 2}
+    for finding in sorted(findings, key=lambda found: order[found.level]):
+        line = Text(f"{finding.level:8} ", style=_STYLES[finding.level])
+        line.append(f"{finding.check}: {finding.where}: {finding.what}", style="default")
+        if finding.command:
+            line.append(f"; next: {finding.command}", style="cyan")
+        console.print(line, soft_wrap=True)
+    counts = {level: sum(found.level == level for found in findings) for level in order}
+    console.print(f"{counts[SOUND]} sound, {counts[NOTE]} notes, {counts[PROBLEM]} problems", highlight=False)
+
+
+def readable_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Give rows of state as JSON can hold them: bytes as hex, times of windows in ISO 8601."""
+    return [{name: _readable(name, value) for name, value in row.items()} for row in rows]
+
+
+def _readable(name: str, value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return moment(value) if name in ("start", "end", "_time") and isinstance(value, int) else value
+
+
+def milliseconds(at: datetime | None) -> int | None:
+    """Give a time of the command line, meant as UTC, in milliseconds."""
+    return None if at is None else round(at.replace(tzinfo=at.tzinfo or UTC).timestamp() * 1000)
+
+
+def show_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, more: bool) -> None:
+    """Draw rows of equal columns."""
+    table = Table(*(rows[0] if rows else ()))
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    console.print(table if rows else "nothing")
+    if more:
+        console.print("there are more rows: narrow it with --from, --to, --key, --shard, or raise --limit")
+
+
+def restore_plans(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Tell per shard what a restore would find and read, without carrying it out."""
+    plans = []
+    for shard in map(checkpoint.survey, checkpoint.shards):
+        record, local = shard.record, shard.local
+        here = local.commit if local is not None and local.problem is None else None
+        ready = record is None or here == record.commit
+        if record is not None and local is not None and here == record.parent and record.commit in local.staged:
+            ready = True
+        ranges = replay_ranges(record) if record is not None and not ready else {}
+        plans.append(
+            {
+                "shard": shard.shard,
+                "commit": record.commit.name if record is not None else None,
+                "here": "usable" if ready else "not usable" if local is not None else "nothing",
+                "changelog_bytes": 0 if ready else shard.log_bytes,
+                "replay": ", ".join(f"{s}/{p}: {low} to {high - 1}" for (s, p), (low, high) in sorted(ranges.items())),
+                "problem": str(shard.problem) if shard.problem is not None else None,
+            }
+        )
+    return plans
+
+
+def reset_json(plan: Reset, *, dry_run: bool) -> dict[str, Any]:
+    """Give what a reset deletes."""
+    paths = [{"path": path, "bytes": length} for path, length in plan.paths]
+    return {"dry_run": dry_run, "deleted": paths, "kept": list(plan.kept), "offsets": list(plan.offsets)}
+
+
+def show_reset(console: Console, data: Mapping[str, Any]) -> None:
+    """Say every path and offset."""
+    verb = "would delete" if data["dry_run"] else "deletes"
+    lines = [f"{verb} {one['path']}" + (f" ({size(one['bytes'])})" if one["bytes"] is not None else "")
+             for one in data["deleted"]]  # fmt: skip
+    lines += [f"keeps {kept}" for kept in data["kept"]]
+    for line in [*lines, *data["offsets"]]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def error_text(problem: Mapping[str, str]) -> str:
+    """Put an error's parts on one line."""
+    parts = [f"[{problem['code']}] {problem['what']}", problem["where"], problem["why"]]
+    text = "; ".join(part for part in parts if part)
+    return f"{text}; next: {problem['next']}" if problem["next"] else text
+
+
+def size(length: int) -> str:
+    """Give bytes for people.
+
+    >>> size(999), size(1_500), size(2_000_000)
+    ('999 B', '1.5 kB', '2.0 MB')
+    """
+    amount = float(length)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"

@@ -1,0 +1,283 @@
+"""Look at a checkpoint from outside: no Spark, no lock, nothing written, the job may be running.
+
+What is committed is what Spark's state holds, and reading that needs a JVM. Mostly it can be told without: `commits/`
+names the last committed micro-batch, and the changelog has one record per shard and attempt. Only where failed attempts
+left several records of that version does somebody have to ask Spark (`Undecided`).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backend.errors import RewindError, StateCorrupted, StateUnavailable
+from backend.memory import MemoryStore
+from backend.operators import panes
+from backend.rocks import RocksStore
+from backend.store import Changes, Readable, Region, region_range
+from recovery.changelog import Changelog, Entry, History, open_changelog
+from recovery.changelog.records import Kind
+from recovery.files import Files, open_files
+from recovery.manifest import Manifest, read_manifest
+from recovery.package import Snapshots
+from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
+
+CHANGELOG = "rewind/changelog"
+SNAPSHOTS = "rewind/snapshots"
+PANED = ("tumbling", "hopping")
+
+
+class Undecided(RewindError):
+    """Several attempts left a record of the committed version: only Spark's state says which one counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """A shard's database on this host.
+
+    Attributes:
+        path: Directory of the generation.
+        commit: What it is at; None for none.
+        length: Bytes, staged files included.
+        staged: Commits that have a staged file, oldest first.
+        problem: Why it cannot be read, None when it can.
+    """
+
+    path: Path
+    commit: Commit | None
+    length: int
+    staged: tuple[Commit, ...]
+    problem: RewindError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSurvey:
+    """What there is of a shard.
+
+    Attributes:
+        shard: The shard.
+        history: The committed state, as the changelog has it; None when nothing is committed or it cannot be read.
+        problem: Why not.
+        log: The changelog's records.
+        packages: Number of packages, and their bytes.
+        local: Its database on this host; None when there is none.
+        regions: Rows per region of the committed state.
+        windows: (start, end) in ms of retained panes, in order; None for other kinds of windows.
+    """
+
+    shard: int
+    history: History | None
+    problem: RewindError | None
+    log: Sequence[Entry]
+    packages: tuple[int, int]
+    local: LocalCopy | None
+    regions: Mapping[int, int] = field(default_factory=dict)
+    windows: Sequence[tuple[int, int]] | None = None
+
+    @property
+    def record(self) -> CommitRecord | None:
+        """The committed commit's record."""
+        return self.history.record if self.history is not None else None
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the changelog."""
+        return sum(entry.length for entry in self.log)
+
+    @property
+    def bases(self) -> int:
+        """Bases in the changelog."""
+        return sum(entry.kind is Kind.BASE for entry in self.log)
+
+
+class Checkpoint:
+    """A checkpoint to look at.
+
+    Args:
+        location: Spark's checkpoint location: path or fsspec URI.
+        local_dir: Where this host keeps local state; the default of `start()` unless told.
+        pointers: What Spark's state says, by shard, when somebody has asked it.
+
+    Raises:
+        StateUnavailable: There is no manifest: not a checkpoint of Rewind.
+    """
+
+    def __init__(
+        self, location: str, local_dir: Path | None = None, pointers: Mapping[int, Commit] | None = None
+    ) -> None:
+        self.location = location.rstrip("/")
+        self.local_dir = local_dir or Path(tempfile.gettempdir()) / "rewind"
+        self.files: Files = open_files(self.location)
+        self._pointers = dict(pointers) if pointers is not None else None
+        manifest = read_manifest(self.location)
+        if manifest is None:
+            raise StateUnavailable(
+                "this is not a checkpoint of Rewind",
+                where=self.location,
+                why="there is no rewind/manifest.json",
+                command="rewind inspect <checkpoint>, with the checkpoint that start() was given",
+            )
+        self.manifest: Manifest = manifest
+        self.changelog: Changelog = open_changelog(self.changelog_uri)
+        self.snapshots = Snapshots(f"{self.location}/{SNAPSHOTS}")
+
+    @property
+    def changelog_uri(self) -> str:
+        """For `open_changelog`."""
+        uri = str(self.manifest.entries.get("changelog", CHANGELOG))
+        return f"{self.location}/{uri}" if uri == CHANGELOG else uri
+
+    @property
+    def query_id(self) -> str:
+        """Spark's query id.
+
+        Raises:
+            StateCorrupted: Spark's metadata cannot be read.
+        """
+        try:
+            return str(json.loads(self.files.read("metadata"))["id"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            raise StateCorrupted(
+                "Spark's metadata of the checkpoint cannot be read",
+                where=f"{self.location}/metadata",
+                why=str(error),
+                command="restore the file from a copy of the checkpoint",
+            ) from error
+
+    @property
+    def shards(self) -> range:
+        """All shards."""
+        return range(self.manifest.shards)
+
+    def versions(self) -> list[int]:
+        """Committed micro-batches that Spark still knows, in order."""
+        return sorted(int(name) for name in self.files.list("commits") if name.isdecimal())
+
+    def committed(self, shard: int, version: int | None = None) -> Commit | None:
+        """Give the commit that counts for a shard; None before its first.
+
+        Args:
+            shard: The shard.
+            version: As of this micro-batch; the newest unless told.
+
+        Raises:
+            Undecided: Only Spark's state can tell.
+        """
+        if self._pointers is not None and version is None:
+            return self._pointers.get(shard)
+        versions = self.versions()
+        newest = versions[-1] if versions and version is None else version
+        if newest is None:
+            return None
+        commits = {entry.commit for entry in self.changelog.entries(shard) if entry.commit.version <= newest}
+        if not commits:
+            return None
+        last = max(commit.version for commit in commits)
+        candidates = [commit for commit in commits if commit.version == last]
+        if len(candidates) > 1:
+            raise Undecided(
+                f"{len(candidates)} attempts logged micro-batch {last}",
+                where=f"shard {shard}",
+                why="only one of them is committed, and only Spark's state says which",
+                command=f"rewind inspect {self.location} --spark",
+            )
+        return candidates[0]
+
+    def survey(self, shard: int) -> ShardSurvey:
+        """Look at a shard; what cannot be read is a `problem`, not an exception."""
+        history, problem = None, None
+        try:
+            commit = self.committed(shard)
+            if commit is not None:
+                history = self.changelog.read(shard, commit)
+        except RewindError as error:
+            problem = error
+        packages = [package for package in self._packages(shard) if package is not None]
+        regions: dict[int, int] = {}
+        windows = None
+        if history is not None:
+            view = readable(history)
+            regions = count_regions(view)
+            windows = self.windows(view)
+        return ShardSurvey(
+            shard,
+            history,
+            problem,
+            list(self.changelog.entries(shard)),
+            (len(packages), sum(packages)),
+            self.local(shard),
+            regions,
+            windows,
+        )
+
+    def windows(self, view: Readable) -> list[tuple[int, int]] | None:
+        """Give (start, end) of what the window metadata holds, for windows that are cut at fixed times."""
+        operator = self.manifest.entries.get("operator", {})
+        window = operator.get("window", {})
+        if operator.get("operator") != "window" or window.get("unit") != "time" or window.get("kind") not in PANED:
+            return None
+        return [(pane.start, pane.end) for pane in panes.all_panes(view)]
+
+    def local(self, shard: int) -> LocalCopy | None:
+        """Look at a shard's database on this host, read-only."""
+        home = self.local_dir / self.query_id / str(shard)
+        try:
+            name = json.loads((home / "CURRENT").read_bytes())["generation"]
+            path = home / str(name)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        if not (path / "db").is_dir():
+            return None
+        length = sum(_size(file) for file in path.rglob("*"))
+        staged = tuple(sorted(Commit.of_name(file.stem) for file in (path / "staged").glob("*.sst")))
+        try:
+            commit = commit_of(path / "db")
+        except RewindError as error:
+            return LocalCopy(path, None, length, staged, error)
+        return LocalCopy(path, commit, length, staged)
+
+    def _packages(self, shard: int) -> list[int | None]:
+        try:
+            return [package.length for package in self.snapshots.packages(shard)]
+        except RewindError:
+            return [None]
+
+
+def commit_of(database: Path) -> Commit | None:
+    """Read the commit row of a database, read-only."""
+    with RocksStore.open(database, read_only=True) as store:
+        data = store.get(COMMIT_KEY)
+    return decode_record(data, where=str(database)).commit if data is not None else None
+
+
+def readable(history: History) -> MemoryStore:
+    """Make a history readable like a store; it holds no messages."""
+    store = MemoryStore()
+    for keys, values in history.chunks():
+        store.write(Changes(keys, values))
+    return store
+
+
+def count_regions(view: Readable) -> dict[int, int]:
+    """Count rows per region, the commit's own left out."""
+    found: dict[int, int] = {}
+    for region in range(Region.MESSAGES, 0xFF):
+        rows = len(view.scan_arrays(*region_range(region))[0])
+        if rows:
+            found[region] = rows
+    return found
+
+
+def region_name(region: int) -> str:
+    """Name a region for people."""
+    return Region(region).name.lower() if region < Region.USER else f"user store {region - Region.USER}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:  # the job goes on meanwhile
+        return 0

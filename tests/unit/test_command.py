@@ -1,0 +1,240 @@
+"""`rewind inspect` and `rewind verify` on a checkpoint that real attempts made, sound and damaged in every place."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
+from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
+from recovery.changelog import open_changelog
+from recovery.cli import app
+from recovery.fetch import fetch_state
+from recovery.manifest import Manifest, write_manifest
+from recovery.pointer import Commit
+from recovery.report import moment
+from recovery.survey import Checkpoint, Undecided
+from tests.support.counting import CountingOperator
+
+KEY = (pa.field("key", pa.string()),)
+QUERY = "0b7c5b1e-0000-4000-8000-000000000000"
+
+
+class Little:
+    """A checkpoint of two shards with four committed micro-batches, as a query that was just stopped leaves it."""
+
+    def __init__(self, home: Path, done: dict[int, list[Done]] | None = None) -> None:
+        self.location, self.local = home / "checkpoint", home / "local"
+        self.operator = CountingOperator()
+        self.done: dict[int, list[Done]] = {0: [], 1: []}
+        if done is not None:
+            self.done = {shard: list(made) for shard, made in done.items()}
+            return
+        write_manifest(
+            str(self.location),
+            Manifest(2, (0, 1), {"operator": self.operator.describe(), "changelog": "rewind/changelog"}),
+        )
+        (self.location / "metadata").write_text(json.dumps({"id": QUERY}))
+        (self.location / "commits").mkdir()
+        for version in range(4):
+            for shard in self.done:
+                self.attempt(shard, version)
+            (self.location / "commits" / str(version)).write_text("v1")
+
+    def job(self, shard: int) -> ShardJob:
+        changelog = open_changelog(str(self.location / "rewind" / "changelog"))
+        return ShardJob(QUERY, shard, self.local, self.operator, KEY, changelog)
+
+    def attempt(self, shard: int, version: int, *, kept: bool = True) -> Done:
+        pointer = self.done[shard][-1].pointer if self.done[shard] else None
+        row = {"_stream": 0, "_partition": shard, "_offset": version, "_time": version * 1000, "_before": NO_TIME}
+        table = pa.Table.from_pylist([{**row, "key": "a"}], pa.schema([*MESSAGE_FIELDS, *KEY]))
+        after = {(0, shard): Position(version + 1, version * 1000, 5000)}
+        done = run_attempt(self.job(shard), pointer, version, lambda before: ShardInput(5000 + version, table, after))
+        if kept:
+            self.done[shard].append(done)
+        return done
+
+    def commit(self, shard: int, version: int = -1) -> Commit:
+        return self.done[shard][version].pointer.commit
+
+    def delta(self, shard: int, version: int = -1) -> Path:
+        return self.location / "rewind" / "changelog" / str(shard) / f"{self.commit(shard, version).name}.delta"
+
+    def run(self, command: str, *options: str, code: int = 0) -> Any:
+        local = ("--local-dir", str(self.local))
+        result: Result = CliRunner().invoke(app, [command, str(self.location), *local, "--json", *options])
+        assert result.exit_code == code, result.output
+        return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Little:
+    return Little(tmp_path_factory.mktemp("little"))
+
+
+@pytest.fixture
+def little(template: Little, tmp_path: Path) -> Little:
+    """Give a copy of its own to each test: attempts cost more than files."""
+    shutil.copytree(template.location.parent, tmp_path, dirs_exist_ok=True)
+    return Little(tmp_path, template.done)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+def levels(found: Any, level: str) -> list[Any]:
+    return [finding for finding in found if finding["level"] == level]
+
+
+def test_inspect_tells_what_is_committed(little: Little) -> None:
+    data = little.run("inspect")
+    assert data["query_id"] == QUERY
+    assert data["committed_micro_batches"] == {"first": 0, "last": 3}
+    assert [shard["version"] for shard in data["shards"]] == [3, 3]
+    first = data["shards"][0]
+    assert first["commit"] == little.commit(0).name
+    assert first["positions"] == [
+        {"stream": 0, "partition": 0, "next_offset": 4, "stream_time": "1970-01-01T00:00:03.000Z"}
+    ]
+    assert first["messages"] == little.done[0][-1].outcome.message_count
+    assert first["changelog"]["records"] == 4
+    assert first["local"]["commit"] == little.commit(0, -2).name, "the last commit is staged, not confirmed"
+    assert first["local"]["staged"][-1] == little.commit(0).name
+    assert first["problem"] is None
+    assert data["lag"] is None
+
+
+def test_inspect_for_people_shows_no_sentinels(little: Little) -> None:
+    text = CliRunner().invoke(app, ["inspect", str(little.location), "--local-dir", str(little.local)]).stdout
+    assert "0 to 3" in text
+    assert not re.search(r"(?<!\S)(None|-1|nan|-9223372036854775808)(?!\S)", text)
+
+
+def test_a_running_attempt_is_not_committed(little: Little) -> None:
+    little.attempt(0, 4, kept=False)
+    assert little.run("inspect")["shards"][0]["commit"] == little.commit(0).name
+
+
+def test_two_attempts_of_the_committed_version_need_spark(little: Little) -> None:
+    little.done[0].pop()
+    little.attempt(0, 3)  # the driver died and its micro-batch ran again
+    with pytest.raises(Undecided) as caught:
+        Checkpoint(str(little.location), little.local).committed(0)
+    assert "--spark" in caught.value.command
+    known = Checkpoint(str(little.location), little.local, {0: little.commit(0), 1: little.commit(1)})
+    assert known.committed(0) == little.commit(0)
+    assert known.survey(0).problem is None
+    little.attempt(0, 4)
+    (little.location / "commits" / "4").write_text("v1")
+    assert Checkpoint(str(little.location), little.local).committed(0) == little.commit(0), "a later commit decides"
+
+
+def test_not_a_checkpoint(tmp_path: Path) -> None:
+    for command in ("inspect", "verify"):
+        result = CliRunner().invoke(app, [command, str(tmp_path), "--json"])
+        assert result.exit_code == 1
+        assert json.loads(result.stdout)["error"]["code"] == "StateUnavailable"
+
+
+def test_verify_of_a_sound_checkpoint(little: Little) -> None:
+    found = little.run("verify")
+    assert levels(found, "problem") == []
+    assert levels(found, "note") == []
+    assert {finding["check"] for finding in found} == {"changelog", "local state"}
+
+
+@pytest.mark.parametrize("version", [-1, 0])
+def test_verify_names_a_damaged_record(little: Little, version: int) -> None:
+    flip(little.delta(1, version))
+    problems = levels(little.run("verify", code=1), "problem")
+    assert problems
+    assert all(little.delta(1, version).name in problem["where"] for problem in problems)
+    assert all(problem["next"] for problem in problems)
+    shard = little.run("inspect", code=1)["shards"][1]
+    assert shard["problem"]["code"] == "ChangelogDamaged"
+    assert little.delta(1, version).name in shard["problem"]["where"]
+
+
+def test_verify_names_a_lost_record(little: Little) -> None:
+    little.delta(0, 1).unlink()
+    problems = levels(little.run("verify", code=1), "problem")
+    assert ["missing" in problem["what"] for problem in problems] == [True]
+
+
+def test_a_damaged_orphan_is_a_note(little: Little) -> None:
+    orphan = little.attempt(0, 4, kept=False).pointer
+    flip(little.location / "rewind" / "changelog" / orphan.changelog)
+    found = little.run("verify")
+    assert len(levels(found, "note")) == 1
+
+
+def test_a_damaged_database_is_a_note(little: Little) -> None:
+    path = max((little.local / QUERY / "0").glob("*/db/*.sst"), key=lambda file: file.stat().st_size)
+    flip(path)
+    notes = levels(little.run("verify"), "note")
+    assert [note["check"] for note in notes] == ["local state"]
+    assert "shard 0" in notes[0]["where"] or path.parent.parent.name in notes[0]["where"]
+
+
+def test_a_damaged_package_is_a_note(little: Little, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(little.location), little.local)
+    history = checkpoint.changelog.read(0, little.commit(0, -2))
+    checkpoint.snapshots.publish(history.record, checkpoint.local(0).path / "db")
+    assert levels(little.run("verify"), "note") == []
+    shared = next((little.location / "rewind" / "snapshots" / "0" / "shared").iterdir())
+    flip(shared)
+    notes = levels(little.run("verify"), "note")
+    assert [shared.name in note["where"] for note in notes] == [True]
+    assert not fetch_state(
+        checkpoint.snapshots,
+        little.done[0][-2].pointer,
+        tmp_path / "db",
+        lambda commit: tmp_path / commit.name,
+    )
+
+
+def test_a_stale_copy_is_a_note(little: Little, tmp_path: Path) -> None:
+    stale = tmp_path / "stale"
+    shutil.copytree(little.local / QUERY / "1", stale)  # another host's copy, two commits behind
+    for version in (4, 5):
+        little.attempt(1, version)
+        (little.location / "commits" / str(version)).write_text("v1")
+    assert levels(little.run("verify"), "note") == []
+    shutil.rmtree(little.local / QUERY / "1")
+    stale.rename(little.local / QUERY / "1")
+    notes = levels(little.run("verify"), "note")
+    assert [note["check"] for note in notes] == ["lineage"]
+    assert "behind" in notes[0]["what"]
+
+
+def test_a_damaged_manifest_is_named(little: Little) -> None:
+    (little.location / "rewind" / "manifest.json").write_text("{")
+    for command in ("inspect", "verify"):
+        assert little.run(command, code=1)["error"]["code"] == "StateCorrupted"
+    (little.location / "rewind" / "manifest.json").write_text('{"format": 99}')
+    assert little.run("inspect", code=1)["error"]["code"] == "UnknownFormat"
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        (0, "1970-01-01T00:00:00.000Z"),
+        (-1, "1969-12-31T23:59:59.999Z"),
+        (NO_TIME, None),
+        (2**62, str(2**62)),
+    ],
+)
+def test_moments(time: int, text: str | None) -> None:
+    assert moment(time) == text

@@ -1,0 +1,186 @@
+"""`rewind show`, `export` and `reset` on windows that real attempts made."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from backend import aggregates as agg
+from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
+from backend.operators.spec import window_spec
+from backend.operators.window import WindowOperator
+from backend.windows import tumbling
+from recovery.attempt import ShardInput, ShardJob, run_attempt
+from recovery.changelog import open_changelog
+from recovery.cli import app
+from recovery.manifest import Manifest, write_manifest
+
+QUERY = "11111111-0000-4000-8000-000000000000"
+FIELDS = (pa.field("k", pa.string()), pa.field("x", pa.float64()))
+# event time in s, group key, value: windows of 10 s, the first one closed
+ROWS = [(1, "anna", 1.0), (2, "bert", 2.0), (11, "anna", 3.0), (25, "anna", 4.0), (26, "bert", 5.0)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a job of one shard with one confirmed and one staged micro-batch."""
+    home = tmp_path_factory.mktemp("windows")
+    spec = window_spec(
+        tumbling("10 s"),
+        pa.schema(FIELDS),
+        {"n": agg.count(), "mid": agg.median("x")},
+        keys=["k"],
+        retention="1 hour",
+        max_ahead=None,
+    )
+    operator = WindowOperator(spec)
+    location = home / "checkpoint"
+    write_manifest(str(location), Manifest(1, (0,), {"operator": operator.describe(), "changelog": "rewind/changelog"}))
+    (location / "metadata").write_text(json.dumps({"id": QUERY}))
+    (location / "commits").mkdir()
+    changelog = open_changelog(str(location / "rewind" / "changelog"))
+    fields = tuple(pa.field(name, pa.schema(FIELDS).field(name).type) for name in operator.input_fields)
+    job = ShardJob(QUERY, 0, home / "local", operator, fields, changelog)
+    pointer = None
+    for version, part in enumerate((ROWS[:3], ROWS[3:])):
+        first = 3 * version
+        rows = []
+        for at, (time, key, x) in enumerate(part):
+            before = max((one[0] * 1000 for one in ROWS[: first + at]), default=NO_TIME)
+            place = {"_stream": 0, "_partition": 0, "_offset": first + at, "_time": time * 1000, "_before": before}
+            rows.append({**place, "k": key, "x": x})
+        table = pa.Table.from_pylist(rows, pa.schema([*MESSAGE_FIELDS, *fields]))
+        after = {(0, 0): Position(first + len(part), part[-1][0] * 1000, 9_000)}
+        done = run_attempt(job, pointer, version, lambda before, t=table, a=after: ShardInput(9_000, t, a))  # type: ignore[misc]
+        pointer = done.pointer
+        (location / "commits" / str(version)).write_text("v1")
+    return home
+
+
+def run(home: Path, command: str, *options: str, code: int = 0) -> Any:
+    local = ("--local-dir", str(home / "local"))
+    result = CliRunner().invoke(app, [command, str(home / "checkpoint"), *options, *local, "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout) if result.stdout else None
+
+
+def test_inspect_knows_open_windows_and_the_next_to_close(home: Path) -> None:
+    (shard,) = run(home, "inspect")["shards"]
+    assert shard["windows"] == {
+        "retained": 3,
+        "open": 1,
+        "closing_next": "1970-01-01T00:00:30.000Z",
+        "oldest": "1970-01-01T00:00:00.000Z",
+    }
+    assert shard["messages"] == 5
+    assert shard["rows"]["windows"] == 3
+
+
+def test_verify_counts_messages(home: Path) -> None:
+    assert {finding["level"] for finding in run(home, "verify")} == {"sound"}
+
+
+def test_show_windows(home: Path) -> None:
+    data = run(home, "show", "windows")
+    assert data["more"] is False
+    assert [(row["start"], row["end"], row["messages"], row["group_keys"], row["offsets"]) for row in data["rows"]] == [
+        ("1970-01-01T00:00:00.000Z", "1970-01-01T00:00:10.000Z", 2, 2, "0/0:0-1"),
+        ("1970-01-01T00:00:10.000Z", "1970-01-01T00:00:20.000Z", 1, 1, "0/0:2-2"),
+        ("1970-01-01T00:00:20.000Z", "1970-01-01T00:00:30.000Z", 2, 2, "0/0:3-4"),
+    ]
+
+
+def test_show_by_time_range(home: Path) -> None:
+    one = run(home, "show", "windows", "--from", "1970-01-01T00:00:10", "--to", "1970-01-01T00:00:20")
+    assert [row["start"] for row in one["rows"]] == ["1970-01-01T00:00:10.000Z"]
+    assert len(run(home, "show", "windows", "--to", "1970-01-01T00:00:20")["rows"]) == 2
+
+
+def test_show_aggregates_by_key(home: Path) -> None:
+    rows = run(home, "show", "aggregates", "--key", "bert")["rows"]
+    assert [(row["start"], row["k"]) for row in rows] == [
+        ("1970-01-01T00:00:00.000Z", "bert"),
+        ("1970-01-01T00:00:20.000Z", "bert"),
+    ]
+
+
+def test_show_messages_are_those_of_the_confirmed_commit(home: Path) -> None:
+    rows = run(home, "show", "messages")["rows"]
+    assert [(row["_offset"], row["k"], row["x"]) for row in rows] == [
+        (0, "anna", 1.0),
+        (1, "bert", 2.0),
+        (2, "anna", 3.0),
+    ]
+    assert {row["commit"][:20] for row in rows} == {f"{0:020d}"}
+    later = run(home, "show", "messages", "--from", "1970-01-01T00:00:02")["rows"]
+    assert [row["_offset"] for row in later] == [1, 2]
+
+
+def test_show_says_when_there_is_more(home: Path) -> None:
+    data = run(home, "show", "windows", "--limit", "2")
+    assert len(data["rows"]) == 2
+    assert data["more"] is True
+    text = CliRunner().invoke(app, ["show", str(home / "checkpoint"), "windows", "--limit", "2"]).stdout
+    assert "there are more rows" in text
+
+
+def test_show_refuses_what_there_is_not(home: Path, tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["show", str(home / "checkpoint"), "lions"]).exit_code == 2
+    result = CliRunner().invoke(
+        app, ["show", str(home / "checkpoint"), "messages", "--local-dir", str(tmp_path), "--json"]
+    )
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"]["code"] == "StateUnavailable"
+
+
+def test_export_writes_parquet(home: Path, tmp_path: Path) -> None:
+    (written,) = run(home, "export", str(tmp_path / "out"), "--table", "windows")
+    table = pq.read_table(written["path"])
+    assert table["start"].to_pylist() == [0, 10_000, 20_000]
+    assert written["rows"] == 3
+    (everything,) = run(home, "export", str(tmp_path / "rows"))
+    regions = pq.read_table(everything["path"])["region"].to_pylist()
+    assert regions.count("windows") == 3
+    assert "messages" not in regions
+    assert run(home, "export", str(tmp_path / "out"), code=2) is None
+
+
+def files(path: Path) -> set[str]:
+    return {str(one.relative_to(path)) for one in path.rglob("*") if one.is_file()}
+
+
+def test_reset_names_everything_and_touches_nothing_before(home: Path, tmp_path: Path) -> None:
+    before = files(home)
+    data = run(home, "reset", "--dry-run")
+    assert [one["path"] for one in data["deleted"]] == [str(home / "local" / QUERY), str(home / "checkpoint")]
+    assert ["offsets below 5" in said for said in data["offsets"]] == [True]
+    assert "results and errors" in data["kept"]
+    assert run(home, "reset", code=2) is None, "without --yes nothing happens"
+    assert files(home) == before
+
+
+def test_reset_deletes(home: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(home, tmp_path / "copy")
+    copy = tmp_path / "copy"
+    lock = os.open(copy / "local" / QUERY / "0" / "LOCK", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    error = run(copy, "reset", "--yes", code=1)["error"]
+    assert error["code"] == "StoreLocked"
+    assert (copy / "checkpoint").exists()
+    os.close(lock)
+    kept = run(copy, "reset", "--yes", "--local-only")["kept"]
+    assert any("the next start restores" in one for one in kept)
+    assert not (copy / "local" / QUERY).exists()
+    assert (copy / "checkpoint" / "rewind" / "manifest.json").exists()
+    run(copy, "reset", "--yes")
+    assert not (copy / "checkpoint").exists()

@@ -1,0 +1,88 @@
+"""What a drill's comparison sees: the last revision of each window, errors, doubles; and nothing that time makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from recovery.compare import Output, compare, last_revisions
+from recovery.drill import CATALOGUE, choose
+
+ROW = {"reason": "full", "revision": 0, "window_start": 0, "window_end": 10, "k": "a", "n": 1, "mean": 0.1, "shard": 0}
+
+
+def table(*rows: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist([{**ROW, **row} for row in rows])
+
+
+def test_the_last_revision_counts() -> None:
+    last, doubled = last_revisions(table({"revision": 1, "n": 3}, {}, {"k": "b"}), ["k"])
+    assert last == {(0, 10, "a"): (3, 0.1), (0, 10, "b"): (1, 0.1)}
+    assert doubled == 0
+
+
+def test_a_row_that_is_there_twice_is_doubled() -> None:
+    last, doubled = last_revisions(table({}, {"shard": 1}), ["k"])
+    assert len(last) == 1
+    assert doubled == 1
+
+
+def test_a_retracted_window_is_gone() -> None:
+    last, _ = last_revisions(table({}, {"reason": "retracted", "revision": 1}), ["k"])
+    assert last == {}
+
+
+def test_the_last_digits_of_floats_do_not_count() -> None:
+    one, _ = last_revisions(table({"mean": 0.1 + 0.2}), ["k"])
+    two, _ = last_revisions(table({"mean": 0.3}), ["k"])
+    three, _ = last_revisions(table({"mean": 0.3001}), ["k"])
+    assert one == two != three
+
+
+def test_rows_without_windows_are_counted() -> None:
+    rows = pa.Table.from_pylist([{"x": 1, "shard": 0}, {"x": 1, "shard": 1}, {"x": 2, "shard": 0}])
+    assert last_revisions(rows, [])[0] == {(1,): (2,), (2,): (1,)}
+
+
+CONTROL = Output({("w", 1): (5,), ("w", 2): (6,)}, {(0, 0, 7, "malformed"): 1}, {0: (1, 2, 3)}, 0)
+
+
+def output(**change: Any) -> Output:
+    base = {"windows": CONTROL.windows, "errors": CONTROL.errors, "state": CONTROL.state, "doubled": 0}
+    return Output(**{**base, **change})
+
+
+@pytest.mark.parametrize(
+    ("faulty", "wrong"),
+    [
+        (output(), {}),
+        (output(windows={("w", 1): (5,)}), {"lost": 1}),
+        (output(windows={**CONTROL.windows, ("w", 3): (1,)}), {"extra": 1}),
+        (output(windows={**CONTROL.windows, ("w", 2): (7,)}), {"changed": 1}),
+        (output(errors={}), {"lost": 1}),
+        (output(errors={**CONTROL.errors, (0, 0, 8, "malformed"): 1}), {"extra": 1}),
+        (output(doubled=2), {"doubled": 2}),
+        (output(state={0: (1, 2, 4)}), {"state_equal": False}),
+        (output(state={}), {"state_equal": False}),
+    ],
+)
+def test_every_difference_is_seen(faulty: Output, wrong: dict[str, Any]) -> None:
+    found = compare(CONTROL, faulty)
+    assert found.equal == (not wrong)
+    told = {"lost": 0, "extra": 0, "changed": 0, "doubled": 0, "state_equal": True, **wrong}
+    assert {name: getattr(found, name) for name in told} == told
+    assert bool(found.samples) == bool(set(wrong) - {"doubled"})
+
+
+def test_nothing_is_not_equal_to_nothing() -> None:
+    nothing = Output({}, {}, {0: (0, 0, 0)}, 0)
+    assert not compare(nothing, nothing).equal
+
+
+def test_scenarios_are_chosen_by_name() -> None:
+    assert [one.name for one in choose(["zombie", "lose-all"])] == ["zombie", "lose-all"]
+    assert choose([]) == list(CATALOGUE)
+    with pytest.raises(ValueError, match="lose-all"):
+        choose(["lose-everything"])
