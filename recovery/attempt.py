@@ -9,6 +9,7 @@ Spark's processor, the operator tester and the simulation all drive this module,
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -19,25 +20,20 @@ from pathlib import Path
 import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS, MicroBatch, Operator, Outcome, Position, Positions, SourcePartition
-from backend.bounds import reclaim
-from backend.errors import StateAhead, StateCorrupted, StateUnavailable
+from backend.errors import RewindError, StateCorrupted
 from backend.rocks import RocksStore
 from backend.store import Changes, Region, Staged, region_range
 from backend.workspace import Workspace
 from recovery.changelog.protocol import Changelog
 from recovery.killpoints import kill_point
-from recovery.pointer import (
-    COMMIT_KEY,
-    MAX_ANCESTORS,
-    Commit,
-    CommitRecord,
-    Pointer,
-    decode_record,
-    encode_record,
-)
-from recovery.shard import Generation, ShardDirectory
+from recovery.listener import RestoreListener
+from recovery.opening import Opened, Opening
+from recovery.package import Snapshots
+from recovery.pointer import COMMIT_KEY, MAX_ANCESTORS, Commit, CommitRecord, Pointer, encode_record
+from recovery.shard import ShardDirectory
+from recovery.uploads import begin_upload, is_due
 
-RESTORE_COMMAND = "start the query again (it restores by itself), or run: rewind restore <checkpoint>"
+log = logging.getLogger("rewind.attempt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +47,9 @@ class ShardJob:
         operator: The stateful operator.
         message_fields: Arrow fields of the operator's input, in the order in which frames carry them.
         changelog: Where commits are logged.
-        fetch: Puts the database of a committed pointer into a new generation, from wherever a copy of it is; returns
-            False when there is none.
+        packages: Copies on the checkpoint's filesystem: where restored and moved shards come from.
+        snapshot_every: Publish each staged file, and a whole package every so many commits; None publishes nothing.
+        listeners: Told when a package is fetched.
         retain: Staged files kept behind the committed version, for stale copies.
         lock_wait_s: Bound on waiting for the shard's lock.
     """
@@ -63,7 +60,9 @@ class ShardJob:
     operator: Operator
     message_fields: tuple[pa.Field, ...]
     changelog: Changelog
-    fetch: Callable[[Pointer, Generation], bool] = lambda pointer, generation: False
+    packages: Snapshots | None = None
+    snapshot_every: int | None = None
+    listeners: tuple[RestoreListener, ...] = ()
     retain: int = 2
     lock_wait_s: float = 30.0
 
@@ -148,123 +147,26 @@ def run_attempt(
     with directory.lock(job.lock_wait_s):
         kill_point("open", version)
         with watch.step("open"):
-            generation, store, row = open_committed(job, directory, pointer)
+            opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
         try:
-            return _operate(job, directory, generation, store, row, pointer, version, given, watch)
+            return _operate(job, directory, opened, pointer, version, given, watch)
         except StateCorrupted:
             directory.condemn()
             raise
         finally:
-            store.close()
-
-
-def open_committed(
-    job: ShardJob, directory: ShardDirectory, pointer: Pointer | None
-) -> tuple[Generation, RocksStore, CommitRecord | None]:
-    """Open the shard's database exactly at the pointer; the caller holds the lock and closes the store.
-
-    See `run_attempt` for what is raised; a store that was opened before an error is closed again.
-    """
-    generation = directory.current()
-    if generation is not None:
-        found = _open_local(job, directory, generation, pointer)
-        if found is not None:
-            return generation, *found
-    elif pointer is None:
-        generation = directory.new_generation()
-        store = RocksStore.open(generation.database)
-        directory.adopt(generation)
-        return generation, store, None
-    if pointer is None:
-        raise StateUnavailable("the local state cannot be used", where=job.where, command=RESTORE_COMMAND)
-    kill_point("fetch", pointer.commit.version)
-    fresh = directory.new_generation()
-    if job.fetch(pointer, fresh):
-        store = RocksStore.open(fresh.database)
-        row = read_commit_row(store)
-        if row is not None and row.commit == pointer.commit:
-            directory.adopt(fresh)
-            return fresh, store, row
-        store.close()
-        why = f"the fetched copy is at {_name(row)}, the pointer at {pointer.commit.name}"
-    else:
-        why = "no local state" if generation is None else "the local state does not lead to the pointer"
-    directory.discard(fresh)
-    raise StateUnavailable(
-        f"the state of commit {pointer.commit.name} is not here", where=job.where, why=why, command=RESTORE_COMMAND
-    )
-
-
-def _open_local(
-    job: ShardJob, directory: ShardDirectory, generation: Generation, pointer: Pointer | None
-) -> tuple[RocksStore, CommitRecord | None] | None:
-    """Bring the current generation to the pointer; None when it cannot be the base of it."""
-    try:
-        store = RocksStore.open(generation.database, create=False)
-    except StateCorrupted:
-        if pointer is None:
-            raise
-        return None
-    try:
-        row = read_commit_row(store)
-        here = row.commit if row is not None else None
-        if here == (pointer.commit if pointer is not None else None):
-            return _swept(store, row), row
-        if row is not None and (pointer is None or pointer.commit in row.ancestors):
-            raise StateAhead(
-                f"the local state is at {_name(row)}, newer than what Spark committed"
-                f" ({pointer.commit.name if pointer is not None else 'nothing'})",
-                where=job.where,
-                why="this task is a zombie, or Spark's checkpoint was rolled back",
-                command="rewind restore <checkpoint> (with no query running)",
-            )
-        assert pointer is not None, "a database without a commit row equals no pointer"
-        staged = generation.staged(pointer.commit)
-        if here == pointer.parent and staged.exists():
-            kill_point("before_ingest", pointer.commit.version)
-            store.confirm(Staged(staged, pointer.staged_length, pointer.staged_digest, 0))
-            kill_point("after_ingest", pointer.commit.version)
-            row = read_commit_row(store)
-            if row is None or row.commit != pointer.commit:
-                raise StateCorrupted("a staged file does not hold its own commit row", where=str(staged))
-            return _swept(store, row), row
-    except StateCorrupted:
-        store.close()
-        return None
-    except BaseException:
-        store.close()
-        raise
-    store.close()
-    return None
-
-
-def _swept(store: RocksStore, row: CommitRecord | None) -> RocksStore:
-    """Reclaim what the bounds hide: idempotent, and needed again after a death between confirm and here."""
-    reclaim(store, row.bounds if row is not None else {})
-    return store
-
-
-def read_commit_row(store: RocksStore) -> CommitRecord | None:
-    """Read the commit that a database is at."""
-    data = store.get(COMMIT_KEY)
-    return decode_record(data) if data is not None else None
-
-
-def _name(row: CommitRecord | None) -> str:
-    return row.commit.name if row is not None else "no commit"
+            opened.store.close()
 
 
 def _operate(
     job: ShardJob,
     directory: ShardDirectory,
-    generation: Generation,
-    store: RocksStore,
-    row: CommitRecord | None,
+    opened: Opened,
     pointer: Pointer | None,
     version: int,
     given: ShardInput,
     watch: _Watch,
 ) -> Done:
+    generation, store, row = opened.generation, opened.store, opened.row
     work = Workspace(store, row.bounds if row is not None else {})
     messages = given.messages
     if messages is None:
@@ -284,6 +186,8 @@ def _operate(
         kill_point("before_changelog", version)
         location = job.changelog.append(record, changes)
         _log_base(job, store, row)
+    with watch.step("upload"):
+        uploaded = _upload(job, opened, record, staged)
         kill_point("after_changelog", version)
     if pointer is not None:
         kill_point("prune", version)
@@ -307,6 +211,7 @@ def _operate(
         "errors": outcome.errors.num_rows,
         "messages_stored": outcome.message_count,
         "staged_bytes": staged.length,
+        "uploaded_bytes": uploaded,
         "drained": new.drained,
         **outcome.metrics,
     }
@@ -344,3 +249,21 @@ def _log_base(job: ShardJob, store: RocksStore, row: CommitRecord | None) -> Non
     """Append a complete base when the deltas have grown: of the committed state, so that it is never an orphan."""
     if row is not None and job.changelog.wants_base(job.shard, row.commit):
         job.changelog.append_base(row, store.scan(region_range(Region.MESSAGES)[0], None))
+
+
+def _upload(job: ShardJob, opened: Opened, record: CommitRecord, staged: Staged) -> int:
+    """Publish the staged file, and begin a whole package when one is due; give the bytes of the step.
+
+    A failing upload costs a rung of the ladder (the changelog and the source still have everything), never a commit.
+    """
+    if job.packages is None or job.snapshot_every is None:
+        return 0
+    kill_point("upload", record.commit.version)
+    row = opened.row
+    if row is not None and is_due(row, job.snapshot_every):
+        begin_upload(job.packages, opened.store, row, opened.generation.path)
+    try:
+        return job.packages.publish_step(record, staged).uploaded
+    except (RewindError, OSError) as error:
+        log.warning("shard %d: commit %s was not uploaded: %s", job.shard, record.commit.name, error)
+        return 0

@@ -83,19 +83,27 @@ def _try(
     options: RocksOptions | None,
 ) -> int | tuple[Offer, RewindError]:
     """Carry out one plan; give the bytes fetched, or what was damaged and how."""
-    at, full = found.package, True
+    at, full = found.package or found.steps[0].commit, found.package is not None
     try:
-        length = snapshots.fetch(pointer.shard, found.package, database).length
+        length = _base(snapshots, pointer, found, database)
         files = []
         for step in found.steps:
             at, full = step.commit, False
             files.append(_step(snapshots, pointer, step, staged))
-        at, full = found.package, True
+        at, full = (found.package, True) if found.package is not None else (found.steps[-1].commit, False)
         _apply(database, pointer, files, options)
     except RewindError as error:
         shutil.rmtree(database, ignore_errors=True)
         return Offer(at, None, full), error
     return length + sum(file.length for file in files)
+
+
+def _base(snapshots: Snapshots, pointer: Pointer, found: Fetch, database: Path) -> int:
+    """Make the database that the steps are applied to; give the bytes fetched."""
+    if found.package is not None:
+        return snapshots.fetch(pointer.shard, found.package, database).length
+    RocksStore.open(database).close()
+    return 0
 
 
 def _step(snapshots: Snapshots, pointer: Pointer, step: Step, staged: Callable[[Commit], Path]) -> Staged:

@@ -9,10 +9,7 @@ import pyarrow as pa
 from backend.batch import Operator
 from recovery.attempt import ShardJob
 from recovery.changelog import open_changelog
-from recovery.fetch import fetch_state
 from recovery.package import Snapshots
-from recovery.pointer import Pointer
-from recovery.shard import Generation
 
 SNAPSHOTS_DIRECTORY = "rewind/snapshots"
 
@@ -29,6 +26,7 @@ def shard_job(
     operator: Operator,
     message_fields: tuple[pa.Field, ...],
     retain: int,
+    snapshot_every: int | None,
     query_id: str,
     shard: int,
 ) -> ShardJob:
@@ -41,14 +39,10 @@ def shard_job(
         operator: The stateful operator.
         message_fields: Arrow fields of its input.
         retain: Staged files kept behind the committed version.
+        snapshot_every: See `ShardJob`.
         query_id: Spark's query id.
         shard: The shard.
     """
-
-    packages = snapshots(checkpoint)
-
-    def fetch(pointer: Pointer, generation: Generation) -> bool:
-        return fetch_state(packages, pointer, generation.database, generation.staged)
 
     return ShardJob(
         query_id=query_id,
@@ -57,6 +51,7 @@ def shard_job(
         operator=operator,
         message_fields=message_fields,
         changelog=open_changelog(changelog_uri),
-        fetch=fetch,
+        packages=snapshots(checkpoint),
+        snapshot_every=snapshot_every,
         retain=retain,
     )

@@ -138,12 +138,12 @@ class Fetch:
     """Make a new generation from a package, then ingest files, in this order.
 
     Attributes:
-        package: Commit of the package.
+        package: Commit of the package; None for an empty database, when the steps reach back to the first commit.
         steps: What to apply to it.
         why: What was found instead of a usable database.
     """
 
-    package: Commit
+    package: Commit | None
     steps: tuple[Step, ...]
     why: str
 
@@ -295,7 +295,8 @@ def _fetch(pointer: Pointer, steps: _Steps, offers: Iterable[Offer], why: str) -
         path = _path(pointer.commit, commit, steps)
         if path is not None:
             return Fetch(commit, path, why)
-    return None
+    path = _path(pointer.commit, None, steps)
+    return Fetch(None, path, why) if path is not None else None
 
 
 def _rebuild(pointer: Pointer, remote: Remote, why: str, in_task: bool) -> Plan:

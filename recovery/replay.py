@@ -26,11 +26,12 @@ from backend.errors import RewindError, StateAhead, StateCorrupted
 from backend.rocks import RocksStore
 from backend.spark import frames
 from backend.spark.settings import settings
-from recovery.attempt import ShardJob, open_committed
+from recovery.attempt import ShardJob
 from recovery.files import open_files
 from recovery.jobs import snapshots
 from recovery.killpoints import kill_point
 from recovery.listener import Listeners, RestoreListener, Restoring
+from recovery.opening import Opening
 from recovery.planner import replay_ranges
 from recovery.pointer import Commit, CommitRecord, Pointer, decode, encode
 from recovery.restore import Restored, Rows, above_bounds, accepted, restore_shard
@@ -186,23 +187,23 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
         if pointer is None and directory.current() is None:
             return None
         try:
-            _, store, row = open_committed(job, directory, pointer)
+            opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
         except StateAhead as error:
             directory.condemn()
             return str(error)
         except RewindError as error:
             return str(error)
         try:
-            check_readable(store, row)
+            check_readable(opened.store)
         except StateCorrupted as error:
             directory.condemn()
             return str(error)
         finally:
-            store.close()
+            opened.store.close()
     return None
 
 
-def check_readable(store: RocksStore, row: CommitRecord | None) -> None:
+def check_readable(store: RocksStore) -> None:
     """Read every key and value once, so that RocksDB checks each block's checksum.
 
     Raises:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from backend.spark.stream import Pipeline
     from recovery.listener import RestoreListener
 
+DEFAULT_SNAPSHOT_EVERY = 50
 CHANGELOG_DIRECTORY = "rewind/changelog"
 
 
@@ -53,6 +54,9 @@ class StartOptions:
         until: None runs until stopped; `"end"` reads what the source holds at the start, drains, and ends.
         changelog: None keeps it beside the checkpoint; else a URI for `open_changelog`.
         retain: Staged files and commits kept behind the committed version.
+        snapshots: `"off"`, or every how many commits a whole package of a shard goes to the checkpoint's filesystem
+            (each staged file goes there with its commit). A shard can then move to another executor without a restart
+            of the query. None: `"off"` on a local checkpoint, else 50.
         arrow_rows: Rows per Arrow batch in the pack stage: larger is faster, each costs its size in a worker's memory.
         name: Spark's query name.
         listeners: Told of restores.
@@ -65,6 +69,7 @@ class StartOptions:
     until: str | None = None
     changelog: str | None = None
     retain: int = 2
+    snapshots: str | int | None = None
     arrow_rows: int = 200_000
     name: str | None = None
     listeners: tuple[RestoreListener, ...] = ()
@@ -79,6 +84,10 @@ class StartOptions:
             raise ValueError(f"route={self.route!r}: allowed are {', '.join(ROUTES)}")
         if self.until not in (None, "end"):
             raise ValueError(f"until={self.until!r}: allowed are None and 'end'")
+        if self.snapshots not in (None, "off") and (
+            isinstance(self.snapshots, bool) or not isinstance(self.snapshots, int) or self.snapshots < 1
+        ):
+            raise ValueError(f"snapshots={self.snapshots!r}: allowed are 'off' and an integer of at least 1")
         for name, least in (("shards", 1), ("retain", 1), ("arrow_rows", 1)):
             value = getattr(self, name)
             if name == "shards" and value is None:
@@ -89,7 +98,6 @@ class StartOptions:
 
 def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, options: StartOptions) -> RewindQuery:
     """Start a pipeline; see `Pipeline.start`."""
-    check_session(spark)
     used = _spark_has_committed(checkpoint)
     stored = read_manifest(checkpoint)
     job = build_job(pipeline, spark, options, grouping=stored.grouping if stored is not None else None)
@@ -107,7 +115,11 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     local_dir = Path(options.local_dir) if options.local_dir is not None else Path(tempfile.gettempdir()) / "rewind"
     changelog_uri = options.changelog or f"{checkpoint.rstrip('/')}/{CHANGELOG_DIRECTORY}"
     open_changelog(changelog_uri).prepare(job.shards)
-    make = partial(shard_job, local_dir, checkpoint, changelog_uri, job.operator, job.message_fields, options.retain)
+    every = snapshot_every(options.snapshots, checkpoint)
+    check_session(spark, snapshots=every is not None)
+    make = partial(
+        shard_job, local_dir, checkpoint, changelog_uri, job.operator, job.message_fields, options.retain, every
+    )
     plan = ProcessorPlan({value: shard for shard, value in enumerate(job.grouping)}, make)
 
     def launch(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
@@ -224,16 +236,30 @@ def _spark_has_committed(checkpoint: str) -> bool:
     return True
 
 
-def check_session(spark: SparkSession) -> None:
+def snapshot_every(option: str | int | None, checkpoint: str) -> int | None:
+    """Give every how many commits a shard's package is published; None for never.
+
+    >>> snapshot_every(None, "/data/c"), snapshot_every(None, "s3a://bucket/c"), snapshot_every(7, "/data/c")
+    (None, 50, 7)
+    """
+    if option == "off":
+        return None
+    if option is None:
+        local = "://" not in checkpoint or checkpoint.startswith("file:")
+        return None if local else DEFAULT_SNAPSHOT_EVERY
+    return int(option)
+
+
+def check_session(spark: SparkSession, *, snapshots: bool) -> None:
     """Refuse settings of the session under which the guarantee does not hold.
 
     Raises:
         ValueError: Names the setting, its value, and what is allowed.
     """
-    if str(spark.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true":
+    if str(spark.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true" and not snapshots:
         raise ValueError(
-            "spark.speculation='true': two attempts of one micro-batch would run on different executors, and only"
-            " one of them keeps the local state: allowed is 'false'"
+            "spark.speculation='true': two attempts of one micro-batch may run on different executors, and without"
+            " snapshots only one of them keeps the local state: allowed are 'false', or snapshots=50 (say)"
         )
 
 

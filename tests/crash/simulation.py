@@ -36,14 +36,14 @@ from backend.operators.window import WindowOperator
 from backend.policies import Policies
 from backend.spark import frames
 from backend.store import Region
-from recovery import attempt, fetch, replay, restore
+from recovery import attempt, fetch, opening, replay, restore
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
 from recovery.changelog.file import FileChangelog
-from recovery.fetch import fetch_state
 from recovery.jobs import snapshots
 from recovery.killpoints import POINTS
+from recovery.listener import Restoring
 from recovery.pointer import Pointer, decode, encode
-from recovery.shard import Generation, ShardDirectory
+from recovery.shard import ShardDirectory
 from tests.crash.sim_store import SimStore
 from tests.model.window_driver import SCHEMA, Driver, shard_of
 from tests.oracle.windows import Message, Spec, WindowOracle
@@ -156,14 +156,6 @@ class World:
 
     def job(self, shard: int, host: int) -> ShardJob:
         """Make the job of a shard as a fresh Python worker on a host does."""
-        packages = snapshots(self.checkpoint)
-
-        def fetch_packages(pointer: Pointer, generation: Generation) -> bool:
-            done = fetch_state(packages, pointer, generation.database, generation.staged)
-            if done:
-                self.note("moved to a package", f"shard {shard} host {host}")
-            return done
-
         log = FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=self.max_deltas)
         return ShardJob(
             query_id=QUERY,
@@ -172,7 +164,8 @@ class World:
             operator=self.operator,
             message_fields=self.fields,
             changelog=log,
-            fetch=fetch_packages,
+            packages=snapshots(self.checkpoint),
+            listeners=(_Moved(self, host),),
             retain=2,
             lock_wait_s=0.0,
         )
@@ -290,11 +283,11 @@ class World:
         if generation is None:
             return None
         try:
-            store = attempt.RocksStore.open(generation.database, create=False)
+            store = opening.RocksStore.open(generation.database, create=False)
         except RewindError:
             return None
         try:
-            found = attempt.read_commit_row(store)
+            found = opening.read_commit_row(store)
         finally:
             store.close()
         return found.commit if found is not None else None
@@ -601,7 +594,8 @@ class World:
             directory = ShardDirectory(job.local_dir, QUERY, shard)
             try:
                 with directory.lock(0.0):
-                    _, store, row = attempt.open_committed(job, directory, pointer)
+                    opened = opening.Opening(directory, job.where, job.packages).at(pointer)
+                    store, row = opened.store, opened.row
                     assert row is not None
                     assert row.commit == pointer.commit
                     rows = dict(store.scan(bytes([Region.MESSAGES]), None))
@@ -610,6 +604,25 @@ class World:
             except (StateUnavailable, StateCorrupted, StateAhead):
                 self._supervise(version)
         raise AssertionError("the last state cannot be opened")
+
+
+class _Moved:
+    """Notes that a host took a shard's state from a package."""
+
+    def __init__(self, world: World, host: int) -> None:
+        self.world, self.host = world, host
+
+    def start(self, restoring: Restoring) -> None:
+        pass
+
+    def batch(self, *_: object) -> None:
+        pass
+
+    def suspended(self, restoring: Restoring, why: str) -> None:
+        pass
+
+    def end(self, restoring: Restoring, *_: object) -> None:
+        self.world.note("moved to a package", f"shard {restoring.shard} host {self.host}")
 
 
 def _pieces(rng: random.Random, messages: list[Message]) -> list[list[Message]]:
@@ -705,10 +718,10 @@ def simulated(world: World) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(uuid, "uuid4", uuid4))
-        for module in (attempt, replay):
+        for module in (attempt, opening, replay):
             stack.enter_context(mock.patch.object(module, "kill_point", point))
         if not world.rocks:
-            for module in (attempt, replay, restore, fetch):
+            for module in (attempt, opening, replay, restore, fetch):
                 stack.enter_context(mock.patch.object(module, "RocksStore", SimStore))
         yield
     SimStore.forget()

@@ -7,6 +7,7 @@ of an attempt is handed to the next one, "Spark does not" that it is thrown away
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,9 +17,11 @@ import pytest
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
 from backend.errors import StateAhead, StateCorrupted, StateUnavailable, StoreLocked
 from backend.rocks import RocksStore
-from backend.store import Changes, Region
-from recovery.attempt import ShardInput, ShardJob, read_commit_row, run_attempt
+from backend.store import Changes, Region, Staged
+from recovery.attempt import ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
+from recovery.opening import Opening, read_commit_row
+from recovery.package import Snapshots
 from recovery.pointer import decode, encode
 from recovery.shard import ShardDirectory
 from tests.support.counting import CountingOperator
@@ -142,43 +145,94 @@ def test_a_task_without_its_state_says_so_and_fetches_when_it_can(job, tmp_path)
     with pytest.raises(StateUnavailable, match="no local state"):
         run_attempt(elsewhere, second, 2, given([2]))
 
-    def fetch(pointer, generation):
-        with RocksStore.open(directory(job).current().database, create=False) as store:
-            store.checkpoint(generation.database)
-        return True
-
-    done = run_attempt(replace(elsewhere, fetch=fetch), second, 2, given([2]))
+    packages = Snapshots(str(tmp_path / "packages"))
+    publish(job, packages, second)
+    done = run_attempt(replace(elsewhere, packages=packages), second, 2, given([2]))
     assert counted(done) == {"a": 3}
 
 
-def test_a_fetched_copy_of_another_commit_is_refused(job, tmp_path):
+def publish(job, packages, pointer):
+    """Publish the current generation, brought to the pointer, as a package."""
+    opened = Opening(directory(job), "here").at(pointer)
+    with opened.store as store:
+        copy = job.local_dir / "copy"
+        store.checkpoint(copy)
+        packages.publish(opened.row, copy)
+
+
+def test_a_package_of_another_commit_is_not_taken(job, tmp_path):
     first = run_attempt(job, None, 0, given([0])).pointer
-    second = run_attempt(job, first, 1, given([1])).pointer  # the database is at `first` now
-
-    def fetch(pointer, generation):
-        with RocksStore.open(directory(job).current().database, create=False) as store:
-            store.checkpoint(generation.database)
-        return True
-
-    with pytest.raises(StateUnavailable, match="fetched copy"):
-        run_attempt(replace(job, local_dir=tmp_path / "other", fetch=fetch), second, 2, given([2]))
+    packages = Snapshots(str(tmp_path / "packages"))
+    publish(job, packages, first)
+    second = run_attempt(job, first, 1, given([1])).pointer
+    with pytest.raises(StateUnavailable):
+        run_attempt(replace(job, local_dir=tmp_path / "other", packages=packages), second, 2, given([2]))
 
 
-def test_a_zombie_with_the_old_generation_open_cannot_harm_the_new_one(job):
+def test_a_shard_that_moves_takes_a_package_and_the_steps_after_it(job, tmp_path):
+    packages = Snapshots(str(tmp_path / "packages"))
+    hosts = [replace(job, local_dir=tmp_path / name, packages=packages, snapshot_every=4) for name in ("one", "two")]
+    pointer = None
+    for version in range(13):
+        pointer = run_attempt(hosts[version % 2], pointer, version, given([version])).pointer
+        wait_for_uploads()
+    done = run_attempt(hosts[1], pointer, 13, given([13]))
+    assert counted(done) == {"a": 14}
+    assert done.outcome.message_count == 14
+
+
+def wait_for_uploads():
+    for thread in threading.enumerate():
+        if thread.name == "rewind-upload":
+            thread.join(10)
+
+
+def test_a_stale_copy_catches_up_from_where_it_is(job, tmp_path):
+    packages = Snapshots(str(tmp_path / "packages"))
+    one, two = (replace(job, local_dir=tmp_path / name, packages=packages, snapshot_every=100) for name in ("1", "2"))
+    pointer = run_attempt(one, None, 0, given([0])).pointer
+    pointer = run_attempt(one, pointer, 1, given([1])).pointer
+    wait_for_uploads()
+    pointer = run_attempt(two, pointer, 2, given([2])).pointer
+    stale = directory(two).current().uuid
+    for version in range(3, 7):
+        pointer = run_attempt(one, pointer, version, given([version])).pointer
+    done = run_attempt(two, pointer, 7, given([7]))
+    assert counted(done) == {"a": 8}
+    assert directory(two).current().uuid == stale
+
+
+def test_a_damaged_step_falls_down_the_ladder_and_never_gives_a_wrong_state(job, tmp_path):
+    packages = Snapshots(str(tmp_path / "packages"))
+    one, two = (replace(job, local_dir=tmp_path / name, packages=packages, snapshot_every=3) for name in ("1", "2"))
+    pointer = None
+    for version in range(6):
+        pointer = run_attempt(one, pointer, version, given([version])).pointer
+        wait_for_uploads()
+    steps = sorted((tmp_path / "packages").rglob("*.sst"), key=lambda path: path.stat().st_mtime)
+    for path in steps:
+        path.unlink()
+    with pytest.raises(StateUnavailable):
+        run_attempt(two, pointer, 6, given([6]))
+    assert counted(run_attempt(one, pointer, 6, given([6]))) == {"a": 7}
+
+
+def test_a_zombie_with_the_old_generation_open_cannot_harm_the_new_one(job, tmp_path):
     first = run_attempt(job, None, 0, given([0])).pointer
     second = run_attempt(job, first, 1, given([1])).pointer
     old = directory(job).current()
     zombie = RocksStore.open(old.database, create=False)
     try:
         # the state is restored elsewhere and adopted while the zombie still has the old directory open
-        def fetch(pointer, generation):
-            zombie.checkpoint(generation.database)
-            with RocksStore.open(generation.database, create=False) as store:
-                store.confirm(staged_of(old, pointer))
-            return True
-
+        packages = Snapshots(str(tmp_path / "packages"))
+        copy = tmp_path / "copy"
+        zombie.checkpoint(copy)
+        with RocksStore.open(copy, create=False) as store:
+            store.confirm(Staged(old.staged(second.commit), second.staged_length, second.staged_digest, 0))
+            row = read_commit_row(store)
+        packages.publish(row, copy)
         directory(job).condemn()
-        done = run_attempt(replace(job, fetch=fetch), second, 2, given([2]))
+        done = run_attempt(replace(job, packages=packages), second, 2, given([2]))
         assert directory(job).current().uuid != old.uuid
         with suppress(StateCorrupted):  # its directory may be gone
             zombie.write(Changes([bytes([Region.AGGREGATES]) + b"a"], [b"666"]))
@@ -188,13 +242,6 @@ def test_a_zombie_with_the_old_generation_open_cannot_harm_the_new_one(job):
     after = run_attempt(job, done.pointer, 3, given([3]))
     assert counted(after) == {"a": 4}
     assert b"666" not in committed_state(job).values()
-
-
-def staged_of(generation, pointer):
-    from backend.store import Staged
-
-    # the old generation's directory may be gone once another is adopted, so the file is read before
-    return Staged(generation.staged(pointer.commit), pointer.staged_length, pointer.staged_digest, 0)
 
 
 class _Expiring(CountingOperator):
@@ -212,7 +259,7 @@ def test_the_bound_is_applied_at_open_whatever_died_before(job, monkeypatch):
     start = run_attempt(job, None, 0, given([1, 2])).pointer
     first = run_attempt(job, start, 1, given([12])).pointer
     # the attempt that confirms dies right after the ingest, before it could reclaim anything
-    monkeypatch.setattr("recovery.attempt._swept", _die)
+    monkeypatch.setattr("recovery.opening._swept", _die)
     with pytest.raises(RuntimeError, match="killed"):
         run_attempt(job, first, 2, given([13]))
     monkeypatch.undo()
@@ -223,7 +270,7 @@ def test_the_bound_is_applied_at_open_whatever_died_before(job, monkeypatch):
     assert [int.from_bytes(k[1:9], "big") - 2**63 for k in messages] == [12]
 
 
-def _die(store, row):
+def _die(generation, store):
     raise RuntimeError("killed")
 
 

@@ -183,15 +183,18 @@ def test_a_step_that_is_not_the_pointers_is_not_applied(shard: Shard, snapshots:
     assert not (other.path / "db").exists()
 
 
-def test_a_package_under_the_wrong_commit_is_not_used(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+def test_a_package_under_the_wrong_commit_is_left_for_the_steps_from_the_first_commit(
+    shard: Shard, snapshots: Snapshots, tmp_path: Path
+) -> None:
     shard.commit({b"\x03a": b"1"})
     shard.commit({b"\x03b": b"1"})
     copy = tmp_path / "copy"
     shard.store.checkpoint(copy)
     snapshots.publish(shard.records[0], copy)  # the database is at commit 1
     other = Elsewhere(tmp_path)
-    assert not other.fetch(snapshots, shard.pointers[0])
+    assert other.fetch(snapshots, shard.pointers[0])
     assert "does not lead to the commit" in other.heard[1]
+    assert other.rows() == shard.states[0]
 
 
 def test_fetched_steps_bring_a_stale_copy_up_to_date(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def carried_out(found: Plan, database: Database, staged: bool, offers: tuple[Off
             assert isinstance(database, At)
             at = database.commit
         case Fetch(package, steps, why):
-            assert any(offer.full and offer.commit == package for offer in offers)
+            assert package is None or any(offer.full and offer.commit == package for offer in offers)
             assert why
             at = package
         case _:
@@ -151,6 +151,10 @@ def test_every_combination(database: Database) -> None:
         elif packages:
             assert isinstance(found, Fetch), context
             assert found.package == max(packages), context
+            assert carried_out(found, database, staged, offers) == D, context
+        elif reaches(None, edges):  # steps back to the first commit, on an empty database
+            assert isinstance(found, Fetch), context
+            assert found.package is None, context
             assert carried_out(found, database, staged, offers) == D, context
         elif row is not None and row.message_count == 0:
             assert isinstance(found, Rebuild), context

@@ -1,0 +1,221 @@
+"""Open a shard's database exactly at its pointer: find out what is here, ask the planner, carry out what it says.
+
+Nothing here reads the source: what cannot be had from the local disk or from packages is `StateUnavailable`, and the
+supervisor restores it. A piece that turns out damaged is left out and the planner is asked again, so the ladder goes
+down one step at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backend.bounds import reclaim
+from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable
+from backend.rocks import RocksStore
+from backend.store import Staged
+from recovery.fetch import fetch_state, fetch_steps
+from recovery.killpoints import kill_point
+from recovery.listener import RestoreListener
+from recovery.package import Snapshots
+from recovery.planner import (
+    Advance,
+    Ahead,
+    At,
+    Fetch,
+    Local,
+    Missing,
+    Nothing,
+    Offer,
+    Remote,
+    Start,
+    Unreadable,
+    Use,
+    plan,
+)
+from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, decode_record
+from recovery.shard import Generation, ShardDirectory
+
+RESTORE_COMMAND = "start the query again (it restores by itself), or run: rewind restore <checkpoint>"
+
+
+@dataclass(slots=True)
+class Opened:
+    """A shard's database at its pointer; whoever opened it closes the store.
+
+    Attributes:
+        generation: The current generation.
+        store: Open.
+        row: The commit that it is at, None before the first.
+    """
+
+    generation: Generation
+    store: RocksStore
+    row: CommitRecord | None
+
+
+@dataclass(slots=True)
+class Opening:
+    """One try to open a shard; the caller holds the shard's lock.
+
+    Attributes:
+        directory: The shard's directories.
+        where: Names the shard in errors.
+        packages: Copies on the checkpoint's filesystem, None when there is no such place.
+        listeners: Told when a package is fetched.
+    """
+
+    directory: ShardDirectory
+    where: str
+    packages: Snapshots | None = None
+    listeners: tuple[RestoreListener, ...] = ()
+    _broken: set[Commit] = field(default_factory=set)
+
+    def at(self, pointer: Pointer | None) -> Opened:
+        """Open the database at the pointer.
+
+        Raises:
+            StateUnavailable: It is not here and no package leads to it.
+            StateAhead: The local state is newer than the pointer; nothing was touched.
+        """
+        generation = self.directory.current()
+        store, database = _open_current(generation)
+        try:
+            opened = self._carry_out(pointer, generation, store, database)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+        if store is not None and opened.store is not store:
+            store.close()
+        return opened
+
+    def _carry_out(
+        self,
+        pointer: Pointer | None,
+        generation: Generation | None,
+        store: RocksStore | None,
+        database: Nothing | Unreadable | At,
+    ) -> Opened:
+        staged = _staged(pointer, generation)
+        offers: tuple[Offer, ...] = ()
+        looked = False
+        while True:
+            found = plan(pointer, Local(database, frozenset(staged)), Remote(offers))
+            if isinstance(found, Start):
+                return self._start(generation, store)
+            if isinstance(found, Ahead):
+                raise _ahead(found, self.where)
+            assert pointer is not None, "without a pointer the plan is Start or Ahead"
+            if isinstance(found, Use):
+                assert generation is not None and store is not None
+                return _swept(generation, store)
+            if isinstance(found, Advance):
+                assert generation is not None and store is not None
+                if self._advance(pointer, found, generation, store):
+                    return _swept(generation, store)
+                # what was ingested stays: it is of the pointer's own lineage; what is damaged is left out from now on
+                row = read_commit_row(store)
+                database = At(row.commit if row is not None else None)
+                staged -= self._broken
+                offers = tuple(offer for offer in offers if offer.full or offer.commit not in self._broken)
+                continue
+            if not looked and self.packages is not None:
+                offers, looked = self.packages.offers(pointer.shard), True
+                continue
+            if isinstance(found, Fetch) and self.packages is not None:
+                fetched = self._fetch(pointer, found.why)
+                if fetched is not None:
+                    return fetched
+            raise StateUnavailable(
+                f"the state of commit {pointer.commit.name} is not here",
+                where=self.where,
+                why=found.why if isinstance(found, Missing | Fetch) else "no package leads to it",
+                command=RESTORE_COMMAND,
+            )
+
+    def _start(self, generation: Generation | None, store: RocksStore | None) -> Opened:
+        if generation is not None and store is not None:
+            return Opened(generation, store, None)
+        fresh = self.directory.new_generation()
+        empty = RocksStore.open(fresh.database)
+        self.directory.adopt(fresh)
+        return Opened(fresh, empty, None)
+
+    def _advance(self, pointer: Pointer, found: Advance, generation: Generation, store: RocksStore) -> bool:
+        """Ingest the steps; False when one is damaged, with the database at the last sound one before it."""
+        for step in found.steps:
+            try:
+                file = Staged(generation.staged(step.commit), pointer.staged_length, pointer.staged_digest, 0)
+                if not step.local:
+                    assert self.packages is not None, "an offer comes from packages"
+                    [file] = fetch_steps(self.packages, pointer, [step], generation.staged)
+                kill_point("before_ingest", step.commit.version)
+                store.confirm(file)
+                kill_point("after_ingest", step.commit.version)
+            except StateCorrupted:
+                self._broken.add(step.commit)
+                return False
+        return True
+
+    def _fetch(self, pointer: Pointer, why: str) -> Opened | None:
+        assert self.packages is not None, "an offer comes from packages"
+        kill_point("fetch", pointer.commit.version)
+        fresh = self.directory.new_generation()
+        done = fetch_state(self.packages, pointer, fresh.database, fresh.staged, why=why, listeners=self.listeners)
+        if not done:
+            self.directory.discard(fresh)
+            return None
+        store = RocksStore.open(fresh.database, create=False)
+        self.directory.adopt(fresh)
+        return _swept(fresh, store)
+
+
+def _open_current(generation: Generation | None) -> tuple[RocksStore | None, Nothing | Unreadable | At]:
+    if generation is None:
+        return None, Nothing()
+    try:
+        store = RocksStore.open(generation.database, create=False)
+    except StateCorrupted as error:
+        return None, Unreadable(str(error))
+    try:
+        row = read_commit_row(store)
+    except StateCorrupted as error:
+        store.close()
+        return None, Unreadable(str(error))
+    except BaseException:
+        store.close()
+        raise
+    return store, At(row.commit if row is not None else None)
+
+
+def _staged(pointer: Pointer | None, generation: Generation | None) -> set[Commit]:
+    """The pointer's own staged file, if one of the right length is here; its digest is checked when it is ingested."""
+    if pointer is None or generation is None:
+        return set()
+    try:
+        length = generation.staged(pointer.commit).stat().st_size
+    except FileNotFoundError:
+        return set()
+    return {pointer.commit} if length == pointer.staged_length else set()
+
+
+def _swept(generation: Generation, store: RocksStore) -> Opened:
+    """Reclaim what the bounds hide: idempotent, and needed again after a death between confirm and here."""
+    row = read_commit_row(store)
+    reclaim(store, row.bounds if row is not None else {})
+    return Opened(generation, store, row)
+
+
+def _ahead(found: Ahead, where: str) -> RewindError:
+    return StateAhead(
+        found.why,
+        where=where,
+        why="this task is a zombie, or Spark's checkpoint was rolled back",
+        command="rewind restore <checkpoint> (with no query running)",
+    )
+
+
+def read_commit_row(store: RocksStore) -> CommitRecord | None:
+    """Read the commit that a database is at."""
+    data = store.get(COMMIT_KEY)
+    return decode_record(data) if data is not None else None
