@@ -12,6 +12,7 @@ import msgspec
 
 from backend.batch import NO_TIME
 from backend.errors import StateCorrupted, UnknownFormat
+from backend.staging import VERIFY
 from backend.store import Readable, Region
 
 FORMAT = 1
@@ -66,22 +67,31 @@ def read(state: Readable) -> Ledger:
 
 
 def decode_row(data: bytes, decoder: msgspec.msgpack.Decoder[Row], known: int, what: str) -> Row:
-    """Decode a MessagePack array whose first element is its format version."""
+    """Decode a MessagePack array whose first element is its format version; the struct calls it `format`.
+
+    Raises:
+        UnknownFormat: Another release wrote it.
+        StateCorrupted: It cannot be decoded.
+    """
+    try:
+        row = decoder.decode(data)
+    except msgspec.DecodeError as error:
+        _check_format(data, known, what)
+        raise StateCorrupted(f"{what} cannot be decoded", why=str(error), command=VERIFY) from error
+    if getattr(row, "format", known) != known:
+        _check_format(data, known, what)
+    return row
+
+
+def _check_format(data: bytes, known: int, what: str) -> None:
     try:
         found = msgspec.msgpack.decode(data)
     except msgspec.DecodeError as error:
-        raise StateCorrupted(
-            f"{what} cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
-        ) from error
-    if not isinstance(found, list) or not found or found[0] != known:
+        raise StateCorrupted(f"{what} cannot be decoded", why=str(error), command=VERIFY) from error
+    version = found[0] if isinstance(found, list) and found else found
+    if version != known:
         raise UnknownFormat(
             f"{what} has an unknown format",
-            why=f"it starts with {found[0] if isinstance(found, list) and found else found!r}, known is {known}",
+            why=f"it starts with {version!r}, known is {known}",
             command="install the release that wrote it",
         )
-    try:
-        return decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise StateCorrupted(
-            f"{what} cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
-        ) from error

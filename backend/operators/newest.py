@@ -89,6 +89,7 @@ class Newest:
         for low, high in pairwise(edges):
             stair = stairs.setdefault((int(source[low] >> 32), int(source[low] % 2**32)), Staircase(0, [], []))
             gone[low:high] = self._climb(stair, self._keep, closed[low:high])
+        gone = np.maximum(gone, before)  # an idle partition may have fallen behind what is gone for all
         row.gone = max(before, self._gone_for_all(turn, stairs))
         row.stairs = [(s, p, stair) for (s, p), stair in sorted(stairs.items())]
         if len(closed) or row.gone != before:

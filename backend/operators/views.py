@@ -1,6 +1,7 @@
 """Looking at windows and messages in retention: SAMZA-552's getWindows and getMessages.
 
-Reads only. Ranges are half-open; the seed's inclusive ranges give the same sets when 1 ms is added to their ends.
+Reads only. Ranges are half-open: event times for windows over time and sessions, offsets for windows by number of
+messages (of every source partition). The seed's inclusive ranges give the same sets when 1 is added to their ends.
 """
 
 from __future__ import annotations
@@ -13,13 +14,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.batch import SourcePartition
+from backend.batch import OFFSET, TIME, SourcePartition
 from backend.operators import ledger
 from backend.operators.aligned import Aligned
 from backend.operators.arrays import union
 from backend.operators.arrivals import started
+from backend.operators.keyed import split_numbered
 from backend.operators.panes import Panes
+from backend.operators.session_rows import codes_of
+from backend.operators.sessions import Sessions
 from backend.operators.sliding import Sliding
+from backend.operators.tuples import LAST as LAST_OFFSET
+from backend.operators.tuples import START as FIRST_OFFSET
+from backend.operators.tuples import Tuples
+from backend.store import Region
 from backend.workspace import Workspace
 
 
@@ -28,8 +36,9 @@ class WindowView:
     """A window in retention that has a message.
 
     Attributes:
-        start: First event time in it.
-        end: End, exclusive; for sliding windows the last event time, inclusive.
+        start: First event time in it; of windows by number of messages the first offset.
+        end: End, exclusive; for sliding windows and sessions the last event time, inclusive; of windows by number of
+            messages the last offset so far, inclusive.
         key: Group key for windows that each key has for itself, None for shared ones.
         messages: Messages in it; None where they are not counted per window.
         offsets: Per source partition the smallest and the largest offset in it; empty where they are not kept.
@@ -43,16 +52,22 @@ class WindowView:
 
 
 def windows(kind: object, work: Workspace, start: int, end: int) -> list[WindowView]:
-    """Give the windows that overlap `[start, end)`, ascending.
+    """Give the windows that overlap `[start, end)`, ascending by start.
 
-    Raises:
-        ValueError: The kind of window keeps none by event time.
+    Windows by number of messages are kept while they are open. Their sliding kind has a window per message, none of
+    which is open, and gives none.
     """
     if isinstance(kind, Aligned):
         return _aligned(kind, work, start, end)
     if isinstance(kind, Sliding):
-        return _sliding(kind, work, start, end)
-    raise ValueError(f"get_windows: {type(kind).__name__} windows are not kept by event time")
+        found = _sliding(kind, work, start, end)
+    elif isinstance(kind, Sessions):
+        found = _sessions(kind, work, start, end)
+    elif isinstance(kind, Tuples):
+        found = _tuples(kind, work, start, end)
+    else:
+        raise ValueError(f"get_windows: {type(kind).__name__} windows cannot be looked at")
+    return sorted(found, key=lambda view: (view.start, view.end))
 
 
 def _aligned(kind: Aligned, work: Workspace, start: int, end: int) -> list[WindowView]:
@@ -86,28 +101,68 @@ def _sliding(kind: Sliding, work: Workspace, start: int, end: int) -> list[Windo
     stored = kind.partials.scan_from(work, low)
     own = (stored.skip == 0) & (stored.pane < end + kind.size)
     times = stored.pane[own].tolist()
-    keys = [array.to_pylist() for array in kind.group_keys.decode(stored.keys.filter(pa.array(own)))]
-    rows = zip(times, zip(*keys, strict=True) if keys else [()] * len(times), strict=True)
-    return [WindowView(time - kind.size, time, key) for time, key in rows]
+    keys = _keys(kind.group_keys.decode(stored.keys.filter(pa.array(own))), len(times))
+    return [WindowView(time - kind.size, time, key) for time, key in zip(times, keys, strict=True)]
+
+
+def _sessions(kind: Sessions, work: Workspace, start: int, end: int) -> list[WindowView]:
+    keys, values = work.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))
+    stored = kind.rows.decode([key[1:] for key in keys], values)
+    inside = (stored.last >= start) & (stored.first < end)
+    firsts, lasts = stored.first[inside].tolist(), stored.last[inside].tolist()
+    codes = codes_of(stored.idents).filter(pa.array(inside))
+    found = _keys(kind.keys.decode(codes), len(firsts))
+    return [WindowView(first, last, key) for first, last, key in zip(firsts, lasts, found, strict=True)]
+
+
+def _tuples(kind: Tuples, work: Workspace, start: int, end: int) -> list[WindowView]:
+    """Give open windows: those whose first pane is kept."""
+    keys, values = work.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))
+    if kind.sliding or not keys:
+        return []
+    codes, panes = split_numbered(keys)
+    table = kind.codec.decode(values)
+    firsts, lasts = (table.column(name).to_pylist() for name in (FIRST_OFFSET, LAST_OFFSET))
+    decoded = _keys(kind.keys.decode(codes), len(keys))
+    offsets: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = {}
+    for key, pane, first, last in zip(decoded, panes.tolist(), firsts, lasts, strict=True):
+        offsets.setdefault(key, {})[pane] = (first, last)
+    views = []
+    for key, found in offsets.items():
+        for pane in (pane for pane in found if pane * kind.pane % kind.step == 0):
+            inside = [found[at] for at in range(pane, pane + kind.size // kind.pane) if at in found]
+            low, high = inside[0][0], inside[-1][1]
+            if high >= start and low < end:
+                views.append(WindowView(low, high, key))
+    return views
+
+
+def _keys(arrays: list[pa.Array], count: int) -> list[tuple[Any, ...]]:
+    return list(zip(*(array.to_pylist() for array in arrays), strict=True)) if arrays else [()] * count
 
 
 def messages(kind: object, work: Workspace, start: int, end: int, key: Mapping[str, Any] | None = None) -> pa.Table:
-    """Give the messages in `[start, end)` in order of (event time, stream, partition, offset).
+    """Give the messages in `[start, end)`, in order of the store's keys.
 
     Args:
         kind: Must keep messages.
         work: Where.
-        start: First event time.
-        end: Event time, exclusive.
+        start: First event time, or offset.
+        end: Exclusive.
         key: Only messages with these values of fields; None matches null.
 
     Raises:
         ValueError: No messages are kept, because every aggregate is incremental; or a field is not kept.
     """
-    kept = getattr(kind, "kept", None)
-    if not isinstance(kind, (Aligned, Sliding)) or kept is None:
+    if isinstance(kind, (Aligned, Sliding)) and kind.kept is not None:
+        found, _ = kind.kept.read(work, np.array([start]), np.array([end]))
+    elif isinstance(kind, (Sessions, Tuples)) and kind.held is not None:
+        rows = kind.held.read(work, [(bytes([Region.MESSAGES]), bytes([Region.MESSAGES + 1]))])
+        found = kind.held.table(rows)
+        column = found.column(TIME if isinstance(kind, Sessions) else OFFSET)
+        found = found.filter(pc.and_(pc.greater_equal(column, start), pc.less(column, end)))
+    else:
         raise ValueError("get_messages: no messages are kept, because no aggregate needs them (median does)")
-    found, _ = kept.read(work, np.array([start]), np.array([end]))
     for name, value in (key or {}).items():
         if name not in found.column_names:
             raise ValueError(f"get_messages: {name!r} is not kept; kept are {found.column_names}")

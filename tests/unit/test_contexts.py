@@ -14,7 +14,7 @@ from backend.operators.contexts import AutomaticContext, Message, StandaloneCont
 from backend.operators.spec import window_spec
 from backend.policies import policies
 from backend.rocks import RocksStore
-from backend.windows import hopping, sliding, tumbling
+from backend.windows import hopping, session, sliding, tumbling
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())])
 
@@ -75,6 +75,15 @@ def test_samza_time_window_in_the_standalone_context():
     assert [as_row(result) for result in context.get_result()] == TIME_WINDOW  # a copy
     context.flush()
     assert context.get_result() == []
+
+
+def test_samza_tuple_window_of_three_with_updates_each_minute():
+    taken = []
+    asked = window_spec(tumbling(messages=3), SCHEMA, {"max": max_("value")}, policies=policies(early="1 minute"))
+    deliver_orders(AutomaticContext(asked, lambda result: taken.append(result) is None))
+    # the document's wnd=[1,3] is the window that begins at offset 1
+    assert [(r["start_offset"], r["max"]) for r in taken] == [(1, 5), (1, 9)]
+    assert [(r["reason"], r["revision"], r["last_offset"]) for r in taken] == [("early", 0, 2), ("full", 1, 3)]
 
 
 class Downstream:
@@ -143,7 +152,7 @@ def test_a_replay_is_a_noop_also_when_its_window_is_gone():
     assert [(e["offset"], e["reason"]) for e in errors] == [(3, "out_of_retention")]
 
 
-@pytest.mark.parametrize("window", [tumbling(10), hopping(10, 5), sliding(10)], ids=lambda w: w.kind)
+@pytest.mark.parametrize("window", [tumbling(10), hopping(10, 5), sliding(10), session(5)], ids=lambda w: w.kind)
 def test_standalone_state_survives_in_rocksdb_up_to_the_last_flush(tmp_path, window):
     asked = spec(window, {"m": median("value"), "s": sum_("value")}, keys=["key"], policies=policies(late="each"))
     messages = [Message(n, time, {"key": "ab"[n % 2], "value": n}) for n, time in enumerate([1, 5, 12, 3, 14, 29, 2])]
@@ -199,6 +208,29 @@ def test_windows_and_messages_can_be_looked_at():
         context.get_messages(0, 10, {"color": 1})
     with pytest.raises(ValueError, match="no messages are kept"):
         StandaloneContext(spec(tumbling(10))).get_messages(0, 10)
+
+
+def test_sessions_and_windows_by_number_can_be_looked_at():
+    sessions = StandaloneContext(spec(session(5), {"m": median("value")}, keys=["key"]))
+    for n, (time, key) in enumerate([(1, "a"), (4, "a"), (3, "b"), (20, "a")]):
+        sessions.add_message(Message(n, time, {"key": key, "value": n}), 0)
+    assert [(w.start, w.end, w.key) for w in sessions.get_windows(0, 100)] == [
+        (1, 4, ("a",)),
+        (3, 3, ("b",)),
+        (20, 20, ("a",)),
+    ]
+    assert [(w.start, w.key) for w in sessions.get_windows(4, 20)] == [(1, ("a",))]
+    assert sessions.get_messages(3, 21, {"key": "a"}).column("value").to_pylist() == [1, 3]
+    asked = window_spec(hopping(messages=4, every=2), SCHEMA, {"m": median("value")}, keys=["key"])
+    numbered = StandaloneContext(asked)
+    for n, key in enumerate("aabaaaa"):
+        numbered.add_message(Message(n, 0, {"key": key, "value": n}), 0)
+    # of key a only the window that begins with its fifth message is open, of key b its first
+    assert [(w.start, w.end, w.key) for w in numbered.get_windows(0, 100)] == [
+        (2, 2, ("b",)),
+        (5, 6, ("a",)),
+    ]
+    assert numbered.get_messages(0, 6).column("value").to_pylist() == [5, 2]
 
 
 def test_far_ahead_messages_do_not_move_stream_time():
