@@ -17,7 +17,7 @@ def inside_micro_batch(local: Path, checkpoint: Path, version: int) -> bool:
     return staged is not None and not (checkpoint / "commits" / str(version)).exists()
 
 
-def strike(pid: int, local: Path, checkpoint: Path, after: int, *, timeout_s: float = 120) -> int | None:
+def strike(pid: int, local: Path, checkpoint: Path, after: int, *, timeout_s: float = 900) -> int | None:
     """Kill a process and all its descendants inside the first micro-batch that allows it, from `after` on.
 
     The processes are stopped first (SIGSTOP), so that what is seen on disk stays true until they are dead (SIGKILL).
@@ -47,12 +47,22 @@ def strike(pid: int, local: Path, checkpoint: Path, after: int, *, timeout_s: fl
             family = [process, *process.children(recursive=True)]
             _each(family, "suspend")
             if inside_micro_batch(local, checkpoint, version):
-                _each([*family, *process.children(recursive=True)], "kill")
-                psutil.wait_procs(family, timeout=30)
+                kill(pid)
                 return version
             _each(family, "resume")
         time.sleep(_POLL_S)
     raise TimeoutError(f"no micro-batch from {after} on staged anything within {timeout_s} seconds")
+
+
+def kill(pid: int) -> None:
+    """Kill a process and all its descendants with SIGKILL, and wait until they are gone."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    _each(family, "kill")
+    psutil.wait_procs(family, timeout=30)
 
 
 def lose_disk(local: Path) -> int:

@@ -10,19 +10,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from recovery.demo.disaster import lose_disk, strike
+from recovery.demo.disaster import kill, lose_disk, strike
 from recovery.demo.flights import make_archive
 from recovery.demo.job import ARCHIVE, CHECKPOINT, ERRORS, LOCAL, RESULTS
 from recovery.demo.proof import Comparison, Proof, prove
 from recovery.demo.session import environment, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 HOUR_MS = 3_600_000
 RETENTION_MS = 6 * HOUR_MS
@@ -41,53 +45,81 @@ class Told:
     restoring: list[dict[str, Any]] = field(default_factory=list)
 
 
+class Failed(Exception):
+    """The demo cannot go on; the message says why."""
+
+
 class Story:
-    """Runs the demo in a directory.
+    """Runs the demo in a directory, chapter by chapter: `prepare`, `disaster`, `restart`, `prove`.
 
     Args:
         out: Emptied first.
         console: Where it is told.
         days: Of 2013; None for the whole year.
         offsets: Bound on the offsets per airport in a micro-batch.
-        break_restore: Leave out one replayed message: the demo must fail.
     """
 
-    def __init__(
-        self, out: Path, console: Console, *, days: int | None, offsets: int, break_restore: bool = False
-    ) -> None:
-        self.out, self.console = out, console
-        self.days, self.offsets, self.break_restore = days, offsets, break_restore
+    def __init__(self, out: Path, console: Console, *, days: int | None = None, offsets: int = DEFAULT_OFFSETS) -> None:
+        self.out, self.console, self.days, self.offsets = out, console, days, offsets
         self.told = Told()
+        self.expected = 0
 
-    def run(self) -> Proof | None:
-        """Run everything; None when the job failed and there is nothing to prove."""
+    def prepare(self) -> None:
+        """Write the archive of the flights."""
         self._empty()
         began = time.monotonic()
         rows = make_archive(self.out / ARCHIVE, days=self.days)
         self.say(f"archive: {rows.num_rows:,} flights of 3 airports in {time.monotonic() - began:.1f} s")
-        largest = max(self._per_partition(rows))
-        expected = -(-largest // self.offsets)
+        largest = max(one["counts"] for one in rows["partition"].combine_chunks().value_counts().to_pylist())
+        self.expected = -(-largest // self.offsets)
         self.say(
-            f"job: departures per airport and hour, about {expected} micro-batches of {self.offsets:,} offsets each"
+            f"job: departures per airport and hour, {self.expected} micro-batches of {self.offsets:,} offsets each"
         )
+
+    def disaster(self) -> None:
+        """Run the job, kill it midway inside a micro-batch, and delete its local state.
+
+        Raises:
+            Failed: The job ended before.
+        """
         with self._process("first") as process:
-            version = strike(process.pid, self.out / LOCAL, self.out / CHECKPOINT, expected // 2)
-            list(self._events(process, expected))
+            version = strike(process.pid, self.out / LOCAL, self.out / CHECKPOINT, self.expected // 2)
+            for event in self._events(process):
+                self._take(event)
         if version is None:
-            self.told.failed = self.told.failed or "the job ended before the disaster"
-            return None
+            raise Failed(self.told.failed or "the job ended before the disaster")
         lost = lose_disk(self.out / LOCAL)
         self.say(
             f"disaster: killed (SIGKILL) inside micro-batch {version}, state staged but not committed;"
-            f" local state deleted: {lost / 1e6:.1f} MB"
+            f" local state deleted, {lost / 1e6:.1f} MB"
         )
-        with self._process("second") as process:
-            self._follow(process, expected)
-        if self.told.failed or process.wait() != 0:
-            self.told.failed = self.told.failed or f"the job ended with exit code {process.returncode}"
-            return None
+
+    def restart(self, *, break_restore: bool = False) -> None:
+        """Start the job again; it restores its state and goes on to the end.
+
+        Args:
+            break_restore: Leave out one replayed message: it must fail.
+
+        Raises:
+            Failed: The job failed.
+        """
+        self.told.failed = ""
+        with self._process("second", "--break-restore" if break_restore else None) as process:
+            self._follow(process)
+        if self.told.failed or process.returncode != 0:
+            raise Failed(self.told.failed or f"the job ended with exit code {process.returncode}")
+
+    def prove(self, spark: SparkSession | None = None) -> Proof:
+        """Recompute everything; in a session of its own unless one is given."""
         self.say("proof: recomputing every window with Spark's batch SQL")
-        return self._prove()
+        os.environ.update(environment())
+        used = spark or session("rewind-demo-proof", self.out / "scratch")
+        try:
+            paths = [self.out / name for name in (ARCHIVE, RESULTS, ERRORS)]
+            return prove(used, *paths, size_ms=HOUR_MS, retention_ms=RETENTION_MS)
+        finally:
+            if spark is None:
+                used.stop()
 
     def _empty(self) -> None:
         """Empty the output directory, if it is one.
@@ -106,26 +138,27 @@ class Story:
         """Tell the next part of the story."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
-    @staticmethod
-    def _per_partition(rows: Any) -> list[int]:
-        return [count["counts"] for count in rows["partition"].combine_chunks().value_counts().to_pylist()]
-
-    def _process(self, name: str) -> subprocess.Popen[str]:
+    @contextmanager
+    def _process(self, name: str, option: str | None = None) -> Iterator[subprocess.Popen[str]]:
+        """Run the job; whatever happens here, none of its processes stays behind."""
         command = [sys.executable, "-m", "recovery.demo.job", "--out", str(self.out), "--offsets", str(self.offsets)]
-        if self.break_restore:
-            command.append("--break-restore")
-        log = (self.out / f"job-{name}.log").open("w")
-        with log:
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment())
+        if option is not None:
+            command.append(option)
+        with (self.out / f"job-{name}.log").open("w") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment())
+        with process:
+            try:
+                yield process
+            except BaseException:
+                kill(process.pid)
+                raise
 
-    def _events(self, process: subprocess.Popen[str], expected: int) -> Iterator[dict[str, Any]]:
+    @staticmethod
+    def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
         assert process.stdout is not None
         for line in process.stdout:
-            if not line.startswith("{"):
-                continue
-            event = json.loads(line)
-            self._take(event)
-            yield event
+            if line.startswith("{"):
+                yield json.loads(line)
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:
@@ -141,33 +174,26 @@ class Story:
             case "failed":
                 self.told.failed = event["error"]
 
-    def _follow(self, process: subprocess.Popen[str], expected: int) -> None:
+    def _follow(self, process: subprocess.Popen[str]) -> None:
         columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total}")]
         plain = not self.console.is_terminal
         with Progress(*columns, TimeElapsedColumn(), console=self.console, disable=plain, transient=True) as progress:
-            bar = progress.add_task("micro-batches", total=expected + 1)
-            for event in self._events(process, expected):
-                if event["event"] == "micro_batch":
-                    progress.update(bar, completed=event["version"] + 1)
-                    if plain:
-                        self.say(f"  micro-batch {event['version']}: {event['rows']:,} messages since the restart")
-                elif event["event"] == "restoring":
-                    self.say(f"restore: shard {event['shard']} by {event['how']}: {event['why']}")
-                elif event["event"] == "restored":
-                    rate = event["records"] / max(event["seconds"], 1e-9)
-                    self.say(
-                        f"restored: shard {event['shard']}: {event['records']:,} in {event['seconds']:.2f} s"
-                        f" ({rate:,.0f} per second), count and digest proven"
-                    )
-
-    def _prove(self) -> Proof:
-        os.environ.update(environment())
-        spark = session("rewind-demo-proof", self.out / "scratch")
-        try:
-            paths = [self.out / name for name in (ARCHIVE, RESULTS, ERRORS)]
-            return prove(spark, *paths, size_ms=HOUR_MS, retention_ms=RETENTION_MS)
-        finally:
-            spark.stop()
+            bar = progress.add_task("micro-batches", total=self.expected + 1)
+            for event in self._events(process):
+                self._take(event)
+                match event["event"]:
+                    case "micro_batch":
+                        progress.update(bar, completed=event["version"] + 1)
+                        if plain:
+                            self.say(f"  micro-batch {event['version']}: {event['rows']:,} messages since the restart")
+                    case "restoring":
+                        self.say(f"restore: shard {event['shard']} by {event['how']}: {event['why']}")
+                    case "restored":
+                        rate = event["records"] / max(event["seconds"], 1e-9)
+                        self.say(
+                            f"restored: shard {event['shard']}: {event['records']:,} in {event['seconds']:.2f} s"
+                            f" ({rate:,.0f} per second), count and digest proven"
+                        )
 
 
 def show(console: Console, proof: Proof, told: Told, seconds: float) -> None:
@@ -219,16 +245,14 @@ def main() -> int:
     options = parser.parse_args()
     console = Console()
     began = time.monotonic()
-    story = Story(
-        options.out.absolute(),
-        console,
-        days=options.days,
-        offsets=options.offsets,
-        break_restore=options.break_restore,
-    )
-    proof = story.run()
-    if proof is None:
-        console.print(f"FAILED: {story.told.failed}", highlight=False, soft_wrap=True)
+    story = Story(options.out.absolute(), console, days=options.days, offsets=options.offsets)
+    try:
+        story.prepare()
+        story.disaster()
+        story.restart(break_restore=options.break_restore)
+        proof = story.prove()
+    except Failed as failure:
+        console.print(f"FAILED: {failure}", highlight=False, soft_wrap=True)
         console.print(f"logs: {story.out}/job-*.log", highlight=False, soft_wrap=True)
         return 1
     show(console, proof, story.told, time.monotonic() - began)

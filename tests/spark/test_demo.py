@@ -1,0 +1,48 @@
+"""The demo, small: a job dies inside a micro-batch and loses its disk; what it emits in the end is right all the same.
+
+In between the restore is broken on purpose, by leaving out a single replayed message: it must not get away with it.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from recovery.demo.run import Failed, Story, show
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def test_a_disaster_changes_nothing_and_a_broken_restore_is_found(spark: Any, tmp_path: Path) -> None:
+    text = io.StringIO()
+    story = Story(tmp_path / "demo", Console(file=text, width=200), days=8, offsets=400)
+    story.prepare()
+    story.disaster()
+    killed_in = int(text.getvalue().partition("inside micro-batch ")[2].partition(",")[0])
+    assert not (tmp_path / "demo/checkpoint/commits" / str(killed_in)).exists()
+    assert (tmp_path / "demo/checkpoint/offsets" / str(killed_in)).exists()
+
+    with pytest.raises(Failed, match="RestoreMismatch"):
+        story.restart(break_restore=True)
+    assert not (tmp_path / "demo/checkpoint/commits" / str(killed_in)).exists()
+
+    story.restart()
+    assert story.told.replayed > 0
+    proof = story.prove(spark)
+    assert proof.holds, proof
+    assert proof.malformed > 0
+    assert proof.late > 0
+
+    show(Console(file=text, width=200), proof, story.told, 1.0)
+    assert f"{proof.windows.total:,} of {proof.windows.total:,} windows equal" in text.getvalue()
+
+
+def test_a_directory_of_somebody_else_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(ValueError, match="not empty"):
+        Story(tmp_path, Console(file=io.StringIO())).prepare()
+    assert (tmp_path / "precious").exists()
