@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.tables import ERRORS, RESULTS, check_version, merge_metrics, readable, summary, unpack
+from recovery.killpoints import kill_point
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,9 +88,11 @@ class ParquetSink:
 
     def finish(self, rows: list[dict[str, Any]], version: int, attempts: dict[str, Path]) -> list[dict[str, Any]]:
         """Publish the files that the tasks reported: the second half of `publish`."""
-        for kind in _KINDS:
+        for kind, point in zip(_KINDS, ("before_publish", "during_publish"), strict=True):
+            kill_point(point, version)
             files = [(row[f"{kind}_file"], row[f"{kind}_bytes"]) for row in rows if row[f"{kind}_file"]]
             self._directories[kind].publish(version, attempts[kind], files)
+        kill_point("after_publish", version)
         return [
             summary(row["shard"], row["results_rows"], row["errors_rows"], merge_metrics([row["metrics"]]))
             for row in sorted(rows, key=lambda row: row["shard"])

@@ -6,6 +6,7 @@ Everything that can be refused is refused here, before Spark plans anything.
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -108,9 +109,12 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
             "changelog": options.changelog or CHANGELOG_DIRECTORY,
             "release": release(),
             "first_offsets": _first_offsets(job, spark) if stored is None else None,
+            # names the query to its outputs: Spark's own id is known only when the first micro-batch may be running
+            "query": stored.entries.get("query", uuid.uuid4().hex) if stored is not None else uuid.uuid4().hex,
         },
     )
     settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
+    sink.open(entries["query"])
     prepare_control(checkpoint)
     local_dir = Path(options.local_dir) if options.local_dir is not None else Path(tempfile.gettempdir()) / "rewind"
     changelog_uri = options.changelog or f"{checkpoint.rstrip('/')}/{CHANGELOG_DIRECTORY}"
