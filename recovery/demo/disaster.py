@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-_POLL_S = 0.003
+_POLL_S = 0.02
 
 
 def inside_micro_batch(local: Path, checkpoint: Path, version: int) -> bool:

