@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     )
     from backend.sinks import foreach_sink, parquet_sink
     from backend.sources.archive import archive
+    from backend.sources.kafka import kafka
+    from backend.sources.kafka_settings import KafkaSettings
     from backend.spark.stream import stream
     from backend.windows import hopping, session, sliding, tumbling
 
@@ -75,6 +77,8 @@ _HOMES = {
     ),
     "backend.sinks": ("foreach_sink", "parquet_sink"),
     "backend.sources.archive": ("archive",),
+    "backend.sources.kafka": ("kafka",),
+    "backend.sources.kafka_settings": ("KafkaSettings",),
     "backend.spark.stream": ("stream",),
     "backend.windows": ("hopping", "session", "sliding", "tumbling"),
 }
@@ -90,6 +94,8 @@ __all__ = [
     "first",
     "foreach_sink",
     "hopping",
+    "kafka",
+    "KafkaSettings",
     "key_value_store",
     "last",
     "list_state",

@@ -300,3 +300,12 @@ def _lock(path: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.2)
         yield
+
+
+def main() -> None:
+    """Resolve Spark's Kafka connector and print its jars, joined by commas: a value for `spark.jars`."""
+    print(",".join(map(str, resolve(connector()))))
+
+
+if __name__ == "__main__":
+    main()

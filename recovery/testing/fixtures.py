@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from backend.errors import RewindError
 
 if TYPE_CHECKING:
-    from recovery.testing.broker import Broker, LocalBroker
+    from recovery.broker import Broker, LocalBroker
     from recovery.testing.events import Topics
 
 NEEDED = (
@@ -21,58 +20,11 @@ NEEDED = (
 )
 
 
-def docker_answers() -> bool:
-    """Tell whether a Docker engine answers here."""
-    try:
-        import docker
-        import testcontainers.community.kafka  # noqa: F401
-    except ImportError:
-        return False
-    try:
-        client = docker.from_env(timeout=3)
-    except docker.errors.DockerException:
-        return False
-    try:
-        return bool(client.ping())
-    except (docker.errors.DockerException, OSError):
-        return False
-    finally:
-        client.close()
-
-
-def open_broker() -> tuple[Broker, Callable[[], None]]:
-    """Give a broker and how to end it: `KAFKA_BOOTSTRAP_SERVERS`, else testcontainers, else one from jars.
-
-    Credentials for a broker of one's own come from `REWIND_KAFKA_*`.
-
-    Raises:
-        BrokerUnavailable: It does not answer or did not start.
-        JarsUnavailable: Java or the jars are missing.
-        ImportError: confluent-kafka is not installed.
-    """
-    from backend.errors import BrokerUnavailable
-    from backend.sources.kafka_settings import KafkaSettings
-    from recovery.testing.broker import ExternalBroker, LocalBroker, answers
-
-    if servers := os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
-        settings = KafkaSettings.from_environment(servers)
-        if not answers(settings, timeout_s=15):
-            raise BrokerUnavailable("KAFKA_BOOTSTRAP_SERVERS names a broker that does not answer", where=servers)
-        return ExternalBroker(settings), lambda: None
-    if docker_answers():
-        from testcontainers.community.kafka import KafkaContainer
-
-        container = KafkaContainer().with_kraft()
-        container.start(timeout=120)
-        return ExternalBroker(KafkaSettings(container.get_bootstrap_server())), container.stop
-    broker = LocalBroker()
-    broker.start()
-    return broker, broker.close
-
-
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[Broker]:
     """A Kafka broker for the whole session; see `open_broker` for which. Never skips: without one the test fails."""
+    from recovery.broker import open_broker
+
     try:
         broker, close = open_broker()
     except (RewindError, ImportError) as error:
@@ -89,7 +41,7 @@ def local_kafka_broker(kafka_broker: Broker) -> Iterator[Broker]:
     if kafka_broker.can_restart:
         yield kafka_broker
         return
-    from recovery.testing.broker import LocalBroker
+    from recovery.broker import LocalBroker
 
     with LocalBroker() as broker:
         yield broker
@@ -110,7 +62,7 @@ def kafka_topics(kafka_broker: Broker) -> Iterator[Topics]:
 @pytest.fixture
 def secured_kafka_broker() -> Iterator[LocalBroker]:
     """A broker of one's own that wants SASL/PLAIN."""
-    from recovery.testing.broker import LocalBroker
+    from recovery.broker import LocalBroker
 
     with LocalBroker(users={"rewind": 'pa"ss\\word-7'}) as broker:
         yield broker

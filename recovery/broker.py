@@ -7,6 +7,7 @@ standard input and cleans up.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -291,6 +293,51 @@ def answers(settings: KafkaSettings, *, timeout_s: float) -> bool:
         return bool(client.list_topics(timeout=timeout_s).brokers)
     except KafkaException:
         return False
+
+
+def docker_answers() -> bool:
+    """Tell whether a Docker engine answers here."""
+    try:
+        import docker
+        import testcontainers.community.kafka  # noqa: F401
+    except ImportError:
+        return False
+    try:
+        client = docker.from_env(timeout=3)
+    except docker.errors.DockerException:
+        return False
+    try:
+        return bool(client.ping())
+    except (docker.errors.DockerException, OSError):
+        return False
+    finally:
+        client.close()
+
+
+def open_broker() -> tuple[Broker, Callable[[], None]]:
+    """Give a broker and how to end it: `KAFKA_BOOTSTRAP_SERVERS`, else testcontainers, else one from jars.
+
+    Credentials for a broker of one's own come from `REWIND_KAFKA_*`.
+
+    Raises:
+        BrokerUnavailable: It does not answer or did not start.
+        JarsUnavailable: Java or the jars are missing.
+        ImportError: confluent-kafka is not installed.
+    """
+    if servers := os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
+        settings = KafkaSettings.from_environment(servers)
+        if not answers(settings, timeout_s=15):
+            raise BrokerUnavailable("KAFKA_BOOTSTRAP_SERVERS names a broker that does not answer", where=servers)
+        return ExternalBroker(settings), lambda: None
+    if docker_answers():
+        from testcontainers.community.kafka import KafkaContainer
+
+        container = KafkaContainer().with_kraft()
+        container.start(timeout=120)
+        return ExternalBroker(KafkaSettings(container.get_bootstrap_server())), container.stop
+    broker = LocalBroker()
+    broker.start()
+    return broker, broker.close
 
 
 def _free_port() -> int:

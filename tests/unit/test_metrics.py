@@ -1,0 +1,48 @@
+"""Metrics of a running query, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import urllib.request
+
+from prometheus_client import CollectorRegistry
+
+from recovery.metrics import serve_metrics
+from recovery.supervisor import Progress
+
+
+class Query:
+    def __init__(self) -> None:
+        self.progress = Progress(version=4, micro_batches=5, rows=1000, results=20, errors=3, restores=1)
+        self.progress.last = [
+            {"shard": 0, "metrics": {"rows": 7, "operate_ms": 1.5, "drained": -1, "note": "text"}},
+            {"shard": 1, "metrics": {"rows": 9}},
+            {"shard": 2},
+        ]
+
+
+def test_progress_is_served_as_it_is_when_asked():
+    query, registry = Query(), CollectorRegistry()
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    close = serve_metrics(query, port=port, registry=registry)
+    try:
+        query.progress.rows = 1001
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    finally:
+        close()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert set(lines) == {
+        "rewind_version 4.0",
+        "rewind_micro_batches_total 5.0",
+        "rewind_rows_total 1001.0",
+        "rewind_results_total 20.0",
+        "rewind_errors_total 3.0",
+        "rewind_restores_total 1.0",
+        'rewind_shard_rows{shard="0"} 7.0',
+        'rewind_shard_rows{shard="1"} 9.0',
+        'rewind_shard_operate_ms{shard="0"} 1.5',
+    }
+    assert list(registry.collect()) == []
