@@ -136,6 +136,10 @@ def window_spec(
     _check_names(schema, keys, aggregates)
     if window.by_time and retention is None:
         raise ValueError("retention=None: windows by event time need a retention, such as '1 hour' ('0 s' is allowed)")
+    if window.by_time and window.kind == "session" and retention_messages is not None:
+        raise ValueError(
+            f"retention_messages={retention_messages!r}: sessions by event time are kept by time alone, give retention"
+        )
     if not window.by_time and retention_messages is None:
         retention_messages = window.size
     spec = WindowSpec(

@@ -85,12 +85,14 @@ class Waiting:
         self._extra: list[Revisions] = []
 
     def _due(self) -> Mask:
-        past = self.pairs.window <= self._progress.closed_after
+        past: Mask = self.pairs.window <= self._progress.closed_after
+        if self._progress.drain:
+            return past  # every open window is sent as drained, which stands for an early row that is due
         due: Mask = self.pairs.window <= self._progress.gone_after
         for here, period in ((past, self._policies.late_ms), (~past, self._policies.early_ms)):
             if period is not None:
                 due = due | (here & (self._since + period <= self._progress.now_ms))
-        return due | past if self._progress.drain else due
+        return due
 
     def renumber(self, numbers: IntArray, space: int) -> None:
         """Change to other key numbers in the same order."""

@@ -24,7 +24,7 @@ def added(message: Message) -> Added:
     return Added(message.offset, message.time, message.fields, message.partition, message.stream)
 
 
-@kinds("tumbling", "hopping", "sliding")
+@kinds("tumbling", "hopping", "sliding", "session")
 @share(0.1)
 @given(st.data())
 def test_the_automatic_context_sends_what_the_oracle_sends(kind, data):
@@ -79,7 +79,7 @@ def rows(translate, operator, results) -> list[Row]:
     return translate(pa.Table.from_pylist(results, operator.result_schema))
 
 
-@kinds("tumbling", "hopping", "sliding")
+@kinds("tumbling", "hopping", "sliding", "session")
 @share(0.1)
 @given(st.data())
 def test_a_standalone_context_that_starts_again_loses_and_repeats_nothing(kind, data):

@@ -48,6 +48,7 @@ def specs(draw: st.DrawFn, kind: str, unit: str = "time") -> Spec:
     steps = [n for n in (5, 4, 3, 2, 1, 7) if n <= size]
     step = draw(st.sampled_from(steps)) if kind == "hopping" else 0
     aligned = unit == "time" and kind in ("tumbling", "hopping")
+    counted = draw(st.sampled_from((None, None, 1, 3, 8)))
     names = draw(st.sampled_from((LIGHT[:3], HEAVY[:3], LIGHT, HEAVY, (*LIGHT, *HEAVY))))
     return Spec(
         kind,
@@ -58,7 +59,7 @@ def specs(draw: st.DrawFn, kind: str, unit: str = "time") -> Spec:
         keys=draw(st.sampled_from((("key",), (), ("key", "value")))),
         aggregates=tuple(AGGREGATES[name][1] for name in dict.fromkeys(names)),
         retention_ms=draw(st.sampled_from((10, 0, 1, 7, 35, 10_000))),
-        retention_messages=draw(st.sampled_from((None, None, 1, 3, 8))) if unit == "time" else None,
+        retention_messages=counted if unit == "time" and kind != "session" else None,
         early_ms=draw(st.sampled_from((None, None, 0, 5_000))),
         late_ms=draw(st.sampled_from((10_000, 0, 4_000))),
         idle_after_ms=draw(st.sampled_from((None, 60_000))),
@@ -164,14 +165,14 @@ def kinds(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", names)
 
 
-@kinds("tumbling", "hopping", "sliding")
+@kinds("tumbling", "hopping", "sliding", "session")
 @share(0.2)
 @given(st.data())
 def test_time_windows_of_one_partition_equal_the_oracle_in_every_micro_batch(kind, data):
     judge(data.draw(specs(kind)), data.draw(feeds()), shards=data.draw(st.sampled_from((1, 1, 3))))
 
 
-@kinds("tumbling", "hopping", "sliding")
+@kinds("tumbling", "hopping", "sliding", "session")
 @share(0.2)
 @given(st.data())
 def test_time_windows_of_several_partitions_equal_the_oracle_in_every_micro_batch(kind, data):
@@ -186,3 +187,8 @@ def test_windows_by_number_of_messages_equal_the_oracle_in_every_micro_batch(kin
     feed = data.draw(feeds(partitions=data.draw(st.sampled_from((1, 1, 3)))))
     spec = data.draw(specs(kind, "messages"))
     judge(spec, feed, shards=data.draw(st.sampled_from((1, 3))) if spec.keys else 1)
+
+
+def test_sessions_by_event_time_refuse_a_retention_by_number_of_messages():
+    with pytest.raises(ValueError, match="retention_messages=5"):
+        window_spec(win.session(10), SCHEMA, {"n": agg.count()}, keys=["key"], retention=10, retention_messages=5)

@@ -190,12 +190,12 @@ class WindowOracle:
             self._purge(wall_ms)
         return self.rows[sent_before:]
 
-    def timeout(self, wall_ms: int) -> list[Row]:
+    def timeout(self, wall_ms: int, *, early: bool = True) -> list[Row]:
         """Run the seed's timeout: resume sending, then look at the policies again."""
         sent_before = len(self.rows)
         self._send()
         if not self.disabled:
-            self._policies(wall_ms)
+            self._policies(wall_ms, early=early)
             self._send()
         return self.rows[sent_before:]
 
@@ -204,9 +204,7 @@ class WindowOracle:
         sent_before = len(self.rows)
         if self.spec.unit == "time":
             self._open_next_window(self._smallest_stream_time(wall_ms))
-        # windows by number: the drain's row stands for an early one that is due in the same micro-batch
-        if not (drain and self.spec.unit == "messages"):
-            self.timeout(wall_ms)
+        self.timeout(wall_ms, early=not drain)  # a drained row stands for an early one due in the same micro-batch
         if self.spec.unit == "time":
             self._purge(wall_ms)
         if drain:
@@ -350,6 +348,9 @@ class WindowOracle:
     def _add_to_session(self, message: Message, key: Key, clock: Clock, wall_ms: int) -> list[Window]:
         gap, time = self.spec.size, message.time
         near = [w for w in self._near(time, key) if self._takes(w.closes_at, clock)]
+        # sessions of a key never overlap, even where one source partition finds one gone and another does not
+        low, high = min([time, *(w.first for w in near)]), max([time, *(w.last for w in near)])
+        near = [w for w in self.windows.values() if w.key == key and w.first <= high and low <= w.last]
         merged = Window(key, time, time, time + gap + 1)
         merged.messages.append(message)
         merged.pending_since = wall_ms
@@ -422,7 +423,7 @@ class WindowOracle:
     def _in_order(self) -> list[Window]:
         return sorted(self.windows.values(), key=lambda w: (w.closes_at, w.first, repr(w.key)))
 
-    def _policies(self, wall_ms: int) -> None:
+    def _policies(self, wall_ms: int, *, early: bool = True) -> None:
         """Run step 6.2: the early policy for open windows, the late one for past windows."""
         for window in self._in_order():
             if window.pending_since is None:
@@ -431,7 +432,7 @@ class WindowOracle:
             if window.closed:
                 if waited >= self.spec.late_ms:
                     self._emit(window, "late")
-            elif self.spec.early_ms is not None and waited >= self.spec.early_ms:
+            elif early and self.spec.early_ms is not None and waited >= self.spec.early_ms:
                 self._emit(window, "early")
 
     def _emit(self, window: Window, reason: str) -> None:
