@@ -55,7 +55,9 @@ class WindowKeys:
 
     def decode(self, codes: pa.Array) -> list[pa.Array]:
         """Give the group fields of codes."""
-        return self._keys.decode(pc.binary_slice(codes, STREAM_BYTES) if self._per_stream else codes)
+        if self._per_stream:  # distinct codes only, so few; Arrow's binary_slice fails without a stop
+            codes = pa.array([code[STREAM_BYTES:] for code in codes.to_pylist()], pa.binary())
+        return self._keys.decode(codes)
 
 
 def joined_codes(parts: Sequence[pa.Array]) -> pa.Array:

@@ -29,6 +29,7 @@ from backend.operators.aligned import Aligned
 from backend.operators.sessions import Sessions
 from backend.operators.sliding import Sliding
 from backend.operators.spec import WindowSpec
+from backend.operators.tuple_sessions import TupleSessions
 from backend.operators.tuples import Tuples
 from backend.operators.turn import Turn, joined, numbers
 from backend.workspace import Workspace
@@ -134,6 +135,6 @@ def _kind(spec: WindowSpec) -> Kind:
         return Sliding(spec)
     if window.by_time and window.kind == "session":
         return Sessions(spec)
-    if not window.by_time and window.kind != "session":
-        return Tuples(spec)
+    if not window.by_time:
+        return TupleSessions(spec) if window.kind == "session" else Tuples(spec)
     raise ValueError(f"window: {window.kind} windows by {window.unit} are not available")
