@@ -14,6 +14,7 @@ from sortedcontainers import SortedDict
 
 from backend.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
 from backend.errors import KeyInvalid, StateCorrupted, StoreClosed
+from backend.limits import check_keys, check_values
 from backend.staging import VERIFY, seal, verify
 from backend.store import FORMAT, Changes, Staged
 
@@ -103,6 +104,8 @@ class MemoryStore:
 
     def _apply(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         rows = self._open
+        check_keys(keys)
+        check_values([value for value in values if value is not None])
         rows.update({key: value for key, value in zip(keys, values, strict=True) if value is not None})
         for key, value in zip(keys, values, strict=True):
             if value is None:

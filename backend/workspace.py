@@ -11,58 +11,18 @@ micro-batch brings its messages sorted, and keeping them so costs nothing until 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice, pairwise
-from operator import lt
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from sortedcontainers import SortedList
 
 from backend.errors import BoundViolated, KeyInvalid, ValueInvalid
-from backend.store import MAX_KEY_BYTES, MAX_VALUE_BYTES, Changes, Readable, Region
+from backend.layers import ABSENT, Run, Slice, increasing, merge_layers, merge_scan, merge_visible, sorted_rows
+from backend.limits import check_key, check_keys, check_value, check_values
+from backend.store import Changes, Readable, Region
 
 RUN_ROWS = 512
 """From this many rows on a `put_many` becomes a sorted run of its own instead of going to the dict."""
-
-_Rows = tuple[list[bytes], list[bytes | None]]
-_Slice = tuple[Sequence[bytes], Sequence[bytes | None]]
-_ABSENT = object()
-
-
-class _Run:
-    """Rows in strictly increasing key order; immutable once made, so a scan may keep it."""
-
-    __slots__ = ("_lookup", "keys", "values")
-
-    def __init__(self, keys: list[bytes], values: list[bytes | None]) -> None:
-        self.keys, self.values = keys, values
-        self._lookup: dict[bytes, bytes | None] | None = None
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def meets(self, first: bytes, last: bytes) -> bool:
-        """Say whether the run may hold a key of the closed range."""
-        return self.keys[0] <= last and first <= self.keys[-1]
-
-    def find(self, key: bytes) -> object:
-        """Give the value, None for a delete, `_ABSENT` when the run says nothing of the key."""
-        at = bisect_left(self.keys, key)
-        return self.values[at] if at < len(self.keys) and self.keys[at] == key else _ABSENT
-
-    def lookup(self) -> dict[bytes, bytes | None]:
-        """Give a dict of the run, built once: for reads of many keys a bisection each would cost more."""
-        if self._lookup is None:
-            self._lookup = dict(zip(self.keys, self.values, strict=True))
-        return self._lookup
-
-    def cut(self, start: bytes, end: bytes | None) -> _Slice:
-        """Give the rows of `[start, end)`."""
-        low = bisect_left(self.keys, start)
-        high = len(self.keys) if end is None else bisect_left(self.keys, end, low)
-        if low == 0 and high == len(self.keys):
-            return self.keys, self.values
-        return self.keys[low:high], self.values[low:high]
 
 
 class Workspace:
@@ -83,21 +43,21 @@ class Workspace:
         self._bounds: dict[int, bytes] = {}
         self._recent: dict[bytes, bytes | None] = {}
         self._order: SortedList | None = None  # keys of `_recent`, kept only from the first scan on
-        self._runs: list[_Run] = []
+        self._runs: list[Run] = []
         for region, key in (bounds or {}).items():
             self.raise_bound(region, key)
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None when absent, deleted here, or below its region's bound."""
-        _check_key(key)
+        check_key(key)
         if self._hidden(key):
             return None
-        found: object = self._recent.get(key, _ABSENT)
-        if found is not _ABSENT:
+        found: object = self._recent.get(key, ABSENT)
+        if found is not ABSENT:
             return found  # type: ignore[return-value]
         for run in reversed(self._runs):
             found = run.find(key)
-            if found is not _ABSENT:
+            if found is not ABSENT:
                 return found  # type: ignore[return-value]
         return self._base.get(key)
 
@@ -105,7 +65,7 @@ class Workspace:
         """Return the values of many keys, in their order."""
         if not len(keys):
             return []
-        _check_keys(keys)
+        check_keys(keys)
         first, last = min(keys), max(keys)
         overlays: list[dict[bytes, bytes | None]] = [run.lookup() for run in self._runs if run.meets(first, last)]
         if self._recent:
@@ -118,13 +78,13 @@ class Workspace:
         return found
 
     def _get_layered(self, keys: Sequence[bytes], overlays: list[dict[bytes, bytes | None]]) -> list[bytes | None]:
-        answers: list[object] = [_ABSENT] * len(keys)
+        answers: list[object] = [ABSENT] * len(keys)
         missing: list[int] | range = range(len(keys))
         for overlay in reversed(overlays):
             still = []
             for at in missing:
-                value: object = overlay.get(keys[at], _ABSENT)
-                if value is _ABSENT:
+                value: object = overlay.get(keys[at], ABSENT)
+                if value is ABSENT:
                     still.append(at)
                 else:
                     answers[at] = value
@@ -140,7 +100,7 @@ class Workspace:
         for low, high in self._visible(start, end):
             own = self._own(low, high, reverse=reverse)
             rows = self._base.scan(low, high, reverse=reverse)
-            parts.append(_overlay(rows, own, reverse=reverse) if own[0] else rows)
+            parts.append(merge_scan(rows, own, reverse=reverse) if own[0] else rows)
         if len(parts) == 1:
             return parts[0]
         return _chain(parts[::-1] if reverse else parts)
@@ -150,7 +110,7 @@ class Workspace:
         keys: list[bytes] = []
         values: list[bytes] = []
         for low, high in self._visible(start, end):
-            part = _merge_visible(self._base.scan_arrays(low, high), self._own(low, high))
+            part = merge_visible(self._base.scan_arrays(low, high), self._own(low, high))
             if not keys:
                 keys, values = part
             else:
@@ -160,8 +120,8 @@ class Workspace:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set one key. Raises `BoundViolated` below the region's bound, `KeyInvalid` / `ValueInvalid` over a size."""
-        _check_key(key)
-        _check_value(value)
+        check_key(key)
+        check_value(value)
         if self._hidden(key):
             raise _below(key, self._bounds[key[0]])
         self._set(key, value)
@@ -178,19 +138,19 @@ class Workspace:
         """
         if len(keys) != len(values):
             raise ValueInvalid("as many values as keys are needed", why=f"{len(keys)} keys, {len(values)} values")
-        _check_keys(keys)
-        _check_values(values)
+        check_keys(keys)
+        check_values(values)
         self._write(keys, values, refuse=True)
 
     def delete(self, key: bytes) -> None:
         """Delete one key; deleting what is not there, or is expired already, is allowed."""
-        _check_key(key)
+        check_key(key)
         if not self._hidden(key):
             self._set(key, None)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Delete many keys."""
-        _check_keys(keys)
+        check_keys(keys)
         self._write(keys, [None] * len(keys), refuse=False)
 
     def raise_bound(self, region: int, key: bytes) -> None:
@@ -216,10 +176,10 @@ class Workspace:
 
         Rows that were written and then expired by a higher bound are left out.
         """
-        layers: list[_Slice] = [(run.keys, run.values) for run in self._runs]
+        layers: list[Slice] = [(run.keys, run.values) for run in self._runs]
         if self._recent:
-            layers.append(_sorted_rows(self._recent))
-        keys, values = _merge_layers(layers)
+            layers.append(sorted_rows(self._recent))
+        keys, values = merge_layers(layers)
         for region, bound in self._bounds.items():
             low = bisect_left(keys, bytes([region]))
             high = bisect_left(keys, bound, low)
@@ -245,7 +205,7 @@ class Workspace:
             parts.append((start, end if end is None or start < end else start))
         return parts
 
-    def _own(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> _Slice:
+    def _own(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Slice:
         """Give own rows of a range, merged over the layers; deletes are None."""
         cuts = [cut for run in self._runs if (cut := run.cut(start, end))[0]]
         if self._recent:
@@ -254,7 +214,7 @@ class Workspace:
             recent = list(self._order.irange(start, end, inclusive=(True, False)))
             if recent:
                 cuts.append((recent, [self._recent[key] for key in recent]))
-        keys, values = _merge_layers(cuts)
+        keys, values = merge_layers(cuts)
         return (keys[::-1], values[::-1]) if reverse else (keys, values)
 
     def _set(self, key: bytes, value: bytes | None) -> None:
@@ -265,8 +225,8 @@ class Workspace:
     def _write(self, keys: Sequence[bytes], values: Sequence[bytes | None], *, refuse: bool) -> None:
         if not len(keys):
             return
-        if not _increasing(keys):
-            keys, values = _sorted_rows(dict(zip(keys, values, strict=True)))
+        if not increasing(keys):
+            keys, values = sorted_rows(dict(zip(keys, values, strict=True)))
         for region, bound in self._bounds.items():
             low = bisect_left(keys, bytes([region]))
             high = bisect_left(keys, bound, low)
@@ -278,11 +238,11 @@ class Workspace:
             for key, value in zip(keys, values, strict=True):
                 self._set(key, value)
         else:
-            self._add_run(_Run(list(keys), list(values)))
+            self._add_run(Run(list(keys), list(values)))
 
-    def _add_run(self, run: _Run) -> None:
+    def _add_run(self, run: Run) -> None:
         if self._recent:  # the dict is read first, so it must not hold older values of these keys
-            for key in [key for key in self._recent if run.find(key) is not _ABSENT]:
+            for key in [key for key in self._recent if run.find(key) is not ABSENT]:
                 del self._recent[key]
                 if self._order is not None:
                     self._order.remove(key)
@@ -290,7 +250,7 @@ class Workspace:
         # runs grow geometrically, so that there are few of them and each row is merged few times
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             newer, older = self._runs.pop(), self._runs.pop()
-            self._runs.append(_Run(*_merge_layers([(older.keys, older.values), (newer.keys, newer.values)])))
+            self._runs.append(Run(*merge_layers([(older.keys, older.values), (newer.keys, newer.values)])))
 
 
 def _below(key: bytes, bound: bytes) -> BoundViolated:
@@ -299,101 +259,6 @@ def _below(key: bytes, bound: bytes) -> BoundViolated:
     )
 
 
-def _increasing(keys: Sequence[bytes]) -> bool:
-    return all(map(lt, keys, islice(keys, 1, None)))
-
-
-def _sorted_rows(rows: dict[bytes, bytes | None]) -> _Rows:
-    keys = sorted(rows)
-    return keys, list(map(rows.__getitem__, keys))
-
-
-def _merge_layers(layers: Sequence[_Slice]) -> _Rows:
-    """Merge sorted rows, oldest layer first; of equal keys the newest layer's row stays."""
-    if not layers:
-        return [], []
-    if len(layers) == 1:
-        return list(layers[0][0]), list(layers[0][1])
-    apart = sorted(layers, key=lambda layer: layer[0][0])
-    if all(low[0][-1] < high[0][0] for low, high in pairwise(apart)):  # regions of their own, mostly
-        return list(chain.from_iterable(k for k, _ in apart)), list(chain.from_iterable(v for _, v in apart))
-    rows: dict[bytes, bytes | None] = {}
-    for keys, values in layers:
-        rows.update(zip(keys, values, strict=True))
-    # the sort finds the layers' own order again: its cost is that of merging, not of sorting
-    return _sorted_rows(rows)
-
-
-def _merge_visible(base: tuple[list[bytes], list[bytes]], own: _Slice) -> tuple[list[bytes], list[bytes]]:
-    if not own[0]:
-        return base
-    keys, values = _merge_layers([base, own]) if base[0] else (list(own[0]), list(own[1]))
-    if None in own[1]:
-        kept = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-        return [key for key, _ in kept], [value for _, value in kept]
-    return keys, values  # type: ignore[return-value]
-
-
-def _overlay(base: Iterator[tuple[bytes, bytes]], own: _Slice, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-    """Merge two ordered sequences of rows; own rows win, deletes hide."""
-    before: Callable[[bytes, bytes], bool] = (lambda a, b: a > b) if reverse else lt
-    row = next(base, None)
-    for key, value in zip(*own, strict=True):
-        while row is not None and before(row[0], key):
-            yield row
-            row = next(base, None)
-        if row is not None and row[0] == key:
-            row = next(base, None)
-        if value is not None:
-            yield key, value
-    if row is not None:
-        yield row
-        yield from base
-
-
 def _chain(parts: Sequence[Iterator[tuple[bytes, bytes]]]) -> Iterator[tuple[bytes, bytes]]:
     for part in parts:
         yield from part
-
-
-def _check_key(key: bytes) -> None:
-    if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES:
-        raise _bad_key(key)
-
-
-def _check_keys(keys: Sequence[bytes]) -> None:
-    if not _sized(keys, 1, MAX_KEY_BYTES):
-        raise _bad_key(next(key for key in keys if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES))
-
-
-def _sized(items: Sequence[bytes], low: int, high: int) -> bool:
-    """Say whether all are bytes of a size in the closed range, in one pass: touching the objects is what costs."""
-    try:
-        return all(
-            kind is bytes and low <= size <= high
-            for kind, size in set(zip(map(type, items), map(len, items), strict=True))
-        )
-    except TypeError:  # something without a length
-        return False
-
-
-def _bad_key(key: object) -> KeyInvalid:
-    if not isinstance(key, bytes):
-        return KeyInvalid("a key must be bytes", why=f"{type(key).__name__} was given")
-    return KeyInvalid("a key's size is out of range", why=f"{len(key)} bytes, allowed are 1 to {MAX_KEY_BYTES}")
-
-
-def _check_value(value: bytes) -> None:
-    if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
-        raise _bad_value(value)
-
-
-def _check_values(values: Sequence[bytes]) -> None:
-    if not _sized(values, 0, MAX_VALUE_BYTES):
-        raise _bad_value(next(value for value in values if type(value) is not bytes or len(value) > MAX_VALUE_BYTES))
-
-
-def _bad_value(value: object) -> ValueInvalid:
-    if not isinstance(value, bytes):
-        return ValueInvalid("a value must be bytes", why=f"{type(value).__name__} was given")
-    return ValueInvalid("a value is too large", why=f"{len(value)} bytes, at most {MAX_VALUE_BYTES} are allowed")

@@ -188,6 +188,12 @@ def test_a_window_is_one_range(layout: MessageLayout) -> None:
             given = {"session": encode("user_1")} | ({"equal": encode(1)} if E in layout.parts else {})
             mine = [row for row in expected if row[5] == "user_1" and (row[4] == 1 or E not in layout.parts)]
             assert seen(read_messages(work, layout, CODEC, start, end, **given), layout) == wanted(layout, mine)
+        if layout.indexed:
+            assert seen(read_messages(work, layout, CODEC, start, end), layout) == wanted(layout, expected)
+        if S in layout.parts:
+            found = read_messages(work, layout, CODEC, start, end, session=encode("user_1"))
+            mine = [row for row in expected if row[5] == "user_1"]
+            assert seen(found, layout) == wanted(layout, mine)
 
 
 @pytest.mark.parametrize("layout", [x for x in LAYOUTS if x.indexed], ids=lambda layout: layout.name)
@@ -208,6 +214,15 @@ def test_a_range_needs_the_parts_before_it() -> None:
         message_range(MessageLayout((E, T, O)), 1, 2)
     with pytest.raises(KeyInvalid):
         message_range(MessageLayout((S, E, T, O)), None, None, equal=encode(1))
+    work = Workspace(MemoryStore())
+    for layout in LAYOUTS:
+        if S in layout.parts and E in layout.parts:
+            with pytest.raises(KeyInvalid, match="needs session"):
+                read_messages(work, layout, CODEC, *((1, 2) if layout.timed else ((0, 0, 1), None)), equal=encode(1))
+        for part, name in ((S, "session"), (E, "equal")):
+            if part not in layout.parts:
+                with pytest.raises(KeyInvalid, match=f"has no {name}"):
+                    read_messages(work, layout, CODEC, **{name: encode(1)})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)

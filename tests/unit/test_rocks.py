@@ -309,16 +309,16 @@ def test_confirming_waits_for_compactions_that_short_openings_put_off(
         assert native is not None
         native.set_options({"disable_auto_compactions": "true"})
         # a compaction that never comes slows down, and does not stop
-        monkeypatch.setattr("backend.rocks._ROOM_WAIT_S", 0.01)
+        monkeypatch.setattr("backend.rocks.store._ROOM_WAIT_S", 0.01)
         assert max(map(confirm, range(12))) > 8
         # one that comes is waited for
-        monkeypatch.setattr("backend.rocks._ROOM_WAIT_S", 20)
+        monkeypatch.setattr("backend.rocks.store._ROOM_WAIT_S", 20)
         pause = time.sleep
 
         def awaited(seconds: float) -> None:
             native.set_options({"disable_auto_compactions": "false"})
             pause(seconds)
 
-        monkeypatch.setattr("backend.rocks.time.sleep", awaited)
+        monkeypatch.setattr("backend.rocks.store.time.sleep", awaited)
         assert confirm(12) <= 8
         assert store.get(b"\x01a") == b"\x0c"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backend.bounds import reclaim, stored_bounds
-from backend.errors import KeyInvalid, StateCorrupted, StoreClosed
+from backend.errors import KeyInvalid, StateCorrupted, StoreClosed, ValueInvalid
 from backend.memory import MemoryStore
 from backend.rocks import RocksStore
 from backend.store import Changes, Store
@@ -167,3 +167,12 @@ def test_a_key_that_is_not_bytes_is_refused(store: Store, key: object) -> None:
         store.get(key)  # type: ignore[arg-type]
     with pytest.raises(KeyInvalid):
         store.get_many([A, key])  # type: ignore[list-item]
+    with pytest.raises(KeyInvalid):
+        store.write(Changes([A, key], [b"1", b"2"]))  # type: ignore[list-item]
+    assert store.get(A) is None
+
+
+def test_a_value_that_is_not_bytes_is_refused_whole(store: Store) -> None:
+    with pytest.raises(ValueInvalid):
+        store.write(Changes([A, B], [b"1", "2"]))  # type: ignore[list-item]
+    assert store.get(A) is None

@@ -162,7 +162,7 @@ def test_bad_values_are_refused_and_nothing_is_written(bad: bytes) -> None:
 
 
 def test_a_value_over_the_size_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend.workspace.MAX_VALUE_BYTES", 10)
+    monkeypatch.setattr("backend.limits.MAX_VALUE_BYTES", 10)
     work = workspace()
     work.put(b"a", bytes(10))
     with pytest.raises(ValueInvalid, match="11 bytes"):

@@ -1,0 +1,55 @@
+"""What may be a key or a value: bytes, of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backend.errors import KeyInvalid, ValueInvalid
+from backend.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
+
+
+def check_key(key: bytes) -> None:
+    """Raise `KeyInvalid` unless the key is bytes, 1 to `MAX_KEY_BYTES` of them."""
+    if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES:
+        raise _bad_key(key)
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Check many keys as `check_key` does, and name the first bad one."""
+    if not _sized(keys, 1, MAX_KEY_BYTES):
+        raise _bad_key(next(key for key in keys if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES))
+
+
+def check_value(value: bytes) -> None:
+    """Raise `ValueInvalid` unless the value is bytes, at most `MAX_VALUE_BYTES` of them."""
+    if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
+        raise _bad_value(value)
+
+
+def check_values(values: Sequence[bytes]) -> None:
+    """Check many values as `check_value` does, and name the first bad one."""
+    if not _sized(values, 0, MAX_VALUE_BYTES):
+        raise _bad_value(next(value for value in values if type(value) is not bytes or len(value) > MAX_VALUE_BYTES))
+
+
+def _sized(items: Sequence[bytes], low: int, high: int) -> bool:
+    """Say whether all are bytes of a size in the closed range, in one pass: touching the objects is what costs."""
+    try:
+        return all(
+            kind is bytes and low <= size <= high
+            for kind, size in set(zip(map(type, items), map(len, items), strict=True))
+        )
+    except TypeError:  # something without a length
+        return False
+
+
+def _bad_key(key: object) -> KeyInvalid:
+    if not isinstance(key, bytes):
+        return KeyInvalid("a key must be bytes", why=f"{type(key).__name__} was given")
+    return KeyInvalid("a key's size is out of range", why=f"{len(key)} bytes, allowed are 1 to {MAX_KEY_BYTES}")
+
+
+def _bad_value(value: object) -> ValueInvalid:
+    if not isinstance(value, bytes):
+        return ValueInvalid("a value must be bytes", why=f"{type(value).__name__} was given")
+    return ValueInvalid("a value is too large", why=f"{len(value)} bytes, at most {MAX_VALUE_BYTES} are allowed")

@@ -1,0 +1,44 @@
+"""The message store (SAMZA-552): `layout` chooses the key, `keys` builds it, `rows` stores, reads and expires."""
+
+from backend.messages.keys import (
+    OFFSET_BYTES,
+    TIME_BYTES,
+    clock_bytes,
+    index_keys,
+    message_keys,
+    message_order,
+    message_range,
+)
+from backend.messages.layout import MATRIX, OFFSET_FIRST, TIME_FIRST, MessageLayout, Part, choose_layout
+from backend.messages.rows import (
+    add_messages,
+    decode_messages,
+    digest,
+    expire_messages,
+    message_rows,
+    read_messages,
+    sorted_rows,
+)
+
+__all__ = [
+    "MATRIX",
+    "OFFSET_BYTES",
+    "OFFSET_FIRST",
+    "TIME_BYTES",
+    "TIME_FIRST",
+    "MessageLayout",
+    "Part",
+    "choose_layout",
+    "message_keys",
+    "index_keys",
+    "message_order",
+    "message_range",
+    "clock_bytes",
+    "message_rows",
+    "sorted_rows",
+    "add_messages",
+    "read_messages",
+    "decode_messages",
+    "expire_messages",
+    "digest",
+]

@@ -1,0 +1,237 @@
+"""Message keys: built over columns, read back over lists, and the ranges of windows in between.
+
+A key is the region byte and then, in the layout's order (format 1, all big-endian, signs flipped)::
+
+    SESSION  code of the session key    backend.keys, ends by itself
+    EQUAL    code of the equal fields   backend.keys, ends by itself
+    TIME     event time, ms             8 bytes
+    OFFSET   stream, partition, offset  2 + 4 + 8 bytes: unique in a shard
+
+An index row's key is its region byte, then TIME or OFFSET, then the message's key without the region byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import OFFSET, PARTITION, STREAM, TIME
+from backend.errors import KeyInvalid, StateCorrupted
+from backend.keys import code_end, fixed_bytes, pack_fixed, prefix_end, to_binary, to_keys, unpack_fixed
+from backend.messages.layout import MessageLayout, Part
+from backend.staging import VERIFY
+from backend.store import Region
+
+OFFSET_BYTES = 14
+TIME_BYTES = 8
+MESSAGES = bytes([Region.MESSAGES])
+INDEX = bytes([Region.MESSAGE_INDEX])
+
+
+def message_keys(
+    layout: MessageLayout,
+    messages: pa.Table,
+    *,
+    equal: pa.BinaryArray | None = None,
+    session: pa.BinaryArray | None = None,
+) -> list[bytes]:
+    """Build the full keys of messages, in their order.
+
+    Args:
+        layout: The layout.
+        messages: Has the columns `_stream`, `_partition`, `_offset` and, where the layout has it, `_time`.
+        equal: `keys.encode_columns` of the equal fields, where the layout has them.
+        session: `keys.encode_columns` of the session key, where the layout has it.
+    """
+    return _join_parts(MESSAGES, _parts(layout.parts, messages, equal, session))
+
+
+def index_keys(
+    layout: MessageLayout,
+    messages: pa.Table,
+    *,
+    equal: pa.BinaryArray | None = None,
+    session: pa.BinaryArray | None = None,
+) -> list[bytes]:
+    """Build the full keys of the index rows of messages, in their order; arguments as for `message_keys`."""
+    return _join_parts(INDEX, _parts((layout.clock, *layout.parts), messages, equal, session))
+
+
+def message_order(
+    layout: MessageLayout,
+    messages: pa.Table,
+    *,
+    equal: pa.BinaryArray | None = None,
+    session: pa.BinaryArray | None = None,
+) -> npt.NDArray[np.int64]:
+    """Give the order of messages by their keys, when they come sorted by (stream, partition, offset) as in a batch.
+
+    Arguments as for `message_keys`. Sorting by numbers is many times faster than by the keys made of them.
+    """
+    ranks: list[npt.NDArray[Any]] = []
+    for part in layout.parts[:-1]:
+        if part is Part.TIME:
+            ranks.append(_numbers(messages, TIME, np.int64))
+        else:
+            (codes,) = _parts((part,), messages, equal, session)
+            known = codes.dictionary_encode()
+            order = pc.array_sort_indices(known.dictionary).to_numpy()
+            places = np.empty(len(order), np.int64)
+            places[order] = np.arange(len(order))
+            ranks.append(places[known.indices.to_numpy()])
+    if not ranks:
+        return np.arange(len(messages))
+    return np.argsort(ranks[0], kind="stable") if len(ranks) == 1 else np.lexsort(ranks[::-1])
+
+
+def message_range(
+    layout: MessageLayout,
+    start: int | tuple[int, int, int] | None,
+    end: int | tuple[int, int, int] | None,
+    *,
+    equal: bytes | None = None,
+    session: bytes | None = None,
+) -> tuple[bytes, bytes]:
+    """Give the key range of a window, or of all windows, as far as the layout's order can.
+
+    Args:
+        layout: The layout.
+        start: Event time, or (stream, partition, offset) for layouts without time; None from the first on.
+        end: As `start`, exclusive; None to the last.
+        equal: Code of the equal fields, `keys.encode` of one value or codes behind each other.
+        session: Code of the session key.
+
+    Returns:
+        A half-open range. It holds exactly the messages asked for, except that EQUAL behind TIME cannot narrow it.
+
+    Raises:
+        KeyInvalid: A part that comes before a narrower one was not given, or one that the layout does not have was.
+    """
+    for part, code in ((Part.SESSION, session), (Part.EQUAL, equal)):
+        if code is not None and part not in layout.parts:
+            raise KeyInvalid(f"a range over {layout.name} has no {part}")
+    prefix = MESSAGES
+    for part in layout.parts:
+        code = {Part.SESSION: session, Part.EQUAL: equal}.get(part)
+        if part in (Part.TIME, Part.OFFSET):
+            return clock_range(prefix, start, end)
+        if code is None:
+            if start is not None or end is not None or (part is Part.SESSION and equal is not None):
+                raise KeyInvalid(f"a range over {layout.name} needs {part}")
+            break
+        prefix += code
+    return clock_range(prefix, None, None)
+
+
+def clock_range(
+    prefix: bytes, start: int | tuple[int, int, int] | None, end: int | tuple[int, int, int] | None
+) -> tuple[bytes, bytes]:
+    """Give the range of keys that begin with a prefix and then a clock in `[start, end)`; None leaves a side open."""
+    low = prefix if start is None else prefix + clock_bytes(start)
+    high = prefix_end(prefix) if end is None else prefix + clock_bytes(end)
+    return low, high or b"\xff"
+
+
+def clock_bytes(at: int | tuple[int, int, int]) -> bytes:
+    """Give an event time, or a (stream, partition, offset), as it stands in a key."""
+    if not isinstance(at, tuple):
+        return fixed_bytes(int(at))
+    stream, partition, offset = at
+    return fixed_bytes(stream, np.uint16) + fixed_bytes(partition, np.int32) + fixed_bytes(offset)
+
+
+def stamp_fields(layout: MessageLayout) -> list[pa.Field]:
+    """Give the columns that `stamps` reads from keys."""
+    kinds = [(STREAM, pa.uint16()), (PARTITION, pa.int32()), (OFFSET, pa.int64())]
+    if layout.timed:
+        kinds.append((TIME, pa.int64()))
+    return [pa.field(name, kind, nullable=False) for name, kind in kinds]
+
+
+def stamps(layout: MessageLayout, keys: Sequence[bytes]) -> dict[str, pa.Array]:
+    """Read what the keys say: stream, partition, offset, and the event time where they have it."""
+    tail = OFFSET_BYTES + (TIME_BYTES if layout.parts[-2:-1] == (Part.TIME,) else 0)
+    rows = _tails(keys, tail)
+    stamps = {
+        STREAM: pa.array(unpack_fixed(rows[:, -14:-12], np.uint16)),
+        PARTITION: pa.array(unpack_fixed(rows[:, -12:-8], np.int32)),
+        OFFSET: pa.array(unpack_fixed(rows[:, -8:], np.int64)),
+    }
+    if tail > OFFSET_BYTES:
+        stamps[TIME] = pa.array(unpack_fixed(rows[:, :8], np.int64))
+    elif layout.timed:
+        starts = time_starts(layout, keys)
+        heads = [key[start : start + 8] for key, start in zip(keys, starts, strict=True)]
+        stamps[TIME] = pa.array(unpack_fixed(_tails(heads, 8), np.int64))
+    return stamps
+
+
+def _tails(keys: Sequence[bytes], width: int) -> npt.NDArray[np.uint8]:
+    """Give the last bytes of every key as rows."""
+    if not len(keys):
+        return np.zeros((0, width), np.uint8)
+    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+    if lengths.min() < width:
+        bad = keys[int(lengths.argmin())]
+        raise StateCorrupted("a message key is too short", where=bad.hex(), why=f"{len(bad)} bytes", command=VERIFY)
+    data = np.frombuffer(b"".join(keys), np.uint8)
+    if lengths.min() == lengths.max():
+        return data.reshape(len(keys), -1)[:, -width:]
+    rows: npt.NDArray[np.uint8] = np.lib.stride_tricks.sliding_window_view(data, width)[np.cumsum(lengths) - width]
+    return rows
+
+
+def time_starts(layout: MessageLayout, keys: Sequence[bytes]) -> Iterable[int]:
+    """Give where the event time begins in keys that have EQUAL behind it."""
+    if layout.parts[0] is Part.SESSION:  # the code of the session key has to be walked over, key by key
+        return [code_end(key, 1) for key in keys]
+    return [1] * len(keys)
+
+
+def _parts(
+    parts: Sequence[Part], messages: pa.Table, equal: pa.BinaryArray | None, session: pa.BinaryArray | None
+) -> list[Any]:
+    """Give each part of the keys as rows of bytes, or as a binary array where its width varies."""
+    out: list[Any] = []
+    for part in parts:
+        if part is Part.TIME:
+            out.append(pack_fixed(_numbers(messages, TIME, np.int64)))
+        elif part is Part.OFFSET:
+            out.append(pack_fixed(_numbers(messages, STREAM, np.uint16)))
+            out.append(pack_fixed(_numbers(messages, PARTITION, np.int32)))
+            out.append(pack_fixed(_numbers(messages, OFFSET, np.int64)))
+        else:
+            codes = session if part is Part.SESSION else equal
+            if codes is None or len(codes) != len(messages) or codes.null_count:
+                raise KeyInvalid("a message key needs the code of each row", where=str(part))
+            out.append(codes)
+    return out
+
+
+def _numbers(messages: pa.Table, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    column = messages.column(name)
+    if column.null_count:
+        raise KeyInvalid("a message key cannot be made of null", where=name)
+    numbers: npt.NDArray[Any] = column.to_numpy().astype(dtype, copy=False)
+    return numbers
+
+
+def _join_parts(region: bytes, parts: list[Any]) -> list[bytes]:
+    """Put the region byte and the parts behind each other, row by row."""
+    count = len(parts[0])
+    pieces: list[Any] = [np.full((count, 1), region[0], np.uint8)]
+    for part in parts:
+        if isinstance(part, np.ndarray) and isinstance(pieces[-1], np.ndarray):
+            pieces[-1] = np.hstack([pieces[-1], part])
+        else:
+            pieces.append(part)
+    if len(pieces) == 1:
+        return to_keys(pieces[0])
+    arrays = [to_binary(piece) if isinstance(piece, np.ndarray) else piece for piece in pieces]
+    joined: list[bytes] = pc.binary_join_element_wise(*arrays, pa.scalar(b"", pa.binary())).to_pylist()
+    return joined

@@ -1,0 +1,26 @@
+"""What rocksdict raises, as errors with a name: the one place that knows its texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rocksdict
+
+from backend.errors import KeyInvalid, RewindError, StateCorrupted, StoreClosed, ValueInvalid
+from backend.staging import VERIFY
+
+
+def translated(error: Exception, path: Path) -> Exception:
+    """Give the named error for what rocksdict raised: the one place that knows its texts."""
+    text = str(error)
+    if isinstance(error, ValueError) and "raw mode" in text:
+        return ValueInvalid("a value must be bytes", where=str(path), why=text)
+    if isinstance(error, RewindError | OSError | ValueError):
+        return error
+    if isinstance(error, rocksdict.DbClosedError):
+        return StoreClosed("the store is closed", where=str(path))
+    if isinstance(error, KeyError | TypeError) or "strict ascending order" in text:
+        return KeyInvalid("keys must be bytes, sorted where a file is written", where=str(path), why=text)
+    if text.startswith("Corruption") or "No such file or directory" in text:
+        return StateCorrupted("the database cannot be read", where=str(path), why=text, command=VERIFY)
+    return OSError(f"RocksDB at {path}: {text}")

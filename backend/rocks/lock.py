@@ -1,0 +1,62 @@
+"""Opening a database under its LOCK: a bounded wait, then an error that names the holder."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import re
+import time
+from pathlib import Path
+
+from rocksdict import AccessType, Options, Rdict
+
+from backend.errors import StoreLocked
+from backend.rocks.errors import translated
+
+_LOCK_HELD = re.compile(r"lock hold by current process|While lock file")
+
+
+def open_locked(path: Path, native: Options, wait_s: float, read_only: bool) -> Rdict:
+    """Open a database, waiting at most `wait_s` for its LOCK, with jitter; a reader takes none.
+
+    Raises:
+        StoreLocked: Another process, or this one, held the LOCK all the time.
+        StateCorrupted: The database's own files are damaged.
+    """
+    access = AccessType.read_only(False) if read_only else AccessType.read_write()
+    deadline = time.monotonic() + wait_s
+    pause_s = 0.005
+    while True:
+        try:
+            return Rdict(str(path), native, column_families={"default": native}, access_type=access)
+        except Exception as error:
+            if not _LOCK_HELD.search(str(error)):
+                raise translated(error, path) from error
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise StoreLocked(
+                    "another process holds the store's LOCK",
+                    where=str(path),
+                    why=f"waited {wait_s:g} s; {_holder(path, str(error))}",
+                    command="end the other process, or wait for it, and run again",
+                ) from error
+        gc.collect(0)  # a forgotten iterator of this process may hold it
+        time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.5)))
+        pause_s = min(0.25, pause_s * 2)
+
+
+def _holder(path: Path, text: str) -> str:
+    """Say who holds the LOCK, as far as the system tells."""
+    if "current process" in text:
+        return f"held by this process, {os.getpid()}"
+    try:
+        inode = (path / "LOCK").stat().st_ino
+        table = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return "the holder is not known"
+    for line in table.splitlines():
+        words = line.split()
+        if len(words) >= 6 and words[5].rpartition(":")[2] == str(inode) and words[4] != "0":
+            return f"held by process {words[4]}"
+    return "the holder is not known"
