@@ -133,6 +133,9 @@ class ProcessContext:
         self.next_due_ms = due if self.next_due_ms is None else min(self.next_due_ms, due)
 
 
+_KEPT = ("kind", "layout", "value_type")
+"""Parts of a store's description that must stay; beside them and the name are its options."""
+
 Function = Callable[[pa.Table, Any], "pa.Table | pa.RecordBatch | None"]
 """(messages, `ProcessContext`) -> results in the declared schema; None for no results."""
 
@@ -221,16 +224,27 @@ class ProcessOperator:
         return ()
 
     def describe(self) -> dict[str, object]:
-        """Give the manifest's entry; of a store kind, name, layout, value type and region must stay the same."""
+        """Give the manifest's entry: what is under `free` may change between starts, the rest must not.
+
+        A store keeps its name, kind, layout, value type and region. The function itself is not in it: that it still
+        understands what it stored before is for its author to see to.
+        """
+        described = [declaration.describe() for declaration in self._stores]
         return {
             "operator": "process",
             "format": FORMAT,
-            "fields": list(self._fields),
-            "result_schema": [[field.name, str(field.type)] for field in self._schema],
-            "stores": [
-                {**declaration.describe(), "region": Region.USER + number}
-                for number, declaration in enumerate(self._stores)
-            ],
+            "stores": {
+                one["name"]: {"region": Region.USER + number, **{part: one[part] for part in _KEPT}}
+                for number, one in enumerate(described)
+            },
+            "free": {
+                "fields": list(self._fields),
+                "result_schema": [[field.name, str(field.type)] for field in self._schema],
+                "stores": {
+                    one["name"]: {part: value for part, value in one.items() if part not in ("name", *_KEPT)}
+                    for one in described
+                },
+            },
         }
 
 

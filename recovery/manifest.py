@@ -27,6 +27,7 @@ FREE = (
     "operator.retention_messages",
     "operator.idle_after_ms",
     "operator.max_ahead_ms",
+    "operator.free",
     "source.servers",
     "source.limits",
     "first_offsets",

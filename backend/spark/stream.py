@@ -75,24 +75,30 @@ class Stream:
 
     def process(
         self,
-        function: Callable[..., pa.Table],
+        function: Callable[..., pa.Table | None],
         *,
         stores: Sequence[Any] = (),
         result: pa.Schema,
+        fields: Sequence[str] | None = None,
         max_ahead: Duration | None = DEFAULT_MAX_AHEAD_MS,
     ) -> Pipeline:
         """Run your own function on a shard's micro-batches, with named stores inside the same exactly-once commit.
 
         Args:
-            function: Called with the micro-batch (an Arrow table), the batch time and the stores; gives an Arrow table.
+            function: Called with the micro-batch (an Arrow table) and a `backend.process.ProcessContext`: stores, batch
+                time; gives an Arrow table, or None for no results.
             stores: Declarations, see `backend.process`.
             result: Schema of what the function gives.
+            fields: Fields of the messages that the function reads; only they travel to the shards. None: all.
             max_ahead: As in `window`.
         """
         from backend.process import ProcessOperator
 
         def make(schema: pa.Schema) -> Operator:
-            return ProcessOperator(function, result, stores=stores, fields=schema.names)
+            unknown = sorted(set(fields or ()) - set(schema.names))
+            if unknown:
+                raise ValueError(f"fields: {unknown} are not in the source; allowed are {', '.join(schema.names)}")
+            return ProcessOperator(function, result, stores=stores, fields=schema.names if fields is None else fields)
 
         ahead = None if max_ahead is None else duration_ms(max_ahead, "max_ahead", least=0)
         return Pipeline((self,), make, ahead, needs_order=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +108,7 @@ def test_each_store_has_a_region_of_its_own_in_the_order_of_declaration() -> Non
     keys, _ = shard.store.scan_arrays(b"\x01", None)
     assert {key[0] for key in keys} == set(range(0x40, 0x46))
     described: Any = shard.operator.describe()
-    assert [(one["name"], one["kind"], one["region"]) for one in described["stores"]] == [
+    assert [(name, one["kind"], one["region"]) for name, one in described["stores"].items()] == [
         ("windows", "window", 0x40),
         ("sessions", "session", 0x41),
         ("last", "value", 0x42),
@@ -114,7 +116,32 @@ def test_each_store_has_a_region_of_its_own_in_the_order_of_declaration() -> Non
         ("map", "map", 0x44),
         ("totals", "key-value", 0x45),
     ]
-    assert described["result_schema"] == [["user", "string"], ["n", "int32"]]
+    assert described["free"]["result_schema"] == [["user", "string"], ["n", "int32"]]
+
+
+def _settled(first: ProcessOperator, then: ProcessOperator) -> None:
+    from recovery.manifest import Manifest, settle
+
+    checkpoint = f"memory://process-{uuid.uuid4().hex}"
+    for operator in (first, then):
+        settle(checkpoint, Manifest(1, (0,), {"operator": operator.describe()}), used=operator is then)
+
+
+def test_a_changed_job_goes_on_where_the_state_allows_it() -> None:
+    before = ProcessOperator(
+        print, RESULT, stores=[window_store("w", retention=10, window_size=1), value_state("v", ttl=5)]
+    )
+    longer = [window_store("w", retention=20, window_size=2, grace=3), value_state("v")]
+    _settled(before, ProcessOperator(max, pa.schema([("x", pa.int64())]), stores=longer, fields=["user"]))
+    for changed, what in (
+        ([window_store("w", retention=10, window_size=1, retain_duplicates=True), value_state("v")], "w.layout"),
+        ([window_store("w", retention=10, window_size=1, value_type=int), value_state("v")], "w.value_type"),
+        ([value_state("v"), window_store("w", retention=10, window_size=1)], "region"),
+        ([window_store("w", retention=10, window_size=1), list_state("v")], "v.kind"),
+        ([window_store("w", retention=10, window_size=1)], "stores.v"),
+    ):
+        with pytest.raises(ManifestMismatch, match=what):
+            _settled(before, ProcessOperator(print, RESULT, stores=changed))
 
 
 def test_stores_in_another_order_are_refused() -> None:
@@ -248,6 +275,13 @@ def test_bad_options_are_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def test_an_operator_travels_to_workers() -> None:
+    operator = ProcessOperator(_everything, RESULT, stores=_all_stores(), fields=["user"])
+    travelled = pickle.loads(pickle.dumps(operator))
+    assert travelled.describe() == operator.describe()
+    assert Shard(travelled).attempt(_batch([("a", 1)])).results.num_rows == 1
 
 
 def test_the_last_region_is_used() -> None:

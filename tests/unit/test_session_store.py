@@ -21,7 +21,7 @@ from backend.stores.session_store import (
 )
 from backend.stores.standalone import StoreSet
 from backend.workspace import Workspace
-from tests.counting import CountingStore
+from tests.support.counting_store import CountingStore
 
 
 def _store(**options: Any) -> SessionStore:

@@ -13,7 +13,7 @@ from backend.stores.standalone import StoreSet
 from backend.stores.state_variables import ListState, MapState, TTLOptions, ValueState
 from backend.stores.ttl import NEVER, OneToManyTTLState, OneToOneTTLState, TTLRow, TTLState
 from backend.workspace import Workspace
-from tests.counting import CountingStore
+from tests.support.counting_store import CountingStore
 
 INDEX, PRIMARY = b"\x40\x00", b"\x40\x01"
 

@@ -16,7 +16,7 @@ from backend.stores import named
 from backend.stores.standalone import StoreSet
 from backend.stores.window_store import InMemoryWindowStore, WindowOptions, WindowStore, in_memory_window_store
 from backend.workspace import Workspace
-from tests.counting import CountingStore
+from tests.support.counting_store import CountingStore
 
 Make = Callable[..., Any]
 
