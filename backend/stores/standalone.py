@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from backend.bounds import reclaim, stored_bounds
-from backend.errors import StoreClosed
+from backend.bounds import FORMAT_KEY, reclaim, stored_bounds
+from backend.errors import ManifestMismatch, StoreClosed
 from backend.rocks import RocksOptions, RocksStore
-from backend.store import Region, Store
+from backend.store import Region, Store, region_range
 from backend.stores.named import Declaration, NamedStore
 from backend.workspace import Workspace
 
@@ -68,6 +68,7 @@ class StoreSet(Mapping[str, NamedStore]):
 
     def __init__(self, store: Store, declarations: Sequence[Declaration], *, time_ms: int = 0) -> None:
         check_declarations(declarations)
+        _refuse_shard(store)
         self._store: Store | None = store
         bounds = stored_bounds(store)
         reclaim(store, bounds)
@@ -86,12 +87,13 @@ class StoreSet(Mapping[str, NamedStore]):
         options: RocksOptions | None = None,
         wait_s: float = 10.0,
     ) -> Self:
-        """Open or make the database at `path`.
+        """Open or make the database at `path`, and the directories above it.
 
         Raises:
             StoreLocked: Another process holds it for longer than `wait_s` seconds.
-            ManifestMismatch: It holds other stores.
+            ManifestMismatch: It holds other stores, or is a shard of a query.
         """
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         store = RocksStore.open(Path(path), options=options or RocksOptions(), wait_s=wait_s)
         with ExitStack() as undo:
             undo.callback(store.close)
@@ -144,3 +146,15 @@ class StoreSet(Mapping[str, NamedStore]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(flush=kind is None)
+
+
+def _refuse_shard(store: Store) -> None:
+    """Refuse the database of a query's shard: a change outside of its commits would be lost, or counted twice."""
+    start, end = region_range(Region.COMMIT)
+    for key, _ in store.scan(start, end):
+        if key != FORMAT_KEY and key[1:-1] != b"bound":
+            raise ManifestMismatch(
+                "the database belongs to a shard of a query",
+                why=f"it has the row {key!r}",
+                command="read it through the query, or choose another path",
+            )

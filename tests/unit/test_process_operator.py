@@ -318,8 +318,15 @@ def test_several_stores_share_one_database_without_spark(tmp_path: Path) -> None
         assert stores["windows"].fetch_one("a", 10) == 1  # type: ignore[attr-defined]
 
 
+def test_the_database_of_a_shard_is_not_opened_beside_its_query() -> None:
+    shard = MemoryStore()
+    shard.write(Changes([b"\x00commit"], [b"a commit row"], {0x40: b"\x40\x00"}))
+    with pytest.raises(ManifestMismatch, match="shard of a query"):
+        StoreSet(shard, [key_value_store("totals")])
+
+
 def test_key_value_store(tmp_path: Path) -> None:
-    with KeyValueStore.open(tmp_path / "kv") as store:
+    with KeyValueStore.open(tmp_path / "not" / "there" / "kv") as store:
         for key, value in (("user_2", 2), ("user_12", 12), ("user_1", 1), ("", 0)):
             store.put(key, value)
         assert store.put_if_absent("user_1", 5) == 1

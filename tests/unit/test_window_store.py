@@ -366,12 +366,6 @@ def test_a_closed_store_says_so(make: Make) -> None:
 # what is read, and what is left
 
 
-def _flushed(base: CountingStore, options: WindowOptions) -> StoreSet:
-    stores = StoreSet(base, [options])
-    base.read.clear()
-    return stores
-
-
 def test_a_read_of_one_key_touches_no_other() -> None:
     base, options = CountingStore(), WindowOptions("w", 10_000, 10)
     stores = StoreSet(base, [options])
@@ -403,6 +397,19 @@ def test_reclaiming_reads_what_expired_and_leaves_nothing_of_it() -> None:
     assert len(base.read) <= 20 + 1  # and the janitor's one look
     left = [key for key, _ in MemoryStore.scan(base, b"\x40\x00", b"\x40\x02")]
     assert len(left) == 2 * 181  # 60 to 149 of two keys, and 159: a row and an index row each
+
+
+def test_a_delete_leaves_nothing_behind() -> None:
+    base = CountingStore()
+    stores = StoreSet(base, [WindowOptions("w", 100, 10)])
+    stores["w"].put("a", 1, 5)
+    stores["w"].put("b", 1, 5)
+    stores.flush()
+    stores["w"].put("a", None, 5)
+    stores["w"].put("b", None, 5)
+    stores["w"].put("b", 2, 5)
+    stores.flush()
+    assert len(list(MemoryStore.scan(base, b"\x40\x00", b"\x40\x02"))) == 2
 
 
 def test_reclaiming_is_bounded_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
