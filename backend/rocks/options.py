@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, WriteBufferManager
+from rocksdict import BlockBasedOptions, Cache, DBCompressionType, DBRecoveryMode, Options, WriteBufferManager
 
 _COMPRESSIONS = ("lz4", "none", "snappy", "zstd")
 _LIMITS = {
@@ -83,6 +83,8 @@ def native_options(options: RocksOptions) -> Options:
     native.set_write_buffer_size(max(64 * 1024, options.write_buffer_bytes // 4))
     native.set_max_open_files(options.open_files)
     native.set_max_background_jobs(options.background_jobs)
+    # a record cut short by a crash is at the log's end; anything else is damage, and not to be skipped in silence
+    native.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     native.set_keep_log_file_num(2)
     native.set_max_log_file_size(1024 * 1024)
     native.set_max_manifest_file_size(4 * 1024 * 1024)

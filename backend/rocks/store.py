@@ -17,13 +17,13 @@ from pathlib import Path
 from rocksdict import Checkpoint, IngestExternalFileOptions, Rdict, WriteBatch, WriteOptions
 
 from backend.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
-from backend.errors import StateUnavailable, StoreClosed
+from backend.errors import StateCorrupted, StateUnavailable, StoreClosed
 from backend.rocks.errors import translated
 from backend.rocks.files import write_sst
 from backend.rocks.lock import open_locked
 from backend.rocks.options import RocksOptions, native_options
 from backend.rocks.scans import Scan, check_ended, until
-from backend.staging import sync_directory, verify
+from backend.staging import VERIFY, sync_directory, verify
 from backend.store import Changes, Staged
 
 _ROOM_WAIT_S = 30.0
@@ -69,6 +69,9 @@ class RocksStore:
         fresh = not (path / "CURRENT").exists()
         if fresh and (read_only or not create):
             raise StateUnavailable("there is no store here", where=str(path), command="rewind restore <checkpoint>")
+        if fresh and path.exists() and any(file.suffix in (".sst", ".log") for file in path.iterdir()):
+            # RocksDB would make a new, empty database over the files of the old one
+            raise StateCorrupted("the database's CURRENT file is missing", where=str(path), command=VERIFY)
         store = cls(path, open_locked(path, native_options(options), wait_s, read_only), options)
         try:
             found = store.get(FORMAT_KEY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -258,6 +259,41 @@ def test_a_lost_file(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(StateCorrupted):
         RocksStore.open(tmp_path / "db")
+
+
+def test_a_store_without_its_current_file_is_not_made_anew(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    (tmp_path / "db" / "CURRENT").unlink()
+    with pytest.raises(StateCorrupted, match="CURRENT"):
+        RocksStore.open(tmp_path / "db")
+    assert len(list((tmp_path / "db").glob("*.sst"))) >= 1
+
+
+def killed_after_three_writes(path: Path) -> Path:
+    """Give the log of a database as a killed process leaves it, with three writes in it."""
+    store = RocksStore.open(path / "db")
+    for number in range(3):
+        store.write(Changes([b"\x01" + bytes([number])], [bytes(500)]))
+    shutil.copytree(path / "db", path / "killed", ignore=shutil.ignore_patterns("LOCK"))
+    store.close()
+    (log,) = (path / "killed").glob("*.log")
+    return log
+
+
+def test_a_record_of_the_log_that_was_cut_short_was_never_written(tmp_path: Path) -> None:
+    log = killed_after_three_writes(tmp_path)
+    log.write_bytes(log.read_bytes()[:-100])
+    with RocksStore.open(tmp_path / "killed") as store:
+        assert store.scan_arrays(b"\x01", None)[0] == [b"\x01\x00", b"\x01\x01"]
+
+
+def test_damage_in_the_midst_of_the_log_is_not_skipped(tmp_path: Path) -> None:
+    log = killed_after_three_writes(tmp_path)
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(StateCorrupted):
+        RocksStore.open(tmp_path / "killed")
 
 
 # ---- files
