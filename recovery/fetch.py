@@ -110,7 +110,6 @@ def _step(snapshots: Snapshots, pointer: Pointer, step: Step, staged: Callable[[
     path = staged(step.commit)
     if step.local:
         return Staged(path, pointer.staged_length, pointer.staged_digest, 0)
-    path.unlink(missing_ok=True)  # of an earlier try
     file = snapshots.fetch_step(pointer.shard, step.commit, path)
     if step.commit == pointer.commit and (file.length, file.digest) != (pointer.staged_length, pointer.staged_digest):
         raise StateCorrupted(

@@ -121,6 +121,7 @@ def shard_maker(checkpoint: Checkpoint, job: Job) -> Callable[[str, int], ShardJ
         job.operator,
         job.message_fields,
         RETAIN,
+        None,
     )
 
 
