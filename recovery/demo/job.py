@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +101,14 @@ def tell(event: str, **details: object) -> None:
     print(json.dumps({"event": event, **details}), flush=True)
 
 
+def one_line(error: BaseException) -> str:
+    """Give the line of a long text that says what happened: our own named error, or else Python's."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "[rewind:" in line]
+    python = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    return next(iter(named or python[::-1] or lines), type(error).__name__)
+
+
 def follow(query: RewindQuery) -> None:
     """Tell of each micro-batch until the query ends."""
     told = -1
@@ -125,8 +135,9 @@ def main() -> int:
         tell("started", seconds=time.monotonic() - began)
         follow(query)
         tell("ended", micro_batches=query.progress.version + 1, restores=query.progress.restores)
-    except Exception as error:  # told to the parent, which shows it and fails
-        tell("failed", error=str(error))
+    except Exception as error:
+        traceback.print_exc()  # to the log; the parent shows one line and fails
+        tell("failed", error=one_line(error))
         return 1
     finally:
         spark.stop()

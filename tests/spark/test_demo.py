@@ -14,12 +14,12 @@ from rich.console import Console
 
 from recovery.demo.run import Failed, Story, show
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_a_disaster_changes_nothing_and_a_broken_restore_is_found(spark: Any, tmp_path: Path) -> None:
     text = io.StringIO()
-    story = Story(tmp_path / "demo", Console(file=text, width=200), days=8, offsets=400)
+    story = Story(tmp_path / "demo", Console(file=text, width=200), days=6, offsets=300)
     story.prepare()
     story.disaster()
     killed_in = int(text.getvalue().partition("inside micro-batch ")[2].partition(",")[0])
