@@ -59,10 +59,17 @@ def start(spark: SparkSession, out: Path, *, offsets: int, break_restore: bool =
 
 
 class Teller:
-    """A restore listener that tells the parent process."""
+    """A restore listener that tells the parent process.
+
+    The seconds that it tells are wall clock since the first shard's restore began: reading the archive included.
+    """
+
+    def __init__(self) -> None:
+        self._began: float | None = None
 
     def start(self, restoring: Restoring) -> None:
         """Tell that a shard is being restored, and how."""
+        self._began = self._began or time.monotonic()
         ranges = [[*key, *span] for key, span in sorted(restoring.ranges.items())]
         tell("restoring", shard=restoring.shard, how=restoring.how, why=restoring.why, ranges=ranges)
 
@@ -75,7 +82,8 @@ class Teller:
 
     def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
         """Tell the totals."""
-        tell("restored", shard=restoring.shard, how=restoring.how, records=records, bytes=length, seconds=seconds)
+        passed = time.monotonic() - self._began if self._began is not None else seconds
+        tell("restored", shard=restoring.shard, how=restoring.how, records=records, bytes=length, seconds=passed)
 
 
 @dataclass(frozen=True)

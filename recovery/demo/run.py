@@ -189,10 +189,9 @@ class Story:
                     case "restoring":
                         self.say(f"restore: shard {event['shard']} by {event['how']}: {event['why']}")
                     case "restored":
-                        rate = event["records"] / max(event["seconds"], 1e-9)
                         self.say(
-                            f"restored: shard {event['shard']}: {event['records']:,} in {event['seconds']:.2f} s"
-                            f" ({rate:,.0f} per second), count and digest proven"
+                            f"restored: shard {event['shard']}: {event['records']:,} messages, count and digest proven,"
+                            f" {event['seconds']:.1f} s after the restore began"
                         )
 
 
