@@ -329,9 +329,20 @@ class SessionStore(NamedStore):
         """Give the prefixes of the segments that may hold ends of `low` and later, in the order of reading."""
         if self._clock.stream_time == NO_TIME:
             return []
+        first = segment_index(low, self._interval_ms)
         last = segment_index(self._clock.stream_time, self._interval_ms)
-        numbers = range(segment_index(low, self._interval_ms), last + 1)
+        # far more than the options allow there are only where a retention was made much longer: look which are there
+        numbers = range(first, last + 1) if last - first < MAX_SEGMENTS else self._present(first)
         return [self._segment(number) for number in (reversed(numbers) if backward else numbers)]
+
+    def _present(self, first: int) -> list[int]:
+        """Give the segments from `first` on that hold something; one look for each."""
+        found: list[int] = []
+        end = self._by_time + _BEYOND
+        while (row := next(self._work.scan(self._segment(first), end), None)) is not None:
+            found.append(time_of(row[0][2:_KEY_AT]))
+            first = found[-1] + 1
+        return found
 
     def _conditions(self, earliest_end: int, latest_start: int) -> tuple[int, int]:
         earliest = event_time(earliest_end, "the earliest end")

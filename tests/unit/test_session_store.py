@@ -322,3 +322,19 @@ def test_segments_stay_as_they_were_made_and_a_longer_retention_brings_nothing_b
         assert not store.put(SessionKey("a", 0, 999), 1)
         assert store.put(SessionKey("a", 0, 1_000), 1)
         assert next((key.start, key.end) for key, _ in store.fetch("a")) == (0, 1_000)
+
+
+def test_a_retention_that_grew_a_thousandfold_does_not_look_into_empty_segments() -> None:
+    base = CountingStore()
+    small = StoreSet(base, [SessionOptions("s", 10, 2, 1)])
+    small["s"].put(SessionKey("a", 0, 5), 1)
+    small.flush()
+    store: Any = StoreSet(base, [SessionOptions("s", 2**61, 2, 1)])["s"]
+    for end in (7, 10**6, 2**60):
+        store.put(SessionKey("a", 0, end), 1)
+        store.put(SessionKey("b", 0, end), 1)
+    assert store.segment_interval_ms == 10
+    expected = [("a", 0, end) for end in (5, 7, 10**6, 2**60)]
+    assert _spans(store.fetch("a")) == expected
+    assert _spans(store.fetch("a", backward=True)) == expected[::-1]
+    assert _spans(store.find_range("a", "b", 6, 0)) == expected[1:]
