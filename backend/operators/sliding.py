@@ -12,13 +12,13 @@ were out of retention when it came. A message whose own window is out of retenti
 the last possible window, `t + size`, is out of retention it goes to the errors.
 
 Metadata and messages expire in buckets of a sixteenth of the size, so that they need no row per millisecond.
-Results cost what the windows see: size times rate per key. Updates scan the state from the oldest affected time on.
+Results of incremental aggregates cost the logarithm of what a window sees (backend.operators.block_tree), full-state
+ones all of it. A micro-batch reads the state from the oldest time on that its windows see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +28,11 @@ from backend.batch import BEFORE, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proo
 from backend.operators import panes, revisions, upkeep
 from backend.operators.arrays import IntArray, compress, dense, firsts, least, spread
 from backend.operators.arrivals import started
-from backend.operators.facts import MAX_MEMBERS, Pairs
+from backend.operators.block_tree import BlockTree
+from backend.operators.facts import Pairs
 from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
 from backend.operators.kept import Kept
+from backend.operators.keyed_facts import KeyedFacts, Order
 from backend.operators.newest import Newest
 from backend.operators.panes import Panes
 from backend.operators.partials import FIRST_CLOCK, PartialStore
@@ -88,61 +90,6 @@ class Sliding:
             yield from panes.proofs(work)
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """Partials or messages, in order of (key, time); all arrays as long as one another.
-
-    Attributes:
-        key: Number of the group key, ascending.
-        time: Event time, ascending within a key.
-        skip: Windows before `time + skip` do not see it.
-        clock: Closing clock before it.
-        row: Row of the table that holds its content.
-    """
-
-    key: IntArray
-    time: IntArray
-    skip: IntArray
-    clock: IntArray
-    row: IntArray
-
-    @classmethod
-    def sorted(cls, key: IntArray, time: IntArray, skip: IntArray, clock: IntArray) -> _Facts:
-        order = np.lexsort((time, key))
-        return cls(key[order], time[order], skip[order], clock[order], order)
-
-    def range(self, keys: IntArray, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray]:
-        """Give first position and number of the facts of each key in the closed range of times."""
-        first = _search(self.key, self.time, keys, lows, "left")
-        return first, np.maximum(_search(self.key, self.time, keys, highs, "right") - first, 0)
-
-    def seen_by(
-        self, size: int, windows: IntArray, keys: IntArray, clocks: IntArray
-    ) -> Iterator[tuple[IntArray, IntArray]]:
-        """Give what each (window, key) sees of facts up to a clock, in chunks: positions, and the window's position."""
-        first, count = self.range(keys, windows - size, windows)
-        total = np.cumsum(count)
-        at = 0
-        while at < len(windows):
-            done = int(total[at - 1]) if at else 0
-            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
-            facts, owner = spread(first[at:end], count[at:end])
-            owner = owner + at
-            seen = (self.clock[facts] <= clocks[owner]) & (self.time[facts] + self.skip[facts] <= windows[owner])
-            yield facts[seen], owner[seen]
-            at = end
-
-
-def _search(keys: IntArray, times: IntArray, wanted_keys: IntArray, wanted_times: IntArray, side: str) -> IntArray:
-    """Search sorted (key, time) pairs."""
-    distinct, at = np.unique(np.concatenate([times, wanted_times]), return_inverse=True)
-    held, wanted = at[: len(times)], at[len(times) :]
-    found: IntArray = np.searchsorted(
-        keys * len(distinct) + held, wanted_keys * len(distinct) + wanted, "left" if side == "left" else "right"
-    )
-    return found
-
-
 class _Step:
     """One micro-batch on its way; the attributes are filled in the order of the steps."""
 
@@ -154,6 +101,7 @@ class _Step:
         self.gone_before = max(before - keep - 1, gone_before)
         gone_after = max(after - keep - 1, gone_after)
         self.progress = Progress(before - 1, after - 1, gone_after, turn.batch.time_ms, turn.batch.drain)
+        self.tree: tuple[int, BlockTree] | None = None
         self.bound_before = self._bucket_start(self.gone_before + 1 - self.size)
         self.bound_after = self._bucket_start(gone_after + 1 - self.size)
 
@@ -236,7 +184,7 @@ class _Step:
         self.all_skip = np.concatenate([stored.skip, self.arrived_skip])
         self.key = np.concatenate([stored_key, self.arrived_key])
         clock = numbers(self.content, FIRST_CLOCK)
-        self.facts = _Facts.sorted(self.key, self.time, self.all_skip, clock)
+        self.facts = KeyedFacts.sorted(self.key, self.time, self.all_skip, clock)
         # a window exists for each (time, key) of a message that it could take
         own = self.all_skip == 0
         self.windows = Pairs(self.time[own], self.key[own], len(self.space))
@@ -252,7 +200,7 @@ class _Step:
         key = np.concatenate([self.space.find(encoded)[number], self.message_key])
         time = np.concatenate([numbers(stored, TIME), self.times])
         clock = np.concatenate([np.full(len(skip), started(NO_TIME), np.int64), self.clock])
-        self.message_facts = _Facts.sorted(key, time, np.concatenate([skip, self.skip]), clock)
+        self.message_facts = KeyedFacts.sorted(key, time, np.concatenate([skip, self.skip]), clock)
         self.messages = pa.concat_tables([stored, store.select(self.turn.messages)]).combine_chunks()
         order = np.lexsort(tuple(numbers(self.messages, name) for name in (OFFSET, PARTITION, STREAM)))
         self.rank = np.empty(len(order), np.int64)
@@ -278,9 +226,11 @@ class _Step:
         """Give the windows (time, key) of each arrived partial's key in a closed range of times."""
         order = np.lexsort((self.windows.window, self.windows.key))
         key, window = self.windows.key[order], self.windows.window[order]
-        first = _search(key, window, self.arrived_key, lows, "left")
-        count = _search(key, window, self.arrived_key, np.maximum(highs, lows - 1), "right") - first
-        at, _ = spread(first, np.where(highs >= lows, count, 0))
+        wanted = highs >= lows
+        lows, highs, arrived = lows[wanted], highs[wanted], self.arrived_key[wanted]
+        known = Order(key, window)
+        first = known.first(arrived, lows)
+        at, _ = spread(first, known.after(arrived, highs) - first)
         return window[at], key[at]
 
     def _unread(self, windows: IntArray, keys: IntArray) -> Revisions:
@@ -326,19 +276,21 @@ class _Step:
 
     def _results(self, windows: IntArray, keys: IntArray, clocks: IntArray) -> Results:
         """Compute the results of (window, key) pairs from facts up to a clock each."""
-        plan = self.kind.incremental
-        content = self.content.select(plan.partial_schema.names).combine_chunks()
-        values = []
-        for seen, owner in self.facts.seen_by(self.size, windows, keys, clocks):
-            low, high = int(owner[0]), int(owner[-1]) + 1
-            partials = plan.merge(content.take(pa.array(self.facts.row[seen])), owner - low, high - low)
-            values.append(plan.result(partials))
-        table = pa.concat_tables(values)
+        first, count = self.facts.range(keys, windows - self.size, windows)
+        table = self._tree(int(count.max())).results(first, count, windows, clocks)
         if self.kind.kept is not None:
             full = self._full_results(self.kind.full, windows, keys, clocks)
             table = pa.table([*table.columns, *full.columns], schema=pa.schema([*table.schema, *full.schema]))
         order = np.lexsort((keys, windows))
         return Results(windows[order], keys[order], clocks[order], table.take(pa.array(order)))
+
+    def _tree(self, longest: int) -> BlockTree:
+        """Give the tree over all facts; built once unless a longer range is asked for."""
+        if self.tree is None or self.tree[0] < longest:
+            facts, plan = self.facts, self.kind.incremental
+            partials = self.content.select(plan.partial_schema.names).combine_chunks().take(pa.array(facts.row))
+            self.tree = (longest, BlockTree(plan, partials, facts.clock, facts.time + facts.skip, longest))
+        return self.tree[1]
 
     def _full_results(self, plan: FullPlan, windows: IntArray, keys: IntArray, clocks: IntArray) -> pa.Table:
         values = []
