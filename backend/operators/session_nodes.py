@@ -7,6 +7,7 @@ are merged at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from backend.operators.facts import MAX_MEMBERS
 from backend.operators.held import fold_order
 from backend.operators.session_rows import Stored
 
-Digests = npt.NDArray[np.uint64]
+Number = TypeVar("Number", np.int64, np.uint64)
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Nodes:
             made += len(level)
         return pa.concat_tables(tables).take(pa.array(np.maximum(row, 0)))
 
-    def sums(self, stored: IntArray, messages: IntArray) -> IntArray:
+    def sums(self, stored: npt.NDArray[Number], messages: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Add up a number per stored session and per message for all nodes; unsigned ones wrap."""
         out = np.zeros(self.total, stored.dtype)
         out[: self.stored] = stored

@@ -28,8 +28,9 @@ import pyarrow.compute as pc
 
 from backend.aggregates import IncrementalPlan
 from backend.errors import StateCorrupted
-from backend.keys import fixed_bytes
+from backend.keys import fixed_bytes, pack_fixed, to_binary, unpack_fixed
 from backend.operators.arrays import IntArray
+from backend.operators.keyed import joined_codes, keyed
 from backend.rows import RowCodec
 from backend.staging import VERIFY
 from backend.store import Readable, Region
@@ -115,13 +116,14 @@ class SessionRows:
             idents, firsts_of(idents), last, core, since, shown, count, digest, table.select(self._partial.names)
         )
 
-    def put(self, work: Workspace, sessions: Stored) -> None:
-        """Write sessions and their index rows, and what waits is for the caller."""
+    def put(self, work: Workspace, codes: pa.Array, sessions: Stored) -> None:
+        """Write sessions and their index rows; fastest in order of group key and first. `codes` are the group keys."""
         since = pa.array(sessions.since, mask=sessions.since == NEVER)
         own = [sessions.last, sessions.core, since, sessions.shown.astype(np.int32), sessions.count, sessions.digest]
         table = pa.table([*map(pa.array, own), *sessions.partials.columns], schema=self.schema)
-        work.put_many([WINDOWS + ident for ident in sessions.idents], self._codec.encode(table))
-        work.put_many(index_keys(sessions.last, sessions.idents), [b""] * len(sessions))
+        work.put_many(keyed(WINDOWS, codes, pack_fixed(sessions.first)), self._codec.encode(table))
+        index = sorted(timed_keys(INDEX, sessions.last, codes, sessions.first))
+        work.put_many(index, [b""] * len(index))
 
     def encode_shown(self, last: IntArray, revision: IntArray, values: pa.Table) -> list[bytes]:
         """Give the values of rows that were sent."""
@@ -139,8 +141,9 @@ def _ints(table: pa.Table, name: str) -> IntArray:
 
 def firsts_of(idents: Sequence[bytes]) -> IntArray:
     """Give the first times in idents."""
-    flipped = np.frombuffer(b"".join(ident[-_TIME:] for ident in idents), ">u8").astype(np.uint64)
-    return (flipped ^ np.uint64(1 << 63)).astype(np.int64)
+    tails = np.frombuffer(b"".join([ident[-_TIME:] for ident in idents]), np.uint8).reshape(-1, _TIME)
+    firsts: IntArray = unpack_fixed(tails, np.int64)
+    return firsts
 
 
 def codes_of(idents: Sequence[bytes]) -> pa.Array:
@@ -148,9 +151,14 @@ def codes_of(idents: Sequence[bytes]) -> pa.Array:
     return pa.array([ident[:-_TIME] for ident in idents], pa.binary())
 
 
-def index_keys(last: IntArray, idents: Sequence[bytes]) -> list[bytes]:
-    """Build the keys of index rows."""
-    return [INDEX + fixed_bytes(end) + ident for end, ident in zip(last.tolist(), idents, strict=True)]
+def timed_keys(head: bytes, at: IntArray, codes: pa.Array, first: IntArray) -> list[bytes]:
+    """Build keys `head`, a time, the group key, the first time: index rows (last) and updates that wait (since)."""
+    if not len(at):
+        return []
+    heads = np.hstack([np.tile(np.frombuffer(head, np.uint8), (len(at), 1)), pack_fixed(at)])
+    parts = [to_binary(heads), codes.cast(pa.binary()), to_binary(pack_fixed(first))]
+    keys: list[bytes] = joined_codes(parts).to_pylist()
+    return keys
 
 
 def index_start(last: int) -> bytes:
@@ -163,11 +171,6 @@ def scan_index(state: Readable, start: int | None, end: int | None) -> list[byte
     low = INDEX if start is None else index_start(start)
     high = bytes([INDEX[0] + 1]) if end is None else index_start(end)
     return [key[1 + _TIME :] for key in state.scan_arrays(low, high)[0]] if low < high else []
-
-
-def waiting_keys(tag: bytes, since: IntArray, idents: Sequence[bytes]) -> list[bytes]:
-    """Build the keys of updates that wait."""
-    return [tag + fixed_bytes(at) + ident for at, ident in zip(since.tolist(), idents, strict=True)]
 
 
 def scan_waiting(state: Readable, tag: bytes, until: int | None) -> list[bytes]:

@@ -11,7 +11,7 @@ way, so that aggregates are computed afterwards, for all at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from backend.operators.session_rows import NEVER
@@ -69,42 +69,46 @@ class Event:
     row: int
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Numbers that the stories go by.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Numbers that sessions go by within one micro-batch.
 
     Attributes:
         gap: Greatest distance within a session.
-        retention: How long after its end a session takes messages.
+        keep: How long after its last message a session is kept: gap, one more, and the retention.
         exact: Sessions close message by message.
         clock: Closing clock before the micro-batch.
+        clock_after: Closing clock after it.
         now: Batch time.
+        drain: The input ends with this micro-batch.
         full: Full results are sent.
-        early: Updates of open sessions are sent.
-        late: Updates of closed sessions are sent.
+        early_ms: When updates of open sessions are sent, None for never.
+        late_ms: When updates of closed sessions are sent, None for never.
     """
 
     gap: int
-    retention: int
+    keep: int
     exact: bool
     clock: int
+    clock_after: int
     now: int
+    drain: bool
     full: bool
-    early: bool
-    late: bool
+    early_ms: int | None
+    late_ms: int | None
 
 
 class Story:
     """Tells components one after the other.
 
     Args:
-        rules: The numbers to go by.
+        terms: The numbers to go by.
         nodes: Number of nodes that there are already (stored sessions).
-        shown: (first, last, revision) of stored rows that were sent, by index.
+        shown: Gives (first, last, revision) of a stored row that was sent, by index.
     """
 
-    def __init__(self, rules: Rules, nodes: int, shown: list[tuple[int, int, int]]) -> None:
-        self._rules, self._shown = rules, shown
+    def __init__(self, terms: Terms, nodes: int, shown: Callable[[int], tuple[int, int, int]]) -> None:
+        self._terms, self._shown = terms, shown
         self._made = nodes
         self.leaves: list[tuple[int, list[int]]] = []
         """New nodes made of messages: node, rows."""
@@ -127,15 +131,15 @@ class Story:
         Returns:
             The sessions that are there at the end, each of one node.
         """
-        rules = self._rules
+        terms = self._terms
         for row, time, before, clock in messages:
-            if rules.exact:
+            if terms.exact:
                 sessions = self._advance(key, sessions, before, row)
-            own = time + rules.gap + 1 + rules.retention > before
+            own = time + terms.keep > before
             if not own and not any(self._near(s, time, before) for s in sessions):
                 self.refused.append(row)
                 continue
-            if rules.exact:
+            if terms.exact:
                 self._close(key, sessions, clock, row)
             if not own:
                 self.near_only.append(row)
@@ -145,8 +149,8 @@ class Story:
         return sessions
 
     def _near(self, session: Live, time: int, clock: int) -> bool:
-        gap = self._rules.gap
-        retained = session.last + gap + 1 + self._rules.retention > clock
+        gap = self._terms.gap
+        retained = session.last + self._terms.keep > clock
         return retained and session.first - gap <= time <= session.last + gap
 
     def _advance(self, key: int, sessions: list[Live], clock: int, row: int) -> list[Live]:
@@ -154,7 +158,7 @@ class Story:
         self._close(key, sessions, clock, row)
         kept = []
         for session in sessions:
-            gone_at = session.last + self._rules.gap + 1 + self._rules.retention
+            gone_at = session.last + self._terms.keep
             if gone_at > clock:
                 kept.append(session)
                 continue
@@ -166,10 +170,10 @@ class Story:
 
     def _close(self, key: int, sessions: list[Live], clock: int, row: int) -> None:
         for session in sessions:
-            closes_at = session.last + self._rules.gap + 1
+            closes_at = session.last + self._terms.gap + 1
             if not session.closed and closes_at <= clock:
                 session.closed, session.since = True, NEVER
-                if self._rules.full:
+                if self._terms.full:
                     self._send(key, session, False, closes_at, row)
 
     def _send(self, key: int, session: Live, late: bool, time: int, row: int) -> None:
@@ -192,13 +196,13 @@ class Story:
     def sent(self, shown: int) -> tuple[int, int, int]:
         """Give first, last and revision of a row that was sent."""
         if shown >= 0:
-            return self._shown[shown]
+            return self._shown(shown)
         event = self.events[-1 - shown]
         return event.first, event.last, event.revision
 
     def _add(self, sessions: list[Live], row: int, time: int, clock: int, own: bool) -> list[Live]:
-        rules = self._rules
-        merged = Live(time, time, time if own else 2**63 - 1, True, rules.now, [], [], [row])
+        terms = self._terms
+        merged = Live(time, time, time if own else 2**63 - 1, True, terms.now, [], [], [row])
         others = []
         taken = [s for s in sessions if self._near(s, time, clock)]
         low, high = min([time, *(s.first for s in taken)]), max([time, *(s.last for s in taken)])
@@ -214,8 +218,8 @@ class Story:
                     merged.since = min(merged.since, session.since)
             else:
                 others.append(session)
-        merged.closed = merged.last + rules.gap + 1 <= (clock if rules.exact else rules.clock)
-        if not (rules.late if merged.closed else rules.early):
+        merged.closed = merged.last + terms.gap + 1 <= (clock if terms.exact else terms.clock)
+        if (terms.late_ms if merged.closed else terms.early_ms) is None:
             merged.since = NEVER
         return [*others, merged]
 

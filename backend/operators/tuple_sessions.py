@@ -33,7 +33,7 @@ from backend.operators.grouping import KeySpace
 from backend.operators.held import PLACE_BYTES, Held, HeldRows, digests, remove
 from backend.operators.keyed import STREAM_BYTES, WindowKeys, keyed
 from backend.operators.session_nodes import full_values
-from backend.operators.session_rows import NEVER, first_waiting, scan_waiting, waiting_keys
+from backend.operators.session_rows import NEVER, first_waiting, scan_waiting
 from backend.operators.spec import WindowSpec
 from backend.operators.turn import DRAIN, EARLY, FULL, Emission, Turn, numbers
 from backend.rows import RowCodec
@@ -119,6 +119,11 @@ class TupleSessions:
 
     def _decode(self, values: Sequence[bytes]) -> pa.Table:
         return self.codec.decode(values) if values else self.schema.empty_table()
+
+
+def waiting_keys(since: IntArray, codes: Sequence[bytes]) -> list[bytes]:
+    """Build the keys of updates that wait."""
+    return [_WAITS + fixed_bytes(at) + code for at, code in zip(since.tolist(), codes, strict=True)]
 
 
 class _Step:
@@ -310,9 +315,7 @@ class _Step:
         last, since = stored.column("_last").to_pylist(), stored.column("_since").to_pylist()
         work.delete_many([_INDEX + c[:STREAM_BYTES] + fixed_bytes(at) for c, at in zip(old, last, strict=True)])
         waits = [at for at, value in enumerate(since) if value is not None]
-        work.delete_many(
-            waiting_keys(_WAITS, np.array([since[at] for at in waits], np.int64), [old[at] for at in waits])
-        )
+        work.delete_many(waiting_keys(np.array([since[at] for at in waits], np.int64), [old[at] for at in waits]))
         kept = np.flatnonzero(~self.ended)
         codes = self.space.keys.take(pa.array(self.run_key[kept])).to_pylist()
         gone = set(old) - set(codes)
@@ -337,7 +340,7 @@ class _Step:
         ]
         work.put_many(index, codes)
         waiting = np.flatnonzero(since_kept != NEVER)
-        keys = waiting_keys(_WAITS, since_kept[waiting], [codes[at] for at in waiting.tolist()])
+        keys = waiting_keys(since_kept[waiting], [codes[at] for at in waiting.tolist()])
         work.put_many(keys, [b""] * len(keys))
         oldest = first_waiting(work, _WAITS) if self.early_ms is not None else None
         self.turn.ledger.due_ms = None if oldest is None or self.early_ms is None else oldest + self.early_ms

@@ -1,0 +1,180 @@
+"""Sessions that a micro-batch concerns: found by the index over last times, so what does nothing costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import BEFORE, TIME
+from backend.keys import fixed_bytes
+from backend.operators import session_rows as rows
+from backend.operators.arrays import IntArray, Mask
+from backend.operators.grouping import GroupKeys, KeySpace
+from backend.operators.session_rows import SessionRows, Stored
+from backend.operators.session_story import Terms
+from backend.operators.turn import Turn, numbers
+from backend.workspace import Workspace
+
+TOTAL = bytes([rows.EARLY_WAITS[0]]) + b"T"
+"""Key of the number of sessions."""
+
+LOWEST = -(2**62) - 2**61
+"""Stands for a clock that has not started: below every event time, and calculations with it stay in int64."""
+
+_TIME = 8
+_SCAN_SHARE = 16
+"""The index is scanned as a whole when at least one in so many sessions may be touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Rows of REVISIONS, as read, in order of their owner.
+
+    Attributes:
+        idents: Group key and first.
+        first: First event times.
+        last: Last event times.
+        revision: Revisions.
+        owner: Stored session that each lies in.
+        values: The aggregates.
+    """
+
+    idents: list[bytes]
+    first: IntArray
+    last: IntArray
+    revision: IntArray
+    owner: IntArray
+    values: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The messages of a micro-batch, and the stored sessions that it concerns.
+
+    Attributes:
+        messages: The messages.
+        time: Their event times.
+        before: Clock before each; `LOWEST` where there is none.
+        clock: Clock with each, where sessions close message by message; else as `before`.
+        own: Acceptable without a session near it.
+        key: Number of the group key of each.
+        space: The group keys.
+        stored: Stored sessions.
+        stored_key: Number of the group key of each.
+        is_open: Not closed before the micro-batch.
+        sent: Rows that were sent of them.
+    """
+
+    messages: pa.Table
+    time: IntArray
+    before: IntArray
+    clock: IntArray
+    own: Mask
+    key: IntArray
+    space: KeySpace
+    stored: Stored
+    stored_key: IntArray
+    is_open: Mask
+    sent: Sent
+
+    def codes(self, key: IntArray) -> pa.Array:
+        """Give the codes of group keys."""
+        return self.space.keys.take(pa.array(key))
+
+
+def find(turn: Turn, terms: Terms, keys: GroupKeys, session_rows: SessionRows) -> Found:
+    """Read what a micro-batch concerns."""
+    messages = turn.messages
+    time = numbers(messages, TIME)
+    before = np.maximum(numbers(messages, BEFORE), terms.clock)
+    key, codes = keys.encode(messages)
+    found = dict.fromkeys(_touched(turn.work, terms, time, key, codes))
+    found.update(dict.fromkeys(_due(turn, terms)))
+    stored = session_rows.read(turn.work, sorted(found))
+    space = KeySpace([codes, rows.codes_of(stored.idents)])
+    return Found(
+        messages,
+        time,
+        before,
+        np.maximum(before, time) if terms.exact else before,
+        time + terms.keep > before,
+        space.numbers[0][key] if len(key) else key,
+        space,
+        stored,
+        space.numbers[1],
+        stored.last + terms.gap + 1 > terms.clock,
+        _read_sent(turn.work, session_rows, stored),
+    )
+
+
+def _due(turn: Turn, terms: Terms) -> list[bytes]:
+    """Find the sessions that close, go, or wait to be sent."""
+    work, gap = turn.work, terms.gap
+    found: list[bytes] = []
+    if terms.clock_after > terms.clock:
+        found += rows.scan_index(work, terms.clock - gap, terms.clock_after - gap)
+        found += rows.scan_index(work, None, terms.clock_after - terms.keep + 1)
+    if terms.drain:
+        found += rows.scan_index(work, terms.clock_after - gap, None)
+        found += rows.scan_waiting(work, rows.LATE_WAITS, None)
+    elif turn.ledger.due_ms is not None and turn.ledger.due_ms <= terms.now:
+        for tag, delay in ((rows.LATE_WAITS, terms.late_ms), (rows.EARLY_WAITS, terms.early_ms)):
+            if delay is not None:
+                found += rows.scan_waiting(work, tag, terms.now - delay)
+    return found
+
+
+def _touched(work: Workspace, terms: Terms, time: IntArray, key: IntArray, codes: pa.Array) -> list[bytes]:
+    """Find the sessions of the messages' group keys that may be near: by the index, or key by key."""
+    if not len(time):
+        return []
+    low, high = np.full(len(codes), 2**63 - 1, np.int64), np.full(len(codes), -(2**63), np.int64)
+    np.minimum.at(low, key, time - terms.gap)
+    np.maximum.at(high, key, time + terms.gap)
+    total = int.from_bytes(work.get(TOTAL) or b"", "big")
+    found: list[bytes] = []
+    alone = np.ones(len(codes), np.bool_)
+    if len(codes) * _SCAN_SHARE >= total:
+        # open sessions and what a little disorder touches; a message far back looks for itself
+        reach = max(int(low.min()), terms.clock - 2 * terms.gap)
+        alone = low < reach
+        near = rows.scan_index(work, reach, None)
+        known = pc.is_in(rows.codes_of(near), value_set=codes).to_numpy(zero_copy_only=False)
+        found = [near[at] for at in np.flatnonzero(known).tolist()]
+    names = codes.to_pylist()
+    for at in np.flatnonzero(alone).tolist():  # one range per group key
+        start = rows.WINDOWS + names[at]
+        found += [row[1:] for row in work.scan_arrays(start, start + fixed_bytes(int(high[at]) + 1))[0]]
+    return found
+
+
+def _read_sent(work: Workspace, session_rows: SessionRows, stored: Stored) -> Sent:
+    """Read the rows that were sent of stored sessions."""
+    one = np.flatnonzero(stored.shown == 1).tolist()
+    several = np.flatnonzero(stored.shown > 1).tolist()
+    first = work.get_many([rows.SHOWN + stored.idents[at] for at in one])
+    several += [at for at, value in zip(one, first, strict=True) if value is None]
+    owner = [at for at, value in zip(one, first, strict=True) if value is not None]
+    values = [value for value in first if value is not None]
+    idents = [stored.idents[at] for at in owner]
+    for at in several:  # merged sessions: what was sent of their parts lies within them
+        end = rows.SHOWN + stored.idents[at][:-_TIME] + fixed_bytes(int(stored.last[at]) + 1)
+        keys, found = work.scan_arrays(rows.SHOWN + stored.idents[at], end)
+        idents += [key[1:] for key in keys]
+        values += found
+        owner += [at] * len(keys)
+    order = sorted(range(len(owner)), key=owner.__getitem__)
+    idents, values = [idents[at] for at in order], [values[at] for at in order]
+    owner.sort()
+    table = session_rows.decode_shown(values)
+    return Sent(
+        idents,
+        rows.firsts_of(idents),
+        numbers(table, "_last"),
+        numbers(table, "_revision"),
+        np.array(owner, np.int64),
+        table.drop_columns(["_last", "_revision"]),
+    )
