@@ -43,6 +43,13 @@ if TYPE_CHECKING:
     from backend.sources.kafka import kafka
     from backend.sources.kafka_settings import KafkaSettings
     from backend.spark.stream import stream
+    from backend.stores.key_value_store import KeyValueStore
+    from backend.stores.memory_window_store import in_memory_window_store
+    from backend.stores.session_store import SessionKey, SessionStore
+    from backend.stores.session_windows import SessionWindows
+    from backend.stores.standalone import StoreSet
+    from backend.stores.state_variables import ListState, MapState, ValueState
+    from backend.stores.window_store import WindowStore
     from backend.windows import hopping, session, sliding, tumbling
 
 _HOMES = {
@@ -80,12 +87,29 @@ _HOMES = {
     "backend.sources.kafka": ("kafka",),
     "backend.sources.kafka_settings": ("KafkaSettings",),
     "backend.spark.stream": ("stream",),
+    "backend.stores.key_value_store": ("KeyValueStore",),
+    "backend.stores.memory_window_store": ("in_memory_window_store",),
+    "backend.stores.session_store": ("SessionKey", "SessionStore"),
+    "backend.stores.session_windows": ("SessionWindows",),
+    "backend.stores.standalone": ("StoreSet",),
+    "backend.stores.state_variables": ("ListState", "MapState", "ValueState"),
+    "backend.stores.window_store": ("WindowStore",),
     "backend.windows": ("hopping", "session", "sliding", "tumbling"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Aggregate",
+    "KafkaSettings",
+    "KeyValueStore",
+    "ListState",
+    "MapState",
+    "SessionKey",
+    "SessionStore",
+    "SessionWindows",
+    "StoreSet",
+    "ValueState",
+    "WindowStore",
     "approx_distinct",
     "archive",
     "collect_list",
@@ -94,8 +118,8 @@ __all__ = [
     "first",
     "foreach_sink",
     "hopping",
+    "in_memory_window_store",
     "kafka",
-    "KafkaSettings",
     "key_value_store",
     "last",
     "list_state",

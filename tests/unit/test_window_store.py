@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backend.batch import MAX_TIME, MIN_TIME, NO_TIME
-from backend.errors import KeyInvalid, ManifestMismatch, StoreClosed, ValueInvalid
+from backend.errors import KeyInvalid, ManifestMismatch, StoreClosed, StoreLocked, ValueInvalid
 from backend.memory import MemoryStore
 from backend.stores import named
 from backend.stores.standalone import StoreSet
@@ -495,6 +495,14 @@ def test_another_store_at_the_same_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestMismatch, match="another layout"):
         _open(tmp_path / "w", retain_duplicates=True)
     _open(tmp_path / "w").close()  # a refusal leaves no LOCK
+
+
+def test_two_writers_are_one_too_many(tmp_path: Path) -> None:
+    with _open(tmp_path / "w") as store:
+        store.put("a", 1, 5)
+        with pytest.raises(StoreLocked):
+            _open(tmp_path / "w", wait_s=0.05)
+        assert store.fetch_one("a", 5) == 1
 
 
 def test_duplicates_keep_their_order_over_restarts(tmp_path: Path) -> None:
