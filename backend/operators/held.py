@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from backend.batch import OFFSET, PARTITION, STREAM, SourcePartition
-from backend.messages import MessageLayout, Part, clock_bytes, decode_messages, message_keys
+from backend.messages import MessageLayout, Part, clock_bytes, decode_messages, message_keys, sorted_rows
 from backend.operators.arrays import IntArray
 from backend.operators.turn import Turn, numbers
 from backend.rows import RowCodec
@@ -81,7 +81,7 @@ class Held:
 
     def put(self, turn: Turn, keys: Sequence[bytes], values: Sequence[bytes]) -> Digests:
         """Store messages and count them; gives the digest of each."""
-        turn.work.put_many(keys, values)
+        turn.work.put_many(*sorted_rows(keys, values))
         turn.work.put_many(places := index_keys(keys), [b""] * len(places))
         found = digests(keys, values)
         turn.ledger.messages += len(keys)
