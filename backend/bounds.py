@@ -53,7 +53,7 @@ def reclaim(store: Store, bounds: Mapping[int, bytes]) -> list[int]:
     cleaned = []
     for region, bound in sorted(bounds.items()):
         start, _ = region_range(region)
-        if start < bound and next(store.scan(start, bound), None) is not None:
+        if next(store.scan(start, bound), None) is not None:
             store.delete_range(start, bound)
             cleaned.append(region)
     return cleaned

@@ -87,8 +87,22 @@ def test_changes_without_a_row_can_be_staged(store: Store, tmp_path: Path) -> No
     assert list(store.scan(b"", None)) == rows
 
 
-@pytest.mark.parametrize("damage", ["flip", "shorten", "lengthen", "remove"])
-def test_a_damaged_staged_file_is_refused_and_nothing_is_applied(store: Store, tmp_path: Path, damage: str) -> None:
+def test_bounds_and_commit_rows_are_staged_in_order(store: Store, tmp_path: Path) -> None:
+    rows = {b"\x00a": b"1", b"\x00bound\x01": b"\x01stale", b"\x00z": b"2", A: b"3"}
+    store.confirm(
+        store.stage(Changes(list(rows), list(rows.values()), {2: b"\x02", 0x40: b"\x40x", 1: A}), tmp_path / "s")
+    )
+    assert stored_bounds(store) == {1: A, 2: b"\x02", 0x40: b"\x40x"}
+    assert store.get_many([b"\x00a", b"\x00z", A]) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [("flip", "digest"), ("shorten", "wrong length"), ("lengthen", "wrong length"), ("remove", "missing")],
+)
+def test_a_damaged_staged_file_is_refused_and_nothing_is_applied(
+    store: Store, tmp_path: Path, damage: str, what: str
+) -> None:
     store.write(Changes([A], [b"1"]))
     staged = store.stage(Changes([A, B], [b"2", b"2"]), tmp_path / "s")
     data = bytearray(staged.path.read_bytes())
@@ -101,7 +115,7 @@ def test_a_damaged_staged_file_is_refused_and_nothing_is_applied(store: Store, t
     staged.path.write_bytes(data)
     if damage == "remove":
         staged.path.unlink()
-    with pytest.raises(StateCorrupted):
+    with pytest.raises(StateCorrupted, match=what):
         store.confirm(staged)
     assert list(store.scan(b"\x01", None)) == [(A, b"1")]
 
