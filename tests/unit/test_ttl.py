@@ -209,6 +209,36 @@ def test_clearing_a_key_reads_its_rows_and_nothing_else(kind: str, rows: int) ->
     assert len([key for key, _ in MemoryStore.scan(base, INDEX, b"\x40\x02")]) == 2 * (300 - rows)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_the_rows_of_a_list_do_not_depend_on_where_attempts_end(again: bool) -> None:
+    work = Workspace(MemoryStore())
+    state = OneToManyTTLState(work, 0x40, ttl_ms=100, now_ms=1_000)
+    steps = [
+        (1_000, lambda one: one.update_primary_and_secondary_indices(False, b"k", [b"1", b"2"])),
+        (1_100, lambda one: one.clear_expired_state_for_all_keys()),
+        (1_100, lambda one: one.update_primary_and_secondary_indices(False, b"k", [b"3"])),
+        (1_150, lambda one: one.clear_all_state_for_element_key(b"k")),
+        (1_150, lambda one: one.update_primary_and_secondary_indices(False, b"k", [b"4", b"5"])),
+        (1_160, lambda one: one.update_primary_and_secondary_indices(True, b"k", [b"6", b"7"])),
+        (1_170, lambda one: one.update_primary_and_secondary_indices(False, b"k", [b"8"])),
+    ]
+    sequences = []
+    for now, step in steps:
+        if again:
+            state = OneToManyTTLState(work, 0x40, ttl_ms=100, now_ms=now)
+        state.now_ms = now
+        step(state)
+        sequences.append([int.from_bytes(key[-8:], "big") - 2**63 for key, _ in work.scan(PRIMARY, b"\x40\x02")])
+    assert sequences == [[0, 1], [], [0], [], [0, 1], [0, 1], [0, 1, 2]]
+
+
+def test_what_never_expires_leaves_no_deletes_in_the_index() -> None:
+    state = _many(ttl_ms=None)
+    state.update_primary_and_secondary_indices(False, b"k", [b"1", b"2"])
+    state.clear_all_state_for_element_key(b"k")
+    assert all(key.startswith(PRIMARY) for key in state.work.changes().keys)
+
+
 def test_cleaning_up_can_be_bounded() -> None:
     state = _many()
     state.update_primary_and_secondary_indices(True, b"k", [b"%d" % number for number in range(10)])
