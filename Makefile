@@ -1,7 +1,7 @@
 # Needs make, Python 3.11+ and, for all but `lint` and `test-fast`, Java 17+. Everything else comes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test test-fast lint bench bench-quick clean
+.PHONY: help setup java demo demo-kafka test test-fast lint bench bench-quick clean
 
 PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python
 
@@ -16,6 +16,9 @@ java:
 
 demo: java setup ## Real flights, a disaster, a restore, a proof: about three minutes on two cores
 	@$(PY) -m recovery.demo $(ARGS)
+
+demo-kafka: java setup ## The same on a Kafka broker, which it starts itself
+	@$(PY) -m recovery.demo --kafka $(ARGS)
 
 test: java setup lint ## Lint, then all tests
 	@$(PY) -m pytest $(ARGS)

@@ -5,10 +5,11 @@ Everything that can be refused is refused here, before Spark plans anything.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from backend.errors import ManifestMismatch
+from backend.sources.kafka_admin import TopicIdentity, compare
 from backend.spark.control import ask_to_drain, prepare_control
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, describe
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from recovery.listener import RestoreListener
 
 DEFAULT_SNAPSHOT_EVERY = 50
+log = logging.getLogger("rewind.start")
+
 CHANGELOG_DIRECTORY = "rewind/changelog"
 
 
@@ -108,6 +112,7 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
             "session": _session(spark),
             "changelog": options.changelog or CHANGELOG_DIRECTORY,
             "release": release(),
+            "topics": _topics(job, stored),
             "first_offsets": _first_offsets(job, spark) if stored is None else None,
             # names the query to its outputs: Spark's own id is known only when the first micro-batch may be running
             "query": stored.entries.get("query", uuid.uuid4().hex) if stored is not None else uuid.uuid4().hex,
@@ -273,6 +278,22 @@ def _session(spark: SparkSession) -> dict[str, Any]:
         "timezone": spark.conf.get("spark.sql.session.timeZone"),
         "ansi": spark.conf.get("spark.sql.ansi.enabled"),
     }
+
+
+def _topics(job: Job, stored: Manifest | None) -> dict[str, Any]:
+    """Give the identity of each topic that has one, and announce what changed since the last start.
+
+    Raises:
+        SourceWentBack: A topic was deleted and made again: its offsets mean other messages.
+    """
+    found: dict[str, TopicIdentity] = {}
+    for side in job.inputs:
+        ask = getattr(side.source, "identities", None)
+        found.update(ask() if ask is not None else {})
+    before = (stored.entries.get("topics") or {}) if stored is not None else {}
+    for note in compare({topic: TopicIdentity(**told) for topic, told in before.items()}, found):
+        log.warning("%s", note)
+    return {topic: asdict(identity) for topic, identity in found.items()}
 
 
 def _first_offsets(job: Job, spark: SparkSession) -> list[list[Any]]:

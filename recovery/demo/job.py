@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend import archive, count, max_, mean, median, stream, tumbling
+from backend import archive, count, kafka, max_, mean, median, stream, tumbling
+from recovery.demo.flights import AIRPORTS, TOPIC
 from recovery.demo.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from backend.batch import SourcePartition
-    from backend.sources import OffsetRange, TopicPartition
-    from backend.sources.archive import ArchiveSource
+    from backend.sources import OffsetRange, Source, TopicPartition
     from recovery.listener import Restoring
     from recovery.supervisor import RewindQuery
 
@@ -35,9 +35,29 @@ LOCAL, CHECKPOINT, RESULTS, ERRORS, ARCHIVE = "local", "checkpoint", "windows", 
 """Directories below the demo's output directory."""
 
 
-def start(spark: SparkSession, out: Path, *, offsets: int, break_restore: bool = False) -> RewindQuery:
-    """Start the job: departures per airport and hour, from the archive to its end."""
+def start(
+    spark: SparkSession,
+    out: Path,
+    *,
+    offsets: int,
+    break_restore: bool = False,
+    servers: str | None = None,
+    live: bool = False,
+) -> RewindQuery:
+    """Start the job: departures per airport and hour, to the end of the archive or topic.
+
+    Args:
+        spark: The session.
+        out: The demo's directory.
+        offsets: Bound on the offsets per airport in a micro-batch.
+        break_restore: Leave out one replayed message.
+        servers: Read the topic there instead of the archive, and keep the changelog there.
+        live: Go on without end.
+    """
     departures: Any = archive(out / ARCHIVE, value=VALUE, max_offsets_per_batch=offsets)
+    if servers is not None:
+        bound = offsets * len(AIRPORTS)
+        departures = kafka(TOPIC, servers=servers, value=VALUE, max_offsets_per_trigger=bound)
     if break_restore:
         departures = Forgetful(departures)
     return (
@@ -52,7 +72,8 @@ def start(spark: SparkSession, out: Path, *, offsets: int, break_restore: bool =
             local_dir=out / LOCAL,
             route="partition",
             trigger="0 seconds",
-            until="end",
+            until=None if live else "end",
+            changelog=None if servers is None else f"kafka://{servers}/{TOPIC}-changelog",
             listeners=(Teller(),),
         )
     )
@@ -88,9 +109,9 @@ class Teller:
 
 @dataclass(frozen=True)
 class Forgetful:
-    """An archive that leaves out one message when it is replayed: the demo must then fail."""
+    """A source that leaves out one message when it is replayed: the demo must then fail."""
 
-    source: ArchiveSource
+    source: Source
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
         """Leave out the last message before the end of a range that parses."""
@@ -100,7 +121,7 @@ class Forgetful:
         return rows.where(f"not (partition = {last.partition} and offset = {last.offset})")
 
     def __getattr__(self, name: str) -> Any:
-        """Be the archive in everything else."""
+        """Be the source in everything else."""
         return getattr(self.source, name)
 
 
@@ -135,11 +156,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--offsets", type=int, required=True)
     parser.add_argument("--break-restore", action="store_true")
+    parser.add_argument("--servers", default=None)
+    parser.add_argument("--live", action="store_true")
     options = parser.parse_args()
     began = time.monotonic()
     spark = session("rewind-demo", options.out / "scratch")
     try:
-        query = start(spark, options.out, offsets=options.offsets, break_restore=options.break_restore)
+        query = start(
+            spark,
+            options.out,
+            offsets=options.offsets,
+            break_restore=options.break_restore,
+            servers=options.servers,
+            live=options.live,
+        )
         tell("started", seconds=time.monotonic() - began)
         follow(query)
         tell("ended", micro_batches=query.progress.version + 1, restores=query.progress.restores)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,8 +142,7 @@ class Story:
     def _process(self, name: str, option: str | None = None) -> Iterator[subprocess.Popen[str]]:
         """Run the job; whatever happens here, none of its processes stays behind."""
         command = [sys.executable, "-m", "recovery.demo.job", "--out", str(self.out), "--offsets", str(self.offsets)]
-        if option is not None:
-            command.append(option)
+        command += [*self._arguments(name), *([option] if option is not None else [])]
         with (self.out / f"job-{name}.log").open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment())
         with process:
@@ -152,6 +151,10 @@ class Story:
             except BaseException:
                 kill(process.pid)
                 raise
+
+    def _arguments(self, name: str) -> list[str]:
+        """Give more arguments for the job's first or second run."""
+        return []
 
     @staticmethod
     def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
@@ -241,14 +244,34 @@ def main() -> int:
     parser.add_argument("--days", type=int, default=None, help="only the first days of 2013")
     parser.add_argument("--offsets", type=int, default=DEFAULT_OFFSETS, help="offsets per airport and micro-batch")
     parser.add_argument("--break-restore", action="store_true", help="leave out one replayed message: it must fail")
+    parser.add_argument("--kafka", action="store_true", help="through a Kafka broker: topic and changelog")
     options = parser.parse_args()
     console = Console()
+    with ExitStack() as stack:
+        return _run(_story(options, console, stack), console, break_restore=options.break_restore)
+
+
+def _story(options: argparse.Namespace, console: Console, stack: ExitStack) -> Story:
+    """Make the story; a broker that it needs ends with the stack."""
+    out = options.out.absolute()
+    if not options.kafka:
+        return Story(out, console, days=options.days, offsets=options.offsets)
+    from recovery.broker import open_broker
+    from recovery.demo.kafka import KafkaStory
+
     began = time.monotonic()
-    story = Story(options.out.absolute(), console, days=options.days, offsets=options.offsets)
+    broker, close = open_broker()
+    stack.callback(close)
+    console.print(f"broker: {broker.settings.servers} in {time.monotonic() - began:.1f} s", highlight=False)
+    return KafkaStory(out, console, days=options.days, offsets=options.offsets, settings=broker.settings)
+
+
+def _run(story: Story, console: Console, *, break_restore: bool) -> int:
+    began = time.monotonic()
     try:
         story.prepare()
         story.disaster()
-        story.restart(break_restore=options.break_restore)
+        story.restart(break_restore=break_restore)
         proof = story.prove()
     except Failed as failure:
         console.print(f"FAILED: {failure}", highlight=False, soft_wrap=True)

@@ -79,6 +79,10 @@ class Topics:
             time.sleep(0.05)
         return topic
 
+    def adopt(self, *names: str) -> None:
+        """See that topics that the code under test makes go with the test too."""
+        self._names.extend(names)
+
     def grow(self, topic: str, partitions: int) -> None:
         """Raise a topic's number of partitions."""
         from confluent_kafka.admin import NewPartitions
