@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, TIME, Operator, SourcePartition
+from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, Operator, SourcePartition
 from backend.errors import RewindError, StateAhead, StateCorrupted
 from backend.rocks import RocksStore
 from backend.spark import frames
@@ -254,7 +253,7 @@ def chunk_writer(
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = open_files(checkpoint)
         for batch in batches:
-            good = batch.filter(pc.and_(pc.is_null(batch.column(frames.MALFORMED_IN)), pc.is_valid(batch.column(TIME))))
+            good = batch.filter(frames.is_good(batch))
             schema = pa.schema([*MESSAGE_FIELDS, *message_fields])
             columns = [
                 good.column(field.name).cast(field.type)

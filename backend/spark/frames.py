@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backend.batch import (
     BEFORE,
@@ -214,6 +215,13 @@ def _reasons(batch: pa.RecordBatch, times: IntArray, time_ms: int, plan: PackPla
     return reasons
 
 
+def is_good(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Tell which source rows the pack stage accepts without looking at a clock: a replay takes these."""
+    time = batch.column(TIME)
+    in_range = pc.and_(pc.greater_equal(time, MIN_TIME), pc.less_equal(time, MAX_TIME))
+    return pc.and_(pc.is_null(batch.column(MALFORMED_IN)), pc.fill_null(in_range, False))
+
+
 def _prefix_maxima(
     stream: IntArray, partition: IntArray, offset: IntArray, times: IntArray, good: npt.NDArray[np.bool_] | None
 ) -> tuple[IntArray, list[Slice]]:
@@ -311,12 +319,16 @@ class Assembled:
     drain: bool
 
 
-def assemble(rows: Iterable[Packed], before: Positions, *, where: str = "") -> Assembled:
+def assemble(
+    rows: Iterable[Packed], before: Positions, *, sources: Iterable[SourcePartition] = (), where: str = ""
+) -> Assembled:
     """Put the packed rows of one shard and micro-batch together.
 
     Args:
         rows: In any order.
         before: Committed positions.
+        sources: Source partitions of the shard that are known to be there. One that has brought nothing yet holds
+            windows open until it is idle: else its first messages would find windows closed without it.
         where: The shard, for errors.
 
     Raises:
@@ -336,7 +348,7 @@ def assemble(rows: Iterable[Packed], before: Positions, *, where: str = "") -> A
             errors.append(from_ipc(row.errors))
     time_ms = max(header.time_ms for header in headers)
     running = {key: position.stream_time for key, position in before.items()}
-    after = dict(before)
+    after = {key: Position(0, NO_TIME, time_ms) for key in sources} | dict(before)
     starts: dict[tuple[int, int, int, int], int] = {}
     for index, part in sorted(
         ((index, part) for index, header in enumerate(headers) for part in header.slices),
@@ -354,7 +366,7 @@ def assemble(rows: Iterable[Packed], before: Positions, *, where: str = "") -> A
             )
         starts[(index, *key, part.first)] = running.get(key, NO_TIME)
         running[key] = max(running.get(key, NO_TIME), part.newest)
-        reached = max(part.next, after[key].next_offset if key in after else part.next)
+        reached = max(part.next, after[key].next_offset) if key in after else part.next
         after[key] = Position(reached, running[key], time_ms)
     messages = _join(headers, tables, starts)
     bad = pa.concat_tables(errors) if errors else ERROR_SCHEMA.empty_table()

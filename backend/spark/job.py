@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DateType, IntegralType, LongType, TimestampNTZType, TimestampType
 
-from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator
+from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator, SourcePartition
 from backend.sources import Source
 from backend.spark import frames
 from backend.spark.control import control_rows
@@ -76,6 +76,24 @@ class Job:
         """Stream number of each (input name, topic)."""
         pairs = [(side.name, topic) for side in self.inputs for topic in side.source.topics]
         return {pair: number for number, pair in enumerate(pairs)}
+
+    def sources(self, spark: SparkSession, *, bounded: bool) -> dict[int, tuple[SourcePartition, ...]]:
+        """List the source partitions that each shard reads, as far as they are there now.
+
+        Args:
+            spark: The session.
+            bounded: What comes later is not read, so a partition that is empty now never brings anything.
+        """
+        streams, found = self.streams, {shard: list[SourcePartition]() for shard in range(self.shards)}
+        for side in self.inputs:
+            for (topic, partition), (earliest, end) in sorted(side.source.offsets(spark).items()):
+                if bounded and earliest >= end:
+                    continue
+                stream = streams[(side.name, topic)]
+                by_partition = self.route == "partition"
+                for shard in [(partition + stream) % self.shards] if by_partition else range(self.shards):
+                    found[shard].append((stream, partition))
+        return {shard: tuple(sorted(places)) for shard, places in found.items()}
 
     def streaming(self, spark: SparkSession, checkpoint: str) -> DataFrame:
         """Give the packed rows of the live streams and of the control stream."""

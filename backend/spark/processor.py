@@ -10,8 +10,8 @@ A timer that fires before anything is due costs no database: the pointer says wh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -25,7 +25,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from backend.batch import ERROR_SCHEMA, Positions
+from backend.batch import ERROR_SCHEMA, Positions, SourcePartition
 from backend.errors import RewindError
 from backend.spark.frames import assemble, packed_rows, to_ipc
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
@@ -44,10 +44,12 @@ class ProcessorPlan:
     Attributes:
         shards: Grouping value -> shard.
         job: Makes the job of a shard, told the query id and the shard.
+        sources: Shard -> source partitions that it reads, as far as known when the query started.
     """
 
     shards: dict[int, int]
     job: Callable[[str, int], ShardJob]
+    sources: Mapping[int, tuple[SourcePartition, ...]] = field(default_factory=dict)
 
 
 class ShardProcessor(StatefulProcessor):
@@ -73,7 +75,8 @@ class ShardProcessor(StatefulProcessor):
         job = self._plan.job(query_id, shard)
 
         def read(before: Positions) -> tuple[ShardInput, pa.Table]:
-            assembled = assemble(packed_rows(rows), before, where=job.where)
+            known = self._plan.sources.get(shard, ())
+            assembled = assemble(packed_rows(rows), before, sources=known, where=job.where)
             ahead = assembled.errors.filter(pc.equal(assembled.errors["reason"], "in_future"))
             in_future = tuple(
                 zip(*(ahead[name].to_pylist() for name in ("stream", "partition", "offset")), strict=True)

@@ -129,7 +129,8 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     make = partial(
         shard_job, local_dir, checkpoint, changelog_uri, job.operator, job.message_fields, options.retain, every
     )
-    plan = ProcessorPlan({value: shard for shard, value in enumerate(job.grouping)}, make)
+    sources = job.sources(spark, bounded=options.until == "end")
+    plan = ProcessorPlan({value: shard for shard, value in enumerate(job.grouping)}, make, sources)
 
     def launch(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
         with settings(spark, job.shards, options.arrow_rows):

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from backend import aggregates as agg
 from backend import windows as win
-from backend.batch import OFFSET, PARTITION, STREAM, TIME, Positions
+from backend.batch import MAX_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
 from backend.errors import HistoryLost, RewindError, StateAhead, StateCorrupted, StateUnavailable
 from backend.operators.spec import window_spec
 from backend.operators.window import WindowOperator
@@ -77,6 +77,7 @@ RARE = (
 """What must have happened in the runs of a suite, each at least once."""
 
 QUERY = "sim"
+START_MS = 1_000
 MAX_TRIES = 40
 MAX_RESTORES = 4
 """As of the supervisor: so many failures of the query without progress."""
@@ -188,13 +189,12 @@ class World:
 
     def _plan(self, version: int, *, last: bool) -> None:
         """Write Spark's offset log."""
-        before = self.batches[-1] if self.batches else Planned({}, 1_000, False)
+        before = self.batches[-1] if self.batches else Planned({}, START_MS, False)
         ends = {}
         for partition, messages in enumerate(self.source.messages):
             start = before.ends.get(partition, 0)
             left = [m for m in messages if m.offset >= start]
-            # the first micro-batch brings something of every partition, as a listing of the source would
-            take = len(left) if last else min(len(left), self.random.randint(0 if version else 1, 8))
+            take = len(left) if last else min(len(left), self.random.randint(0, 8))
             ends[partition] = left[take - 1].offset + 1 if take else start
         pause = self.random.choice((0, 500, 4_000, 10_000, 61_000))
         self.batches.append(Planned(ends, before.time_ms + pause, last or self.chance(0.05)))
@@ -308,7 +308,7 @@ class World:
         packed += control.to_pylist()
         rng.shuffle(packed)
         mine = [frames.Packed(r["header"], r["frame"], r["errors"]) for r in packed if r["shard"] == shard]
-        given = frames.assemble(mine, positions)
+        given = frames.assemble(mine, positions, sources=[(0, p) for p in range(self.partitions)])
         ahead = [e for e in given.errors.to_pylist() if e["reason"] == "in_future"]
         in_future = tuple((e["stream"], e["partition"], e["offset"]) for e in ahead)
         return ShardInput(given.time_ms, given.messages, given.after, in_future, drain=given.drain)
@@ -343,13 +343,17 @@ class World:
     def _bad_input(self, version: int) -> list[Any]:
         """Give the errors of the pack stage, which do not pass through the attempt."""
         planned, starts = self.batches[version], self.batches[version - 1].ends if version else {}
-        found = []
-        for message in self.source.read(starts, planned.ends):
-            if (message.partition, message.offset) in self.source.bad:
-                found.append((message.place, "malformed"))
-            elif self.spec.max_ahead_ms is not None and message.time > planned.time_ms + self.spec.max_ahead_ms:
-                found.append((message.place, "in_future"))
-        return found
+        read = self.source.read(starts, planned.ends)
+        return [(m.place, reason) for m in read if (reason := self._refused(m, planned)) is not None]
+
+    def _refused(self, message: Message, planned: Planned) -> str | None:
+        """Tell why the pack stage refuses a message, None when it does not."""
+        if (message.partition, message.offset) in self.source.bad:
+            return "malformed"
+        if message.time > MAX_TIME:
+            return "out_of_range"
+        ahead = self.spec.max_ahead_ms is not None and message.time > planned.time_ms + self.spec.max_ahead_ms
+        return "in_future" if ahead else None
 
     def _rows(self, results: pa.Table) -> list[Any]:
         driver = Driver(self.operator, self.spec.keys, [])
@@ -564,16 +568,20 @@ class World:
         for version, planned in enumerate(self.batches[: len(self.states)]):
             whole = [m for part in self.source.messages for m in part]
             mine = [m for m in whole if starts.get(m.partition, 0) <= m.offset < planned.ends[m.partition]]
-            good = [m for m in mine if (m.partition, m.offset) not in self.source.bad]
+            good = [m for m in mine if self._refused(m, planned) is None]
+            skipped = [m for m in mine if self._refused(m, planned) is not None]
             sent, known = len(oracle.rows), len(oracle.errors)
+            for message in skipped:
+                oracle.skip(message, planned.time_ms)
             for message in sorted(good, key=lambda m: m.place):
+                oracle.next_offset[message.source] = message.offset
                 oracle.add_message(message, planned.time_ms)
             oracle.end_of_batch(planned.time_ms, planned.drain)
-            control.batch(good, planned.time_ms, drain=planned.drain)
+            control.batch(good, planned.time_ms, drain=planned.drain, skipped=skipped)
             results, errors = self.outputs[version]
             assert _comparable(results) == _comparable(oracle.rows[sent:]), f"results of micro-batch {version}"
             expected = [(e.place, e.reason) for e in oracle.errors[known:]]
-            expected += [(m.place, "malformed") for m in mine if (m.partition, m.offset) in self.source.bad]
+            expected += [(m.place, self._refused(m, planned)) for m in skipped]
             assert sorted(errors) == sorted(expected), f"errors of micro-batch {version}"
             starts = planned.ends
         control.check_restore()
@@ -662,7 +670,7 @@ def _spec(rng: random.Random) -> Spec:
         early_ms=rng.choice((None, 5_000)),
         late_ms=rng.choice((0, 10_000)),
         idle_after_ms=rng.choice((None, 60_000)),
-        max_ahead_ms=None,
+        max_ahead_ms=rng.choice((None, None, 30)),
     )
 
 
@@ -684,12 +692,15 @@ def _operator(spec: Spec) -> WindowOperator:
 
 
 def _source(rng: random.Random, partitions: int) -> Source:
-    newest, messages, bad = 0, [[] for _ in range(partitions)], set()
+    newest, messages, bad = START_MS, [[] for _ in range(partitions)], set()
     offsets = [rng.choice((0, 7))] * partitions
     for number in range(rng.randint(10, 45)):
         partition = number % partitions if number < partitions else rng.randrange(partitions)
         time = newest + rng.choice((0, 1, 1, 2, 3, 5, 10, 12, 25, -1, -3, -8, -20, -40))
-        newest = max(newest, time)
+        if rng.random() < 0.03:
+            time = MAX_TIME + 1
+        else:
+            newest = max(newest, time)
         fields = {
             "key": rng.choice(("a", "b", "ab", None)),
             "value": rng.choice((None, 1, 2, -3)),

@@ -90,7 +90,15 @@ class Driver:
         self.delivered: list[tuple[Message, int]] = []
         self.version = 0
 
-    def batch(self, messages: Sequence[Message], wall_ms: int, *, drain: bool = False, twice: bool = False) -> Output:
+    def batch(
+        self,
+        messages: Sequence[Message],
+        wall_ms: int,
+        *,
+        drain: bool = False,
+        twice: bool = False,
+        skipped: Sequence[Message] = (),
+    ) -> Output:
         """Run one micro-batch on all shards and commit it.
 
         Args:
@@ -98,8 +106,13 @@ class Driver:
             wall_ms: Batch time.
             drain: The input ends.
             twice: Throw a first attempt away and compare it with the second.
+            skipped: Messages that the pack stage refused: their source partitions are alive.
         """
         fresh, after = self._advance(messages, wall_ms)
+        for message in skipped:
+            position = after[message.source]
+            reached = max(position.next_offset, message.offset + 1)
+            after[message.source] = Position(reached, position.stream_time, wall_ms)
         output = Output([], [])
         for number, shard in enumerate(self.shards):
             mine = [(m, b) for m, b in fresh if shard_of(self._key(m), len(self.shards)) == number]

@@ -190,6 +190,11 @@ class WindowOracle:
             self._purge(wall_ms)
         return self.rows[sent_before:]
 
+    def skip(self, message: Message, wall_ms: int) -> None:
+        """Pass over a message that cannot be read: its source partition is alive, its time unknown."""
+        self.next_offset[message.source] = max(self.next_offset.get(message.source, NEVER), message.offset + 1)
+        self.active_ms[message.source] = wall_ms
+
     def timeout(self, wall_ms: int, *, early: bool = True) -> list[Row]:
         """Run the seed's timeout: resume sending, then look at the policies again."""
         sent_before = len(self.rows)
