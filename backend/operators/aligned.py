@@ -197,11 +197,10 @@ class _Step:
         own = np.unique(self.arrived.pane)
         self.panes.load(np.concatenate([own, first]), np.concatenate([own, first + self.grid.panes_per_window - 1]))
         self.stored = self._read_partials(going)
-        space = KeySpace([self.space.keys, self.stored.keys])
-        renumbered, self.stored_key = space.numbers
-        self.key_of = renumbered[self.key_of]
-        self.waiting.renumber(renumbered, len(space))
-        self.space = space
+        self.space, renumbered, self.stored_key = self.space.extended(self.stored.keys)
+        if renumbered is not None:
+            self.key_of = renumbered[self.key_of]
+            self.waiting.renumber(renumbered, len(self.space))
         self.arrived_key = self.key_of[self.arrived.key]
         self.content = pa.concat_tables([self.stored.table, self.arrived.table])
         facts = Facts.sorted(
@@ -210,7 +209,7 @@ class _Step:
             np.concatenate([np.full(len(self.stored), -1, np.int64), self.arrived.epoch]),
             np.concatenate([self.stored_key, self.arrived_key]),
         )
-        self.evaluator = Evaluator(self.grid, len(space), self.kind.incremental, facts, self.content)
+        self.evaluator = Evaluator(self.grid, len(self.space), self.kind.incremental, facts, self.content)
         if self.kind.kept is not None:
             self._read_messages(self.kind.kept, going.windows)
 

@@ -132,6 +132,19 @@ class KeySpace:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def extended(self, encoded: pa.Array) -> tuple[KeySpace, IntArray | None, IntArray]:
+        """Give a space that has more keys too.
+
+        Returns:
+            The space, this one when it has them already; what its numbers have become (None: the same); the numbers of
+            the keys.
+        """
+        found = self.find(encoded)
+        if not len(found) or int(found.min()) >= 0:
+            return self, None, found
+        space = KeySpace([self.keys, encoded])
+        return space, space.numbers[0], space.numbers[1]
+
     def find(self, encoded: pa.Array) -> IntArray:
         """Give the numbers of keys, -1 for unknown ones."""
         found: IntArray = pc.index_in(encoded, self.keys).fill_null(-1).to_numpy().astype(np.int64)

@@ -27,7 +27,7 @@ from backend.operators.turn import Turn, numbers
 from backend.store import Region
 
 FORMAT = 1
-NONE_GONE = -(2**62)
+NONE_GONE = -(2**63)
 
 _KEY = bytes([Region.OPERATOR]) + b"newest"
 
