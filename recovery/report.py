@@ -18,6 +18,7 @@ from recovery.reset import Reset
 from recovery.survey import Checkpoint, ShardSurvey, region_name
 from recovery.verify import NOTE, PROBLEM, SOUND, Finding
 
+_TIMES = ("start", "end", "_time")
 _STYLES = {PROBLEM: "bold red", NOTE: "yellow", SOUND: "green"}
 
 
@@ -117,21 +118,25 @@ def print_json(value: Any) -> None:
 def show_survey(console: Console, data: Mapping[str, Any]) -> None:
     """Draw `survey_json`."""
     spans = data["committed_micro_batches"]
-    console.print(f"[bold]{data['checkpoint']}[/bold]  query {data['query_id']}")
+    console.print(f"{data['checkpoint']}, query {data['query_id']}", soft_wrap=True, highlight=False)
     known = f"{spans['first']} to {spans['last']}" if spans else "none"
-    console.print(f"committed micro-batches that Spark still knows: {known}; changelog: {data['changelog']}")
-    table = Table("shard", "version", "batch time", "stream time", "windows", "closing next", "messages", "changelog")
-    for name in ("packages", "local"):
-        table.add_column(name)
+    console.print(
+        f"committed micro-batches that Spark still knows: {known}; changelog: {data['changelog']}", soft_wrap=True
+    )
+    state = Table("shard", "version", "batch time", "windows", "closing next", "messages")
+    places = Table("shard", "changelog", "packages", "local copy")
     for shard in data["shards"]:
-        table.add_row(*_cells(shard))
-    console.print(table)
+        cells = _cells(shard)
+        state.add_row(cells[0], *cells[1:6])
+        places.add_row(cells[0], *cells[6:])
+    console.print(state)
+    console.print(places)
     positions = Table("shard", "stream", "partition", "next offset", "stream time", "lag")
     for shard in data["shards"]:
         for at in shard["positions"]:
             lag = (data["lag"] or {}).get(f"{at['stream']}/{at['partition']}")
-            cells = (shard["shard"], at["stream"], at["partition"], at["next_offset"], at["stream_time"], lag)
-            positions.add_row(*("" if cell is None else str(cell) for cell in cells))
+            place = (shard["shard"], at["stream"], at["partition"], at["next_offset"], _short(at["stream_time"]), lag)
+            positions.add_row(*("" if cell is None else str(cell) for cell in place))
     console.print(positions)
     for shard in data["shards"]:
         for problem in (shard["problem"], (shard["local"] or {}).get("problem")):
@@ -141,23 +146,27 @@ def show_survey(console: Console, data: Mapping[str, Any]) -> None:
 
 def _cells(shard: Mapping[str, Any]) -> list[str]:
     windows, log, packages, local = shard["windows"], shard["changelog"], shard["packages"], shard["local"]
-    times = [at["stream_time"] for at in shard["positions"] if at["stream_time"]]
     here = "none"
     if local is not None:
-        same = "at the commit" if local["commit"] == shard["commit"] else f"at {(local['commit'] or 'no commit')[:20]}"
+        found = local["commit"]
+        same = "at the commit" if found == shard["commit"] else f"at version {int(found[:20])}" if found else "no commit"
         here = f"{size(local['bytes'])}, {same}"
     return [
         str(shard["shard"]),
         "" if shard["version"] is None else str(shard["version"]),
-        shard["batch_time"] or "",
-        min(times) if times else "",
+        _short(shard["batch_time"]) or "",
         f"{windows['open']} open of {windows['retained']}" if windows else str(shard["rows"].get("windows", 0)),
-        (windows or {}).get("closing_next") or "",
+        _short((windows or {}).get("closing_next")) or "",
         "" if shard["messages"] is None else f"{shard['messages']:,}",
         f"{log['records']} records, {log['bases']} bases, {size(log['bytes'])}",
         f"{packages['count']}, {size(packages['bytes'])}",
         here,
     ]
+
+
+def _short(at: str | None) -> str | None:
+    """Give a time without what a table has no room for."""
+    return at.replace("T", " ").removesuffix(".000Z").removesuffix("Z") if at is not None else None
 
 
 def show_findings(console: Console, findings: Sequence[Finding]) -> None:
@@ -183,7 +192,7 @@ def _readable(name: str, value: Any) -> Any:
         return value.hex()
     if isinstance(value, datetime):
         return value.isoformat()
-    return moment(value) if name in ("start", "end", "_time") and isinstance(value, int) else value
+    return moment(value) if name in _TIMES and isinstance(value, int) else value
 
 
 def milliseconds(at: datetime | None) -> int | None:
@@ -193,9 +202,12 @@ def milliseconds(at: datetime | None) -> int | None:
 
 def show_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, more: bool) -> None:
     """Draw rows of equal columns."""
-    table = Table(*(rows[0] if rows else ()))
+    table = Table()
+    for name in rows[0] if rows else ():
+        table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
+        cells = (_short(value) if name in _TIMES else value for name, value in row.items())
+        table.add_row(*("" if cell is None else str(cell) for cell in cells))
     console.print(table if rows else "nothing")
     if more:
         console.print("there are more rows: narrow it with --from, --to, --key, --shard, or raise --limit")
