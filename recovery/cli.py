@@ -126,6 +126,7 @@ def show(
     start: Annotated[datetime | None, typer.Option("--from", help="event time, inclusive, UTC")] = None,
     end: Annotated[datetime | None, typer.Option("--to", help="event time, exclusive, UTC")] = None,
     key: Annotated[str | None, typer.Option("--key", help="text that a field of the group key contains")] = None,
+    version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch")] = None,
     limit: Annotated[int, typer.Option("--limit", help="rows at most", min=1)] = 100,
     local_dir: LocalDir = None,
     as_json: Json = False,
@@ -133,7 +134,7 @@ def show(
     """Show state by event time and key, without stopping the job."""
     from recovery.state_tables import Wanted, all_shards
 
-    wanted = Wanted(table, report.milliseconds(start), report.milliseconds(end), key)
+    wanted = Wanted(table, report.milliseconds(start), report.milliseconds(end), key, version)
     rows: list[dict[str, Any]] = []
     for found in all_shards(Checkpoint(checkpoint, local_dir), wanted, shard):
         rows += found.slice(0, limit + 1 - len(rows)).to_pylist()
@@ -152,6 +153,7 @@ def export(
     checkpoint: Location,
     out: Annotated[Path, typer.Argument(help="new directory for Parquet files, one per shard")],
     table: Annotated[str, typer.Option("--table", help="windows, aggregates, messages or rows")] = "rows",
+    version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch")] = None,
     local_dir: LocalDir = None,
     as_json: Json = False,
 ) -> None:
@@ -164,7 +166,7 @@ def export(
         raise ValueError(f"out={str(out)!r}: exists already; give a new directory")
     opened = Checkpoint(checkpoint, local_dir)
     written: list[dict[str, Any]] = []
-    for shard, found in zip(opened.shards, all_shards(opened, Wanted(table)), strict=True):
+    for shard, found in zip(opened.shards, all_shards(opened, Wanted(table, version=version)), strict=True):
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"shard={shard:05d}.parquet"
         pq.write_table(found, path)

@@ -149,7 +149,8 @@ def _cells(shard: Mapping[str, Any]) -> list[str]:
     here = "none"
     if local is not None:
         found = local["commit"]
-        same = "at the commit" if found == shard["commit"] else f"at version {int(found[:20])}" if found else "no commit"
+        same = "no commit" if found is None else f"at version {int(found[:20])}"
+        same = "at the commit" if found == shard["commit"] else same
         here = f"{size(local['bytes'])}, {same}"
     return [
         str(shard["shard"]),

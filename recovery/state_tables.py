@@ -23,9 +23,10 @@ from recovery.pointer import COMMIT_KEY, decode_record
 from recovery.survey import PANED, Checkpoint, readable, region_name
 
 TABLES = ("windows", "aggregates", "messages", "rows")
+_SHARD = pa.field("shard", pa.int32(), nullable=False)
 RAW = pa.schema(
     [
-        pa.field("shard", pa.int32(), nullable=False),
+        _SHARD,
         pa.field("region", pa.string(), nullable=False),
         pa.field("key", pa.binary(), nullable=False),
         pa.field("value", pa.binary(), nullable=False),
@@ -34,7 +35,7 @@ RAW = pa.schema(
 """`rows`: every row of the committed state as bytes, for what no other table decodes."""
 WINDOWS = pa.schema(
     [
-        pa.field("shard", pa.int32(), nullable=False),
+        _SHARD,
         pa.field("start", pa.int64(), nullable=False),
         pa.field("end", pa.int64(), nullable=False),
         pa.field("messages", pa.int64(), nullable=False),
@@ -55,16 +56,20 @@ class Wanted:
         start: Event time in ms, inclusive; None from the first on.
         end: Event time in ms, exclusive; None to the last.
         key: Text that the group key must contain; None for all.
+        version: As of this micro-batch; None for the newest.
     """
 
     table: str
     start: int | None = None
     end: int | None = None
     key: str | None = None
+    version: int | None = None
 
     def __post_init__(self) -> None:
         if self.table not in TABLES:
             raise ValueError(f"table={self.table!r}: allowed are {', '.join(TABLES)}")
+        if self.version is not None and self.table == "messages":
+            raise ValueError("version: messages are only as of what this host's database is at; allowed is none")
 
     def within(self, low: int, high: int) -> bool:
         """Tell whether a half-open range of event time meets the wanted one."""
@@ -88,14 +93,14 @@ def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     return readers[wanted.table](checkpoint, shard, wanted)
 
 
-def _committed(checkpoint: Checkpoint, shard: int) -> Readable | None:
-    commit = checkpoint.committed(shard)
+def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> Readable | None:
+    commit = checkpoint.committed(shard, wanted.version)
     return readable(checkpoint.changelog.read(shard, commit)) if commit is not None else None
 
 
 def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     _check_paned(checkpoint, "windows")
-    view = _committed(checkpoint, shard)
+    view = _committed(checkpoint, shard, wanted)
     rows = [
         {
             "shard": shard,
@@ -116,7 +121,7 @@ def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give one row per (pane, group key): which there are, and how large the partial aggregate is."""
     _check_paned(checkpoint, "aggregates")
     fields = [(name, _type(kind)) for name, kind in checkpoint.manifest.entries["operator"].get("keys", [])]
-    view = _committed(checkpoint, shard)
+    view = _committed(checkpoint, shard, wanted)
     keys, values = view.scan_arrays(*region_range(Region.AGGREGATES)) if view is not None else ([], [])
     starts, _, groups = split_keys(keys, skip_bytes=2)
     columns = decode_columns(groups, [kind for _, kind in fields]) if fields else []
@@ -133,7 +138,7 @@ def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
         wanted.within(start, start + 1) and (wanted.key is None or any(wanted.key in str(field) for field in text))
         for start, text in zip(starts.tolist(), texts, strict=True)
     ]
-    return table.filter(pa.array(keep, pa.bool_()))
+    return table.filter(pa.array(keep, pa.bool_())).cast(table_schema(checkpoint, "aggregates"))
 
 
 def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
@@ -163,12 +168,31 @@ def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
 
 
 def _rows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
-    view = _committed(checkpoint, shard)
+    view = _committed(checkpoint, shard, wanted)
     rows = [
         {"shard": shard, "region": region_name(key[0]), "key": key, "value": value}
         for key, value in (view.scan(b"", None) if view is not None else [])
     ]
     return pa.Table.from_pylist(rows, RAW)
+
+
+def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
+    """Give the schema of a table without reading it.
+
+    Raises:
+        ValueError: There is no such table for this job.
+    """
+    operator = checkpoint.manifest.entries.get("operator", {})
+    if table == "windows":
+        _check_paned(checkpoint, table)
+        return WINDOWS
+    if table == "aggregates":
+        _check_paned(checkpoint, table)
+        keys = [pa.field(name, _type(kind)) for name, kind in operator.get("keys", [])]
+        return pa.schema([_SHARD, pa.field("start", pa.int64()), *keys, pa.field("partial_bytes", pa.int64())])
+    if table == "rows":
+        return RAW
+    raise ValueError(f"table={table!r}: allowed are windows, aggregates and rows")
 
 
 def all_shards(checkpoint: Checkpoint, wanted: Wanted, shards: Sequence[int] | None = None) -> Iterator[pa.Table]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backend.errors import RewindError, StateCorrupted, StateUnavailable
+from backend.errors import HistoryLost, RewindError, StateCorrupted, StateUnavailable
 from backend.memory import MemoryStore
 from backend.operators import panes
 from backend.rocks import RocksStore
@@ -165,14 +165,20 @@ class Checkpoint:
 
         Raises:
             Undecided: Only Spark's state can tell.
+            HistoryLost: The changelog no longer has the shard as of that version; names those to be had.
         """
-        if self._pointers is not None and version is None:
+        newest = self._newest(shard)
+        if newest is None or version is None or newest.version <= version:
+            return newest
+        return self._ancestor(shard, newest, version)
+
+    def _newest(self, shard: int) -> Commit | None:
+        if self._pointers is not None:
             return self._pointers.get(shard)
         versions = self.versions()
-        newest = versions[-1] if versions and version is None else version
-        if newest is None:
+        if not versions:
             return None
-        commits = {entry.commit for entry in self.changelog.entries(shard) if entry.commit.version <= newest}
+        commits = {entry.commit for entry in self.changelog.entries(shard) if entry.commit.version <= versions[-1]}
         if not commits:
             return None
         last = max(commit.version for commit in commits)
@@ -185,6 +191,23 @@ class Checkpoint:
                 command=f"rewind inspect {self.location} --spark",
             )
         return candidates[0]
+
+    def _ancestor(self, shard: int, newest: Commit, version: int) -> Commit:
+        """Follow the lineage back to a version: the records of failed attempts are never on it."""
+        present = {entry.commit for entry in self.changelog.entries(shard)}
+        known: list[Commit] = [newest]
+        while known[-1].version > version:
+            record = self.changelog.read(shard, known[-1]).record
+            older = [commit for commit in record.ancestors if commit in present]
+            if not older:
+                raise HistoryLost(
+                    f"the state as of micro-batch {version} is gone",
+                    where=f"shard {shard}, {self.changelog_uri}",
+                    why=f"versions to be had: {', '.join(str(commit.version) for commit in reversed(known))}",
+                    command=f"rewind inspect {self.location}",
+                )
+            known += older
+        return max((commit for commit in known if commit.version <= version), key=lambda commit: commit.version)
 
     def survey(self, shard: int) -> ShardSurvey:
         """Look at a shard; what cannot be read is a `problem`, not an exception."""

@@ -8,60 +8,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from backend import aggregates as agg
-from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
-from backend.windows import tumbling
-from recovery.attempt import ShardInput, ShardJob, run_attempt
-from recovery.changelog import open_changelog
 from recovery.cli import app
-from recovery.manifest import Manifest, write_manifest
-
-QUERY = "11111111-0000-4000-8000-000000000000"
-FIELDS = (pa.field("k", pa.string()), pa.field("x", pa.float64()))
-# event time in s, group key, value: windows of 10 s, the first one closed
-ROWS = [(1, "anna", 1.0), (2, "bert", 2.0), (11, "anna", 3.0), (25, "anna", 4.0), (26, "bert", 5.0)]
+from tests.support.windows import QUERY, make_windows
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a job of one shard with one confirmed and one staged micro-batch."""
     home = tmp_path_factory.mktemp("windows")
-    spec = window_spec(
-        tumbling("10 s"),
-        pa.schema(FIELDS),
-        {"n": agg.count(), "mid": agg.median("x")},
-        keys=["k"],
-        retention="1 hour",
-        max_ahead=None,
-    )
-    operator = WindowOperator(spec)
-    location = home / "checkpoint"
-    write_manifest(str(location), Manifest(1, (0,), {"operator": operator.describe(), "changelog": "rewind/changelog"}))
-    (location / "metadata").write_text(json.dumps({"id": QUERY}))
-    (location / "commits").mkdir()
-    changelog = open_changelog(str(location / "rewind" / "changelog"))
-    fields = tuple(pa.field(name, pa.schema(FIELDS).field(name).type) for name in operator.input_fields)
-    job = ShardJob(QUERY, 0, home / "local", operator, fields, changelog)
-    pointer = None
-    for version, part in enumerate((ROWS[:3], ROWS[3:])):
-        first = 3 * version
-        rows = []
-        for at, (time, key, x) in enumerate(part):
-            before = max((one[0] * 1000 for one in ROWS[: first + at]), default=NO_TIME)
-            place = {"_stream": 0, "_partition": 0, "_offset": first + at, "_time": time * 1000, "_before": before}
-            rows.append({**place, "k": key, "x": x})
-        table = pa.Table.from_pylist(rows, pa.schema([*MESSAGE_FIELDS, *fields]))
-        after = {(0, 0): Position(first + len(part), part[-1][0] * 1000, 9_000)}
-        done = run_attempt(job, pointer, version, lambda before, t=table, a=after: ShardInput(9_000, t, a))  # type: ignore[misc]
-        pointer = done.pointer
-        (location / "commits" / str(version)).write_text("v1")
+    make_windows(home)
     return home
 
 
@@ -151,6 +109,15 @@ def test_export_writes_parquet(home: Path, tmp_path: Path) -> None:
     assert regions.count("windows") == 3
     assert "messages" not in regions
     assert run(home, "export", str(tmp_path / "out"), code=2) is None
+
+
+def test_an_older_version_can_be_shown(home: Path) -> None:
+    rows = run(home, "show", "windows", "--version", "0")["rows"]
+    assert [row["messages"] for row in rows] == [2, 1]
+    error = run(home, "show", "windows", "--version", "-1", code=1)["error"]
+    assert error["code"] == "HistoryLost"
+    assert "0, 1" in error["why"]
+    assert run(home, "show", "messages", "--version", "0", code=2) is None
 
 
 def files(path: Path) -> set[str]:
