@@ -86,7 +86,8 @@ def _fixed_rows(array: pa.Array) -> Bytes2D:
         flags = array.fill_null(False).to_numpy(zero_copy_only=False)
         return np.where(flags, TRUE, FALSE).astype(np.uint8).reshape(-1, 1)
     if pa.types.is_floating(kind):
-        values = array.fill_null(0).cast(pa.float64()).to_numpy() + 0.0
+        with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+            values = array.fill_null(0).cast(pa.float64()).to_numpy() + 0.0
         bits = np.where(np.isnan(values), np.uint64(QUIET_NAN), values.view(np.uint64))
         bits ^= np.where(bits >> np.uint64(63), np.uint64(ALL64), np.uint64(SIGN64))
         return _tagged(FLOAT, bits.astype(">u8").view(np.uint8).reshape(-1, 8))

@@ -165,7 +165,11 @@ def test_bytes_of_format_1() -> None:
 def test_floats_are_normalised_as_for_grouping() -> None:
     assert encode(-0.0) == encode(0.0)
     assert math.copysign(1, decode(encode(-0.0))) == 1
-    assert encode(math.nan) == encode(-math.nan) == encode(float(np.array([0xFFF8000000000001], "u8").view("f8")[0]))
+    odd = np.array([0xFFF8000000000001, 0x7FF0000000000001], "u8").view("f8")
+    assert {encode(math.nan)} == {encode(-math.nan), *map(encode, odd.tolist())}
+    for kind in (pa.float64(), pa.float32()):
+        assert encode_columns([pa.array([-0.0, 0.0], kind)]).to_pylist() == [encode(0.0)] * 2
+    assert encode_columns([pa.array(odd)]).to_pylist() == [encode(math.nan)] * 2
 
 
 def test_a_moment_of_another_timezone_is_the_same_moment() -> None:
