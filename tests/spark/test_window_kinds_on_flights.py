@@ -18,6 +18,7 @@ pytestmark = pytest.mark.spark
 
 DAYS = 12
 HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 VALUE = "origin string, carrier string, tailnum string, delay double, scheduled timestamp"
 EVER = "400 days"
 
@@ -27,16 +28,13 @@ def departures(spark, tmp_path_factory):
     """The archive, and its departures (cancelled flights never departed) as the view `departures`."""
     path = tmp_path_factory.mktemp("flights") / "archive"
     make_archive(path, days=DAYS)
+    flights = read_flights()
+    columns = [flights[name].to_pylist() for name in ("origin", "carrier", "tailnum", "dep_delay", "scheduled_ms")]
+    end = min(columns[4]) // DAY_MS * DAY_MS + DAYS * DAY_MS
     rows = [
-        {"origin": o, "carrier": c, "tailnum": t, "delay": float(d), "at": at}
-        for o, c, t, d, at in zip(
-            *(
-                read_flights(DAYS)[name].to_pylist()
-                for name in ("origin", "carrier", "tailnum", "dep_delay", "scheduled_ms")
-            ),
-            strict=True,
-        )
-        if d != "NA"
+        {"origin": origin, "carrier": carrier, "tailnum": plane, "delay": float(delay), "at": at}
+        for origin, carrier, plane, delay, at in zip(*columns, strict=True)
+        if delay != "NA" and at < end
     ]
     frame = spark.createDataFrame(rows, "origin string, carrier string, tailnum string, delay double, at bigint")
     frame.selectExpr("*", "timestamp_millis(at) as scheduled").createOrReplaceTempView("departures")

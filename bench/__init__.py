@@ -1,0 +1,1 @@
+"""Benchmarks, each a command of its own that prints a table and writes JSON below `bench/results/`."""
