@@ -59,8 +59,6 @@ def _order_decides(found: Found, terms: Terms, count: int, part: IntArray, store
     or when a message needs a session near it to be acceptable.
     """
     stored, is_open = found.stored, found.is_open
-    decides = np.zeros(count, np.bool_)
-    decides[part[~found.own]] = True
     newest, oldest = np.full(count, LOWEST, np.int64), np.full(count, 2**63 - 1, np.int64)
     np.maximum.at(newest, part, found.clock)
     fresh = found.time + terms.gap + 1 > found.before
@@ -68,7 +66,8 @@ def _order_decides(found: Found, terms: Terms, count: int, part: IntArray, store
     goes, old_goes = (~fresh, ~is_open) if terms.exact else (np.ones_like(fresh), np.ones_like(is_open))
     np.minimum.at(oldest, part[goes], found.time[goes])
     np.minimum.at(oldest, stored_part[old_goes], stored.last[old_goes])
-    decides |= oldest < newest - terms.keep + 1
+    # a message that is not acceptable by itself is gone before it comes, so it decides too
+    decides: Mask = oldest < newest - terms.keep + 1
     if not terms.exact:
         return decides
     # the open session of a component ends with its newest fresh message: does the clock pass it before the next comes?

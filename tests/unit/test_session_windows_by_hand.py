@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from backend.aggregates import collect_list, count, sum_
-from backend.batch import NO_TIME
+from backend.batch import MESSAGE_FIELDS, NO_TIME
+from backend.operators import session_rows as rows
 from backend.operators.spec import window_spec
 from backend.policies import policies
 from backend.store import Region
 from backend.windows import session
+from backend.workspace import Workspace
 from tests.unit.one_shard import SCHEMA, OneShard
 
 
@@ -127,6 +130,26 @@ def test_late_off_counts_and_is_silent():
     assert s.batch([(0, 0, "a", 1), (1, 11, "b", 2)]) == [("full", 0, 0, 0, "a", 1)]
     assert s.batch([(2, 0, "a", 3)]) == []
     assert s.outcome.next_due_ms is None
+    assert not [key for key in s.visible() if key[:2] in (rows.LATE_WAITS, rows.EARLY_WAITS)]
+
+
+def test_a_replay_tells_a_refused_message_from_one_that_a_session_near_it_made_acceptable():
+    s = shard({"all": collect_list("value")}, retention=0)
+    fed = [(0, 112, "b", 1), (1, 100, "a", 2), (2, 105, "a", 3), (3, 98, "a", 4)]
+    s.batch(fed)
+    # at 112 a message of 100 is out of retention; one of 98 too, but then [105, 105] is near
+    assert s.errors() == [(0, 1, "out_of_retention")]
+    assert s.outcome.replay_from == {(0, 0): 0}
+    work = Workspace(s.store, s.bounds)
+    kept = dict(work.scan(bytes([Region.MESSAGES]), bytes([Region.WINDOWS])))
+    work.delete_many(list(kept))
+    columns = [(0, 0, offset, time, 0, key, value) for offset, time, key, value in fed]
+    schema = pa.schema([*MESSAGE_FIELDS, *SCHEMA])
+    table = pa.table([pa.array([c[at] for c in columns], f.type) for at, f in enumerate(schema)], schema=schema)
+    work.put_many(*s.operator.replay_rows(table))
+    s.operator.settle(work)
+    assert dict(work.scan(bytes([Region.MESSAGES]), bytes([Region.WINDOWS]))) == kept
+    assert s.batch([(4, 130, "b", 5)]) == [("full", 0, 98, 105, "a", [3, 4]), ("full", 0, 112, 112, "b", [1])]
 
 
 @pytest.mark.parametrize("keys", [[], ["key"]])
