@@ -2,7 +2,8 @@
 
 Nothing of the product is used here: the archive's Parquet files are read by Spark's own reader, the JSON is picked
 apart by `get_json_object`, windows are arithmetic, lateness is a window function over the offsets, the median is
-`percentile`.
+`percentile`. It runs in a process of its own, which prints the `Proof` as JSON:
+`python -m recovery.demo.proof <output directory> <size of the windows, ms> <retention, ms>`.
 
 With one source partition per shard the design promises more than the last revision of each window: also *which*
 messages were on time, late, or too late is decided message by message, wherever micro-batches were cut. So the first
@@ -11,10 +12,14 @@ emission of each closed window is compared as well, and every row of the errors.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from recovery.demo.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,6 +140,12 @@ class Proof:
     errors: Comparison
     duplicates: int
 
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Proof:
+        """Read what the process printed."""
+        parts = {name: Comparison(**values[name]) for name in _PARTS}
+        return cls(**{**values, **parts})
+
     @property
     def holds(self) -> bool:
         """Whether everything is as recomputed."""
@@ -196,3 +207,22 @@ def _samples(spark: SparkSession, part: str, equals: Counter[str], totals: Count
         return ()
     rows = spark.sql(f"SELECT * FROM compared_{part} WHERE NOT equal ORDER BY 1, 2 LIMIT 5").collect()
     return tuple(", ".join(f"{name}={value}" for name, value in row.asDict().items()) for row in rows)
+
+
+def main() -> int:
+    """Prove the output in a directory of the demo."""
+    out = Path(sys.argv[1])
+    size_ms, retention_ms = int(sys.argv[2]), int(sys.argv[3])
+    spark = session("rewind-demo-proof", out / "scratch")
+    try:
+        proof = prove(
+            spark, out / "departures", out / "windows", out / "errors", size_ms=size_ms, retention_ms=retention_ms
+        )
+    finally:
+        spark.stop()
+    print(json.dumps(asdict(proof)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

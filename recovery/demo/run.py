@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from recovery.demo.disaster import kill, lose_disk, strike
 from recovery.demo.flights import make_archive
 from recovery.demo.job import ARCHIVE, CHECKPOINT, ERRORS, LOCAL, RESULTS
 from recovery.demo.proof import Comparison, Proof, prove
-from recovery.demo.session import environment, session
+from recovery.demo.session import environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,16 +109,24 @@ class Story:
             raise Failed(self.told.failed or f"the job ended with exit code {process.returncode}")
 
     def prove(self, spark: SparkSession | None = None) -> Proof:
-        """Recompute everything; in a session of its own unless one is given."""
+        """Recompute everything; in a process of its own unless a session is given.
+
+        Raises:
+            Failed: The recomputation itself failed.
+        """
         self.say("proof: recomputing every window with Spark's batch SQL")
-        os.environ.update(environment())
-        used = spark or session("rewind-demo-proof", self.out / "scratch")
-        try:
+        if spark is not None:
             paths = [self.out / name for name in (ARCHIVE, RESULTS, ERRORS)]
-            return prove(used, *paths, size_ms=HOUR_MS, retention_ms=RETENTION_MS)
-        finally:
-            if spark is None:
-                used.stop()
+            return prove(spark, *paths, size_ms=HOUR_MS, retention_ms=RETENTION_MS)
+        command = [sys.executable, "-m", "recovery.demo.proof", str(self.out), str(HOUR_MS), str(RETENTION_MS)]
+        with (self.out / "proof.log").open("w") as log:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(), check=False
+            )
+        if done.returncode != 0:
+            raise Failed("the recomputation failed")
+        [line] = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        return Proof.of_json(json.loads(line))
 
     def _empty(self) -> None:
         """Empty the output directory, if it is one.
@@ -190,7 +197,7 @@ class Story:
                         if plain:
                             self.say(f"  micro-batch {event['version']}: {event['rows']:,} messages since the restart")
                     case "restoring":
-                        self.say(f"restore: shard {event['shard']} by {event['how']}: {event['why']}")
+                        self.say(f"restore: shard {event['shard']} by {event['how']}: {event['why'].strip()}")
                     case "restored":
                         self.say(
                             f"restored: shard {event['shard']}: {event['records']:,} messages, count and digest proven,"
@@ -275,7 +282,7 @@ def _run(story: Story, console: Console, *, break_restore: bool) -> int:
         proof = story.prove()
     except Failed as failure:
         console.print(f"FAILED: {failure}", highlight=False, soft_wrap=True)
-        console.print(f"logs: {story.out}/job-*.log", highlight=False, soft_wrap=True)
+        console.print(f"logs: {story.out}/*.log", highlight=False, soft_wrap=True)
         return 1
     show(console, proof, story.told, time.monotonic() - began)
     if not proof.holds:
