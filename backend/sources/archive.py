@@ -60,7 +60,7 @@ class ArchiveSource:
                     "the archive does not hold the offsets that a replay needs",
                     where=f"{self.path}, {topic}-{partition}",
                     why=f"needed are {start} to {end - 1}, there are {earliest} to {latest - 1}",
-                    command="put the files back, or accept the loss: rewind restore --accept-loss",
+                    command="put the files back, or accept the loss and begin anew: rewind reset",
                 )
         return self._load(spark, ranges)
 
