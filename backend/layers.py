@@ -9,7 +9,10 @@ from operator import lt
 
 Rows = tuple[list[bytes], list[bytes | None]]
 Slice = tuple[Sequence[bytes], Sequence[bytes | None]]
+Finder = Callable[[bytes], object]
 ABSENT = object()
+_READS_PER_ROW = 8
+"""A bisection costs about as much as putting this many rows into a dict."""
 
 
 class Run:
@@ -33,11 +36,14 @@ class Run:
         at = bisect_left(self.keys, key)
         return self.values[at] if at < len(self.keys) and self.keys[at] == key else ABSENT
 
-    def lookup(self) -> dict[bytes, bytes | None]:
-        """Give a dict of the run, built once: for reads of many keys a bisection each would cost more."""
+    def finder(self, reads: int) -> Finder:
+        """Give the cheapest `find` for a number of reads: for many, a dict of the run, built once."""
+        if self._lookup is None and reads * _READS_PER_ROW < len(self.keys):
+            return self.find
         if self._lookup is None:
             self._lookup = dict(zip(self.keys, self.values, strict=True))
-        return self._lookup
+        lookup = self._lookup
+        return lambda key: lookup.get(key, ABSENT)
 
     def cut(self, start: bytes, end: bytes | None) -> Slice:
         """Give the rows of `[start, end)`."""

@@ -43,13 +43,11 @@ class _Leaf:
     Attributes:
         kind: Arrow type of the column.
         width: Bytes of a cell; 0 for the presence of a struct and for null columns, -1 for variable cells.
-        children: Leaves of a struct that follow, nested ones included.
         nested: The leaf is a list or a map.
     """
 
     kind: pa.DataType
     width: int
-    children: int = 0
     nested: bool = False
 
 
@@ -197,13 +195,12 @@ def _damaged(why: str) -> StateCorrupted:
 def _leaves(kind: pa.DataType, name: str) -> list[_Leaf]:
     types = pa.types
     if types.is_struct(kind):
-        inner = [leaf for child in kind for leaf in _leaves(child.type, f"{name}.{child.name}")]
-        return [_Leaf(kind, 0, len(inner)), *inner]
+        return [_Leaf(kind, 0), *(leaf for child in kind for leaf in _leaves(child.type, f"{name}.{child.name}"))]
     if types.is_null(kind):
         return [_Leaf(kind, 0)]
     if types.is_boolean(kind):
         return [_Leaf(kind, 1)]
-    if types.is_dictionary(kind):
+    if types.is_dictionary(kind) and not types.is_nested(kind.value_type):
         return [_Leaf(kind, _leaves(kind.value_type, name)[0].width)]
     if _is_text(kind):
         return [_Leaf(kind, -1)]

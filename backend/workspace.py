@@ -17,7 +17,7 @@ from types import MappingProxyType
 from sortedcontainers import SortedList
 
 from backend.errors import BoundViolated, KeyInvalid, ValueInvalid
-from backend.layers import ABSENT, Run, Slice, increasing, merge_layers, merge_scan, merge_visible, sorted_rows
+from backend.layers import ABSENT, Finder, Run, Slice, increasing, merge_layers, merge_scan, merge_visible, sorted_rows
 from backend.limits import check_key, check_keys, check_value, check_values
 from backend.store import Changes, Readable, Region
 
@@ -67,23 +67,23 @@ class Workspace:
             return []
         check_keys(keys)
         first, last = min(keys), max(keys)
-        overlays: list[dict[bytes, bytes | None]] = [run.lookup() for run in self._runs if run.meets(first, last)]
+        layers = [run.finder(len(keys)) for run in self._runs if run.meets(first, last)]
         if self._recent:
-            overlays.append(self._recent)
-        found = self._base.get_many(keys) if not overlays else self._get_layered(keys, overlays)
+            layers.append(lambda key: self._recent.get(key, ABSENT))
+        found = self._base.get_many(keys) if not layers else self._get_layered(keys, layers)
         for region, bound in self._bounds.items():
             start = bytes([region])
             if first < bound and start <= last:
                 found = [None if start <= key < bound else value for key, value in zip(keys, found, strict=True)]
         return found
 
-    def _get_layered(self, keys: Sequence[bytes], overlays: list[dict[bytes, bytes | None]]) -> list[bytes | None]:
+    def _get_layered(self, keys: Sequence[bytes], layers: Sequence[Finder]) -> list[bytes | None]:
         answers: list[object] = [ABSENT] * len(keys)
         missing: list[int] | range = range(len(keys))
-        for overlay in reversed(overlays):
+        for find in reversed(layers):
             still = []
             for at in missing:
-                value: object = overlay.get(keys[at], ABSENT)
+                value = find(keys[at])
                 if value is ABSENT:
                     still.append(at)
                 else:

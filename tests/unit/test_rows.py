@@ -154,6 +154,7 @@ def test_a_table_of_another_schema_is_refused(table: pa.Table) -> None:
         pa.sparse_union([pa.field("a", pa.int8())]),
         pa.run_end_encoded(pa.int32(), pa.int8()),
         pa.list_(pa.dense_union([pa.field("a", pa.int8())])),
+        pa.dictionary(pa.int8(), pa.list_(pa.int8())),
     ],
     ids=str,
 )

@@ -40,6 +40,16 @@ def test_own_writes_are_read_and_the_base_is_not_touched() -> None:
     assert work.changes() == Changes([key(1), key(2), key(4), key(9)], [None, b"new", b"", None], {})
 
 
+@pytest.mark.parametrize("reads", [1, 3, 19 * RUN_ROWS])
+def test_few_and_many_keys_are_found_alike(reads: int) -> None:
+    work = workspace(*range(0, 40 * RUN_ROWS, 3))
+    work.put_many([key(n) for n in range(20 * RUN_ROWS)], [b"run"] * (20 * RUN_ROWS))
+    work.delete(key(5))
+    wanted = [5, 20 * RUN_ROWS, 20 * RUN_ROWS + 1, *range(7, 7 + reads)]
+    expected = [None] + [b"base" if n % 3 == 0 else None for n in wanted[1:3]] + [b"run"] * reads
+    assert work.get_many([key(n) for n in wanted]) == expected[: len(wanted)]
+
+
 @pytest.mark.parametrize("count", [RUN_ROWS - 1, RUN_ROWS, 3 * RUN_ROWS])
 def test_the_last_write_of_a_key_wins_over_dict_and_runs(count: int) -> None:
     work = workspace(5)
