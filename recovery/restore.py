@@ -13,8 +13,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from operator import add
+from itertools import islice, pairwise
+from operator import add, lt
 from pathlib import Path
 from typing import Protocol
 
@@ -23,8 +23,8 @@ import pyarrow as pa
 import xxhash
 
 from backend.batch import OFFSET, PARTITION, STREAM, Proof, Settling
-from backend.errors import RestoreMismatch
-from backend.messages import TIME_BYTES
+from backend.errors import KeyInvalid, RestoreMismatch
+from backend.messages import TIME_BYTES, sorted_rows
 from backend.rocks import RocksOptions, RocksStore
 from backend.store import REPLAYED, Changes, Region, region_range
 from backend.workspace import Workspace
@@ -246,11 +246,12 @@ def _paged(
 
 @dataclass
 class _Run:
-    """Sorted rows of one region that wait to become a file."""
+    """Rows of one region that wait to become a file; `ordered`: they happen to be sorted."""
 
     keys: list[bytes] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
     length: int = 0
+    ordered: bool = True
 
 
 class _Runs:
@@ -275,6 +276,8 @@ class _Runs:
     def add(self, rows: Rows) -> None:
         """Take a chunk of message-store rows."""
         keys, values = rows
+        if not all(map(lt, keys, islice(keys, 1, None))):
+            raise KeyInvalid("a chunk of messages is not sorted by key", why="keys must be strictly increasing")
         at = 0
         for region in sorted(self._open):
             low, high = region_range(region)
@@ -302,8 +305,7 @@ class _Runs:
         return sorted(self._samples)[_PAGE_SAMPLES::_PAGE_SAMPLES]
 
     def _extend(self, run: _Run, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        if run.keys and keys[0] <= run.keys[-1]:
-            self._close(run)
+        run.ordered = run.ordered and not (run.keys and keys[0] <= run.keys[-1])
         run.keys.extend(keys)
         run.values.extend(values)
         length = _bytes(keys) + _bytes(values)
@@ -314,10 +316,12 @@ class _Runs:
 
     def _close(self, run: _Run) -> None:
         if run.keys:
-            if run.keys[0][0] == Region.MESSAGES:
-                self._samples.extend(run.keys[::_SAMPLE_ROWS])
-            self._write(run.keys, run.values)
-        run.keys, run.values, run.length = [], [], 0
+            # chunks that overlap become one file: many small overlapping files would be compacted again and again
+            keys, values = (run.keys, run.values) if run.ordered else sorted_rows(run.keys, run.values)
+            if keys[0][0] == Region.MESSAGES:
+                self._samples.extend(keys[::_SAMPLE_ROWS])
+            self._write(keys, values)
+        run.keys, run.values, run.length, run.ordered = [], [], 0, True
 
     def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         path = self._scratch / f"{self._files:08d}.sst"

@@ -55,6 +55,7 @@ def session(master: str = "local[2]", *, conf: Mapping[str, str] | None = None) 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "1g",
+        "spark.python.authenticate.socketTimeout": "120s",  # a worker that starts on a busy host needs longer than 15 s
         "spark.log.level": "ERROR",
         "spark.driver.host": "localhost",
         "spark.driver.bindAddress": "127.0.0.1",
