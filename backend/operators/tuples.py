@@ -37,6 +37,7 @@ from backend.aggregates import FullPlan, IncrementalPlan
 from backend.batch import OFFSET, PARTITION, STREAM, Proof
 from backend.errors import StateCorrupted, UnknownFormat
 from backend.keys import prefix_end
+from backend.messages import clock_bytes
 from backend.operators import revisions
 from backend.operators.arrays import IntArray, Mask, dense, spread
 from backend.operators.facts import MAX_MEMBERS, Pairs
@@ -105,21 +106,21 @@ class Tuples:
         return self.held.replay_rows(messages, codes.take(pa.array(key_of)))
 
     def settle(self, work: Workspace) -> None:
-        """Leave of replayed messages, per group key, the newest ones: as many as the counters say."""
+        """Leave of replayed messages, per group key, the newest ones of its source partition: as many as counted."""
         if self.held is None:
             return
-        live = {key[2:]: int(row["live"]) for key, row in zip(*_all_counters(work), strict=True)}
+        counters = {key[2:]: row for key, row in zip(*_all_counters(work), strict=True)}
         listed = dict(zip(*work.scan_arrays(_PLACES, prefix_end(_PLACES)), strict=True))
         found: dict[bytes, list[bytes]] = {}
         for key, _ in work.scan(_MESSAGES, bytes([Region.MESSAGES + 1])):
             found.setdefault(key[1:-PLACE_BYTES], []).append(key)
         for code, keys in found.items():
             places = listed.get(_PLACES + code)
-            if places is None:
-                remove(work, keys[: max(len(keys) - live.get(code, 0), 0)])
-            else:
+            if places is not None:
                 wanted = set(_split_places(places))
-                remove(work, [key for key in keys if key[-PLACE_BYTES:] not in wanted])
+            else:
+                wanted = _newest([key[-PLACE_BYTES:] for key in keys], counters.get(code))
+            remove(work, [key for key in keys if key[-PLACE_BYTES:] not in wanted])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, group key by group key."""
@@ -129,6 +130,14 @@ class Tuples:
             start = _MESSAGES + key[2:]
             label = f"open windows of group key {key[2:].hex()}"
             yield Proof(label, start, prefix_end(start) or b"\xff", int(row["live"]), int(row["digest"]))
+
+
+def _newest(places: list[bytes], counter: np.void | None) -> set[bytes]:
+    """Give the places of the live messages of a group key with one source partition; `places` are ascending."""
+    if counter is None or not counter["live"]:
+        return set()
+    source = clock_bytes((int(counter["stream"]), int(counter["partition"]), 0))[: PLACE_BYTES - 8]
+    return set([place for place in places if place.startswith(source)][-int(counter["live"]) :])
 
 
 def _split_places(places: bytes) -> list[bytes]:

@@ -78,6 +78,7 @@ RARE = (
 
 QUERY = "sim"
 START_MS = 1_000
+KINDS = tuple((kind, unit) for kind in ("tumbling", "hopping", "sliding", "session") for unit in ("time", "messages"))
 MAX_TRIES = 40
 MAX_RESTORES = 4
 """As of the supervisor: so many failures of the query without progress."""
@@ -130,6 +131,8 @@ class World:
         self.partitions = self.random.choice((1, 1, 2))
         self.shards = self.random.choice((1, 2))
         self.spec = _spec(self.random)
+        if (self.spec.kind, self.spec.unit) == ("session", "messages"):
+            self.shards = 1  # it ends by messages of other keys: the whole stream in one shard
         self.operator = _operator(self.spec)
         self.fields = tuple(SCHEMA.field(name) for name in self.operator.input_fields)
         self.source = _source(self.random, self.partitions)
@@ -356,7 +359,7 @@ class World:
         return "in_future" if ahead else None
 
     def _rows(self, results: pa.Table) -> list[Any]:
-        driver = Driver(self.operator, self.spec.keys, [])
+        driver = Driver(self.operator, self.spec.keys, [], by_number=self.spec.unit == "messages")
         return driver.rows_of(results)
 
     def _errors(self, done: Done) -> list[Any]:
@@ -658,12 +661,13 @@ def _comparable(rows: list[Any]) -> list[Any]:
 
 
 def _spec(rng: random.Random) -> Spec:
-    kind = rng.choice(("tumbling", "hopping"))
+    kind, unit = rng.choice(KINDS)
     full = rng.random() < 0.7
     return Spec(
         kind,
-        size=10,
-        step=rng.choice((5, 4)) if kind == "hopping" else 0,
+        size=10 if unit == "time" else 3,
+        step=(rng.choice((5, 4)) if unit == "time" else 2) if kind == "hopping" else 0,
+        unit=unit,
         keys=("key",),
         aggregates=(("count", None), ("sum", "value"), ("median", "weight") if full else ("max", "weight")),
         retention_ms=rng.choice((0, 7, 30)),
@@ -675,7 +679,11 @@ def _spec(rng: random.Random) -> Spec:
 
 
 def _operator(spec: Spec) -> WindowOperator:
-    made = win.hopping(spec.size, spec.step) if spec.kind == "hopping" else win.tumbling(spec.size)
+    make = {"tumbling": win.tumbling, "hopping": win.hopping, "sliding": win.sliding, "session": win.session}[spec.kind]
+    if spec.unit == "messages":
+        made = make(messages=spec.size, every=spec.step) if spec.kind == "hopping" else make(messages=spec.size)
+    else:
+        made = make(spec.size, spec.step) if spec.kind == "hopping" else make(spec.size)
     third = agg.median("weight") if ("median", "weight") in spec.aggregates else agg.max_("weight")
     return WindowOperator(
         window_spec(
@@ -683,7 +691,7 @@ def _operator(spec: Spec) -> WindowOperator:
             SCHEMA,
             {"n": agg.count(), "total": agg.sum_("value"), "third": third},
             keys=spec.keys,
-            retention=spec.retention_ms,
+            retention=spec.retention_ms if spec.unit == "time" else None,
             policies=Policies(spec.early_ms, True, spec.late_ms),
             idle_after=spec.idle_after_ms,
             max_ahead=spec.max_ahead_ms,
