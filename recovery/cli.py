@@ -241,8 +241,9 @@ def drill(
     as_json: Json = False,
 ) -> None:
     """Break a job on purpose, restore it, and prove that it came back exactly; exit 0 only if every scenario passes."""
-    from recovery.drill import DEFAULT_DAYS, Drill, choose
+    from recovery.drill import DEFAULT_DAYS, Drill
     from recovery.drill_report import drill_json, show_drill, write_html
+    from recovery.drill_scenarios import choose
 
     chosen = choose(scenarios or [])
     console = Console(stderr=as_json)

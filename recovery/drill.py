@@ -7,113 +7,25 @@ equal the control's; a scenario that must end in a clear error passes only if it
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from backend.errors import RewindError, code_in
 from recovery.compare import Difference, Output, compare, read_output
-from recovery.drill_damage import (
-    corrupt_changelog,
-    corrupt_database,
-    corrupt_staged,
-    cut_changelog,
-    lose_all,
-    lose_shard,
-)
 from recovery.drill_job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, LOCAL, RESULTS
+from recovery.drill_process import end, events_of, snapshot, strike
+from recovery.drill_scenarios import Scenario
 from recovery.survey import Checkpoint
 
 DEFAULT_DAYS = 8
-START_TIMEOUT_S = 600.0
-_POLL_S = 0.005
-
-Damage = Callable[[Path, random.Random], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One way to break a job.
-
-    Attributes:
-        name: For the command line.
-        text: What happens, one sentence.
-        damage: Done to the dead job's directory; gives what was done.
-        kill_point: Instead of killing the whole process, die at this point of an attempt or restore.
-        on_restart: The kill point is armed for the start after the damage: a restore is killed.
-        master: Spark's master.
-        aged: Share of every source partition that is gone when the job starts again.
-        zombie: Attempts with old pointers come back after the run.
-        error: Code of the error that it must end in; None when it must end equal.
-    """
-
-    name: str
-    text: str
-    damage: Damage | None = None
-    kill_point: str = ""
-    on_restart: bool = False
-    master: str = "local[2]"
-    aged: float = 0.0
-    zombie: bool = False
-    error: str | None = None
-
-
-def _both(*damages: Damage) -> Damage:
-    return lambda out, chance: "; ".join(damage(out, chance) for damage in damages)
-
-
-CATALOGUE = (
-    Scenario("kill-driver", "SIGKILL of the driver with its JVM and workers, inside a micro-batch"),
-    Scenario(
-        "kill-worker",
-        "SIGKILL of a Python worker between its staged file and its changelog record; Spark runs the task again",
-        kill_point="after_stage",
-        master="local[2,4]",
-    ),
-    Scenario("lose-shard", "the job is killed, and one shard's local state is gone", damage=lose_shard),
-    Scenario("lose-all", "the job is killed, and the disk with all local state is gone", damage=lose_all),
-    Scenario("corrupt-sst", "one byte in an SST file of one shard is flipped", damage=corrupt_database),
-    Scenario("corrupt-staged", "one byte in the staged file that a pointer names is flipped", damage=corrupt_staged),
-    Scenario(
-        "kill-restore",
-        "all local state is gone, and the restore is killed before its proof",
-        damage=lose_all,
-        kill_point="restore_changelog",
-        on_restart=True,
-    ),
-    Scenario("zombie", "attempts with old pointers finish late: they must touch nothing", zombie=True),
-    Scenario(
-        "corrupt-changelog",
-        "all local state is gone, and a byte of the changelog is flipped: an error that names the file",
-        damage=_both(lose_all, corrupt_changelog),
-        error="ChangelogDamaged",
-    ),
-    Scenario(
-        "lose-tail",
-        "all local state is gone, and the changelog's newest record: an error that names the file",
-        damage=_both(lose_all, cut_changelog),
-        error="ChangelogDamaged",
-    ),
-    Scenario(
-        "source-aged",
-        "all local state is gone, and the source no longer has what the windows need: an error that names the offsets",
-        damage=lose_all,
-        aged=1.0,
-        error="HistoryLost",
-    ),
-)
-"""Every scenario, by name."""
 
 
 @dataclass(slots=True)
@@ -310,11 +222,11 @@ class Drill:
         try:
             self._listen(process, run)
         finally:
-            _end(process)
+            end(process)
 
     def _listen(self, process: subprocess.Popen[str], run: Run) -> None:
         run.error = "the process died"
-        for event in _events(process):
+        for event in events_of(process):
             run.events.append(event)
             if event["event"] in ("ended", "zombies"):
                 run.error = ""
@@ -327,27 +239,27 @@ class Drill:
         """Kill the job inside micro-batch `at` or later; None when it ended first."""
         process = self._start(out, None, None)
         try:
-            version = _strike(process, out, at)
+            version = strike(process, out, at)
             if version is None:
                 run.error = "the process died"
-                run.events += list(_events(process))
+                run.events += list(events_of(process))
                 return None
             self._note(run, "killed", version=version)
-            run.events += [event for event in _events(process) if event["event"] != "failed"]
+            run.events += [event for event in events_of(process) if event["event"] != "failed"]
             run.events.sort(key=lambda event: event["at"])
             self.tell(f"  killed inside micro-batch {version}")
             return run.first("killed")
         finally:
-            _end(process)
+            end(process)
 
     def _zombies(self, out: Path, run: Run) -> str:
         """Let zombies run on the ended job's state and say what is wrong with what they did."""
-        before = _snapshot(out / CHECKPOINT / "rewind" / "changelog")
+        before = snapshot(out / CHECKPOINT / "rewind" / "changelog")
         process = self._start(out, None, None, "--zombie")
         try:
             self._listen(process, run)
         finally:
-            _end(process)
+            end(process)
         outcomes: Mapping[str, str] = next((e["outcomes"] for e in run.events if e["event"] == "zombies"), {})
         if run.error or not outcomes:
             return run.error or "no shard had a commit old enough for a zombie"
@@ -355,7 +267,7 @@ class Drill:
         if bad:
             return f"zombies were not refused: {bad}"
         return (
-            "" if _snapshot(out / CHECKPOINT / "rewind" / "changelog") == before else "a zombie wrote to the changelog"
+            "" if snapshot(out / CHECKPOINT / "rewind" / "changelog") == before else "a zombie wrote to the changelog"
         )
 
     def _armed_time(self, out: Path) -> float | None:
@@ -369,77 +281,3 @@ class Drill:
 
     def _output(self, out: Path) -> Output:
         return read_output(Checkpoint(str(out / CHECKPOINT), out / LOCAL), out / RESULTS, out / ERRORS)
-
-
-def choose(names: Sequence[str]) -> list[Scenario]:
-    """Give scenarios by name; all of them for none.
-
-    Raises:
-        ValueError: There is no such scenario.
-    """
-    known = {scenario.name: scenario for scenario in CATALOGUE}
-    for name in names:
-        if name not in known:
-            raise ValueError(f"scenario={name!r}: allowed are {', '.join(known)}")
-    return [known[name] for name in names] if names else list(CATALOGUE)
-
-
-def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{"):
-            yield json.loads(line)
-
-
-def _strike(process: subprocess.Popen[str], out: Path, at: int) -> int | None:
-    """Kill a job with all its processes inside a micro-batch: staged, not committed. Stopped first, then looked at."""
-    version = at
-    deadline = time.monotonic() + START_TIMEOUT_S
-    root = psutil.Process(process.pid)
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            return None
-        if (out / CHECKPOINT / "commits" / str(version)).exists():
-            version += 1
-        elif _inside(out, version):
-            family = [root, *root.children(recursive=True)]
-            _each(family, "suspend")
-            if _inside(out, version):
-                _each([*family, *root.children(recursive=True)], "kill")
-                psutil.wait_procs(family, timeout=30)
-                return version
-            _each(family, "resume")
-        time.sleep(_POLL_S)
-    raise TimeoutError(f"no micro-batch from {at} on staged anything within {START_TIMEOUT_S:g} seconds")
-
-
-def _inside(out: Path, version: int) -> bool:
-    staged = next((out / LOCAL).glob(f"*/*/*/staged/{version:020d}_*.sst"), None)
-    return staged is not None and not (out / CHECKPOINT / "commits" / str(version)).exists()
-
-
-def _each(family: Sequence[psutil.Process], what: str) -> None:
-    for process in family:
-        try:
-            getattr(process, what)()
-        except psutil.NoSuchProcess:
-            continue
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a process that we started, and all that it started."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    if process.poll() is None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)
-    _each([one for one in family if one.is_running()], "kill")
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def _snapshot(path: Path) -> dict[str, int]:
-    return {str(file.relative_to(path)): file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}

@@ -9,8 +9,8 @@ commit's. A restore and a shard that moves use the same packages. Layout under t
     <shard>/<version>_<uuid>.step.json              manifest of a step, written last
     <shard>/<version>_<uuid>.step.sst               its file
 
-A manifest is JSON `{"checksum": "<xxh3-128 of body>", "body": {...}}`. Without a manifest a package does not exist. A
-package is a disposable copy: every file is checked against the manifest's length and digest before it is used.
+Without a manifest (`recovery.package_manifest`) a package does not exist. A package is a disposable copy: every file is
+checked against the manifest's length and digest before it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 import xxhash
@@ -29,67 +29,22 @@ from backend.errors import RewindError, StateCorrupted, UnknownFormat
 from backend.staging import file_digest
 from backend.store import Staged
 from recovery.files import Files, make_directory, open_files, sync_directory
+from recovery.package_manifest import (
+    FORMAT,
+    SHARED,
+    Package,
+    PackedFile,
+    damaged,
+    decode_manifest,
+    differs,
+    encode_manifest,
+    manifest_name,
+    where_of,
+)
 from recovery.planner import Offer
 from recovery.pointer import Commit, CommitRecord
 
-FORMAT = 1
-SHARED = "shared"
 _LEFT_OUT = frozenset({"LOCK", "LOG"})
-_COMMAND = "rewind verify <checkpoint>"
-
-
-class PackedFile(msgspec.Struct, frozen=True):
-    """One file of a package.
-
-    Attributes:
-        name: Plain name in the database's directory.
-        length: Bytes.
-        digest: Hex xxh3-128.
-    """
-
-    name: str
-    length: int
-    digest: str
-
-    @property
-    def shared(self) -> str | None:
-        """Name by content; None for a file that belongs to one package alone."""
-        return f"{self.digest}_{self.length}.sst" if self.name.endswith(".sst") else None
-
-
-class Package(msgspec.Struct, frozen=True):
-    """A package's manifest.
-
-    Attributes:
-        format: Format version of the package.
-        shard: The shard.
-        commit: What it brings the state to.
-        parent: The commit before it; a step is applied to that.
-        folder: Folder of a full package's small files; empty for a step.
-        files: The database's files, or the one staged file.
-    """
-
-    shard: int
-    commit: Commit
-    parent: Commit | None
-    folder: str
-    files: list[PackedFile]
-    format: int = FORMAT
-
-    @property
-    def full(self) -> bool:
-        """Whether it is a whole database."""
-        return bool(self.folder)
-
-    @property
-    def length(self) -> int:
-        """Bytes of all its files."""
-        return sum(file.length for file in self.files)
-
-
-class _Envelope(msgspec.Struct, frozen=True):
-    checksum: str
-    body: msgspec.Raw
 
 
 class _Idle(msgspec.Struct, frozen=True):
@@ -143,7 +98,7 @@ class Snapshots:
         uploaded = 0
         for path, file in zip(paths, packed, strict=True):
             if file.shared is None or file.shared not in present:
-                uploaded += self.files.put(path, _where(package, file), link=file.shared is not None)
+                uploaded += self.files.put(path, where_of(package, file), link=file.shared is not None)
         uploaded += self._write_manifest(package)
         return Published(package, uploaded)
 
@@ -152,7 +107,7 @@ class Snapshots:
         package = Package(
             record.shard, record.commit, record.parent, "", [PackedFile("staged.sst", staged.length, staged.digest)]
         )
-        uploaded = self.files.put(staged.path, _where(package, package.files[0]), link=True)
+        uploaded = self.files.put(staged.path, where_of(package, package.files[0]), link=True)
         return Published(package, uploaded + self._write_manifest(package))
 
     # --------------------------------------------------------------------------------------------------------- read
@@ -188,7 +143,7 @@ class Snapshots:
             FileExistsError: There is something at `target` already.
             StateCorrupted: A piece is missing or differs from the manifest; `target` is gone again.
         """
-        package = self._manifest(shard, _manifest_name(commit, full=True))
+        package = self._manifest(shard, manifest_name(commit, full=True))
         if target.exists():
             raise FileExistsError(f"a package is fetched to a new directory: {target}")
         make_directory(target.parent)
@@ -208,7 +163,7 @@ class Snapshots:
         Raises:
             StateCorrupted: It is missing or differs from the manifest.
         """
-        package = self._manifest(shard, _manifest_name(commit, full=False))
+        package = self._manifest(shard, manifest_name(commit, full=False))
         file = package.files[0]
         if target.exists():
             if file_digest(target) == (file.length, file.digest):
@@ -229,7 +184,7 @@ class Snapshots:
                 wrong.append(error)
                 continue
             for file in package.files:
-                where = _where(package, file)
+                where = where_of(package, file)
                 if where not in checked:
                     checked[where] = self._check(where, file)
                     if (error_found := checked[where]) is not None:
@@ -298,10 +253,8 @@ class Snapshots:
     # ------------------------------------------------------------------------------------------------------ details
 
     def _write_manifest(self, package: Package) -> int:
-        body = msgspec.json.encode(package)
-        checksum = xxhash.xxh3_128_hexdigest(body)
-        name = f"{package.shard}/{_manifest_name(package.commit, full=package.full)}"
-        return self.files.write(name, [msgspec.json.encode(_Envelope(checksum, msgspec.Raw(body)))])
+        name = f"{package.shard}/{manifest_name(package.commit, full=package.full)}"
+        return self.files.write(name, [encode_manifest(package)])
 
     def _manifests(self, shard: int) -> list[str]:
         return sorted(
@@ -313,36 +266,21 @@ class Snapshots:
     def _manifest(self, shard: int, name: str) -> Package:
         where = f"{self.files.uri}/{shard}/{name}"
         try:
-            envelope = msgspec.json.decode(self.files.read(f"{shard}/{name}"), type=_Envelope)
-            body = bytes(envelope.body)
-            if xxhash.xxh3_128_hexdigest(body) != envelope.checksum:
-                raise _damaged(where, "the manifest does not match its checksum")
-            version = msgspec.json.decode(body, type=dict).get("format")
-            if version != FORMAT:
-                raise UnknownFormat(
-                    "a package has an unknown format",
-                    where=where,
-                    why=f"format {version!r}, this release reads {FORMAT}",
-                    command="install the release that wrote it",
-                )
-            package = msgspec.json.decode(body, type=Package)
+            data = self.files.read(f"{shard}/{name}")
         except FileNotFoundError as error:
-            raise _damaged(where, "the manifest is missing") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _damaged(where, f"the manifest cannot be decoded: {error}") from error
-        _check_manifest(package, shard, name, where)
-        return package
+            raise damaged(where, "the manifest is missing") from error
+        return decode_manifest(data, shard, name, where)
 
     def _fetch_file(self, package: Package, file: PackedFile, target: Path, *, link: bool) -> None:
-        where = _where(package, file)
+        where = where_of(package, file)
         try:
             self.files.get(where, target, link=link)
         except FileNotFoundError as error:
-            raise _damaged(f"{self.files.uri}/{where}", "a file of a package is missing") from error
+            raise damaged(f"{self.files.uri}/{where}", "a file of a package is missing") from error
         found = file_digest(target)
         if found != (file.length, file.digest):
             target.unlink()
-            raise _differs(f"{self.files.uri}/{where}", file, found)
+            raise differs(f"{self.files.uri}/{where}", file, found)
 
     def _check(self, where: str, file: PackedFile) -> RewindError | None:
         digest = xxhash.xxh3_128()
@@ -352,9 +290,9 @@ class Snapshots:
                 digest.update(chunk)
                 length += len(chunk)
         except FileNotFoundError:
-            return _damaged(f"{self.files.uri}/{where}", "a file of a package is missing")
+            return damaged(f"{self.files.uri}/{where}", "a file of a package is missing")
         found = (length, digest.hexdigest())
-        return _differs(f"{self.files.uri}/{where}", file, found) if found != (file.length, file.digest) else None
+        return differs(f"{self.files.uri}/{where}", file, found) if found != (file.length, file.digest) else None
 
 
 def path_to(target: Commit, offers: Iterable[Offer]) -> Iterator[Offer]:
@@ -379,43 +317,5 @@ def _needed(kept: Sequence[Commit], offers: Sequence[Offer]) -> set[str]:
     for commit in kept:
         path = list(path_to(commit, offers))
         if path and (path[-1].full or path[-1].parent is None):
-            needed.update(_manifest_name(offer.commit, full=offer.full) for offer in path)
+            needed.update(manifest_name(offer.commit, full=offer.full) for offer in path)
     return needed
-
-
-def _manifest_name(commit: Commit, *, full: bool) -> str:
-    return f"{commit.name}.{'full' if full else 'step'}.json"
-
-
-def _where(package: Package, file: PackedFile) -> str:
-    if not package.full:
-        return f"{package.shard}/{package.commit.name}.step.sst"
-    if file.shared is not None:
-        return f"{package.shard}/{SHARED}/{file.shared}"
-    return f"{package.shard}/{package.folder}/{file.name}"
-
-
-def _check_manifest(package: Package, shard: int, name: str, where: str) -> None:
-    """Refuse a manifest that is not what its name says, or whose names would leave their directory."""
-    if package.shard != shard or _manifest_name(package.commit, full=package.full) != name:
-        raise _damaged(where, f"it is of commit {package.commit.name} of shard {package.shard}")
-    folder = PurePosixPath(package.folder)
-    if package.full and (len(folder.parts) != 2 or not all(_plain(part) for part in folder.parts)):
-        raise _damaged(where, f"{package.folder!r} is not a folder of this package")
-    for file in package.files:
-        if not _plain(file.name) or not _plain(file.digest):
-            raise _damaged(where, f"{file.name!r} is not a plain file name")
-    if not package.files:
-        raise _damaged(where, "it names no files")
-
-
-def _plain(name: str) -> bool:
-    return name not in {"", ".", ".."} and not set(name) & set("/\\\0:")
-
-
-def _damaged(where: str, why: str) -> StateCorrupted:
-    return StateCorrupted("a package cannot be used", where=where, why=why, command=_COMMAND)
-
-
-def _differs(where: str, file: PackedFile, found: tuple[int, str]) -> StateCorrupted:
-    return _damaged(where, f"{found[0]} bytes with digest {found[1]}, {file.length} with {file.digest} expected")

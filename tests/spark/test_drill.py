@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill import Drill, choose
+from recovery.drill import Drill
 from recovery.drill_report import drill_json, write_html
+from recovery.drill_scenarios import choose
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

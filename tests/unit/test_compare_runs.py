@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from recovery.compare import Output, compare, last_revisions
-from recovery.drill import CATALOGUE, choose
+from recovery.drill_scenarios import CATALOGUE, choose
 
 ROW = {"reason": "full", "revision": 0, "window_start": 0, "window_end": 10, "k": "a", "n": 1, "mean": 0.1, "shard": 0}
 
