@@ -1,7 +1,7 @@
 """Nodes: sets of stored sessions and new messages, and what their aggregates come to.
 
-Nodes are numbered: first the stored sessions, then sets of messages, and joins of other nodes. All joins of one depth
-are merged at once.
+Nodes are numbered: first the stored sessions, then sets of messages, and joins of other nodes; a join is part of at
+most one other.
 """
 
 from __future__ import annotations
@@ -22,6 +22,23 @@ from backend.operators.session_rows import Stored
 Number = TypeVar("Number", np.int64, np.uint64)
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Joins that are made of their parts, or extended by one part before what they have.
+
+    Attributes:
+        joins: Nodes.
+        parts: Nodes that are there already.
+        owner: Position in `joins` of each part.
+        extends: The joins keep what they have.
+    """
+
+    joins: IntArray
+    parts: IntArray
+    owner: IntArray
+    extends: bool
+
+
 @dataclass
 class Nodes:
     """The nodes of one micro-batch.
@@ -38,6 +55,7 @@ class Nodes:
     joined: list[IntArray] = field(default_factory=list)
     parts: list[IntArray] = field(default_factory=list)
     total: int = 0
+    _made: list[_Step] | None = None
 
     def close(self) -> None:
         """Sort the joins by node; call once, when all are there."""
@@ -66,18 +84,18 @@ class Nodes:
         direct = np.flatnonzero(self.message_node >= 0)
         folded, group = np.unique(self.message_node[direct], return_inverse=True)
         picked = messages if len(direct) == messages.num_rows else messages.take(pa.array(direct))
-        tables = [stored.partials.cast(plan.partial_schema), plan.fold(picked, group, len(folded))]
-        row = np.full(self.total, -1, np.int64)
+        table = pa.concat_tables([stored.partials.cast(plan.partial_schema), plan.fold(picked, group, len(folded))])
+        row = np.zeros(self.total, np.int64)
         row[: self.stored] = np.arange(self.stored)
         row[folded] = self.stored + np.arange(len(folded))
-        made = self.stored + len(folded)
-        for level in self._levels():
-            rows, group = spread(self._begin[level], np.diff(self._begin)[level])
-            known = pa.concat_tables(tables)
-            tables = [known, plan.merge(known.take(pa.array(row[self._parts[rows]])), group, len(level))]
-            row[level] = made + np.arange(len(level))
-            made += len(level)
-        return pa.concat_tables(tables).take(pa.array(np.maximum(row, 0)))
+        for step in self._steps():
+            made = table.num_rows + np.arange(len(step.joins))
+            rows, group = row[step.parts], step.owner
+            if step.extends:
+                rows, group = np.concatenate([row[step.parts], row[step.joins]]), np.concatenate([group, group])
+            table = pa.concat_tables([table, plan.merge(table.take(pa.array(rows)), group, len(step.joins))])
+            table, row[step.joins] = table.combine_chunks(), made
+        return table.take(pa.array(row))
 
     def sums(self, stored: npt.NDArray[Number], messages: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Add up a number per stored session and per message for all nodes; unsigned ones wrap."""
@@ -85,25 +103,61 @@ class Nodes:
         out[: self.stored] = stored
         direct = self.message_node >= 0
         np.add.at(out, self.message_node[direct], messages[direct])
-        for level in self._levels():
-            rows, owner = spread(self._begin[level], np.diff(self._begin)[level])
-            np.add.at(out, level[owner], out[self._parts[rows]])
+        for step in self._steps():
+            added = out[step.parts]
+            if not step.extends:
+                out[step.joins] = 0
+            np.add.at(out, step.joins[step.owner], added)
         return out
 
-    def _levels(self) -> list[IntArray]:
-        """Give the joins by depth: those of a level have parts of earlier levels only."""
-        depth = np.zeros(self.total, np.int64)
-        joins = np.flatnonzero(self._is_join)
-        if not len(joins):
-            return []
-        while True:  # as often as joins are deep
-            rows, owner = spread(self._begin[joins], np.diff(self._begin)[joins])
-            deeper = depth.copy()
-            np.maximum.at(deeper, joins[owner], depth[self._parts[rows]] + 1)
-            if (deeper == depth).all():
-                break
-            depth = deeper
-        return [joins[depth[joins] == level] for level in range(1, int(depth.max()) + 1)]
+    def _steps(self) -> list[_Step]:
+        """Give the merges that make all joins, in order.
+
+        A session that closes and grows again and again is a long chain of joins. Along the longest part of each join
+        (its `main`) distances are doubled, and only side branches wait for one another, so that a chain of n joins
+        takes log(n) steps, and any tree log(n)**2.
+        """
+        if self._made is None:
+            depth, main = self._depths()
+            joins = np.flatnonzero(self._is_join)
+            self._made = []
+            for level in range(int(depth[joins].max(initial=-1)) + 1):
+                here = joins[depth[joins] == level]
+                at, owner = spread(self._begin[here], np.diff(self._begin)[here])
+                parts = self._parts[at]
+                chained = (main[here] >= 0) & (depth[main[here]] == level)
+                back = np.where(chained, main[here], -1)
+                kept = parts != back[owner]
+                self._made.append(_Step(here, parts[kept], owner[kept], False))
+                self._made += _doubled(here, back, self.total)
+        return self._made
+
+    def _depths(self) -> tuple[IntArray, IntArray]:
+        """Give for each join how many side branches lie within one another, and the part that is largest, if a join."""
+        depth, main = np.full(self.total, -1, np.int64), np.full(self.total, -1, np.int64)
+        depth[self._is_join] = 0
+        size = np.ones(self.total, np.int64)
+        deep = np.zeros(self.total, np.bool_)
+        deep[self._joined[self._is_join[self._parts]]] = True
+        for node in np.flatnonzero(deep).tolist():  # only stories make joins of joins
+            inner = [
+                part for part in self._parts[self._begin[node] : self._begin[node + 1]].tolist() if self._is_join[part]
+            ]
+            size[node] += sum(int(size[part]) for part in inner)
+            main[node] = max(inner, key=size.__getitem__)
+            depth[node] = max(int(depth[part]) + (part != main[node]) for part in inner)
+        return depth, main
+
+
+def _doubled(joins: IntArray, back: IntArray, total: int) -> list[_Step]:
+    """Extend chains of joins by their predecessors `back` (-1 for none), then by those of these, and so on."""
+    steps = []
+    place = np.full(total + 1, -1, np.int64)
+    place[joins] = np.arange(len(joins))
+    while (here := np.flatnonzero(back >= 0)).size:
+        steps.append(_Step(joins[here], back[here], np.arange(len(here)), True))
+        back = np.where(back >= 0, back[place[back]], -1)
+    return steps
 
 
 def full_values(plan: FullPlan, owner: IntArray, row: IntArray, count: int, messages: pa.Table) -> pa.Table:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pyarrow as pa
 import pytest
 
-from backend.aggregates import collect_list, count, sum_
+from backend.aggregates import collect_list, count, reducer, sum_
 from backend.batch import MESSAGE_FIELDS, NO_TIME
 from backend.operators import session_rows as rows
 from backend.operators.spec import window_spec
@@ -131,6 +133,22 @@ def test_late_off_counts_and_is_silent():
     assert s.batch([(2, 0, "a", 3)]) == []
     assert s.outcome.next_due_ms is None
     assert not [key for key in s.visible() if key[:2] in (rows.LATE_WAITS, rows.EARLY_WAITS)]
+
+
+@pytest.mark.parametrize("cuts", [[], [7], [20, 21, 50]])
+def test_a_session_that_closes_and_grows_again_and_again(cuts):
+    """Each message of "a" comes when the clock is past its session's end, and makes it longer."""
+    join = reducer("value", init=list, add=lambda s, v: [*s, v], merge=lambda a, b: a + b, output=pa.list_(pa.int64()))
+    s = shard({"n": count(), "sum": sum_("value"), "all": join}, retention=10_000)
+    fed = [row for at in range(40) for row in ((2 * at, 5 * at + 12, "b", 0), (2 * at + 1, 5 * at + 3, "a", at))]
+    edges = [0, *cuts, len(fed)]
+    found = [row for low, high in pairwise(edges) for row in s.batch(fed[low:high]) if row[4] == "a"]
+    expected = []
+    for at in range(39):
+        if at:
+            expected.append(("retracted", 0, 3, 5 * at - 2, "a", at, sum(range(at)), list(range(at))))
+        expected.append(("full", 0, 3, 5 * at + 3, "a", at + 1, sum(range(at + 1)), list(range(at + 1))))
+    assert found == expected
 
 
 def test_a_replay_tells_a_refused_message_from_one_that_a_session_near_it_made_acceptable():
