@@ -27,13 +27,8 @@ from unittest import mock
 
 import pyarrow as pa
 
-from backend import aggregates as agg
-from backend import windows as win
 from backend.batch import MAX_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
-from backend.errors import HistoryLost, RewindError, StateAhead, StateCorrupted, StateUnavailable
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
-from backend.policies import Policies
+from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable
 from backend.spark import frames
 from backend.store import Region
 from recovery import attempt, fetch, opening, replay, restore
@@ -44,9 +39,11 @@ from recovery.killpoints import POINTS
 from recovery.listener import Restoring
 from recovery.pointer import Pointer, decode, encode
 from recovery.shard import ShardDirectory
+from tests.crash.sim_faults import QUERY, Death, Faults
+from tests.crash.sim_job import START_MS, Planned, operator_of, pieces_of, source_of, spec_of
 from tests.crash.sim_store import SimStore
 from tests.model.window_driver import SCHEMA, Driver, shard_of
-from tests.oracle.windows import Message, Spec, WindowOracle
+from tests.oracle.windows import Message, WindowOracle
 
 RARE = (
     "staged file of the parent ingested",
@@ -76,48 +73,13 @@ RARE = (
 )
 """What must have happened in the runs of a suite, each at least once."""
 
-QUERY = "sim"
-START_MS = 1_000
-KINDS = tuple((kind, unit) for kind in ("tumbling", "hopping", "sliding", "session") for unit in ("time", "messages"))
 MAX_TRIES = 40
 MAX_RESTORES = 4
 """As of the supervisor: so many failures of the query without progress."""
 
 
-class Death(BaseException):
-    """The process dies here; not an error that code may handle."""
-
-
 @dataclass
-class Planned:
-    """A micro-batch in Spark's offset log."""
-
-    ends: dict[int, int]
-    time_ms: int
-    drain: bool
-
-
-@dataclass
-class Source:
-    """A topic in memory; offsets below `earliest` are gone."""
-
-    messages: list[list[Message]]
-    bad: set[tuple[int, int]]
-    earliest: list[int]
-
-    def read(self, starts: dict[int, int], ends: dict[int, int]) -> list[Message]:
-        """Give the messages of half-open ranges of offsets."""
-        found = []
-        for partition, messages in enumerate(self.messages):
-            low, high = starts.get(partition, 0), ends.get(partition, 0)
-            if low < high and low < self.earliest[partition]:
-                raise HistoryLost(f"partition {partition} begins at {self.earliest[partition]}, {low} is asked for")
-            found += [m for m in messages if low <= m.offset < high]
-        return found
-
-
-@dataclass
-class World:
+class World(Faults):
     """One run."""
 
     seed: int
@@ -130,12 +92,12 @@ class World:
         self.random = random.Random(self.seed)
         self.partitions = self.random.choice((1, 1, 2))
         self.shards = self.random.choice((1, 2))
-        self.spec = _spec(self.random)
+        self.spec = spec_of(self.random)
         if (self.spec.kind, self.spec.unit) == ("session", "messages"):
             self.shards = 1  # it ends by messages of other keys: the whole stream in one shard
-        self.operator = _operator(self.spec)
+        self.operator = operator_of(self.spec)
         self.fields = tuple(SCHEMA.field(name) for name in self.operator.input_fields)
-        self.source = _source(self.random, self.partitions)
+        self.source = source_of(self.random, self.partitions)
         self.batches: list[Planned] = []
         self.states: list[dict[int, bytes]] = []
         self.outputs: dict[int, tuple[list[Any], list[Any]]] = {}
@@ -305,7 +267,7 @@ class World:
         rng = random.Random(f"{self.seed} {version} {shard} {self.random.random()}")
         packed = []
         plan = frames.PackPlan(tuple(range(self.shards)), self.fields, False, self.spec.max_ahead_ms)
-        for part in _pieces(rng, messages):
+        for part in pieces_of(rng, messages):
             packed += frames.pack(self._arrow(part, planned, drain=False), plan).to_pylist()
         control = frames.pack(self._arrow([], planned, drain=planned.drain, control=True), plan)
         packed += control.to_pylist()
@@ -365,139 +327,6 @@ class World:
     def _errors(self, done: Done) -> list[Any]:
         return [((e["stream"], e["partition"], e["offset"]), e["reason"]) for e in done.outcome.errors.to_pylist()]
 
-    # -- faults -----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _fault(self, version: int, shard: int, host: int) -> Iterator[None]:
-        """Arm a death, or another attempt of the same task on the other host, at some kill point."""
-        kind = self.random.random()
-        if kind > 0.2:
-            yield
-            return
-        left = self.random.randint(0, 8)
-        nested = kind < 0.04
-
-        def hook(point: str) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                self.hook = None
-                if not nested:
-                    raise Death(point)
-                self._rival(version, shard, 1 - host)
-
-        self.hook = hook
-        try:
-            yield
-        finally:
-            self.hook = None
-
-    def _rival(self, version: int, shard: int, host: int) -> None:
-        """Run another attempt of a task while one is under way elsewhere."""
-        try:
-            self._attempt(version, shard, host)
-            self.note("attempt running while another commits", f"batch {version} shard {shard}")
-        except RewindError as error:
-            self.trace.append(f"rival failed: {error}")
-
-    def _damage(self, version: int, shard: int, host: int) -> None:
-        """Take away or damage something on a host's disk, or something that can be done without."""
-        generation = ShardDirectory(self.root / f"host{host}", QUERY, shard).current()
-        pointer = self.pointer(version, shard)
-        kind = self.random.choice(("disk", "staged lost", "staged damaged", "base damaged"))
-        staged = generation.staged(pointer.commit) if generation is not None and pointer is not None else None
-        if kind == "disk":
-            shutil.rmtree(self.root / f"host{host}", ignore_errors=True)
-            self.note("disk lost", f"host {host}")
-        elif kind == "base damaged":
-            self._damage_base(shard)
-        elif staged is not None and staged.exists():
-            if kind == "staged lost":
-                staged.unlink()
-                self.note("staged file lost", f"shard {shard} host {host}")
-            else:
-                self._flip(staged)
-                self.note("staged file damaged", f"shard {shard} host {host}")
-
-    def _damage_base(self, shard: int) -> None:
-        """Damage a base whose deltas are all still there: a reader can do without it."""
-        folder = Path(self.checkpoint) / "rewind" / "changelog" / str(shard)
-        bases = sorted(folder.glob("*.base")) if folder.is_dir() else []
-        if bases and shard not in self.pruned:
-            self._flip(self.random.choice(bases))
-            self.unsound.add(shard)
-            self.note("base damaged", f"shard {shard}")
-
-    def _flip(self, path: Path) -> None:
-        """Flip one bit; a new file, so that hard links of it stay sound."""
-        data = bytearray(path.read_bytes())
-        at = self.random.randrange(len(data))
-        data[at] ^= 1 << self.random.randrange(8)
-        path.unlink()
-        path.write_bytes(bytes(data))
-
-    def _after_commit(self, version: int, batches: int) -> None:
-        """What may come between two micro-batches: pruning, zombies, lost commits, a trimmed source."""
-        retained = self.states[-3:]
-        for shard in range(self.shards):
-            keep = [decode(state[shard]).commit for state in retained]
-            # pruning trusts a base that is there; one that was damaged takes the place of nothing any more
-            sound = shard not in self.unsound
-            if sound and self.chance(0.15) and self.job(shard, 0).changelog.prune(shard, keep):
-                self.note("changelog pruned", f"shard {shard}")
-                self.pruned.add(shard)
-            if self.chance(0.15) and snapshots(self.checkpoint).prune(shard, keep):
-                self.note("packages pruned", f"shard {shard}")
-        if self.stale and self.chance(0.2):
-            self._zombie(*self.stale.pop(self.random.randrange(len(self.stale))))
-        if self.chance(0.1):
-            self._trim(retained)
-        if self.chance(0.06) and version < batches - 1:
-            self._lose_commit(version)
-
-    def _zombie(self, version: int, shard: int, data: bytes | None, host: int) -> None:
-        """Let an attempt go on that was given up long ago: its pointer is old, and what it writes is late."""
-        if version >= len(self.states):
-            return
-        try:
-            self._attempt(version, shard, host, decode(data) if data is not None else None)
-            self.note("late file of a zombie", f"batch {version} shard {shard} host {host}")
-        except StateAhead:
-            self.note("zombie stopped by a newer state")
-        except RewindError as error:
-            self.trace.append(f"zombie failed: {error}")
-
-    def _trim(self, retained: list[dict[int, bytes]]) -> None:
-        """Drop from the source what no retained commit needs."""
-        # a retained commit may run again, and reads what came after the one before it
-        starts = self.batches[max(0, len(self.states) - len(retained))].ends
-        needed = [starts.get(p, 0) for p in range(self.partitions)]
-        for state in retained:
-            for shard, data in state.items():
-                record = self.job(shard, 0).changelog.read(shard, decode(data).commit).record
-                for _, partition, offset in record.replay_from:
-                    needed[partition] = min(needed[partition], offset)
-        if len(self.states) <= len(retained):
-            return
-        for partition, offset in enumerate(needed):
-            if offset > self.source.earliest[partition]:
-                self.source.earliest[partition] = offset
-                self.note("source trimmed to what is needed", f"partition {partition} to {offset}")
-
-    def _lose_commit(self, version: int) -> None:
-        """Remove Spark's last commit; perhaps after a task of the next micro-batch has run."""
-        if self.chance(0.5) and len(self.states) < len(self.batches) + 1:
-            if len(self.batches) == len(self.states):
-                self._plan(version + 1, last=False)
-            shard = self.random.randrange(self.shards)
-            try:
-                self._attempt(version + 1, shard, self.home.get(shard, 0))
-            except RewindError as error:
-                self.trace.append(f"before the loss: {error}")
-            del self.batches[version + 1 :]
-        self.states.pop()
-        self.note("committed micro-batch ran again", version)
-
     # -- the supervisor ---------------------------------------------------------------------------------------------
 
     def _supervise(self, version: int) -> None:
@@ -550,7 +379,7 @@ class World:
         ends = {p: high for (_, p), (_, high) in ranges.items()}
         messages = self.source.read(starts, ends)
         write = replay.chunk_writer(self.operator, self.fields, {shard: record}, self.checkpoint, "rewind/replay/run")
-        pieces = _pieces(self.random, messages)
+        pieces = pieces_of(self.random, messages)
         self.random.shuffle(pieces)
         reports = write(self._arrow(part, self.batches[-1], drain=False) for part in pieces)
         return [report["name"] for batch in reports for report in batch.to_pylist()]
@@ -636,20 +465,6 @@ class _Moved:
         self.world.note("moved to a package", f"shard {restoring.shard} host {self.host}")
 
 
-def _pieces(rng: random.Random, messages: list[Message]) -> list[list[Message]]:
-    """Cut the messages into Arrow batches: any number, but each partition's in runs of offsets."""
-    pieces: list[list[Message]] = []
-    for partition in sorted({m.partition for m in messages}):
-        mine = [m for m in messages if m.partition == partition]
-        edges = sorted(rng.sample(range(1, len(mine)), min(rng.randint(0, 2), len(mine) - 1))) if len(mine) > 1 else []
-        pieces += [mine[low:high] for low, high in zip([0, *edges], [*edges, len(mine)], strict=True)]
-    if len(pieces) > 1 and rng.random() < 0.3:  # one Arrow batch may hold slices of several partitions
-        first, second = pieces[0], pieces[-1]
-        if first[0].partition != second[0].partition:
-            pieces = [[*first, *second], *pieces[1:-1]]
-    return pieces
-
-
 def _comparable(rows: list[Any]) -> list[Any]:
     def plain(value: Any) -> Any:
         return round(value, 9) if isinstance(value, float) else value
@@ -658,67 +473,6 @@ def _comparable(rows: list[Any]) -> list[Any]:
         ((r.window, r.key, r.revision, r.reason, tuple(plain(v) for v in r.values)) for r in rows),
         key=lambda r: repr(r[:4]),
     )
-
-
-def _spec(rng: random.Random) -> Spec:
-    kind, unit = rng.choice(KINDS)
-    full = rng.random() < 0.7
-    return Spec(
-        kind,
-        size=10 if unit == "time" else 3,
-        step=(rng.choice((5, 4)) if unit == "time" else 2) if kind == "hopping" else 0,
-        unit=unit,
-        keys=("key",),
-        aggregates=(("count", None), ("sum", "value"), ("median", "weight") if full else ("max", "weight")),
-        retention_ms=rng.choice((0, 7, 30)),
-        early_ms=rng.choice((None, 5_000)),
-        late_ms=rng.choice((0, 10_000)),
-        idle_after_ms=rng.choice((None, 60_000)),
-        max_ahead_ms=rng.choice((None, None, 30)),
-    )
-
-
-def _operator(spec: Spec) -> WindowOperator:
-    make = {"tumbling": win.tumbling, "hopping": win.hopping, "sliding": win.sliding, "session": win.session}[spec.kind]
-    if spec.unit == "messages":
-        made = make(messages=spec.size, every=spec.step) if spec.kind == "hopping" else make(messages=spec.size)
-    else:
-        made = make(spec.size, spec.step) if spec.kind == "hopping" else make(spec.size)
-    third = agg.median("weight") if ("median", "weight") in spec.aggregates else agg.max_("weight")
-    return WindowOperator(
-        window_spec(
-            made,
-            SCHEMA,
-            {"n": agg.count(), "total": agg.sum_("value"), "third": third},
-            keys=spec.keys,
-            retention=spec.retention_ms if spec.unit == "time" else None,
-            policies=Policies(spec.early_ms, True, spec.late_ms),
-            idle_after=spec.idle_after_ms,
-            max_ahead=spec.max_ahead_ms,
-        )
-    )
-
-
-def _source(rng: random.Random, partitions: int) -> Source:
-    newest, messages, bad = START_MS, [[] for _ in range(partitions)], set()
-    offsets = [rng.choice((0, 7))] * partitions
-    for number in range(rng.randint(10, 45)):
-        partition = number % partitions if number < partitions else rng.randrange(partitions)
-        time = newest + rng.choice((0, 1, 1, 2, 3, 5, 10, 12, 25, -1, -3, -8, -20, -40))
-        if rng.random() < 0.03:
-            time = MAX_TIME + 1
-        else:
-            newest = max(newest, time)
-        fields = {
-            "key": rng.choice(("a", "b", "ab", None)),
-            "value": rng.choice((None, 1, 2, -3)),
-            "weight": rng.choice((None, 0.5, -1.25, 3.0)),
-        }
-        messages[partition].append(Message(offsets[partition], time, fields, partition))
-        if number >= partitions and rng.random() < 0.04:
-            bad.add((partition, offsets[partition]))
-        offsets[partition] += rng.choice((1, 1, 1, 3))
-    return Source(messages, bad, [0] * partitions)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def added(message: Message) -> Added:
 
 
 @kinds("tumbling", "hopping", "sliding", "session")
-@share(0.1)
+@share(0.08)
 @given(st.data())
 def test_the_automatic_context_sends_what_the_oracle_sends(kind, data):
     spec = data.draw(specs(kind))
@@ -80,7 +80,7 @@ def rows(translate, operator, results) -> list[Row]:
 
 
 @kinds("tumbling", "hopping", "sliding", "session")
-@share(0.1)
+@share(0.08)
 @given(st.data())
 def test_a_standalone_context_that_starts_again_loses_and_repeats_nothing(kind, data):
     spec = data.draw(specs(kind))

@@ -167,14 +167,14 @@ def kinds(*names: str) -> pytest.MarkDecorator:
 
 
 @kinds("tumbling", "hopping", "sliding", "session")
-@share(0.2)
+@share(0.15)
 @given(st.data())
 def test_time_windows_of_one_partition_equal_the_oracle_in_every_micro_batch(kind, data):
     judge(data.draw(specs(kind)), data.draw(feeds()), shards=data.draw(st.sampled_from((1, 1, 3))))
 
 
 @kinds("tumbling", "hopping", "sliding", "session")
-@share(0.2)
+@share(0.15)
 @given(st.data())
 def test_time_windows_of_several_partitions_equal_the_oracle_in_every_micro_batch(kind, data):
     feed = data.draw(feeds(partitions=data.draw(st.sampled_from((2, 3)))))
@@ -182,7 +182,7 @@ def test_time_windows_of_several_partitions_equal_the_oracle_in_every_micro_batc
 
 
 @kinds("tumbling", "hopping", "sliding", "session")
-@share(0.2)
+@share(0.15)
 @given(st.data())
 def test_windows_by_number_of_messages_equal_the_oracle_in_every_micro_batch(kind, data):
     feed = data.draw(feeds(partitions=data.draw(st.sampled_from((1, 1, 3)))))
