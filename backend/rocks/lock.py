@@ -14,6 +14,7 @@ from rocksdict import AccessType, Options, Rdict
 from backend.errors import StoreLocked
 from backend.rocks.errors import translated
 
+_MOVED_TRIES = 3
 _LOCK_HELD = re.compile(r"lock hold by current process|While lock file")
 
 
@@ -27,10 +28,15 @@ def open_locked(path: Path, native: Options, wait_s: float, read_only: bool) -> 
     access = AccessType.read_only(False) if read_only else AccessType.read_write()
     deadline = time.monotonic() + wait_s
     pause_s = 0.005
+    moved = 0
     while True:
         try:
             return Rdict(str(path), native, column_families={"default": native}, access_type=access)
         except Exception as error:
+            if read_only and "No such file" in str(error) and moved < _MOVED_TRIES:
+                moved += 1  # the writer's compaction took a file away between the manifest and us
+                time.sleep(0.02 * moved)
+                continue
             if not _LOCK_HELD.search(str(error)):
                 raise translated(error, path) from error
             left_s = deadline - time.monotonic()

@@ -183,6 +183,25 @@ def test_a_read_only_store_refuses_writes(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_reader_looks_again_when_a_compaction_took_a_file_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path).close()
+    (file,) = (path for path in (tmp_path / "db").glob("*.sst") if path.stat().st_size > 10_000)
+    file.rename(tmp_path / "away")
+
+    def found_again(_: float) -> None:
+        if (tmp_path / "away").exists():
+            (tmp_path / "away").rename(file)
+
+    monkeypatch.setattr("backend.rocks.lock.time.sleep", found_again)
+    with RocksStore.open(tmp_path / "db", read_only=True) as store:
+        assert store.scan_arrays(b"\x01", None) == (KEYS, VALUES)
+    file.unlink()
+    with pytest.raises(StateCorrupted):  # and not for ever
+        RocksStore.open(tmp_path / "db", read_only=True)
+
+
 # ---- reads
 
 
