@@ -137,6 +137,34 @@ def test_several_partitions_close_by_the_slowest_that_is_not_idle():
     ]
 
 
+def test_what_is_gone_for_all_by_number_is_gone_for_a_partition_that_was_idle():
+    s = shard(retention=1000, retention_messages=1, idle_after="10 s")
+    s.batch([(0, 25, "a", 1)], 0, more={1: [(0, 5, "a", 2)]})
+    s.batch([(1, 26, "a", 4), (2, 27, "a", 8)], 10_000)
+    assert s.batch([], 11_000, more={1: [(1, 7, "a", 16)]}) == []
+    assert s.errors() == [(1, 1, "out_of_retention")]
+
+
+@pytest.mark.parametrize("aggregate", [collect_list("value"), sum_("value")], ids=["full state", "incremental"])
+def test_a_message_too_late_by_its_own_partition_stays_out_of_a_window_that_is_still_open(aggregate):
+    s = shard(hopping(10, 5), {"x": aggregate}, retention=0, idle_after=None)
+    s.batch([(0, 7, "a", 1), (1, 12, "a", 2)], more={1: [(0, 1, "a", 4)]})
+    assert s.batch([(2, 8, "a", 8)]) == []
+    assert s.errors() == []
+    results = {row[2:4]: row[5] for row in s.batch([], more={1: [(1, 15, "b", 0)], 0: [(3, 15, "b", 0)]})}
+    assert results[0, 10] == ([1, 4] if isinstance(results[0, 10], list) else 5)
+    assert results[5, 15] == ([1, 2, 8] if isinstance(results[5, 15], list) else 11)
+
+
+def test_one_micro_batch_or_many_leave_the_same_rows_where_a_window_closes_and_is_updated():
+    rows = [(0, 1, "a", 1), (1, 10, "a", 1), (2, 2, "a", 1), (3, 3, "b", 1)]
+    whole, pieces = shard(), shard()
+    whole.batch(rows)
+    for row in rows:
+        pieces.batch([row])
+    assert whole.visible() == pieces.visible()
+
+
 def test_event_times_that_nobody_can_take():
     s = shard(max_ahead="1 s")
     s.batch([(0, 1001, "a", 1), (1, 1000, "a", 1), (2, -(2**62) - 1, "a", 1)], 0)
