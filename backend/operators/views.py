@@ -24,6 +24,7 @@ from backend.operators.panes import Panes
 from backend.operators.session_rows import codes_of
 from backend.operators.sessions import Sessions
 from backend.operators.sliding import Sliding
+from backend.operators.tuple_sessions import TupleSessions
 from backend.operators.tuples import LAST as LAST_OFFSET
 from backend.operators.tuples import START as FIRST_OFFSET
 from backend.operators.tuples import Tuples
@@ -56,6 +57,9 @@ def windows(kind: object, work: Workspace, start: int, end: int) -> list[WindowV
 
     Windows by number of messages are kept while they are open. Their sliding kind has a window per message, none of
     which is open, and gives none.
+
+    Raises:
+        ValueError: Sessions by number of messages are not laid out to be looked at.
     """
     if isinstance(kind, Aligned):
         return _aligned(kind, work, start, end)
@@ -156,7 +160,7 @@ def messages(kind: object, work: Workspace, start: int, end: int, key: Mapping[s
     """
     if isinstance(kind, (Aligned, Sliding)) and kind.kept is not None:
         found, _ = kind.kept.read(work, np.array([start]), np.array([end]))
-    elif isinstance(kind, (Sessions, Tuples)) and kind.held is not None:
+    elif isinstance(kind, (Sessions, Tuples, TupleSessions)) and kind.held is not None:
         rows = kind.held.read(work, [(bytes([Region.MESSAGES]), bytes([Region.MESSAGES + 1]))])
         found = kind.held.table(rows)
         column = found.column(TIME if isinstance(kind, Sessions) else OFFSET)

@@ -233,6 +233,15 @@ def test_sessions_and_windows_by_number_can_be_looked_at():
     assert numbered.get_messages(0, 6).column("value").to_pylist() == [5, 2]
 
 
+def test_messages_of_sessions_by_number_can_be_looked_at():
+    context = StandaloneContext(window_spec(session(messages=2), SCHEMA, {"m": median("value")}, keys=["key"]))
+    for n, key in enumerate("aab"):
+        context.add_message(Message(n, 0, {"key": key, "value": n}), 0)
+    assert context.get_messages(0, 10, {"key": "a"}).column("value").to_pylist() == [0, 1]
+    with pytest.raises(ValueError, match="cannot be looked at"):
+        context.get_windows(0, 10)
+
+
 def test_far_ahead_messages_do_not_move_stream_time():
     context = StandaloneContext(spec(tumbling(10), {"n": count()}, max_ahead="1 s"))
     context.add_message(Message(0, 5, {}), 0)
