@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = {"stores": ["--rows", "20000"], "panes": ["--quick"], "windows": ["--quick"]}
+BENCHES = {"stores": ["--rows", "20000"], "panes": ["--quick"], "windows": ["--quick"], "restore": ["--quick"]}
 """Benchmark -> its arguments for a quick run."""
 
 
