@@ -33,41 +33,37 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from backend.aggregates import FullPlan, IncrementalPlan
 from backend.batch import OFFSET, PARTITION, STREAM, Proof
-from backend.errors import StateCorrupted, UnknownFormat
+from backend.errors import StateCorrupted
 from backend.keys import prefix_end
-from backend.messages import clock_bytes
 from backend.operators import revisions
 from backend.operators.arrays import IntArray, Mask, dense, spread
-from backend.operators.facts import MAX_MEMBERS, Pairs
+from backend.operators.blocks import combine
+from backend.operators.facts import Pairs
 from backend.operators.grouping import KeySpace
-from backend.operators.held import PLACE_BYTES, Digests, Held, HeldRows, fold_order, remove
+from backend.operators.held import PLACE_BYTES, Held, remove
 from backend.operators.keyed import WindowKeys, keyed, numbered
 from backend.operators.revisions import Revisions
 from backend.operators.spec import WindowSpec
+from backend.operators.tuple_contents import TupleContents
+from backend.operators.tuple_rows import (
+    COUNTER,
+    COUNTERS,
+    FORMAT,
+    LAST,
+    MESSAGES,
+    PLACES,
+    START,
+    all_counters,
+    newest,
+    read_counters,
+    split_places,
+)
 from backend.operators.turn import DRAIN, EARLY, FULL, Emission, Turn, numbers
 from backend.rows import RowCodec
 from backend.staging import VERIFY
-from backend.store import Readable, Region
+from backend.store import Region
 from backend.workspace import Workspace
-
-FORMAT = 1
-START, LAST = "_start_offset", "_last_offset"
-_COUNTER = np.dtype(
-    [
-        ("format", "u1"),
-        ("next", ">i8"),
-        ("live", ">i8"),
-        ("digest", ">u8"),
-        ("stream", ">u2"),
-        ("partition", ">i4"),
-        ("mixed", "u1"),  # the live messages come from several source partitions
-    ]
-)
-_COUNTERS = bytes([Region.OPERATOR]) + b"n"
-_PLACES = bytes([Region.OPERATOR]) + b"m"
-_MESSAGES = bytes([Region.MESSAGES])
 
 
 class Tuples:
@@ -109,55 +105,27 @@ class Tuples:
         """Leave of replayed messages, per group key, the newest ones of its source partition: as many as counted."""
         if self.held is None:
             return
-        counters = {key[2:]: row for key, row in zip(*_all_counters(work), strict=True)}
-        listed = dict(zip(*work.scan_arrays(_PLACES, prefix_end(_PLACES)), strict=True))
+        counters = {key[2:]: row for key, row in zip(*all_counters(work), strict=True)}
+        listed = dict(zip(*work.scan_arrays(PLACES, prefix_end(PLACES)), strict=True))
         found: dict[bytes, list[bytes]] = {}
-        for key, _ in work.scan(_MESSAGES, bytes([Region.MESSAGES + 1])):
+        for key, _ in work.scan(MESSAGES, bytes([Region.MESSAGES + 1])):
             found.setdefault(key[1:-PLACE_BYTES], []).append(key)
         for code, keys in found.items():
-            places = listed.get(_PLACES + code)
+            places = listed.get(PLACES + code)
             if places is not None:
-                wanted = set(_split_places(places))
+                wanted = set(split_places(places))
             else:
-                wanted = _newest([key[-PLACE_BYTES:] for key in keys], counters.get(code))
+                wanted = newest([key[-PLACE_BYTES:] for key in keys], counters.get(code))
             remove(work, [key for key in keys if key[-PLACE_BYTES:] not in wanted])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, group key by group key."""
         if self.held is None:
             return
-        for key, row in zip(*_all_counters(work), strict=True):
-            start = _MESSAGES + key[2:]
+        for key, row in zip(*all_counters(work), strict=True):
+            start = MESSAGES + key[2:]
             label = f"open windows of group key {key[2:].hex()}"
             yield Proof(label, start, prefix_end(start) or b"\xff", int(row["live"]), int(row["digest"]))
-
-
-def _newest(places: list[bytes], counter: np.void | None) -> set[bytes]:
-    """Give the places of the live messages of a group key with one source partition; `places` are ascending."""
-    if counter is None or not counter["live"]:
-        return set()
-    source = clock_bytes((int(counter["stream"]), int(counter["partition"]), 0))[: PLACE_BYTES - 8]
-    return set([place for place in places if place.startswith(source)][-int(counter["live"]) :])
-
-
-def _split_places(places: bytes) -> list[bytes]:
-    return [places[at : at + PLACE_BYTES] for at in range(0, len(places), PLACE_BYTES)]
-
-
-def _all_counters(state: Readable) -> tuple[list[bytes], npt.NDArray[np.void]]:
-    keys, values = state.scan_arrays(_COUNTERS, prefix_end(_COUNTERS))
-    return keys, _counters(values)
-
-
-def _counters(values: Sequence[bytes]) -> npt.NDArray[np.void]:
-    data = b"".join(values)
-    if len(data) != len(values) * _COUNTER.itemsize or any(value[0] != FORMAT for value in values):
-        raise UnknownFormat(
-            "a counter of tuple windows has an unknown format",
-            why=f"known is format {FORMAT}, {_COUNTER.itemsize} bytes",
-            command="install the release that wrote it",
-        )
-    return np.frombuffer(data, _COUNTER)
 
 
 class _Step:
@@ -198,10 +166,10 @@ class _Step:
         self.space, self.row_key = space, space.numbers[2]
         self.key = space.numbers[0][key_of]
         count = len(space)
-        self.counter_keys = keyed(_COUNTERS, space.keys)
+        self.counter_keys = keyed(COUNTERS, space.keys)
         found = self.work.get_many(self.counter_keys)
         known = np.array([value is not None for value in found], np.bool_)
-        counters = _counters([value for value in found if value is not None])
+        counters = read_counters([value for value in found if value is not None])
         self.next0, self.live, self.digest = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, "u8")
         self.next0[known], self.live[known], self.digest[known] = (counters[n] for n in ("next", "live", "digest"))
         self.counted = np.bincount(self.key, minlength=count)
@@ -233,7 +201,7 @@ class _Step:
         rows = revisions.scan(self.work, *region) if self.scanned else revisions.empty()
         if not self.drain:
             return rows, none
-        return rows, pa.array([key[2:] for key in _all_counters(self.work)[0]], pa.binary())
+        return rows, pa.array([key[2:] for key in all_counters(self.work)[0]], pa.binary())
 
     # -- choose ---------------------------------------------------------------------------------------------------
 
@@ -338,7 +306,20 @@ class _Step:
     def _send(self) -> None:
         going = self.goes.nonzero()[0]
         if self.kind.held is not None:
-            self._read_messages(self.kind.held)
+            self.contents = TupleContents(
+                self.kind.held,
+                self.turn,
+                self.space,
+                key=self.key,
+                number=self.number,
+                counted=self.counted,
+                next0=self.next0,
+                live=self.live,
+                digest=self.digest,
+                mixed0=self.mixed0,
+                mixed=self.mixed,
+            )
+            self.contents.read(self.sends | (self.opened > self.filled))
         at = self._ended()
         self._emit(
             FULL,
@@ -370,67 +351,13 @@ class _Step:
         partials = combine(plan, self.panes.select(plan.partial_schema.names), row, length)
         values = plan.result(partials)
         if kind.held is not None:
-            full = self._full_values(kind.full, low, high, key)
+            full = self.contents.values(kind.full, low, high, key)
             values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
         start, last = numbers(self.panes, START)[row], numbers(self.panes, LAST)[row + length - 1]
         codes = self.space.keys.take(pa.array(key))
         emission = Emission(phase, revision, None, None, codes, values, start, last)
         self.turn.results.append(emission.table(kind.result_schema, kind.keys))
         self.turn.metrics["windows_emitted"] += len(window)
-
-    # -- messages of full-state aggregates ------------------------------------------------------------------------
-
-    def _read_messages(self, held: Held) -> None:
-        """Lay out the messages of group keys that send, in order of (key, number)."""
-        moves = self.sends | (self.opened > self.filled) | (self.mixed & (self.counted > 0))
-        needed = np.flatnonzero(moves & (self.live > 0))
-        starts = keyed(_MESSAGES, self.space.keys.take(pa.array(needed)))
-        stored = held.read(self.work, ((key, prefix_end(key) or b"\xff") for key in starts))
-        sizes = np.bincount(stored.owner, minlength=len(needed))
-        if (sizes != self.live[needed]).any():
-            wrong = int(np.flatnonzero(sizes != self.live[needed])[0])
-            raise StateCorrupted(
-                "the messages of a group key are not those that its counter says",
-                where=starts[wrong].hex(),
-                why=f"{sizes[wrong]} messages, {self.live[needed[wrong]]} expected",
-                command=VERIFY,
-            )
-        self.stored = HeldRows(stored.keys, stored.values, needed[stored.owner])
-        begins = np.cumsum(sizes) - sizes
-        rank = np.arange(len(stored.owner)) - begins[stored.owner]
-        for at in np.flatnonzero(self.mixed0[needed]).tolist():  # rare: their order was written down
-            rows = slice(int(begins[at]), int(begins[at] + sizes[at]))
-            places = self.work.get(_PLACES + self.space.keys[int(needed[at])].as_py()) or b""
-            listed = {place: at for at, place in enumerate(_split_places(places))}
-            rank[rows] = [listed.get(key[-PLACE_BYTES:], -1) for key in stored.keys[rows]]
-        self.stored_number = rank + self.next0[self.stored.owner] - self.live[self.stored.owner]
-        key = np.concatenate([self.stored.owner, self.key])
-        number = np.concatenate([self.stored_number, self.number])
-        order = np.lexsort((number, key))
-        self.all_key, self.all_number = key[order], number[order]
-        both = pa.concat_tables([held.table(stored), held.select(self.turn.messages)])
-        self.all_messages = both.take(pa.array(order))
-        if self.mixed.any():
-            self.place_rank = np.empty(len(order), np.int64)
-            self.place_rank[fold_order(self.all_messages)] = np.arange(len(order))
-        self.all_first = np.searchsorted(self.all_key, np.arange(len(self.space)))
-
-    def _full_values(self, plan: FullPlan, low: IntArray, high: IntArray, key: IntArray) -> pa.Table:
-        """Compute full-state aggregates of number ranges, some windows at a time."""
-        begin = self.all_first[key]
-        begin = begin + low - self.all_number[begin]
-        total = np.cumsum(high - low)
-        parts, at = [], 0
-        while at < len(key):
-            done = int(total[at - 1]) if at else 0
-            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
-            rows, owner = spread(begin[at:end], (high - low)[at:end])
-            if self.mixed.any():  # numbers follow arrival, folding follows the source
-                by_place = np.lexsort((self.place_rank[rows], owner))
-                rows, owner = rows[by_place], owner[by_place]
-            parts.append(plan.result(self.all_messages.take(pa.array(rows)), owner, end - at))
-            at = end
-        return pa.concat_tables(parts)
 
     # -- store ----------------------------------------------------------------------------------------------------
 
@@ -440,7 +367,7 @@ class _Step:
         # tumbling windows begin anew with each: numbers start at 0 again, so a finished key leaves nothing behind
         base = np.where(kind.step == kind.size, keep, 0)
         if kind.held is not None:
-            self._store_messages(kind.held, keep)
+            self.contents.store(keep)
         self._store_panes(keep, base)
         self._store_revisions(base)
         self._store_counters(base)
@@ -485,7 +412,7 @@ class _Step:
 
     def _store_counters(self, base: IntArray) -> None:
         touched = self.counted > 0
-        packed = np.zeros(len(self.space), _COUNTER)
+        packed = np.zeros(len(self.space), COUNTER)
         packed["stream"], packed["partition"] = self.source >> 32, self.source & 0xFFFFFFFF
         packed["mixed"] = self.mixed
         packed["format"], packed["next"], packed["live"], packed["digest"] = (
@@ -494,70 +421,8 @@ class _Step:
             self.live,
             self.digest,
         )
-        data, width = packed.tobytes(), _COUNTER.itemsize
+        data, width = packed.tobytes(), COUNTER.itemsize
         empty = touched & (self.next1 == base)
         self.work.delete_many([self.counter_keys[at] for at in np.flatnonzero(empty).tolist()])
         kept = np.flatnonzero(touched & ~empty).tolist()
         self.work.put_many([self.counter_keys[at] for at in kept], [data[at * width : (at + 1) * width] for at in kept])
-
-    def _store_messages(self, held: Held, keep: IntArray) -> None:
-        """Drop what no open window needs; new messages that filled windows within the micro-batch never get there."""
-        gone = np.flatnonzero(self.stored_number < keep[self.stored.owner])
-        self._account(held.drop(self.turn, self.stored.where(gone)), self.stored.owner[gone], -1)
-        stay = np.flatnonzero(self.number >= keep[self.key])
-        picked = self.turn.messages.take(pa.array(stay))
-        names, values = held.rows(picked, self.space.keys.take(pa.array(self.key[stay])))
-        self._account(held.put(self.turn, names, values), self.key[stay], 1)
-        self._store_places(held, keep)
-
-    def _store_places(self, held: Held, keep: IntArray) -> None:
-        """Write down the order of live messages of group keys that have several source partitions."""
-        touched = self.mixed & (self.counted > 0)
-        if not touched.any():
-            return
-        names = held.rows(self.all_messages, self.space.keys.take(pa.array(self.all_key)))[0]
-        for key in np.flatnonzero(touched).tolist():
-            name = _PLACES + self.space.keys[key].as_py()
-            mine = np.flatnonzero((self.all_key == key) & (self.all_number >= keep[key]))
-            if len(mine):
-                self.work.put(name, b"".join(names[at][-PLACE_BYTES:] for at in mine.tolist()))
-            else:
-                self.work.delete(name)
-                self.mixed[key] = False
-
-    def _account(self, found: Digests, key: IntArray, sign: int) -> None:
-        self.live += sign * np.bincount(key, minlength=len(self.live))
-        np.add.at(self.digest, key, found if sign > 0 else np.uint64(0) - found)
-
-
-def combine(plan: IncrementalPlan, table: pa.Table, first: IntArray, length: IntArray) -> pa.Table:
-    """Merge runs of partials: `length[i]` rows from `first[i]` on, into row i.
-
-    Runs overlap, so blocks of 2, 4, 8, ... neighbours are merged once for all of them, and a run takes one block per
-    bit of its length: n log(length) merges instead of n * length.
-
-    Args:
-        plan: Merges the partials.
-        table: Partial columns.
-        first: First row of each run.
-        length: Rows of each run, at least 1.
-    """
-    if not len(first):
-        return table.slice(0, 0)
-    blocks, width, at = table.combine_chunks(), 1, first.copy()
-    parts, owners = [], []
-    longest = int(length.max())
-    while width <= longest:
-        mine = np.flatnonzero(length & width)
-        parts.append(blocks.take(pa.array(at[mine])))
-        owners.append(mine)
-        at[mine] += width
-        if 2 * width <= longest:
-            rest = blocks.slice(width)
-            group = np.concatenate([np.arange(blocks.num_rows), np.arange(rest.num_rows)])
-            blocks = plan.merge(pa.concat_tables([blocks, rest]), group, blocks.num_rows)
-        width *= 2
-    owner = np.concatenate(owners)
-    if len(owner) == len(first):
-        return pa.concat_tables(parts).take(pa.array(np.argsort(owner)))
-    return plan.merge(pa.concat_tables(parts), owner, len(first))

@@ -24,9 +24,9 @@ from backend.operators.panes import Panes
 from backend.operators.session_rows import codes_of
 from backend.operators.sessions import Sessions
 from backend.operators.sliding import Sliding
+from backend.operators.tuple_rows import LAST as LAST_OFFSET
+from backend.operators.tuple_rows import START as FIRST_OFFSET
 from backend.operators.tuple_sessions import TupleSessions
-from backend.operators.tuples import LAST as LAST_OFFSET
-from backend.operators.tuples import START as FIRST_OFFSET
 from backend.operators.tuples import Tuples
 from backend.store import Region
 from backend.workspace import Workspace
