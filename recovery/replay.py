@@ -11,6 +11,7 @@ Files of a run: `<checkpoint>/rewind/replay/<run uuid>/<shard>/<uuid>.arrow`, re
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ from recovery.shard import ShardDirectory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_log = logging.getLogger("rewind.restore")
 
 DIRECTORY = "rewind/replay"
 CHUNK_SCHEMA = pa.schema([pa.field("key", pa.large_binary()), pa.field("value", pa.large_binary())])
@@ -113,7 +116,7 @@ def restore_shards(
         arrow_rows: Rows per Arrow batch.
 
     Returns:
-        The number of shards restored.
+        The number of shards restored, or made available to other hosts when none had to be.
 
     Raises:
         HistoryLost: The source or the changelog no longer has what is needed.
@@ -125,6 +128,9 @@ def restore_shards(
     found = probe(spark, {shard: pointers.get(shard) for shard in range(len(job.grouping))}, partial(make, query_id))
     # a shard that has committed nothing begins anew once what a rolled back attempt left is put aside
     reasons = {shard: reason for shard, reason in found.items() if shard in pointers}
+    if not found:
+        # all is well where it was looked at, so the task looked on another host: give it something to take there
+        return _share_all(spark, pointers, partial(make, query_id))
     if not reasons:
         return len(found)
     changelog = make(query_id, 0).changelog
@@ -200,6 +206,49 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
         finally:
             opened.store.close()
     return None
+
+
+def _share_all(spark: SparkSession, pointers: Mapping[int, Pointer], make: Callable[[int], ShardJob]) -> int:
+    """Publish packages of all shards, in one Spark job; give how many. An executor that has no state gives none."""
+
+    def look(items: Iterable[tuple[int, bytes]]) -> Iterator[int]:
+        for shard, data in items:
+            try:
+                yield int(share(make(shard), decode(data)))
+            except RewindError as error:
+                _log.warning("shard %d is not shared from here: %s", shard, error)
+
+    items = [(shard, encode(pointer)) for shard, pointer in sorted(pointers.items())]
+    return sum(spark.sparkContext.parallelize(items, len(items)).mapPartitions(look).collect()) if items else 0
+
+
+def share(job: ShardJob, pointer: Pointer) -> bool:
+    """Publish the state of a shard that lies here as a package of its commit, for other hosts.
+
+    Returns:
+        False when there is one already, or no place for packages.
+
+    Raises:
+        StateUnavailable: The state does not lie here.
+    """
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
+        try:
+            offers = job.packages.offers(job.shard) if job.packages is not None else ()
+            if job.packages is None or any(offer.full and offer.commit == pointer.commit for offer in offers):
+                return False
+            assert opened.row is not None, "a pointer's database has a commit row"
+            scratch = job.local_dir / job.query_id / f"share-{uuid.uuid4().hex}"
+            scratch.mkdir(parents=True, mode=0o700)
+            try:
+                opened.store.checkpoint(scratch / "copy")
+                job.packages.publish(opened.row, scratch / "copy")
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            opened.store.close()
+    return True
 
 
 def check_readable(store: RocksStore) -> None:

@@ -70,6 +70,7 @@ RARE = (
     "source trimmed to what is needed",
     "moved to a package",
     "rolled back to nothing",
+    "shared with the other host",
 )
 """What must have happened in the runs of a suite, each at least once."""
 
@@ -333,24 +334,33 @@ class World(Faults):
         """Restore what cannot be opened at its pointer, with no task running; begin again when death interrupts."""
         for _ in range(MAX_TRIES):
             try:
-                for shard in range(self.shards):
-                    self._restore(version, shard)
+                found = [self._restore(version, shard) for shard in range(self.shards)]
+                if not any(found):
+                    self._share(version)
                 return
             except Death:
                 self.note("died in a restore")
         raise AssertionError("the restore does not end")
 
-    def _restore(self, version: int, shard: int) -> None:
+    def _share(self, version: int) -> None:
+        """Nothing is wrong where it was looked at: put packages where the other host finds them."""
+        for shard in range(self.shards):
+            pointer = self.pointer(version, shard)
+            if pointer is not None and replay.share(self.job(shard, self.home.get(shard, 0)), pointer):
+                self.note("shared with the other host", f"shard {shard}")
+
+    def _restore(self, version: int, shard: int) -> bool:
+        """Probe a shard and restore it; False when nothing is wrong where it was looked at."""
         pointer = self.pointer(version, shard)
         host = self._host(shard)
         self.home[shard] = host
         job = self.job(shard, host)
         why = replay.unusable(job, pointer)
         if why is None:
-            return
+            return False
         if pointer is None:
             self.note("rolled back to nothing", why)
-            return
+            return True
         if self.chance(0.3):
             left = self.random.randint(1, 5)
 
@@ -371,6 +381,7 @@ class World(Faults):
         self.note("restored", f"shard {shard} at batch {version}: {why}")
         if record.message_count:
             self.note("restored with messages replayed", record.message_count)
+        return True
 
     def _chunks(self, shard: int, record: Any) -> list[str]:
         """Replay the source as `restore_shards` does on Spark, Arrow batches in any order."""
