@@ -141,7 +141,7 @@ class Drill:
             self._follow(out, run, scenario, arm=(scenario.kill_point, at))
             broken_at = self._armed_time(out)
         elif not scenario.zombie:
-            broken_at = self._break(out, run, at)
+            broken_at = self._break(out, run, at, between=scenario.between)
             if broken_at is not None and scenario.damage is not None:
                 what = scenario.damage(out, chance)
                 self._note(run, "damaged", what=what)
@@ -235,11 +235,11 @@ class Drill:
             elif event["event"] in ("restoring", "restored"):
                 self.tell(f"  {event['event']} shard {event['shard']} by {event['how']}")
 
-    def _break(self, out: Path, run: Run, at: int) -> float | None:
-        """Kill the job inside micro-batch `at` or later; None when it ended first."""
+    def _break(self, out: Path, run: Run, at: int, *, between: bool) -> float | None:
+        """Kill the job in micro-batch `at` or later, see `strike`; None when it ended first."""
         process = self._start(out, None, None)
         try:
-            version = strike(process, out, at)
+            version = strike(process, out, at, between=between)
             if version is None:
                 run.error = "the process died"
                 run.events += list(events_of(process))
@@ -247,7 +247,7 @@ class Drill:
             self._note(run, "killed", version=version)
             run.events += [event for event in events_of(process) if event["event"] != "failed"]
             run.events.sort(key=lambda event: event["at"])
-            self.tell(f"  killed inside micro-batch {version}")
+            self.tell(f"  killed {'after' if between else 'inside'} micro-batch {version}")
             return run.first("killed")
         finally:
             end(process)

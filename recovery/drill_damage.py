@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from recovery.drill_job import CHECKPOINT, LOCAL
 from recovery.pointer import Commit
 from recovery.survey import Checkpoint
+
+Damage = Callable[[Path, random.Random], str]
+"""Does something to a dead job's directory and gives what, for the report."""
 
 
 def lose_all(out: Path, chance: random.Random) -> str:
@@ -35,9 +38,20 @@ def corrupt_database(out: Path, chance: random.Random) -> str:
 
 
 def corrupt_staged(out: Path, chance: random.Random) -> str:
-    """Flip a byte in the staged file of a shard's committed commit."""
+    """Flip a bit in the staged file of a committed commit that its database does not have yet.
+
+    Raises:
+        ValueError: No shard waits for its staged file.
+    """
     checkpoint = _checkpoint(out)
-    shard = chance.choice(list(checkpoint.shards))
+    waiting = []
+    for shard in checkpoint.shards:
+        local = checkpoint.local(shard)
+        if local is not None and local.commit != _committed(checkpoint, shard):
+            waiting.append(shard)
+    if not waiting:
+        raise ValueError("every shard has ingested its staged file already: try another seed")
+    shard = chance.choice(waiting)
     commit = _committed(checkpoint, shard)
     (path,) = (out / LOCAL).glob(f"*/{shard}/*/staged/{commit.name}.sst")
     return _flip(path, chance, 0, path.stat().st_size)

@@ -26,32 +26,51 @@ def events_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def strike(process: subprocess.Popen[str], out: Path, at: int) -> int | None:
-    """Kill a job with all its processes inside a micro-batch: staged, not committed. Stopped first, then looked at."""
+def strike(process: subprocess.Popen[str], out: Path, at: int, *, between: bool = False) -> int | None:
+    """Kill a job with all its processes; they are stopped first, so that what was seen stays true until they are dead.
+
+    Args:
+        process: The job.
+        out: Its directory.
+        at: The micro-batch, or the next one that allows it.
+        between: Right after the micro-batch was committed, when its staged files wait to be ingested; otherwise inside
+            it, with files staged and not committed.
+
+    Returns:
+        The micro-batch in which it died; None when it ended by itself.
+
+    Raises:
+        TimeoutError: It never came to the place.
+    """
     version = at
     deadline = time.monotonic() + START_TIMEOUT_S
     root = psutil.Process(process.pid)
+    here = _committed if between else inside
     while time.monotonic() < deadline:
         if process.poll() is not None:
             return None
-        if (out / CHECKPOINT / "commits" / str(version)).exists():
+        if not between and _committed(out, version):
             version += 1
-        elif inside(out, version):
+        elif here(out, version):
             family = [root, *root.children(recursive=True)]
             each(family, "suspend")
-            if inside(out, version):
+            if here(out, version):
                 each([*family, *root.children(recursive=True)], "kill")
                 psutil.wait_procs(family, timeout=30)
                 return version
             each(family, "resume")
         time.sleep(_POLL_S)
-    raise TimeoutError(f"no micro-batch from {at} on staged anything within {START_TIMEOUT_S:g} seconds")
+    raise TimeoutError(f"micro-batch {at} was not reached within {START_TIMEOUT_S:g} seconds")
+
+
+def _committed(out: Path, version: int) -> bool:
+    return (out / CHECKPOINT / "commits" / str(version)).exists()
 
 
 def inside(out: Path, version: int) -> bool:
     """Tell whether a micro-batch has staged state that Spark has not committed: the worst moment to die."""
     staged = next((out / LOCAL).glob(f"*/*/*/staged/{version:020d}_*.sst"), None)
-    return staged is not None and not (out / CHECKPOINT / "commits" / str(version)).exists()
+    return staged is not None and not _committed(out, version)
 
 
 def each(family: Sequence[psutil.Process], what: str) -> None:

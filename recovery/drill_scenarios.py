@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from recovery.drill_damage import (
+    Damage,
     corrupt_changelog,
     corrupt_database,
     corrupt_staged,
@@ -15,8 +14,6 @@ from recovery.drill_damage import (
     lose_all,
     lose_shard,
 )
-
-Damage = Callable[[Path, random.Random], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +28,7 @@ class Scenario:
         on_restart: The kill point is armed for the start after the damage: a restore is killed.
         master: Spark's master.
         aged: Share of every source partition that is gone when the job starts again.
+        between: The job is killed right after a commit, when its staged files wait, instead of inside a micro-batch.
         zombie: Attempts with old pointers come back after the run.
         error: Code of the error that it must end in; None when it must end equal.
     """
@@ -42,6 +40,7 @@ class Scenario:
     on_restart: bool = False
     master: str = "local[2]"
     aged: float = 0.0
+    between: bool = False
     zombie: bool = False
     error: str | None = None
 
@@ -61,7 +60,12 @@ CATALOGUE = (
     Scenario("lose-shard", "the job is killed, and one shard's local state is gone", damage=lose_shard),
     Scenario("lose-all", "the job is killed, and the disk with all local state is gone", damage=lose_all),
     Scenario("corrupt-sst", "one byte in an SST file of one shard is flipped", damage=corrupt_database),
-    Scenario("corrupt-staged", "one byte in the staged file that a pointer names is flipped", damage=corrupt_staged),
+    Scenario(
+        "corrupt-staged",
+        "one bit in the staged file that a pointer names is flipped, before it is ingested",
+        damage=corrupt_staged,
+        between=True,
+    ),
     Scenario(
         "kill-restore",
         "all local state is gone, and the restore is killed before its proof",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
+from backend.errors import StateCorrupted, StateUnavailable
+from recovery import drill_damage
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
 from recovery.cli import app
@@ -238,3 +241,31 @@ def test_a_damaged_manifest_is_named(little: Little) -> None:
 )
 def test_moments(time: int, text: str | None) -> None:
     assert moment(time) == text
+
+
+def next_attempt(little: Little, shard: int) -> None:
+    done = little.done[shard][-1]
+    run_attempt(little.job(shard), done.pointer, 4, lambda before: ShardInput(9_000, None, before))
+
+
+@pytest.mark.parametrize("damage", [drill_damage.corrupt_staged, drill_damage.lose_shard])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_drills_damage_to_local_state_is_noticed(little: Little, seed: int, damage: drill_damage.Damage) -> None:
+    """A damage that no attempt would meet proves nothing."""
+    told = damage(little.location.parent, random.Random(seed))
+    noticed = []
+    for shard in little.done:
+        try:
+            next_attempt(little, shard)
+        except (StateUnavailable, StateCorrupted):
+            noticed.append(shard)
+    assert len(noticed) == 1, told
+    assert f"shard {noticed[0]}" in told or f"/{noticed[0]}/" in told
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drills_damage_to_the_changelog_is_noticed(little: Little, seed: int) -> None:
+    home = little.location.parent
+    told = drill_damage.corrupt_changelog(home, random.Random(seed))
+    problems = levels(little.run("verify", code=1), "problem")
+    assert any(Path(problem["where"]).name in told for problem in problems)
