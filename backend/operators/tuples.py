@@ -3,7 +3,8 @@
 The messages of a group key are numbered 0, 1, 2, ... as they come. Window k holds the numbers `[k * step, k * step +
 size)` and is full with its last message; nothing comes late, because offsets come in order. A sliding window ends at
 every message and holds it and the `size - 1` before it (the first ones fewer). Results carry the offsets of the first
-and the last message; the bounds in time are null.
+and the last message; the bounds in time are null. Retention has no say: an open window is kept until it is full, and
+nothing of it afterwards.
 
 State is kept once per *pane* of gcd(size, step) messages and only while an open window needs it:
 
