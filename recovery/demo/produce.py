@@ -17,13 +17,17 @@ _CHUNK_ROWS = 10_000
 
 
 def create_topic(settings: KafkaSettings, topic: str, partitions: int) -> bool:
-    """Create a topic; False when it is there already."""
+    """Create a topic that keeps everything; False when it is there already.
+
+    Kafka's retention goes by the records' own timestamps: flights of 2013 would be deleted within minutes.
+    """
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient(settings.for_client())
     try:
-        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(TIMEOUT_S)
+        new = NewTopic(topic, partitions, 1, config={"retention.ms": "-1"})
+        admin.create_topics([new])[topic].result(TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return False

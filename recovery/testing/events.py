@@ -65,12 +65,13 @@ class Topics:
         Args:
             partitions: How many.
             name: The whole name; by default one that nobody else has.
-            config: Topic settings with `_` for `.`: `message_timestamp_type="LogAppendTime"`.
+            config: Topic settings with `_` for `.`: `message_timestamp_type="LogAppendTime"`. Unless told otherwise
+                the topic keeps everything: Kafka's retention goes by the records' timestamps, and tests have old ones.
         """
         from confluent_kafka.admin import NewTopic
 
         topic = name or f"rewind-{uuid.uuid4().hex[:12]}"
-        settings = {key.replace("_", "."): str(value) for key, value in config.items()}
+        settings = {"retention.ms": "-1"} | {key.replace("_", "."): str(value) for key, value in config.items()}
         new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
         self._admin().create_topics([new])[topic].result(WAIT_S)
         self._names.append(topic)

@@ -85,7 +85,7 @@ def test_the_topic_is_made_and_checked(kafka_broker, kafka_topics):
     compacted = kafka_topics.create(2, cleanup_policy="compact", retention_ms=-1)
     with pytest.raises(ValueError, match=r"cleanup\.policy=compact"):
         KafkaChangelog(settings, compacted).prepare(2)
-    short = kafka_topics.create(2)
+    short = kafka_topics.create(2, retention_ms=604_800_000)
     with pytest.raises(ValueError, match=r"retention\.ms=604800000; a changelog needs retention\.ms=-1"):
         KafkaChangelog(settings, short).prepare(2)
 
