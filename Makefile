@@ -1,7 +1,7 @@
 # Needs make, Python 3.11+ and, for all but `lint` and `test-fast`, Java 17+. Everything else comes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo demo-kafka test test-fast lint bench bench-quick clean
+.PHONY: help setup java torture demo demo-kafka test test-fast lint bench bench-quick clean
 
 PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python
 
@@ -25,6 +25,11 @@ test: java setup lint ## Lint, then all tests
 
 test-fast: setup ## Unit and model tests, no JVM: under a minute
 	@$(PY) -m pytest tests/unit tests/model $(ARGS)
+
+torture: setup ## Hunt: thousands of examples per property, SEEDS simulated failures; hours, not minutes
+	@HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -o timeout=0 tests/model $(ARGS)
+	@$(PY) -m tests.crash.simulation 0-$(or $(SEEDS),5000)
+	@$(PY) -m tests.crash.simulation --rocks 0-$(or $(ROCKS_SEEDS),200)
 
 lint: setup ## Style, types, and the arrows between packages
 	@.venv/bin/ruff check .
