@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend import aggregates as agg
+from tests.model.streams import share
 
 INTS = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9))
 # within 2**-200 .. 2**200 the sums of squares neither overflow nor lose digits to subnormals
@@ -82,6 +83,7 @@ def close(found: float, exact: Fraction, scale: Fraction) -> bool:
     return abs(Fraction(found) - exact) <= 2 * Fraction(math.ulp(float(exact))) + scale / 2**98
 
 
+@share(0.5)
 @given(batches())
 def test_any_split_merged_is_one_fold_is_the_plain_loop(drawn: tuple[list[dict[str, Any]], list[int]]) -> None:
     rows, cuts = drawn
@@ -129,6 +131,7 @@ def check(found: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         assert found["var"] is None
 
 
+@share(0.5)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(-50, 50))), max_size=30),
     st.floats(0, 1),

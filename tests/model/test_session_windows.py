@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.aggregates import collect_list, count, sum_
@@ -16,6 +16,7 @@ from backend.policies import policies
 from backend.store import Region
 from backend.windows import session
 from backend.workspace import Workspace
+from tests.model.streams import share
 from tests.oracle.windows import Message, Spec, WindowOracle, last_values
 from tests.oracle.windows import Row as OracleRow
 from tests.unit.one_shard import SCHEMA, OneShard, Row
@@ -109,7 +110,7 @@ def key_of(row: OracleRow) -> str:
     return repr(row)
 
 
-@settings(max_examples=40)
+@share(0.32)
 @given(
     drawn=MESSAGES,
     cuts=CUTS,
@@ -134,7 +135,7 @@ def test_every_row_is_the_oracle_s(drawn, cuts, retention, early, late):
         check_messages(s, done)
 
 
-@settings(max_examples=30)
+@share(0.24)
 @given(drawn=MESSAGES, cuts=CUTS, retention=RETENTIONS, full_state=st.booleans())
 def test_cuts_change_neither_full_results_nor_errors_nor_state(drawn, cuts, retention, full_state):
     rows = stream(drawn)
@@ -150,7 +151,7 @@ def test_cuts_change_neither_full_results_nor_errors_nor_state(drawn, cuts, rete
     assert parts.visible() == whole.visible()
 
 
-@settings(max_examples=15)
+@share(0.12)
 @given(
     drawn=st.lists(st.tuples(STEPS, st.sampled_from("aab"), st.integers(0, 1)), max_size=20),
     cuts=CUTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.aggregates import collect_list, count, sum_
@@ -13,6 +13,7 @@ from backend.operators.spec import window_spec
 from backend.operators.window import WindowOperator
 from backend.policies import policies
 from backend.windows import session
+from tests.model.streams import share
 from tests.model.tuple_checks import check_messages, check_replay, cut
 from tests.unit.one_shard import SCHEMA, OneShard, Row
 
@@ -47,7 +48,7 @@ MESSAGES = st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.integer
 CUTS = st.lists(st.integers(0, 26), max_size=4)
 
 
-@settings(max_examples=50)
+@share(0.4)
 @given(size=st.integers(1, 5), messages=MESSAGES, cuts=CUTS)
 def test_any_cut_is_the_plain_loop(size, messages, cuts):
     rows: list[Row] = [(3 * at, at % 7, key, value) for at, (key, value) in enumerate(messages)]
@@ -67,7 +68,7 @@ def test_any_cut_is_the_plain_loop(size, messages, cuts):
     assert sorted(row[3] for row in results(parts)) == sorted([r[3] for r in mine] for mine in live.values())
 
 
-@settings(max_examples=25)
+@share(0.2)
 @given(
     size=st.integers(1, 4),
     batches=st.lists(

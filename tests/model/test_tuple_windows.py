@@ -5,13 +5,14 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.aggregates import collect_list, count, first, sum_
 from backend.operators.spec import window_spec
 from backend.policies import policies
 from backend.windows import Window, hopping, sliding, tumbling
+from tests.model.streams import share
 from tests.model.tuple_checks import check_messages, check_replay, cut
 from tests.unit.one_shard import SCHEMA, OneShard, Row
 
@@ -70,7 +71,7 @@ MESSAGES = st.lists(st.tuples(st.sampled_from("aab"), st.integers(-5, 5)), max_s
 CUTS = st.lists(st.integers(0, 26), max_size=4)
 
 
-@settings(max_examples=50)
+@share(0.4)
 @given(kind=st.sampled_from(KINDS), keyed=st.booleans(), messages=MESSAGES, cuts=CUTS)
 def test_any_cut_is_the_plain_loop(kind, keyed, messages, cuts):
     window, size, step, lowest = kind
@@ -90,7 +91,7 @@ def test_any_cut_is_the_plain_loop(kind, keyed, messages, cuts):
     check_replay(parts, [{0: rows}])
 
 
-@settings(max_examples=25)
+@share(0.2)
 @given(
     kind=st.sampled_from(KINDS),
     batches=st.lists(
@@ -116,7 +117,7 @@ def test_two_source_partitions_count_in_the_order_of_the_micro_batches(kind, bat
     assert found == loop(arrived, size, step, lowest, True, itemgetter(1, 0))[0]
 
 
-@settings(max_examples=25)
+@share(0.2)
 @given(kind=st.sampled_from(KINDS[:4]), messages=MESSAGES, cuts=CUTS)
 def test_early_and_drain_show_every_open_window(kind, messages, cuts):
     window, size, step, lowest = kind
