@@ -143,7 +143,7 @@ class Proof:
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Proof:
         """Read what the process printed."""
-        parts = {name: Comparison(**values[name]) for name in _PARTS}
+        parts = {name: Comparison(**{**values[name], "samples": tuple(values[name]["samples"])}) for name in _PARTS}
         return cls(**{**values, **parts})
 
     @property
