@@ -16,3 +16,9 @@ def test_the_contract_of_the_core_names_every_module():
         if (path.suffix == ".py" or (path / "__init__.py").exists()) and path.stem not in {"__init__", *outside}
     }
     assert named == there
+
+
+def test_test_modules_have_names_of_their_own():
+    """Without packages pytest imports test modules by their base name: two of one name stop the whole run."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(names) == sorted(set(names))
