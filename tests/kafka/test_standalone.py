@@ -1,0 +1,148 @@
+"""The deployment's topology without containers: a broker, a Spark master, two workers, the deployment's own job.
+
+One worker dies midway by SIGKILL with all its processes, and the local state is gone: the other one restores it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+import pytest
+
+from backend.spark import jars
+from recovery.demo.disaster import kill
+from recovery.demo.flights import make_archive
+from recovery.demo.produce import in_order, produce
+from recovery.demo.proof import prove
+from recovery.demo.session import environment
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+SPARK_HOME = Path(pyspark.__file__).parent
+HOUR_MS = 3_600_000
+WAIT_S = 300
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """A Spark standalone master and two workers, each a process of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"spark://127.0.0.1:{free_port()}"
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.master = self._start("master.Master", "--port", self.url.rpartition(":")[2])
+        self.workers = [
+            self._start(
+                "worker.Worker", "--cores", "1", "--memory", "700m", "--work-dir", str(path / f"work-{n}"), self.url
+            )
+            for n in (1, 2)
+        ]
+
+    def environment(self) -> dict[str, str]:
+        return environment() | {
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+            "TZ": "UTC",
+        }
+
+    def _start(self, kind: str, *options: str) -> subprocess.Popen[bytes]:
+        name = f"{kind.partition('.')[0]}-{len(self.started)}"
+        command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{kind}", "--host", "127.0.0.1"]
+        with (self.path / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, "--webui-port", "0", *options], stdout=log, stderr=log, env=self.environment()
+            )
+        self.started.append(process)
+        return process
+
+    def submit(self, script: Path, *options: str) -> subprocess.Popen[bytes]:
+        conf = {
+            "spark.jars": ",".join(map(str, jars.resolve(jars.connector()))),
+            "spark.driver.memory": "700m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.executor.memory": "600m",
+            "spark.executor.cores": "1",
+            "spark.ui.enabled": "false",
+            "spark.log.level": "ERROR",
+            "spark.sql.shuffle.partitions": "3",
+            "spark.local.dir": str(self.path / "scratch"),
+            "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
+            "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
+        }
+        settings = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+        command = [SPARK_HOME / "bin" / "spark-submit", "--master", self.url, *settings, script, *options]
+        with (self.path / "job.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment())
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in reversed(self.started):
+            kill(process.pid)
+            process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not path.exists():
+        assert process.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+def test_a_worker_dies_and_the_other_restores_its_state(
+    cluster: Cluster, kafka_broker: Any, kafka_topics: Any, tmp_path: Path, spark: Any
+) -> None:
+    rows = in_order(make_archive(tmp_path / "archive", days=3))
+    topic = kafka_topics.create(3)
+    kafka_topics.adopt(f"{topic}-changelog")
+    produce(kafka_broker.settings, topic, rows)
+    servers = kafka_broker.settings.servers
+    out, local = tmp_path / "out", tmp_path / "local"
+    job = cluster.submit(
+        ROOT / "docker" / "job.py",
+        *("--servers", servers, "--topic", topic, "--checkpoint", str(out), "--local-dir", str(local)),
+        *("--offsets", "500", "--until-end"),
+    )
+    log = tmp_path / "job.log"
+    wait_for(out / "state" / "commits" / "2", job, log)
+    executors = psutil.Process(cluster.workers[0].pid).children(recursive=True)
+    assert executors, "the worker that is to die has no executor"
+    kill(cluster.workers[0].pid)
+    shutil.rmtree(local)
+    assert job.wait(WAIT_S) == 0, log.read_text()[-3000:]
+    restores = log.read_text().rpartition(" micro-batches, ")[2].split()[0]
+    assert int(restores) >= 1
+    proof = prove(
+        spark, tmp_path / "archive", out / "windows", out / "errors", size_ms=HOUR_MS, retention_ms=6 * HOUR_MS
+    )
+    assert proof.windows.total > 0
+    assert proof.windows.equal == proof.windows.total, proof
+    assert proof.full.equal == proof.full.total, proof
+    assert proof.duplicates == 0
