@@ -23,6 +23,7 @@ from recovery.compare import Difference, Output, compare, read_output
 from recovery.drill_job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, LOCAL, RESULTS
 from recovery.drill_process import end, events_of, snapshot, strike
 from recovery.drill_scenarios import Scenario
+from recovery.pointer import Commit
 from recovery.survey import Checkpoint
 
 DEFAULT_DAYS = 8
@@ -124,7 +125,7 @@ class Drill:
             self._follow(out, self.control_run)
             if self.control_run.error:
                 raise RuntimeError(f"the job fails without being broken: {self.control_run.error}; see {out}/job.log")
-            self._control = self._output(out)
+            self._control = self._output(out, self.control_run)
         return self._control
 
     def run(self, scenario: Scenario) -> Verdict:
@@ -170,7 +171,7 @@ class Drill:
             why = "the job ended before it could be broken: give it more input"
         if not why and scenario.error is None:
             try:
-                difference = compare(control, self._output(out))
+                difference = compare(control, self._output(out, run))
                 why = "" if difference.equal else "differs from the control: " + "; ".join(difference.samples)
             except RewindError as error:
                 why = str(error)
@@ -279,5 +280,8 @@ class Drill:
         if "what" in details:
             self.tell(f"  {details['what']}")
 
-    def _output(self, out: Path) -> Output:
-        return read_output(Checkpoint(str(out / CHECKPOINT), out / LOCAL), out / RESULTS, out / ERRORS)
+    def _output(self, out: Path, run: Run) -> Output:
+        ended = [event for event in run.events if event["event"] == "ended"]
+        commits = ended[-1]["commits"] if ended else {}
+        pointers = {int(shard): Commit.of_name(name) for shard, name in commits.items()} or None
+        return read_output(Checkpoint(str(out / CHECKPOINT), out / LOCAL, pointers), out / RESULTS, out / ERRORS)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recovery.manifest import read_manifest
+from recovery.replay import read_pointers
 from recovery.user_job import load_pipeline, session
 
 if TYPE_CHECKING:
@@ -134,7 +136,12 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path) -> None:
         if query.progress.version > told:
             told = query.progress.version
             tell("progress", version=told, rows=query.progress.rows, results=query.progress.results)
-    tell("ended", version=query.progress.version, restores=query.progress.restores)
+    # a killed attempt leaves a record of its own in the changelog: only Spark's state says which one is committed
+    checkpoint = str(out / CHECKPOINT)
+    manifest = read_manifest(checkpoint)
+    pointers = read_pointers(spark, checkpoint, manifest.shards) if manifest is not None else {}
+    commits = {str(shard): pointer.commit.name for shard, pointer in pointers.items()}
+    tell("ended", version=query.progress.version, restores=query.progress.restores, commits=commits)
 
 
 def main() -> int:
