@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
@@ -169,3 +170,17 @@ def test_a_retry_of_the_micro_batch_counts_once(shard):
     state.value = committed  # Spark did not commit the micro-batch: its state is as before
     again = rows_of(wrapper.handleInputRows((12,), packed([2, 3], 2_000), Now(2_000)))
     assert lost == again == [{"key": "a", "count": 4}]
+
+
+def test_rows_that_leave_something_due_at_once_are_not_committed_again_by_the_timer(shard, monkeypatch):
+    wrapper, state = shard
+    process = Waiting.process
+
+    def due_at_once(self, batch, work):
+        return replace(process(self, batch, work), next_due_ms=batch.time_ms)
+
+    monkeypatch.setattr(Waiting, "process", due_at_once)
+    list(wrapper.handleInputRows((12,), packed([0], 1_000), Now(1_000)))
+    committed = decode(state.value[0]).commit
+    assert rows_of(wrapper.handleExpiredTimer((12,), Now(1_000), Now(1_000))) == []
+    assert decode(state.value[0]).commit == committed
