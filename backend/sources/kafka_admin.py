@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import SourceUnavailable, SourceWentBack
 from backend.sources import OffsetRange, TopicPartition
+from backend.sources.kafka_settling import while_it_settles
 
 if TYPE_CHECKING:
     from backend.sources.kafka_settings import KafkaSettings
@@ -72,11 +74,15 @@ def offsets(
     level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
     admin = _admin(settings)
     edges: list[dict[tuple[str, int], int]] = []
+
+    def listed(spec: OffsetSpec) -> dict[tuple[str, int], int]:
+        wanted = {TopicPartition(topic, p): spec for topic, p in partitions}
+        asked = admin.list_offsets(wanted, isolation_level=level, request_timeout=TIMEOUT_S)
+        return {(key.topic, key.partition): answer.result(TIMEOUT_S).offset for key, answer in asked.items()}
+
     try:
         for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
-            wanted = {TopicPartition(topic, p): spec for topic, p in partitions}
-            asked = admin.list_offsets(wanted, isolation_level=level, request_timeout=TIMEOUT_S)
-            edges.append({(key.topic, key.partition): answer.result(TIMEOUT_S).offset for key, answer in asked.items()})
+            edges.append(while_it_settles(partial(listed, spec)))
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(settings, topics, error) from None
     return {key: (edges[0][key], edges[1][key]) for key in partitions}

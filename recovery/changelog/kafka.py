@@ -19,6 +19,7 @@ from typing import Any
 from backend.errors import ChangelogDamaged, RewindError, SourceUnavailable, UnknownFormat
 from backend.sources.kafka_admin import offsets
 from backend.sources.kafka_settings import KafkaSettings
+from backend.sources.kafka_settling import while_it_settles
 from backend.store import Changes
 from recovery.changelog.chunks import Assembler, Stored, decode_key
 from recovery.changelog.file import MAX_DELTAS, MIN_BASE_BYTES
@@ -216,9 +217,13 @@ class KafkaChangelog:
 
         client = admin(self._settings)
         edge = TopicPartition(self._topic, shard, offset)
-        try:
+
+        def delete() -> None:
             for deleted in client.delete_records([edge], request_timeout=TIMEOUT_S).values():
                 deleted.result(TIMEOUT_S)
+
+        try:
+            while_it_settles(delete)
         except (KafkaException, TimeoutError) as error:
             raise unavailable(self._settings, self._topic, error) from None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import ChangelogUnavailable
+from backend.sources.kafka_settling import while_it_settles
 from recovery.changelog.kafka_topic import TIMEOUT_S, unavailable
 
 if TYPE_CHECKING:
@@ -58,8 +59,10 @@ class PartitionReader:
         from confluent_kafka import KafkaException, TopicPartition
 
         try:
-            low, high = self._consumer.get_watermark_offsets(
-                TopicPartition(self._topic, shard), timeout=TIMEOUT_S, cached=False
+            low, high = while_it_settles(
+                lambda: self._consumer.get_watermark_offsets(
+                    TopicPartition(self._topic, shard), timeout=TIMEOUT_S, cached=False
+                )
             )
         except KafkaException as error:
             raise unavailable(self._settings, self._topic, error) from None

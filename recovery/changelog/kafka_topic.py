@@ -6,10 +6,10 @@ one. Kafka deletes nothing by age or size; `KafkaChangelog.prune` cuts below the
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import ChangelogUnavailable
+from backend.sources.kafka_settling import while_it_settles
 
 if TYPE_CHECKING:
     from backend.sources.kafka_settings import KafkaSettings
@@ -54,21 +54,20 @@ def prepare_topic(settings: KafkaSettings, topic: str, shards: int, replication:
 
 
 def _check(settings: KafkaSettings, client: Any, topic: str, shards: int) -> None:
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+    from confluent_kafka import KafkaException, TopicCollection
     from confluent_kafka.admin import ConfigResource
 
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        try:
-            told = client.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)[topic].result(TIMEOUT_S)
-            config = client.describe_configs([resource], request_timeout=TIMEOUT_S)[resource].result(TIMEOUT_S)
-            break
-        except (KafkaException, TimeoutError) as error:
-            new = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-            if not new or time.monotonic() > deadline:  # a new topic is not known to every broker at once
-                raise unavailable(settings, topic, error) from None
-            time.sleep(0.1)
+    names = TopicCollection([topic])
+
+    def described() -> tuple[Any, Any]:
+        told = client.describe_topics(names, request_timeout=TIMEOUT_S)[topic].result(TIMEOUT_S)
+        return told, client.describe_configs([resource], request_timeout=TIMEOUT_S)[resource].result(TIMEOUT_S)
+
+    try:
+        told, config = while_it_settles(described)
+    except (KafkaException, TimeoutError) as error:
+        raise unavailable(settings, topic, error) from None
     wrong = {name: config[name].value for name, wanted in REQUIRED.items() if config[name].value != wanted}
     if wrong:
         found = ", ".join(f"{name}={value}" for name, value in wrong.items())
