@@ -73,7 +73,6 @@ def offsets(
     partitions = [(topic, p) for topic in topics for p in range(known[topic].partitions)]
     level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
     admin = _admin(settings)
-    edges: list[dict[tuple[str, int], int]] = []
 
     def listed(spec: OffsetSpec) -> dict[tuple[str, int], int]:
         wanted = {TopicPartition(topic, p): spec for topic, p in partitions}
@@ -81,11 +80,10 @@ def offsets(
         return {(key.topic, key.partition): answer.result(TIMEOUT_S).offset for key, answer in asked.items()}
 
     try:
-        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
-            edges.append(while_it_settles(partial(listed, spec)))
+        first, end = (while_it_settles(partial(listed, at)) for at in (OffsetSpec.earliest(), OffsetSpec.latest()))
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(settings, topics, error) from None
-    return {key: (edges[0][key], edges[1][key]) for key in partitions}
+    return {key: (first[key], end[key]) for key in partitions}
 
 
 def compare(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicIdentity]) -> list[str]:

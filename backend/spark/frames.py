@@ -18,8 +18,8 @@ to, nor on where Arrow batches, tasks and micro-batches are cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -113,12 +113,22 @@ class PackPlan:
         fields: The operator's input fields, with the Arrow types that frames carry.
         by_partition: True when a source partition belongs to one shard, so other shards need not hear of it.
         max_ahead_ms: Event times later than batch time plus this are bad input; None switches the check off.
+        sides: For inputs with different fields, the names that each stream has: a frame carries the columns of its
+            rows' streams only, and `assemble` fills the others with nulls. Empty: every stream has all fields.
     """
 
     grouping: tuple[int, ...]
     fields: tuple[pa.Field, ...]
     by_partition: bool
     max_ahead_ms: int | None
+    sides: Mapping[int, frozenset[str]] = field(default_factory=dict)
+
+    def carried(self, streams: Iterable[int]) -> Sequence[pa.Field]:
+        """Give the fields that a frame with rows of these streams carries."""
+        if not self.sides:
+            return self.fields
+        wanted = frozenset[str]().union(*(self.sides[stream] for stream in streams))
+        return [f for f in self.fields if f.name in wanted]
 
 
 def packer(plan: PackPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -149,9 +159,10 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     header = _header_encoder.encode(Header(FORMAT, time_ms, slices))
 
     columns = [batch.column(name) for name in (STREAM, PARTITION, OFFSET)]
-    columns += [pa.array(times), pa.array(before), *(batch.column(field.name) for field in plan.fields)]
-    schema = pa.schema([*MESSAGE_FIELDS, *plan.fields])
-    columns = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+    carried = plan.carried(np.unique(stream).tolist())
+    columns += [pa.array(times), pa.array(before), *(batch.column(f.name) for f in carried)]
+    schema = pa.schema([*MESSAGE_FIELDS, *carried])
+    columns = [column.cast(f.type) for column, f in zip(columns, schema, strict=True)]
     messages = pa.RecordBatch.from_arrays(columns, schema=schema)
 
     rows: list[tuple[int, bytes, bytes | None, bytes | None]] = []
@@ -173,7 +184,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
 def _packed(rows: Sequence[tuple[int, bytes, bytes | None, bytes | None]]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     return pa.RecordBatch.from_arrays(
-        [pa.array(list(column), field.type) for column, field in zip(columns, PACKED_ARROW, strict=True)],
+        [pa.array(list(column), f.type) for column, f in zip(columns, PACKED_ARROW, strict=True)],
         schema=PACKED_ARROW,
     )
 
@@ -263,11 +274,7 @@ def _errors(
         "key": bad.column(KEY_IN),
         "value": bad.column(RAW_IN),
     }
-    return _ipc(
-        pa.RecordBatch.from_arrays(
-            [columns[field.name].cast(field.type) for field in ERROR_SCHEMA], schema=ERROR_SCHEMA
-        )
-    )
+    return _ipc(pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in ERROR_SCHEMA], schema=ERROR_SCHEMA))
 
 
 def _ipc(batch: pa.RecordBatch) -> bytes | None:
@@ -320,7 +327,12 @@ class Assembled:
 
 
 def assemble(
-    rows: Iterable[Packed], before: Positions, *, sources: Iterable[SourcePartition] = (), where: str = ""
+    rows: Iterable[Packed],
+    before: Positions,
+    *,
+    sources: Iterable[SourcePartition] = (),
+    fields: Sequence[pa.Field] = (),
+    where: str = "",
 ) -> Assembled:
     """Put the packed rows of one shard and micro-batch together.
 
@@ -329,6 +341,8 @@ def assemble(
         before: Committed positions.
         sources: Source partitions of the shard that are known to be there. One that has brought nothing yet holds
             windows open until it is idle: else its first messages would find windows closed without it.
+        fields: The operator's input fields: those that no frame carries become columns of nulls. Empty: frames carry
+            all of them.
         where: The shard, for errors.
 
     Raises:
@@ -369,6 +383,8 @@ def assemble(
         reached = max(part.next, after[key].next_offset) if key in after else part.next
         after[key] = Position(reached, running[key], time_ms)
     messages = _join(headers, tables, starts)
+    if messages is not None and fields:
+        messages = with_fields(messages, fields)
     bad = pa.concat_tables(errors) if errors else ERROR_SCHEMA.empty_table()
     return Assembled(time_ms, messages, after, bad, any(header.drain for header in headers))
 
@@ -390,7 +406,7 @@ def _join(
         raised.append(table.set_column(RESERVED.index(BEFORE), MESSAGE_FIELDS[4], pa.array(before)))
     if not raised:
         return None
-    messages = pa.concat_tables(raised)
+    messages = pa.concat_tables(raised, promote_options="default")
     stream, partition, offset = (_table_ints(messages, name) for name in (STREAM, PARTITION, OFFSET))
     same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
     rising = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
@@ -400,6 +416,16 @@ def _join(
     stream, partition, offset = stream[order], partition[order], offset[order]
     repeated = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1]) & (offset[1:] == offset[:-1])
     return messages.take(pa.array(order[np.concatenate(([True], ~repeated))])).combine_chunks()
+
+
+def with_fields(messages: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
+    """Give `MESSAGE_FIELDS` and then exactly these columns, in their order; nulls where there is none."""
+    if messages.schema.names[len(MESSAGE_FIELDS) :] == [f.name for f in fields]:
+        return messages
+    here = set(messages.schema.names)
+    columns = [messages[f.name] if f.name in here else pa.nulls(len(messages), f.type) for f in fields]
+    head = [messages[f.name] for f in MESSAGE_FIELDS]
+    return pa.table([*head, *columns], schema=pa.schema([*MESSAGE_FIELDS, *fields]))
 
 
 def _table_ints(table: pa.Table, name: str) -> IntArray:

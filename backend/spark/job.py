@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import DateType, IntegralType, LongType, TimestampNTZType, TimestampType
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator, SourcePartition
@@ -37,13 +37,20 @@ class Input:
         event_time: Field that holds the event time (timestamp, date, or integer milliseconds); None takes the record's
             own timestamp.
         key: Fields that route a message to its shard; empty for none.
-        name: Side of a join; empty for a single input.
+        name: Side of a join; empty for a single input. The operator reads a side's field as `<name>.<field>`.
     """
 
     source: Source
     event_time: str | None
     key: tuple[str, ...]
     name: str = ""
+
+    def field_of(self, name: str) -> str | None:
+        """Give the field of this input that the operator reads under a name; None for the other side's."""
+        if not self.name:
+            return name
+        side, _, own = name.partition(".")
+        return own if side == self.name else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,12 @@ class Job:
 
     def pack_plan(self, max_ahead_ms: int | None) -> PackPlan:
         """Give the plan of the pack stage; a replay has no clock to compare with and passes None."""
-        return PackPlan(self.grouping, self.message_fields, self.route == "partition", max_ahead_ms)
+        sides = {}
+        if len(self.inputs) > 1:
+            names = [f.name for f in self.message_fields]
+            own = {side.name: frozenset(n for n in names if side.field_of(n) is not None) for side in self.inputs}
+            sides = {number: own[side] for (side, _), number in self.streams.items()}
+        return PackPlan(self.grouping, self.message_fields, self.route == "partition", max_ahead_ms, sides)
 
     def pack_input(self, side: Input, rows: DataFrame) -> DataFrame:
         """Select what the pack stage reads out of source rows."""
@@ -140,7 +152,9 @@ class Job:
         if self.route == "partition":
             place: Column = f.pmod(f.col("partition") + stream, f.lit(self.shards))
         elif side.key and self.shards > 1:
-            place = f.pmod(f.xxhash64(*[_normal(rows, name) for name in side.key]), f.lit(self.shards)).cast("int")
+            place = f.pmod(
+                f.xxhash64(*[_normal(rows, name, widen=bool(side.name)) for name in side.key]), f.lit(self.shards)
+            ).cast("int")
         else:
             place = f.lit(0)
         bad = f.col("malformed").isNotNull() | time.isNull()
@@ -158,10 +172,7 @@ class Job:
             f.col("malformed").alias(frames.MALFORMED_IN),
             f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN),
             f.lit(None).cast("boolean").alias(frames.DRAIN_IN),
-            *[
-                (f.col("fields").getField(field.name) if field.name in here else f.lit(None)).alias(field.name)
-                for field in self.message_fields
-            ],
+            *[_field(side.field_of(field.name), field, here) for field in self.message_fields],
         )
 
 
@@ -190,11 +201,21 @@ def _millis(rows: DataFrame, name: str) -> Column:
     return column.cast("long")
 
 
-def _normal(rows: DataFrame, name: str) -> Column:
-    """Give a key field such that equal keys hash alike: -0.0 equals 0.0."""
+def _field(own: str | None, field: pa.Field, here: set[str]) -> Column:
+    """Give a field of an input under the name that the operator reads; typed nulls where the input has none."""
+    if own is None or own not in here:
+        return f.lit(None).cast(from_arrow_type(field.type)).alias(field.name)
+    return f.col("fields").getField(own).alias(field.name)
+
+
+def _normal(rows: DataFrame, name: str, *, widen: bool) -> Column:
+    """Give a key field such that equal keys hash alike: -0.0 equals 0.0; in a join also integers of other widths."""
     column = f.col("fields").getField(name)
-    if rows.schema["fields"].dataType[name].dataType.typeName() in ("float", "double"):
+    kind = rows.schema["fields"].dataType[name].dataType
+    if kind.typeName() in ("float", "double"):
         return column.cast("double") + f.lit(0.0)
+    if widen and isinstance(kind, IntegralType):
+        return column.cast("long")
     return column
 
 

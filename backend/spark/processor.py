@@ -76,7 +76,7 @@ class ShardProcessor(StatefulProcessor):
 
         def read(before: Positions) -> tuple[ShardInput, pa.Table]:
             known = self._plan.sources.get(shard, ())
-            assembled = assemble(packed_rows(rows), before, sources=known, where=job.where)
+            assembled = assemble(packed_rows(rows), before, sources=known, fields=job.message_fields, where=job.where)
             ahead = assembled.errors.filter(pc.equal(assembled.errors["reason"], "in_future"))
             in_future = tuple(
                 zip(*(ahead[name].to_pylist() for name in ("stream", "partition", "offset")), strict=True)

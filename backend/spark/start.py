@@ -182,19 +182,18 @@ def build_job(
     Raises:
         ValueError: A bad option, by name.
     """
-    inputs = []
-    schema = pa.schema([])
+    inputs, schemas = [], []
     message_types = {}
-    for side in pipeline.streams:
+    for name, side in zip(pipeline.sides, pipeline.streams, strict=True):
         fields = side.source.fields()
         check_event_time(fields, side.event_time)
-        for name in side.key:
-            if name not in fields.fieldNames():
-                raise ValueError(f"key={name!r}: allowed are the fields {', '.join(fields.fieldNames())}")
-        inputs.append(Input(side.source, side.event_time, side.key))
-        schema = arrow_schema(fields)
-        message_types.update({field.name: field for field in schema})
-    operator = pipeline.make(schema)
+        for key in side.key:
+            if key not in fields.fieldNames():
+                raise ValueError(f"key={key!r}: allowed are the fields {', '.join(fields.fieldNames())}")
+        inputs.append(Input(side.source, side.event_time, side.key, name))
+        schemas.append(arrow_schema(fields))
+        message_types.update({_read_as(name, field): field.with_name(_read_as(name, field)) for field in schemas[-1]})
+    operator = pipeline.make(*schemas)
     shards = options.shards
     if grouping is not None:
         shards = shards or len(grouping)
@@ -215,6 +214,11 @@ def build_job(
         tuple(message_types[name] for name in operator.input_fields),
         pipeline.max_ahead_ms,
     )
+
+
+def _read_as(side: str, field: pa.Field) -> str:
+    """Give the name under which the operator reads a field: the inverse of `Input.field_of`."""
+    return f"{side}.{field.name}" if side else str(field.name)
 
 
 def _default_shards(pipeline: Pipeline, inputs: list[Input], spark: SparkSession, options: StartOptions) -> int:

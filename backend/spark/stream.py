@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from backend.sinks import Sink
     from recovery.supervisor import RewindQuery
 
-OperatorFactory = Callable[[pa.Schema], Operator]
+OperatorFactory = Callable[..., Operator]
+"""Called with the Arrow schema of each stream's fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,12 @@ class Pipeline:
     """A job that is fully said but not started.
 
     Attributes:
-        streams: The inputs.
-        make: Makes the operator, told the schema of the messages' fields.
+        streams: The inputs: one, or left and right of a join.
+        make: Makes the operator, told the schema of each stream's fields.
         max_ahead_ms: See `Stream.window`.
         needs_order: Without a group key the windows need the whole stream in order: `route="partition"` or one shard.
         settings: What `options` has set.
+        sides: Names of the inputs of a join, in the order of `streams`.
     """
 
     streams: tuple[Stream, ...]
@@ -142,6 +144,7 @@ class Pipeline:
     max_ahead_ms: int | None
     needs_order: bool
     settings: dict[str, Any] = field(default_factory=dict)
+    sides: tuple[str, ...] = ("",)
 
     def options(self, **settings: Any) -> Pipeline:
         """Give a copy with defaults for options of `start`."""

@@ -166,3 +166,40 @@ def test_frames_of_another_format_are_refused():
 def test_ipc_is_its_own_inverse():
     table = pa.table({"a": [1, None], "b": ["x", "y"]})
     assert from_ipc(frames.to_ipc(table)) == table
+
+
+SIDES = PackPlan(
+    (0,),
+    (pa.field("left.key", pa.string()), pa.field("right.cost", pa.int64())),
+    False,
+    None,
+    {0: frozenset({"left.key"}), 1: frozenset({"right.cost"})},
+)
+
+
+def side_rows(stream, offsets):
+    n = len(offsets)
+    rows = source_rows([(0, offset, offset, None) for offset in offsets], shards=1).to_pydict()
+    del rows["key"]
+    batch = pa.RecordBatch.from_pydict(rows, source_rows([(0, 0, 0, None)]).schema.remove(12))
+    batch = batch.set_column(0, "_stream", pa.array([stream] * n, pa.int32()))
+    left = [f"k{o}" if stream == 0 else None for o in offsets]
+    right = [o * 10 if stream == 1 else None for o in offsets]
+    return batch.append_column("left.key", pa.array(left, pa.string())).append_column(
+        "right.cost", pa.array(right, pa.int64())
+    )
+
+
+def test_a_frame_carries_its_own_sides_columns_and_the_others_come_back_as_nulls():
+    packed = [pack(side_rows(1, [5, 6]), SIDES), pack(side_rows(0, [7]), SIDES)]
+    assert [from_ipc(p["frame"][0].as_py()).schema.names[5:] for p in packed] == [["right.cost"], ["left.key"]]
+    got = assemble(of_shard(packed, 0), {}, fields=SIDES.fields).messages
+    assert got.schema.names[5:] == ["left.key", "right.cost"]
+    assert [(r["_stream"], r["left.key"], r["right.cost"]) for r in got.to_pylist()] == [
+        (0, "k7", None),
+        (1, None, 50),
+        (1, None, 60),
+    ]
+    only = assemble(of_shard(packed[1:], 0), {}, fields=SIDES.fields).messages
+    assert only.schema == got.schema
+    assert only.to_pylist()[0]["right.cost"] is None
