@@ -1,0 +1,111 @@
+"""What a join may ask for, and what is refused with which words."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from backend.joins import join_spec
+from backend.windows import hopping, session, tumbling
+
+ORDERS = pa.schema([("id", pa.int64()), ("value", pa.int64()), ("user", pa.string())])
+SHIPMENTS = pa.schema([("id", pa.int32()), ("cost", pa.int64()), ("user", pa.string())])
+HOUR = {"left_retention": "1 h", "right_retention": "1 h"}
+MANY = {"left_retention_messages": 10, "right_retention_messages": 10}
+N3 = tumbling(messages=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"within": 1, "left_window": N3, **MANY}, "offset"),
+        ({"on": "id", "left_window": N3, **MANY}, "offset"),
+        ({"on": "id", "left_window": N3, "large_window_messages": 12, **MANY}, "equal_offset"),
+        ({"on": "id", "left_window": N3, "message_key": "join_fields", **MANY}, "equal_offset"),
+        ({"within": 1, **HOUR}, "time_offset"),
+        ({"on": "id", **HOUR}, "equal_time_offset"),
+        ({"on": "id", "within": "30 min", **HOUR}, "time_equal_offset"),
+        ({"on": "id", "within": "31 min", **HOUR}, "equal_time_offset"),
+        ({"on": "id", "within": "31 min", "large_window": "62 min", **HOUR}, "time_equal_offset"),
+        ({"on": "id", "within": "31 min", "message_key": "time", **HOUR}, "time_equal_offset"),
+        ({"on": "id", "within": 1, "message_key": "join_fields", **HOUR}, "equal_time_offset"),
+        ({"on": "id", "left_window": session("1 h"), **HOUR}, "session_equal_time_offset"),
+        ({"on": "id", "within": 1, "left_window": session("1 h"), **HOUR}, "session_time_equal_offset"),
+        ({"on": "id", "left_window": session(messages=9), **MANY}, "session_offset"),
+    ],
+)
+def test_the_matrix_gives_the_message_key(options, parts):
+    assert join_spec(ORDERS, SHIPMENTS, **options).layout.name == parts
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "on=None, within=None: a join needs equal fields"),
+        ({"on": "id", "how": "full"}, "how='full': allowed are 'inner', 'left', 'right', 'outer'"),
+        ({"on": "value"}, "on: 'value' is not a field of the right side; allowed are .'id', 'cost', 'user'."),
+        ({"on": [("id", "user")]}, "on: 'id' is int64 and 'user' is string; allowed are two integers"),
+        ({"on": ["id", "id"]}, "on: 'id' is given twice"),
+        ({"on": [("id", "id", "id")]}, "neither a field nor"),
+        ({"on": []}, "on=.*name at least one field"),
+        ({"within": "soon"}, "within='soon' is not a duration"),
+        ({"within": (1, 2, 3)}, "within=.*one duration, or .before, after."),
+        ({"within": (-5, 4)}, "within=.*before . after is negative"),
+        ({"on": "id", "left_retention": None}, "left_retention=None: a join by event time needs a retention"),
+        ({"on": "id", "right_retention": None}, "right_retention=None: a join by event time needs a retention"),
+        ({"on": "id", "right_retention_messages": 0}, "right_retention_messages=0 is not a number of messages"),
+        ({"on": "id", "left_window": 5}, "left_window=5: give tumbling"),
+        ({"on": "id", "left_window": N3, "right_window": hopping("1 h", "1 h")}, "one is by time and one by number"),
+        ({"on": "id", "left_window": N3}, "left_retention='1 h': windows by number of messages are kept by number"),
+        ({"on": "id", "left_window": N3, "left_retention": None, "right_retention": None}, "right_retention_messages="),
+        ({"within": 1, "left_window": session(5)}, "left_window: session windows in a join need the session key in on"),
+        ({"on": "id", "left_window": session(5), "session_key": "user"}, "session_key='user'.*allowed are .'id'."),
+        ({"on": "id", "session_key": "id"}, "session_key='id': allowed with session windows only"),
+        ({"on": "id", "message_key": "hash"}, "message_key='hash': allowed are 'auto', 'time', 'join_fields'"),
+        ({"within": 1, "message_key": "join_fields"}, "message_key='join_fields': allowed for a join on equal fields"),
+        ({"on": "id", "message_key": "time"}, "message_key='time': without a time range"),
+        ({"on": "id", "left_fields": "id"}, "left_fields='id': give a list"),
+        ({"on": "id", "right_fields": ["price"]}, "right_fields: 'price' is not a field"),
+        ({"on": "id", "on_time_update_period": -1}, "on_time_update_period=-1"),
+        ({"on": "id", "late_update_period": "x"}, "late_update_period='x'"),
+        ({"on": "id", "idle_after": -1}, "idle_after=-1"),
+        ({"on": "id", "max_ahead": -1}, "max_ahead=-1"),
+        ({"on": "id", "left_streams": 0}, "left_streams=0: allowed are 1 to 65535"),
+    ],
+)
+def test_bad_options_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        join_spec(ORDERS, SHIPMENTS, **{**HOUR, **options})
+
+
+def test_reserved_and_colliding_names_are_refused():
+    with pytest.raises(ValueError, match="left_schema: the field names .*_time.* are reserved"):
+        join_spec(pa.schema([("_time", pa.int64())]), SHIPMENTS, within=1, **HOUR)
+    with pytest.raises(ValueError, match="would be called 'reason'"):
+        join_spec(pa.schema([("reason", pa.int64())]), SHIPMENTS, within=1, **HOUR)
+    both = pa.schema([("x", pa.int64()), ("left_x", pa.int64())])
+    with pytest.raises(ValueError, match="would be called 'left_x'"):
+        join_spec(both, pa.schema([("x", pa.int64())]), within=1, **HOUR)
+
+
+def test_equal_fields_of_one_name_come_out_once_and_other_shared_names_get_a_prefix():
+    spec = join_spec(ORDERS, SHIPMENTS, on="id", **HOUR)
+    assert spec.result_schema().names == [
+        *("reason", "revision", "left_time", "right_time"),
+        *("id", "value", "left_user", "cost", "right_user"),
+    ]
+    assert spec.result_schema().field("id").type == pa.int64()
+    assert spec.input_fields == ["left.id", "left.value", "left.user", "right.id", "right.cost", "right.user"]
+
+
+def test_fields_that_do_not_come_out_travel_only_when_they_are_equal_fields():
+    spec = join_spec(ORDERS, SHIPMENTS, on="id", left_fields=["value"], right_fields=["user"], **HOUR)
+    assert spec.result_schema().names[4:] == ["value", "user"]
+    assert spec.input_fields == ["left.id", "left.value", "right.id", "right.user"]
+
+
+def test_a_range_is_symmetric_or_before_and_after():
+    assert [(s.before, s.after) for s in (join_spec(ORDERS, SHIPMENTS, within=w, **HOUR) for w in ("1 s", (0, 5)))] == [
+        (1000, 1000),
+        (0, 5),
+    ]
