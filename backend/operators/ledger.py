@@ -35,6 +35,7 @@ class Ledger(msgspec.Struct, array_like=True):
         sent_open: Windows may have been sent while they were open (early or drain), so their revisions are not the
             usual ones.
         counted: Messages accepted so far.
+        kind_format: Format version of the kind's rows; 1 where a row does not say.
     """
 
     format: int = FORMAT
@@ -44,6 +45,7 @@ class Ledger(msgspec.Struct, array_like=True):
     due_ms: int | None = None
     sent_open: bool = False
     counted: int = 0
+    kind_format: int = 1
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -55,15 +57,28 @@ def encode(ledger: Ledger) -> bytes:
     return _encoder.encode(ledger)
 
 
-def read(state: Readable) -> Ledger:
+def read(state: Readable, kind_format: int | None = None) -> Ledger:
     """Read the row; a fresh one where there is none.
 
+    Args:
+        state: Where.
+        kind_format: What the kind can read; None does not look at its rows.
+
     Raises:
-        UnknownFormat: Another release wrote it.
+        UnknownFormat: Another release wrote it, or the kind's rows.
         StateCorrupted: It cannot be decoded.
     """
     data = state.get(KEY)
-    return Ledger() if data is None else decode_row(data, _decoder, FORMAT, "the operator's ledger")
+    if data is None:
+        return Ledger(kind_format=kind_format or 1)
+    ledger = decode_row(data, _decoder, FORMAT, "the operator's ledger")
+    if kind_format not in (None, ledger.kind_format):
+        raise UnknownFormat(
+            "the windows' state has an unknown format",
+            why=f"it is format {ledger.kind_format}, known is {kind_format}",
+            command="install the release that wrote it, or read the source anew",
+        )
+    return ledger
 
 
 def decode_row(data: bytes, decoder: msgspec.msgpack.Decoder[Row], known: int, what: str) -> Row:

@@ -55,11 +55,11 @@ class Found:
     """The messages of a micro-batch, and the stored sessions that it concerns.
 
     Attributes:
-        messages: The messages.
+        messages: The messages that are taken.
+        refused: The messages that are out of retention.
         time: Their event times.
         before: Clock before each; `LOWEST` where there is none.
         clock: Clock with each, where sessions close message by message; else as `before`.
-        own: Acceptable without a session near it.
         key: Number of the group key of each.
         space: The group keys.
         stored: Stored sessions.
@@ -69,10 +69,10 @@ class Found:
     """
 
     messages: pa.Table
+    refused: pa.Table
     time: IntArray
     before: IntArray
     clock: IntArray
-    own: Mask
     key: IntArray
     space: KeySpace
     stored: Stored
@@ -86,21 +86,26 @@ class Found:
 
 
 def find(turn: Turn, terms: Terms, keys: GroupKeys, session_rows: SessionRows) -> Found:
-    """Read what a micro-batch concerns."""
-    messages = turn.messages
+    """Refuse what is out of retention; read what the other messages concern."""
+    before = np.maximum(numbers(turn.messages, BEFORE), terms.clock)
+    refused = numbers(turn.messages, TIME) + terms.keep <= before
+    out = turn.messages.filter(pa.array(refused))
+    turn.refuse(
+        refused, "out_of_retention", f"a session of it alone ended {terms.retention} ms or more before stream time"
+    )
+    messages, before = turn.messages, before[~refused]
     time = numbers(messages, TIME)
-    before = np.maximum(numbers(messages, BEFORE), terms.clock)
     key, codes = keys.encode(messages)
-    found = dict.fromkeys(_touched(turn.work, terms, time, key, codes))
+    found = dict.fromkeys(touched(turn.work, terms, time, key, codes))
     found.update(dict.fromkeys(_due(turn, terms)))
     stored = session_rows.read(turn.work, sorted(found))
     space = KeySpace([codes, rows.codes_of(stored.idents)])
     return Found(
         messages,
+        out,
         time,
         before,
         np.maximum(before, time) if terms.exact else before,
-        time + terms.keep > before,
         space.numbers[0][key] if len(key) else key,
         space,
         stored,
@@ -116,7 +121,7 @@ def _due(turn: Turn, terms: Terms) -> list[bytes]:
     found: list[bytes] = []
     if terms.clock_after > terms.clock:
         found += rows.scan_index(work, terms.clock - gap, terms.clock_after - gap)
-        found += rows.scan_index(work, None, terms.clock_after - terms.keep + 1)
+        found += rows.scan_index(work, None, terms.clock_after - terms.stays + 1)
     if terms.drain:
         found += rows.scan_index(work, terms.clock_after - gap, None)
         found += rows.scan_waiting(work, rows.LATE_WAITS, None)
@@ -127,8 +132,16 @@ def _due(turn: Turn, terms: Terms) -> list[bytes]:
     return found
 
 
-def _touched(work: Workspace, terms: Terms, time: IntArray, key: IntArray, codes: pa.Array) -> list[bytes]:
-    """Find the sessions of the messages' group keys that may be near: by the index, or key by key."""
+def touched(work: Workspace, terms: Terms, time: IntArray, key: IntArray, codes: pa.Array) -> list[bytes]:
+    """Find the sessions of group keys that event times may be near: by the index, or key by key; some are not.
+
+    Args:
+        work: The state.
+        terms: The gap.
+        time: Event times.
+        key: Group key of each: its number in `codes`.
+        codes: Distinct group keys.
+    """
     if not len(time):
         return []
     low, high = np.full(len(codes), 2**63 - 1, np.int64), np.full(len(codes), -(2**63), np.int64)

@@ -24,7 +24,6 @@ class Finals:
         key: Number of the group key.
         first: First event time.
         last: Last event time.
-        core: See backend.operators.session_rows.
         open: Not closed by any message so far.
         since: Since when an update waits, or `NEVER`.
         node: What it is made of.
@@ -33,7 +32,6 @@ class Finals:
     key: IntArray
     first: IntArray
     last: IntArray
-    core: IntArray
     open: Mask
     since: IntArray
     node: IntArray
@@ -49,7 +47,7 @@ class Gathered:
     Attributes:
         finals: The sessions.
         nodes: What they, and the results on the way, are made of.
-        story: Results on the way, refused messages, sessions that went.
+        story: Results on the way.
         shown_of: Session that a row that was sent belongs to.
         shown: That row: index of a stored one, or `-1 - event`.
     """
@@ -86,13 +84,12 @@ def gather(found: Found, parts: Components, terms: Terms) -> Gathered:
             found.stored_key[alone],
             stored.first[alone],
             stored.last[alone],
-            stored.core[alone],
             found.is_open[alone],
             stored.since[alone],
             alone,
         ),
     )
-    columns = ("key", "first", "last", "core", "open", "since", "node")
+    columns = ("key", "first", "last", "open", "since", "node")
     finals = Finals(*(np.concatenate([getattr(part, name) for part in mine]) for name in columns))
     final_of = np.full(len(stored), -1, np.int64)
     final_of[whole_of >= 0] = len(told) + whole_of[whole_of >= 0]
@@ -121,7 +118,7 @@ def _tell(found: Found, parts: Components, story: Story) -> list[tuple[int, Live
     told = []
     for part, low, high in zip(numbers.tolist(), starts.tolist(), [*starts.tolist()[1:], len(mine)], strict=True):
         key = int(found.key[mine[low]])
-        told += [(key, live) for live in story.tell(key, lives.get(part, []), messages[low:high])]
+        told.append((key, story.tell(key, lives.get(part, []), messages[low:high])))
     return told
 
 
@@ -131,7 +128,6 @@ def _live(found: Found, at: int) -> Live:
     return Live(
         int(stored.first[at]),
         int(stored.last[at]),
-        int(stored.core[at]),
         not bool(found.is_open[at]),
         int(stored.since[at]),
         list(range(first, last)),
@@ -140,11 +136,11 @@ def _live(found: Found, at: int) -> Live:
 
 
 def _told(told: list[tuple[int, Live]]) -> Finals:
-    names = ("first", "last", "core", "closed", "since")
-    first, last, core, closed, since = (np.array([getattr(x, n) for _, x in told], np.int64) for n in names)
+    names = ("first", "last", "closed", "since")
+    first, last, closed, since = (np.array([getattr(x, n) for _, x in told], np.int64) for n in names)
     key = np.array([key for key, _ in told], np.int64)
     node = np.array([live.nodes[0] for _, live in told], np.int64)
-    return Finals(key, first, last, core, closed == 0, since, node)
+    return Finals(key, first, last, closed == 0, since, node)
 
 
 def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes, made: int) -> tuple[Finals, IntArray]:
@@ -157,11 +153,10 @@ def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes, made: in
     has, old = np.flatnonzero(own >= 0), np.flatnonzero(old_of >= 0)
     mine, olds, total = own[has], old_of[old], len(pieces)
     key, since = np.zeros(total, np.int64), np.full(total, terms.now, np.int64)
-    first, core, last = np.full(total, _NONE), np.full(total, _NONE), np.full(total, -_NONE)
+    first, last = np.full(total, _NONE), np.full(total, -_NONE)
     key[mine] = found.key[has]
-    for target, values in ((first, stored.first), (core, stored.core)):
-        np.minimum.at(target, mine, found.time[has])
-        np.minimum.at(target, olds, values[old])
+    np.minimum.at(first, mine, found.time[has])
+    np.minimum.at(first, olds, stored.first[old])
     np.maximum.at(last, mine, found.time[has])
     np.maximum.at(last, olds, stored.last[old])
     waits = stored.since[old] != NEVER
@@ -177,4 +172,4 @@ def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes, made: in
     nodes.joined += [join[olds], join[joined]]
     nodes.parts += [old, made + np.flatnonzero(joined)]
     nodes.total = made + total + int(joined.sum())
-    return Finals(key, first, last, core, is_open, since, np.where(joined, join, made + np.arange(total))), old_of
+    return Finals(key, first, last, is_open, since, np.where(joined, join, made + np.arange(total))), old_of

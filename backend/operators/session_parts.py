@@ -20,7 +20,7 @@ class Components:
         part: Component of each message.
         stored_part: Component of each stored session.
         touched: Per component, whether it has a message.
-        ordered: Per component, whether the order of its messages decides what it comes to.
+        ordered: Per component, whether the order of its messages decides what is sent of it.
     """
 
     count: int
@@ -53,23 +53,15 @@ def connect(found: Found, terms: Terms) -> Components:
 
 
 def _order_decides(found: Found, terms: Terms, count: int, part: IntArray, stored_part: IntArray) -> Mask:
-    """Tell for each component whether the order of its messages decides what it comes to.
+    """Tell for each component whether the order of its messages decides what is sent of it.
 
-    It does, when one of its sessions closes before a later message of it comes, when one falls out of retention before,
-    or when a message needs a session near it to be acceptable.
+    It does where sessions close message by message, and one of its sessions closes before a later message of it comes.
     """
-    stored, is_open = found.stored, found.is_open
-    newest, oldest = np.full(count, LOWEST, np.int64), np.full(count, 2**63 - 1, np.int64)
-    np.maximum.at(newest, part, found.clock)
-    fresh = found.time + terms.gap + 1 > found.before
-    # where sessions close message by message, only what was late already may go while others come
-    goes, old_goes = (~fresh, ~is_open) if terms.exact else (np.ones_like(fresh), np.ones_like(is_open))
-    np.minimum.at(oldest, part[goes], found.time[goes])
-    np.minimum.at(oldest, stored_part[old_goes], stored.last[old_goes])
-    # a message that is not acceptable by itself is gone before it comes, so it decides too
-    decides: Mask = oldest < newest - terms.keep + 1
+    decides: Mask = np.zeros(count, np.bool_)
     if not terms.exact:
         return decides
+    stored, is_open = found.stored, found.is_open
+    fresh = found.time + terms.gap + 1 > found.before
     # the open session of a component ends with its newest fresh message: does the clock pass it before the next comes?
     old = np.flatnonzero(is_open)
     part = np.concatenate([stored_part[old], part])

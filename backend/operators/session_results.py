@@ -57,7 +57,7 @@ def finish(gathered: Gathered, terms: Terms) -> Ends:
     closes = finals.last + terms.gap + 1
     closing = finals.open & (closes <= terms.clock_after)
     still = finals.open & ~closing
-    gone = finals.last + terms.keep <= terms.clock_after
+    gone = finals.last + terms.stays <= terms.clock_after
     waits = ~closing & (finals.since != NEVER)
     phase = np.full(len(finals), -1, np.int64)
     if terms.full:
@@ -70,7 +70,7 @@ def finish(gathered: Gathered, terms: Terms) -> Ends:
         phase[still & waits & (finals.since <= terms.now - terms.early_ms)] = EARLY
     sends = np.flatnonzero(phase >= 0)
     by_clock = (phase == FULL) | ((phase == LATE) & gone)
-    time = np.where(by_clock, np.where(phase == FULL, closes, finals.last + terms.keep), _END)
+    time = np.where(by_clock, np.where(phase == FULL, closes, finals.last + terms.stays), _END)
     return Ends(gone, np.where(closing | (phase >= 0), NEVER, finals.since), sends, phase[sends], time[sends])
 
 
@@ -107,7 +107,7 @@ def order_events(found: Found, gathered: Gathered, ends: Ends, terms: Terms) -> 
     told, sends = len(story.events), ends.sends
     of_final = np.full(len(finals), -1, np.int64)
     of_final[sends] = told + np.arange(len(sends))
-    columns = [(e.key, e.first, e.last, e.revision, LATE if e.late else FULL, e.time, e.node) for e in story.events]
+    columns = [(e.key, e.first, e.last, e.revision, FULL, e.time, e.node) for e in story.events]
     early = np.array(columns, np.int64).reshape(-1, 7).T
     shown_first, shown_last, shown_revision = _shown(found, early, gathered.shown)
     owner = gathered.shown_of
@@ -148,7 +148,7 @@ class Contents:
     Attributes:
         old: Stored messages; `owner` is the stored session.
         table: All messages: stored ones, then new ones.
-        node: Node that each directly belongs to, -1 for refused ones.
+        node: Node that each directly belongs to.
         keys: Keys of the new ones in the message store.
         values: Their values.
         digests: Their digests.

@@ -8,8 +8,8 @@ SESSION_INDEX   last, group key, first                     empty; in order of ex
 REVISIONS       group key, first                           a row that was sent and not withdrawn: last, revision,
                                                            its aggregates, which a retraction repeats
 OPERATOR        `E` or `L`, since, group key, first        empty; updates that wait: of open, of closed sessions
-OPERATOR        `V`, place                                 empty; a message that only a session near it made acceptable
-OPERATOR        `R`, place                                 empty; a refused message (several source partitions)
+OPERATOR        `R`, place                                 event time, group key of a refused message that a session
+                                                           covers or may come to cover (see `session_refused`)
 =============== ========================================== =======================================================
 
 Rows that were sent keep their own `first`: when sessions merge they stay where they are, inside the merged session's
@@ -30,6 +30,7 @@ from backend.aggregates import IncrementalPlan
 from backend.errors import StateCorrupted
 from backend.keys import fixed_bytes, pack_fixed, to_binary, unpack_fixed
 from backend.operators.arrays import IntArray
+from backend.operators.grouping import KeySpace
 from backend.operators.keyed import joined_codes, keyed
 from backend.rows import RowCodec
 from backend.staging import VERIFY
@@ -40,7 +41,7 @@ NEVER = -(2**63)
 """Stands for no batch time: nothing waits."""
 
 WINDOWS, INDEX, SHOWN = (bytes([region]) for region in (Region.WINDOWS, Region.SESSION_INDEX, Region.REVISIONS))
-EARLY_WAITS, LATE_WAITS, NEAR_ONLY, REFUSED = (bytes([Region.OPERATOR]) + tag for tag in (b"E", b"L", b"V", b"R"))
+EARLY_WAITS, LATE_WAITS, REFUSED = (bytes([Region.OPERATOR]) + tag for tag in (b"E", b"L", b"R"))
 
 _TIME = 8
 
@@ -53,7 +54,6 @@ class Stored:
         idents: Group key and first: the key in WINDOWS without its region.
         first: Event time of the first message.
         last: Event time of the last message.
-        core: Smallest event time among messages that no session nearby was needed for.
         since: Batch time of the oldest unsent update, or `NEVER`.
         shown: Rows in REVISIONS within the session.
         count: Messages in the message store.
@@ -64,7 +64,6 @@ class Stored:
     idents: list[bytes]
     first: IntArray
     last: IntArray
-    core: IntArray
     since: IntArray
     shown: IntArray
     count: IntArray
@@ -73,6 +72,19 @@ class Stored:
 
     def __len__(self) -> int:
         return len(self.idents)
+
+    def before(self, codes: pa.Array, times: IntArray) -> IntArray:
+        """Give for each group key and time the newest of these sessions that begins at or before it, -1 for none."""
+        space, count = KeySpace([codes_of(self.idents), codes]), len(self)
+        key = np.concatenate(space.numbers)
+        order = np.lexsort((np.arange(len(key)) >= count, np.concatenate([self.first, times]), key))
+        newest = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
+        found = np.full(len(times), -1, np.int64)
+        asked = order >= count
+        found[order[asked] - count] = np.where(newest[asked] >= 0, order[newest[asked]], -1)
+        mine = np.flatnonzero(found >= 0)
+        found[mine[key[found[mine]] != space.numbers[1][mine]]] = -1
+        return found
 
 
 class SessionRows:
@@ -87,7 +99,6 @@ class SessionRows:
         self._partial = plan.partial_schema
         own = [
             pa.field("_last", pa.int64(), nullable=False),
-            pa.field("_core", pa.int64(), nullable=False),
             pa.field("_since", pa.int64()),
             pa.field("_shown", pa.int32(), nullable=False),
             pa.field("_count", pa.int64(), nullable=False),
@@ -109,17 +120,16 @@ class SessionRows:
     def decode(self, idents: list[bytes], values: Sequence[bytes]) -> Stored:
         """Give sessions of rows."""
         table = self._codec.decode(values) if values else self.schema.empty_table()
-        last, core, shown, count = (_ints(table, name) for name in ("_last", "_core", "_shown", "_count"))
+        last, shown, count = (_ints(table, name) for name in ("_last", "_shown", "_count"))
         since = pc.fill_null(table.column("_since"), NEVER).to_numpy()
         digest = table.column("_digest").to_numpy()
-        return Stored(
-            idents, firsts_of(idents), last, core, since, shown, count, digest, table.select(self._partial.names)
-        )
+        partials = table.select(self._partial.names)
+        return Stored(idents, firsts_of(idents), last, since, shown, count, digest, partials)
 
     def put(self, work: Workspace, codes: pa.Array, sessions: Stored) -> None:
         """Write sessions and their index rows; fastest in order of group key and first. `codes` are the group keys."""
         since = pa.array(sessions.since, mask=sessions.since == NEVER)
-        own = [sessions.last, sessions.core, since, sessions.shown.astype(np.int32), sessions.count, sessions.digest]
+        own = [sessions.last, since, sessions.shown.astype(np.int32), sessions.count, sessions.digest]
         table = pa.table([*map(pa.array, own), *sessions.partials.columns], schema=self.schema)
         work.put_many(keyed(WINDOWS, codes, pack_fixed(sessions.first)), self._codec.encode(table))
         index = sorted(timed_keys(INDEX, sessions.last, codes, sessions.first))

@@ -1,9 +1,9 @@
 """Sessions whose fate within one micro-batch depends on the order of its messages: told message by message.
 
 Most sessions need no story. A *component* is a set of stored sessions and new messages of a group key, connected at
-distances of at most the gap. As long as no session of it closes before the last of its messages comes, and none falls
-out of retention, the order does not matter: the component is one session. `Story` is for the others, some few
-components with late messages; it knows times and places only, never values.
+distances of at most the gap; when all its messages came it is one session. As long as nothing of it closes before the
+last of its messages comes, the order does not matter. `Story` is for the others, some few components with late messages
+of a shard with one source partition; it knows times and places only, never values.
 
 What a story leaves are *nodes*: sets of stored sessions and messages, shared between the results that were sent on the
 way, so that aggregates are computed afterwards, for all at once.
@@ -24,7 +24,6 @@ class Live:
     Attributes:
         first: First event time.
         last: Last event time.
-        core: See backend.operators.session_rows.
         closed: Its full result was due already.
         since: Batch time of the oldest unsent update, or `NEVER`.
         shown: Rows sent and not withdrawn: index of a stored row, or `-1 - event`.
@@ -34,7 +33,6 @@ class Live:
 
     first: int
     last: int
-    core: int
     closed: bool
     since: int
     shown: list[int]
@@ -44,14 +42,13 @@ class Live:
 
 @dataclass(frozen=True)
 class Event:
-    """A result that was due on the way.
+    """A full result that was due on the way.
 
     Attributes:
         key: Number of the group key.
         first: First event time.
         last: Last event time.
         node: What it is computed of.
-        late: Reason `late` instead of `full`.
         revision: Its revision.
         withdraws: Rows it withdraws, as in `Live.shown`.
         time: Clock that made it due.
@@ -62,7 +59,6 @@ class Event:
     first: int
     last: int
     node: int
-    late: bool
     revision: int
     withdraws: list[int]
     time: int
@@ -75,7 +71,7 @@ class Terms:
 
     Attributes:
         gap: Greatest distance within a session.
-        keep: How long after its last message a session is kept: gap, one more, and the retention.
+        keep: How long after its event time a message is taken: gap, one more, and the retention.
         exact: Sessions close message by message.
         clock: Closing clock before the micro-batch.
         clock_after: Closing clock after it.
@@ -97,6 +93,16 @@ class Terms:
     early_ms: int | None
     late_ms: int | None
 
+    @property
+    def retention(self) -> int:
+        """How long after its end a session takes messages."""
+        return self.keep - self.gap - 1
+
+    @property
+    def stays(self) -> int:
+        """How long after its last message a session is kept: as long as a message that is taken may touch it."""
+        return self.keep + self.gap
+
 
 class Story:
     """Tells components one after the other.
@@ -115,58 +121,25 @@ class Story:
         self.joins: list[tuple[int, list[int]]] = []
         """New nodes made of nodes that come before them."""
         self.events: list[Event] = []
-        self.refused: list[int] = []
-        self.near_only: list[int] = []
-        self.gone: list[tuple[int, Live]] = []
-        """(key, session) that fell out of retention on the way."""
 
-    def tell(self, key: int, sessions: list[Live], messages: Iterable[tuple[int, int, int, int]]) -> list[Live]:
+    def tell(self, key: int, sessions: list[Live], messages: Iterable[tuple[int, int, int, int]]) -> Live:
         """Tell one component.
 
         Args:
             key: Number of the group key.
             sessions: Its stored sessions.
-            messages: (row, event time, clock before it, clock with it), in order of arrival.
+            messages: (row, event time, clock before it, clock with it), in order of arrival; at least one.
 
         Returns:
-            The sessions that are there at the end, each of one node.
+            The session that it is at the end, of one node.
         """
-        terms = self._terms
         for row, time, before, clock in messages:
-            if terms.exact:
-                sessions = self._advance(key, sessions, before, row)
-            own = time + terms.keep > before
-            if not own and not any(self._near(s, time, before) for s in sessions):
-                self.refused.append(row)
-                continue
-            if terms.exact:
-                self._close(key, sessions, clock, row)
-            if not own:
-                self.near_only.append(row)
-            sessions = self._add(sessions, row, time, clock, own)
-        for session in sessions:
-            self._node(session)
-        return sessions
-
-    def _near(self, session: Live, time: int, clock: int) -> bool:
-        gap = self._terms.gap
-        retained = session.last + self._terms.keep > clock
-        return retained and session.first - gap <= time <= session.last + gap
-
-    def _advance(self, key: int, sessions: list[Live], clock: int, row: int) -> list[Live]:
-        """Let the clock pass: sessions close, and those out of retention go."""
-        self._close(key, sessions, clock, row)
-        kept = []
-        for session in sessions:
-            gone_at = session.last + self._terms.keep
-            if gone_at > clock:
-                kept.append(session)
-                continue
-            if session.since != NEVER:
-                self._send(key, session, True, gone_at, row)
-            self._node(session)
-            self.gone.append((key, session))
-        return kept
+            self._close(key, sessions, before, row)
+            self._close(key, sessions, clock, row)
+            sessions = self._add(sessions, row, time, clock)
+        (session,) = sessions
+        self._node(session)
+        return session
 
     def _close(self, key: int, sessions: list[Live], clock: int, row: int) -> None:
         for session in sessions:
@@ -174,12 +147,12 @@ class Story:
             if not session.closed and closes_at <= clock:
                 session.closed, session.since = True, NEVER
                 if self._terms.full:
-                    self._send(key, session, False, closes_at, row)
+                    self._send(key, session, closes_at, row)
 
-    def _send(self, key: int, session: Live, late: bool, time: int, row: int) -> None:
+    def _send(self, key: int, session: Live, time: int, row: int) -> None:
         revision, withdraws = self.revision_of(session)
         node = self._node(session)
-        self.events.append(Event(key, session.first, session.last, node, late, revision, withdraws, time, row))
+        self.events.append(Event(key, session.first, session.last, node, revision, withdraws, time, row))
         session.shown, session.since = [-len(self.events)], NEVER
 
     def revision_of(self, session: Live) -> tuple[int, list[int]]:
@@ -200,17 +173,13 @@ class Story:
         event = self.events[-1 - shown]
         return event.first, event.last, event.revision
 
-    def _add(self, sessions: list[Live], row: int, time: int, clock: int, own: bool) -> list[Live]:
+    def _add(self, sessions: list[Live], row: int, time: int, clock: int) -> list[Live]:
         terms = self._terms
-        merged = Live(time, time, time if own else 2**63 - 1, True, terms.now, [], [], [row])
+        merged = Live(time, time, True, terms.now, [], [], [row])
         others = []
-        taken = [s for s in sessions if self._near(s, time, clock)]
-        low, high = min([time, *(s.first for s in taken)]), max([time, *(s.last for s in taken)])
         for session in sessions:
-            # sessions never lie across one another, even where one source partition finds one gone and another does not
-            if session.first <= high and low <= session.last:
+            if session.first - terms.gap <= time <= session.last + terms.gap:
                 merged.first, merged.last = min(merged.first, session.first), max(merged.last, session.last)
-                merged.core = min(merged.core, session.core)
                 merged.shown += session.shown
                 merged.nodes += session.nodes
                 merged.rows += session.rows
@@ -218,7 +187,7 @@ class Story:
                     merged.since = min(merged.since, session.since)
             else:
                 others.append(session)
-        merged.closed = merged.last + terms.gap + 1 <= (clock if terms.exact else terms.clock)
+        merged.closed = merged.last + terms.gap + 1 <= clock
         if (terms.late_ms if merged.closed else terms.early_ms) is None:
             merged.since = NEVER
         return [*others, merged]

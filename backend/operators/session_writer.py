@@ -7,13 +7,14 @@ import pyarrow as pa
 
 from backend.batch import NO_TIME
 from backend.keys import pack_fixed
-from backend.messages import OFFSET_BYTES
 from backend.operators import session_rows as rows
 from backend.operators.arrays import IntArray
+from backend.operators.grouping import GroupKeys
 from backend.operators.held import Held
 from backend.operators.keyed import keyed
 from backend.operators.session_found import TOTAL, Found
 from backend.operators.session_gather import Gathered
+from backend.operators.session_refused import Refused
 from backend.operators.session_results import Contents, Ends, Events
 from backend.operators.session_rows import NEVER, SessionRows, Stored
 from backend.operators.session_story import Terms
@@ -31,10 +32,13 @@ class SessionWriter:
         gathered: What is there now.
         ends: What goes, what waits.
         events: What is sent.
+        keys: Encodes the group key.
     """
 
-    def __init__(self, turn: Turn, terms: Terms, found: Found, gathered: Gathered, ends: Ends, events: Events) -> None:
-        self._turn, self._work, self._terms = turn, turn.work, terms
+    def __init__(
+        self, turn: Turn, terms: Terms, found: Found, gathered: Gathered, ends: Ends, events: Events, keys: GroupKeys
+    ) -> None:
+        self._turn, self._work, self._terms, self._keys = turn, turn.work, terms, keys
         self._found, self._gathered, self._ends, self._events = found, gathered, ends, events
         # in order of key, as the store likes it; group keys are numbered in the order of their codes
         kept = np.flatnonzero(~ends.gone)
@@ -43,8 +47,7 @@ class SessionWriter:
 
     def gone_nodes(self) -> IntArray:
         """Give the nodes of sessions that are out of retention."""
-        on_the_way = np.array([live.nodes[0] for _, live in self._gathered.story.gone], np.int64)
-        return np.concatenate([self._gathered.finals.node[self._ends.gone], on_the_way])
+        return self._gathered.finals.node[self._ends.gone]
 
     def write(
         self,
@@ -74,7 +77,6 @@ class SessionWriter:
             [],
             finals.first[kept],
             finals.last[kept],
-            finals.core[kept],
             self._ends.since[kept],
             self._write_sent(session_rows, values)[kept],
             count,
@@ -89,14 +91,14 @@ class SessionWriter:
         if self._turn.clock_after != NO_TIME:
             self._work.raise_bound(Region.SESSION_INDEX, rows.index_start(self._bound))
         if held is not None and contents is not None:
-            self._write_messages(held, contents)
+            self._write_messages(session_rows, held, contents)
         self._note_due()
-        self._refuse()
+        self._turn.ledger.counted += len(self._found.time)
 
     @property
     def _bound(self) -> int:
         """The smallest last time of a session that is kept."""
-        return self._terms.clock_after - self._terms.keep + 1
+        return self._terms.clock_after - self._terms.stays + 1
 
     def _delete(self, stays: list[bytes]) -> None:
         """Delete what was read and is not written again; index rows below the bound go with it."""
@@ -139,37 +141,21 @@ class SessionWriter:
         self._work.put_many(keys, session_rows.encode_shown(events.last[event], events.revision[event], taken))
         return count
 
-    def _write_messages(self, held: Held, contents: Contents) -> None:
+    def _write_messages(self, session_rows: SessionRows, held: Held, contents: Contents) -> None:
         """Drop the messages of sessions that go, add those of sessions that stay."""
-        turn, work, story = self._turn, self._work, self._gathered.story
+        turn, work = self._turn, self._work
         _, member = contents.members(self._gathered.nodes, self.gone_nodes())
         old = len(contents.old.owner)
-        gone = contents.old.where(np.unique(member[member < old]))
-        held.drop(turn, gone)
-        work.delete_many(sorted(rows.NEAR_ONLY + key[-OFFSET_BYTES:] for key in gone.keys))
-        stays = self._gathered.nodes.message_node >= 0
+        held.drop(turn, contents.old.where(np.unique(member[member < old])))
+        stays = np.ones(len(contents.keys), np.bool_)
         stays[member[member >= old] - old] = False
         picked = np.flatnonzero(stays).tolist()
         held.put(turn, [contents.keys[at] for at in picked], [contents.values[at] for at in picked])
-        marked = sorted(rows.NEAR_ONLY + contents.keys[at][-OFFSET_BYTES:] for at in story.near_only if stays[at])
-        work.put_many(marked, [b""] * len(marked))
         turn.replay_from = held.replay_from(work, turn.batch.after)
-        if not self._terms.exact:  # with one source partition the session's core tells them apart
-            refused = sorted(rows.REFUSED + contents.keys[at][-OFFSET_BYTES:] for at in story.refused)
-            work.put_many(refused, [b""] * len(refused))
-        self._note_refused()
-
-    def _note_refused(self) -> None:
-        """Give the refused messages that a replay would bring; forget those that it would not."""
-        forget = []
-        for key in self._work.scan_arrays(rows.REFUSED, rows.REFUSED[:1] + b"S")[0]:
-            stream, partition = int.from_bytes(key[2:4], "big"), int.from_bytes(key[4:8], "big") - 2**31
-            offset = int.from_bytes(key[8:], "big") - 2**63
-            if offset >= self._turn.replay_from.get((stream, partition), 2**63):
-                self._turn.rejected.append((stream, partition, offset))
-            else:
-                forget.append(key)
-        self._work.delete_many(forget)
+        gone = self._gathered.finals.key[self._ends.gone]
+        refused = Refused(turn, self._terms, session_rows)
+        refused.add(self._found.refused, self._keys)
+        turn.rejected += refused.listed(set(self._found.codes(np.unique(gone)).to_pylist()))
 
     def _note_due(self) -> None:
         due = []
@@ -178,10 +164,3 @@ class SessionWriter:
             if since is not None and delay is not None:
                 due.append(since + delay)
         self._turn.ledger.due_ms = min(due, default=None)
-
-    def _refuse(self) -> None:
-        refused = np.zeros(len(self._found.time), np.bool_)
-        refused[self._gathered.story.refused] = True
-        self._turn.ledger.counted += int((~refused).sum())
-        why = f"it and every session near it ended {self._terms.keep} ms or more before stream time"
-        self._turn.refuse(refused, "out_of_retention", why)

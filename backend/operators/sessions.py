@@ -3,18 +3,26 @@
 A session of a group key is `[first, last]`, the event times of its first and last message; a message joins the sessions
 at a distance of at most the gap. It is full when the clock passes `last + gap`. A message after that is late; when it
 makes the session longer or merges it with others, the rows that were sent under the old bounds are withdrawn (reason
-`retracted`: the same bounds, group key, revision and values) right before the new one is sent. A session is kept while
-`last + gap + 1 + retention` is after the clock; a message is refused when that holds neither for itself nor for a
-session near it.
+`retracted`: the same bounds, group key, revision and values) right before the new one is sent.
+
+Retention. A message at t is refused iff `t + gap + 1 + retention` is at or before the newest event time before it of
+its own source partition (or, when that was idle, the clock by which windows close): what counts is the session that the
+message would open alone. Whether a session lies near has no say. Kafka Streams judges by the merged session, so that
+there a message is taken or dropped depending on what happened to come before it.
+
+In exchange a session stays until nothing that is taken can touch it. A message that is taken later has
+`t + gap + 1 + retention > clock`; it touches `[first, last]` only if `t <= last + gap`; so the session may go when
+`last + gap + gap + 1 + retention <= clock`. Sessions are therefore the connected components of the accepted messages of
+a group key, and neither they nor their last revisions nor the errors depend on where micro-batches are cut, with any
+number of source partitions. With one, full results do not either.
 
 Steps of a micro-batch:
 
-1. find     The stored sessions that its messages may touch, and those that close, expire, or wait to be sent: by the
-            index over last times, so what does nothing costs nothing.
+1. find     Messages out of retention are refused. The stored sessions that others may touch, and those that close,
+            expire, or wait to be sent: by the index over last times, so what does nothing costs nothing.
 2. connect  Messages and sessions of a group key to components, by sorting and a running maximum.
-3. tell     Components whose fate depends on the order of messages (backend.operators.session_parts) are told one by one
-            (backend.operators.session_story): those where a session closes or expires before a later message of the
-            component, or with a message that only a session near it makes acceptable.
+3. tell     Components where the order of messages decides what is sent (backend.operators.session_parts) are told one
+            by one (backend.operators.session_story): those where a session closes before a later message of it.
 4. finish   What is due at the end: full, late, early, drained.
 5. compute  All aggregates at once, stored or sent.
 6. write    Sessions, index, what was sent, what waits, messages (backend.operators.session_rows has the bytes).
@@ -34,7 +42,7 @@ from backend.batch import MESSAGE_FIELDS, OFFSET, Proof
 from backend.keys import fixed_bytes
 from backend.messages import OFFSET_BYTES, TIME_BYTES
 from backend.operators import session_rows as rows
-from backend.operators.grouping import GroupKeys, KeySpace
+from backend.operators.grouping import GroupKeys
 from backend.operators.held import Held, remove
 from backend.operators.session_found import LOWEST, find
 from backend.operators.session_gather import gather
@@ -80,7 +88,7 @@ class Sessions:
         gathered = gather(found, connect(found, terms), terms)
         ends = finish(gathered, terms)
         events = order_events(found, gathered, ends, terms)
-        store = SessionWriter(turn, terms, found, gathered, ends, events)
+        store = SessionWriter(turn, terms, found, gathered, ends, events, self.keys)
         contents = None
         if self.held is not None:
             needed = np.concatenate([events.node, store.gone_nodes()])
@@ -115,34 +123,17 @@ class Sessions:
         return self.held.replay_rows(messages, codes.take(pa.array(key_of)))
 
     def settle(self, work: Workspace) -> None:
-        """Leave of replayed messages those of the sessions that are there.
-
-        A message is of a session that covers its event time, unless it is before the session's core: messages that
-        only a session near them made acceptable are listed one by one, others there were refused or are gone.
-        """
+        """Leave of replayed messages those of the sessions that are there: whose event times they cover."""
         if self.held is None:
             return
         found, _ = work.scan_arrays(_MESSAGES, bytes([Region.MESSAGES + 1]))
         sessions = self._all(work)
         codes = pa.array([key[1 : -OFFSET_BYTES - TIME_BYTES] for key in found], pa.binary())
-        space = KeySpace([rows.codes_of(sessions.idents), codes])
         times = rows.firsts_of([key[:-OFFSET_BYTES] for key in found])
-        listed = {key[2:] for key in work.scan_arrays(rows.NEAR_ONLY, rows.NEAR_ONLY[:1] + b"W")[0]}
-        count = len(sessions)
-        key = np.concatenate(space.numbers)
-        at = np.concatenate([sessions.first, times])
-        order = np.lexsort((np.arange(len(key)) >= count, at, key))
-        before = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
-        session = np.where(before >= 0, order[before], -1)[order >= count]
-        message = order[order >= count] - count
-        known = session >= 0
-        known[known] &= key[session[known]] == space.numbers[1][message[known]]
-        known[known] &= times[message[known]] <= sessions.last[session[known]]
-        core = np.zeros(len(message), np.bool_)
-        core[known] = times[message[known]] >= sessions.core[session[known]]
-        doubtful = known & ~core
-        core[doubtful] = [found[m][-OFFSET_BYTES:] in listed for m in message[doubtful].tolist()]
-        remove(work, sorted(found[m] for m in message[~core].tolist()))
+        session = sessions.before(codes, times)
+        covered = session >= 0
+        covered[covered] = times[covered] <= sessions.last[session[covered]]
+        remove(work, [found[at] for at in np.flatnonzero(~covered).tolist()])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, session by session."""

@@ -30,7 +30,11 @@ from backend.batch import MESSAGE_FIELDS, RESERVED, RESULT_FIELDS
 from backend.policies import Policies
 from backend.windows import Duration, Window, _count, duration_ms
 
-FORMAT = 1
+FORMAT, KEYED_FORMAT = 1, 2
+"""What state means: of windows that all keys share, and of those that every key has for itself.
+
+Format 1 of the latter: sessions were kept, and messages near them taken, for as long as the merged session's retention.
+"""
 
 DEFAULT_IDLE_AFTER_MS = 60_000
 DEFAULT_MAX_AHEAD_MS = 86_400_000
@@ -63,6 +67,11 @@ class WindowSpec:
     policies: Policies = field(default_factory=Policies)
     idle_after_ms: int | None = DEFAULT_IDLE_AFTER_MS
     max_ahead_ms: int | None = DEFAULT_MAX_AHEAD_MS
+
+    @property
+    def format(self) -> int:
+        """Format version of the state."""
+        return KEYED_FORMAT if self.window.kind == "session" or not self.window.by_time else FORMAT
 
     @property
     def key_fields(self) -> list[pa.Field]:
@@ -101,7 +110,7 @@ class WindowSpec:
         """Give the manifest's entry."""
         return {
             "operator": "window",
-            "format": FORMAT,
+            "format": self.format,
             "window": self.window.describe(),
             "keys": [[f.name, str(f.type)] for f in self.key_fields],
             "aggregates": {name: aggregate.describe() for name, aggregate in self.aggregates.items()},

@@ -77,7 +77,7 @@ class WindowOperator:
 
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Fold one micro-batch into the state seen through `work`."""
-        ledger = ledgers.read(work)
+        ledger = ledgers.read(work, self.spec.format)
         before = ledger.clock
         after = closing_clock(before, batch.after, batch.time_ms, self.spec.idle_after_ms)
         idle_after = self.spec.idle_after_ms

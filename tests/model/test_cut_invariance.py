@@ -15,13 +15,13 @@ from backend.operators.contexts import StandaloneContext
 from backend.operators.spec import WindowSpec, window_spec
 from backend.operators.window import WindowOperator
 from backend.store import Region
-from backend.windows import Window, hopping, sliding, tumbling
+from backend.windows import Window, hopping, session, sliding, tumbling
 from backend.workspace import Workspace
 from tests.model.streams import cut, cut_points, feeds, share
 from tests.model.window_driver import SCHEMA, Driver
 from tests.oracle.windows import Message, last_values
 
-WINDOWS = [tumbling(10), hopping(10, 4, origin=1), sliding(10)]
+WINDOWS = [tumbling(10), hopping(10, 4, origin=1), sliding(10), session(10)]
 LIGHT = {"n": count(), "s": sum_("value"), "m": max_("weight"), "f": first("value")}
 HEAVY = {"n": count(), "m": median("weight"), "l": collect_list("value")}
 
@@ -32,6 +32,11 @@ some = share(0.12)
 def spec_of(window: Window, **options) -> WindowSpec:
     options = {"aggregates": LIGHT, "keys": ["key"], "retention": 12, "max_ahead": None, **options}
     return window_spec(window, SCHEMA, **options)
+
+
+def by_number(window: Window, *sizes: int) -> st.SearchStrategy[int | None]:
+    """Give retentions by number of messages; sessions by event time have none."""
+    return st.sampled_from((None, *(sizes if window.kind != "session" else ())))
 
 
 def run(
@@ -68,7 +73,7 @@ def test_one_partition_same_full_results_errors_and_state(window, data):
     spec = spec_of(
         window,
         aggregates=data.draw(st.sampled_from((LIGHT, HEAVY))),
-        retention_messages=data.draw(st.sampled_from((None, 3, 8))),
+        retention_messages=data.draw(by_number(window, 3, 8)),
     )
     feed = data.draw(feeds(duplicates=False))
     whole, rows, errors = run(spec, [feed.messages])
@@ -86,11 +91,17 @@ def test_one_partition_same_full_results_errors_and_state(window, data):
 @some
 @given(st.data())
 def test_several_partitions_same_last_values_and_errors(window, data):
-    spec = spec_of(window, retention_messages=data.draw(st.sampled_from((None, 3))))
-    feed = data.draw(feeds(partitions=2, duplicates=False))
-    _, rows, errors = run(spec, [feed.messages], partitions=2, drain=True)
+    spec = spec_of(
+        window,
+        aggregates=data.draw(st.sampled_from((LIGHT, HEAVY))),
+        retention=data.draw(st.sampled_from((12, 0, 30))),
+        retention_messages=data.draw(by_number(window, 3)),
+    )
+    partitions = data.draw(st.sampled_from((2, 3)))
+    feed = data.draw(feeds(partitions=partitions, duplicates=False))
+    _, rows, errors = run(spec, [feed.messages], partitions=partitions, drain=True)
     points = data.draw(cut_points(len(feed.messages)))
-    _, cut_rows, cut_errors = run(spec, cut(feed.messages, points), partitions=2, drain=True)
+    _, cut_rows, cut_errors = run(spec, cut(feed.messages, points), partitions=partitions, drain=True)
     assert last_values(rows) == last_values(cut_rows)
     assert errors == cut_errors
 

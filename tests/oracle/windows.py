@@ -6,7 +6,9 @@ The steps are the seed's `addMessage` (with DESIGN.md section 6: the replay chec
 One number says when a window is full: `closes_at`, the smallest stream time that is past its end. It is the end of
 `[start, end)` windows, `t + 1` of a sliding window `[t - size, t]`, and `last + gap + 1` of a session. The clock is the
 newest event time before the message. A window is closed when `clock >= closes_at` and gone when
-`clock >= closes_at + retention`.
+`clock >= closes_at + retention`. A message of a session is judged as if it were alone: it is refused when
+`clock >= t + gap + 1 + retention`, whatever sessions lie near; so a session has to stay a gap longer, until nothing
+that is accepted can come near it.
 
 With one source partition all is decided message by message. With several, windows close in `end_of_batch`, by the
 smallest stream time of the partitions that are not idle. Then the cuts decide which messages come late. What never
@@ -167,7 +169,7 @@ class WindowOracle:
         self.stream_time[message.source] = max(own, message.time)
         # 2: out of retention
         key = tuple(message.fields[name] for name in self.spec.keys)
-        if not self._acceptable(message, key, clock):
+        if not self._acceptable(message, clock):
             self.errors.append(Error(message.place, "out_of_retention"))
             return []
         # 4: does it belong to a new window? what it passes is full
@@ -270,7 +272,8 @@ class WindowOracle:
         standing = {source: self._standing(source, len(self.befores.get(source, []))) for source in self.stream_time}
         self.outnumbered = max(self.outnumbered, self._smallest(standing, wall_ms))
         for place, window in sorted(self.windows.items(), key=lambda item: (item[1].closes_at, repr(item[1].key))):
-            if not self._takes(window.closes_at, (self.closing, self.outnumbered)):
+            longer = self.spec.size if self.spec.kind == "session" else 0
+            if not self._takes(window.closes_at + longer, (self.closing, self.outnumbered)):
                 if window.pending_since is not None:
                     self._emit(window, "late")
                 del self.windows[place]
@@ -278,7 +281,7 @@ class WindowOracle:
 
     # -- which windows -------------------------------------------------------------------------------------------
 
-    def _acceptable(self, message: Message, key: Key, clock: Clock) -> bool:
+    def _acceptable(self, message: Message, clock: Clock) -> bool:
         spec = self.spec
         if spec.unit == "messages":
             return True
@@ -286,8 +289,7 @@ class WindowOracle:
             # the last window that could ever hold it
             return self._takes(message.time + spec.size + 1, clock)
         if spec.kind == "session":
-            own = self._takes(message.time + spec.size + 1, clock)
-            return own or any(self._takes(w.closes_at, clock) for w in self._near(message.time, key))
+            return self._takes(message.time + spec.size + 1, clock)
         return any(self._takes(start + spec.size, clock) for start in self._starts(message.time))
 
     def _starts(self, time: int) -> list[int]:
@@ -310,7 +312,7 @@ class WindowOracle:
         if self.spec.unit == "messages":
             return self._add_by_number(message, key)
         if self.spec.kind == "session":
-            return self._add_to_session(message, key, clock, wall_ms)
+            return self._add_to_session(message, key, wall_ms)
         if self.spec.kind == "sliding":
             return self._add_to_sliding(message, key, clock)
         updated = []
@@ -350,12 +352,9 @@ class WindowOracle:
                 updated.append(window)
         return updated
 
-    def _add_to_session(self, message: Message, key: Key, clock: Clock, wall_ms: int) -> list[Window]:
+    def _add_to_session(self, message: Message, key: Key, wall_ms: int) -> list[Window]:
         gap, time = self.spec.size, message.time
-        near = [w for w in self._near(time, key) if self._takes(w.closes_at, clock)]
-        # sessions of a key never overlap, even where one source partition finds one gone and another does not
-        low, high = min([time, *(w.first for w in near)]), max([time, *(w.last for w in near)])
-        near = [w for w in self.windows.values() if w.key == key and w.first <= high and low <= w.last]
+        near = self._near(time, key)
         merged = Window(key, time, time, time + gap + 1)
         merged.messages.append(message)
         merged.pending_since = wall_ms

@@ -9,6 +9,8 @@ import pytest
 
 from backend.aggregates import collect_list, count, reducer, sum_
 from backend.batch import MESSAGE_FIELDS, NO_TIME
+from backend.errors import UnknownFormat
+from backend.operators import ledger
 from backend.operators import session_rows as rows
 from backend.operators.spec import window_spec
 from backend.policies import policies
@@ -89,18 +91,32 @@ def test_what_waits_is_sent_when_the_session_goes():
     assert s.outcome.next_due_ms == 11_000
     # 0 + gap + 1 + retention is 31
     assert s.batch([(4, 30, "b", 9)], 2_000) == [("full", 0, 1, 11, "b", 14)]
-    assert s.batch([(5, 31, "b", 9)], 2_000) == [("late", 1, 0, 0, "a", 3)]
+    assert s.batch([(5, 31, "b", 9)], 2_000) == []
     assert s.batch([(6, 0, "a", 4)], 2_000) == []
     assert s.errors() == [(0, 6, "out_of_retention")]
+    # a gap later nothing that is taken can touch it: one of 10 is refused from 41 on
+    assert s.batch([(7, 40, "b", 9)], 2_000) == []
+    assert s.batch([(8, 41, "b", 9)], 2_000) == [("late", 1, 0, 0, "a", 3)]
 
 
-def test_a_message_out_of_retention_is_taken_by_a_session_near_it():
+@pytest.mark.parametrize(("clock", "taken"), [(40, True), (41, False)])
+def test_a_session_stays_as_long_as_a_message_that_is_taken_can_touch_it(clock, taken):
+    s = shard({"all": collect_list("value")}, policies=policies(late="each"))
+    s.batch([(0, 0, "a", 1), (1, clock, "b", 9)])
+    # 10 + gap + 1 + retention is 41: the last message that is a gap from [0, 0]
+    late = [("retracted", 0, 0, 0, "a", [1]), ("late", 0, 0, 10, "a", [1, 2])]
+    assert s.batch([(2, 10, "a", 2)]) == (late if taken else [])
+    assert s.errors() == ([] if taken else [(0, 2, "out_of_retention")])
+    assert s.outcome.message_count == (3 if taken else 1)
+
+
+def test_a_message_out_of_retention_is_refused_though_a_session_near_it_is_open():
     s = shard({"all": collect_list("value")}, retention=0, policies=policies(late="each"))
     s.batch([(0, 20, "a", 1), (1, 28, "b", 2)])
     # 12 + gap + 1 is before the clock of 28, but [20, 20] is open until 30
     assert s.batch([(2, 12, "a", 3), (3, 9, "c", 4)]) == []
-    assert s.errors() == [(0, 3, "out_of_retention")]
-    assert s.batch([(4, 31, "b", 5)]) == [("full", 0, 12, 20, "a", [1, 3])]
+    assert s.errors() == [(0, 2, "out_of_retention"), (0, 3, "out_of_retention")]
+    assert s.batch([(4, 31, "b", 5)]) == [("full", 0, 20, 20, "a", [1])]
 
 
 def test_expired_sessions_leave_nothing_behind():
@@ -151,23 +167,39 @@ def test_a_session_that_closes_and_grows_again_and_again(cuts):
     assert found == expected
 
 
-def test_a_replay_tells_a_refused_message_from_one_that_a_session_near_it_made_acceptable():
+def test_a_replay_leaves_out_a_refused_message_that_a_session_covers():
     s = shard({"all": collect_list("value")}, retention=0)
-    fed = [(0, 112, "b", 1), (1, 100, "a", 2), (2, 105, "a", 3), (3, 98, "a", 4)]
-    s.batch(fed)
-    # at 112 a message of 100 is out of retention; one of 98 too, but then [105, 105] is near
-    assert s.errors() == [(0, 1, "out_of_retention")]
-    assert s.outcome.replay_from == {(0, 0): 0}
+    fed = [(0, 100, "a", 1), (1, 108, "a", 2), (2, 116, "a", 3), (3, 105, "a", 4), (4, 105, "b", 5), (5, 106, "a", 6)]
+    s.batch(fed[:4])
+    assert s.outcome.rejected == [(0, 0, 3)]
+    s.batch(fed[4:])
+    # at 116 a message of 105 is out of retention, though [100, 116] is open; "b" has no session to be taken for
+    assert s.errors() == [(0, 4, "out_of_retention")]
+    assert (s.outcome.rejected, s.outcome.replay_from) == ([(0, 0, 3)], {(0, 0): 0})
     work = Workspace(s.store, s.bounds)
     kept = dict(work.scan(bytes([Region.MESSAGES]), bytes([Region.WINDOWS])))
     work.delete_many(list(kept))
-    columns = [(0, 0, offset, time, 0, key, value) for offset, time, key, value in fed]
+    columns = [(0, 0, offset, time, 0, key, value) for offset, time, key, value in fed if offset != 3]
     schema = pa.schema([*MESSAGE_FIELDS, *SCHEMA])
     table = pa.table([pa.array([c[at] for c in columns], f.type) for at, f in enumerate(schema)], schema=schema)
     work.put_many(*s.operator.replay_rows(table))
     s.operator.settle(work)
     assert dict(work.scan(bytes([Region.MESSAGES]), bytes([Region.WINDOWS]))) == kept
-    assert s.batch([(4, 130, "b", 5)]) == [("full", 0, 98, 105, "a", [3, 4]), ("full", 0, 112, 112, "b", [1])]
+    assert s.batch([(6, 127, "b", 5)]) == [("full", 0, 100, 116, "a", [1, 2, 3, 6])]
+    s.batch([(7, 137, "b", 5)])  # 116 + 10 + 11: the session goes, and what was listed for it
+    assert s.outcome.rejected == []
+
+
+def test_state_of_the_format_before_is_refused():
+    s = shard()
+    s.batch([(0, 0, "a", 1)])
+    work = Workspace(s.store, s.bounds)
+    old = ledger.read(work)
+    old.kind_format = 1
+    work.put(ledger.KEY, ledger.encode(old))
+    s.store.write(work.changes())
+    with pytest.raises(UnknownFormat, match="format 1, known is 2"):
+        s.batch([(1, 1, "a", 1)])
 
 
 @pytest.mark.parametrize("keys", [[], ["key"]])
