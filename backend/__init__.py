@@ -38,7 +38,8 @@ if TYPE_CHECKING:
         value_state,
         window_store,
     )
-    from backend.sinks import foreach_sink, parquet_sink
+    from backend.sinks import foreach_sink, kafka_sink, parquet_sink
+    from backend.sinks.kafka_rows import Dedupe
     from backend.sources.archive import archive
     from backend.sources.kafka import kafka
     from backend.sources.kafka_settings import KafkaSettings
@@ -82,7 +83,8 @@ _HOMES = {
         "value_state",
         "window_store",
     ),
-    "backend.sinks": ("foreach_sink", "parquet_sink"),
+    "backend.sinks": ("foreach_sink", "kafka_sink", "parquet_sink"),
+    "backend.sinks.kafka_rows": ("Dedupe",),
     "backend.sources.archive": ("archive",),
     "backend.sources.kafka": ("kafka",),
     "backend.sources.kafka_settings": ("KafkaSettings",),
@@ -100,6 +102,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Aggregate",
+    "Dedupe",
     "KafkaSettings",
     "KeyValueStore",
     "ListState",
@@ -120,6 +123,7 @@ __all__ = [
     "hopping",
     "in_memory_window_store",
     "kafka",
+    "kafka_sink",
     "key_value_store",
     "last",
     "list_state",

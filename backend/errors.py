@@ -112,6 +112,14 @@ class ChangelogUnavailable(RewindError):
     """The changelog cannot be reached or written now; what is in it is not in doubt."""
 
 
+class SinkUnavailable(RewindError):
+    """The output cannot be reached or written now; nothing of the micro-batch is visible, or all of it again later."""
+
+
+class SinkConflict(RewindError):
+    """Another writer has taken the output over, or more was published to it than the checkpoint knows of."""
+
+
 class PointerDamaged(RewindError):
     """The pointer in Spark's state cannot be decoded."""
 

@@ -8,6 +8,7 @@ in between, so a sink replaces what it published under a version before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from backend.sinks.foreach import Consumer, ForeachSink
+    from backend.sinks.kafka import KafkaSink
     from backend.sinks.parquet import ParquetSink
+    from backend.sources.kafka_settings import KafkaSettings
 
 FRAME_COLUMNS = ("shard", "version", "results", "errors", "metrics")
 """`shard int, version bigint, results binary, errors binary, metrics string`; null when there is nothing."""
@@ -57,3 +60,32 @@ def foreach_sink(function: Consumer) -> ForeachSink:
     from backend.sinks.foreach import ForeachSink
 
     return ForeachSink(function)
+
+
+def kafka_sink(
+    results: str,
+    errors: str,
+    *,
+    servers: str | KafkaSettings,
+    key: str | Sequence[str] = (),
+    guarantee: str = "exactly_once",
+    commits: str | None = None,
+) -> KafkaSink:
+    """Write both outputs to Kafka topics, as JSON; see `backend.sinks.kafka` for what each guarantee rests on.
+
+    Args:
+        results: Topic of the results; it must exist.
+        errors: Topic of the errors; it must exist.
+        servers: `host:port,...`, with security from `REWIND_KAFKA_*` in the environment; or `KafkaSettings`.
+        key: Columns of the results that make the message's key, the job's group key for one: all revisions of a window
+            then lie in one partition, in order. Without it, and for errors, the key is the row's `id`.
+        guarantee: `exactly_once` (transactions, through the driver) or `at_least_once` (from the tasks).
+        commits: Topic that says which micro-batch is out, made where it does not exist; by default
+            `<results>-commits`. It belongs to the output: delete both or none.
+
+    Raises:
+        ValueError: Of a bad option, naming it.
+    """
+    from backend.sinks.kafka import KafkaSink
+
+    return KafkaSink(results, errors, servers=servers, key=key, guarantee=guarantee, commits=commits)

@@ -20,7 +20,7 @@ FORMAT = 1
 """Version of the columns that sinks write, in the Parquet files' metadata under `rewind.format`."""
 
 RESULTS, ERRORS = "results", "errors"
-_TIMES = {RESULTS: ("window_start", "window_end"), ERRORS: ("timestamp", "event_time")}
+TIMES = {RESULTS: ("window_start", "window_end"), ERRORS: ("timestamp", "event_time")}
 _TIME = pa.timestamp("ms", tz="UTC")
 ID_FIELDS = [
     pa.field(
@@ -69,7 +69,7 @@ def readable(table: pa.Table, kind: str, version: int, shard: int, first: int) -
     columns = [ids, *repeated, sequence]
     fields = list(ID_FIELDS)
     for field, column in zip(table.schema, table.columns, strict=True):
-        is_time = field.name in _TIMES[kind] and pa.types.is_int64(field.type)
+        is_time = field.name in TIMES[kind] and pa.types.is_int64(field.type)
         fields.append(field.with_type(_TIME) if is_time else field)
         columns.append(column.cast(_TIME) if is_time else column)
     return pa.table(columns, schema=pa.schema(fields, metadata={"rewind.format": str(FORMAT)}))
