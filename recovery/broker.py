@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Protocol
 
 from backend.errors import BrokerUnavailable
-from backend.sources.kafka_settings import KafkaSettings, quoted
+from backend.sources.kafka_settings import KafkaSettings
 from backend.spark import jars
+from recovery.broker_security import CA_FILE, add_scram_users, protocol, sasl_properties, tls_properties
 
 START_TIMEOUT_S = 60
 START_TRIES = 3
@@ -77,17 +78,20 @@ class LocalBroker:
     """A broker in a process of our own. Use as a context manager, or call `start` and `close`.
 
     Args:
-        users: Name -> password; when given, clients must log in with SASL/PLAIN, and `settings` does so as the first.
+        users: Name -> password; when given, clients must log in with SASL (PLAIN or SCRAM), and `settings` does so with
+            PLAIN as the first.
+        tls: Whether there is an encrypted listener too; see `settings_with`.
         heap: The JVM's `-Xmx`.
     """
 
     can_restart = True
 
-    def __init__(self, *, users: dict[str, str] | None = None, heap: str = "256m") -> None:
+    def __init__(self, *, users: dict[str, str] | None = None, tls: bool = False, heap: str = "256m") -> None:
         self._users = dict(users or {})
+        self._tls = tls
         self._heap = heap
         self._folder: Path | None = None
-        self._ports: tuple[int, int] = (0, 0)
+        self._ports: tuple[int, int, int] = (0, 0, 0)
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -103,11 +107,22 @@ class LocalBroker:
     @property
     def settings(self) -> KafkaSettings:
         """How to connect; the ports are known once the broker started."""
-        servers = f"127.0.0.1:{self._ports[0]}"
+        return self.settings_with()
+
+    def settings_with(self, *, mechanism: str = "PLAIN", tls: bool = False) -> KafkaSettings:
+        """Give how to connect by a SASL mechanism (where there are users), in the clear or encrypted.
+
+        Raises:
+            ValueError: `tls` of a broker without, or before it started.
+        """
+        if tls and (not self._tls or self._folder is None):
+            raise ValueError("tls=True: the broker must be made with tls=True, and be started")
+        servers = f"127.0.0.1:{self._ports[2 if tls else 0]}"
+        authority = str(self._folder / CA_FILE) if tls and self._folder is not None else None
         if not self._users:
-            return KafkaSettings(servers)
+            return KafkaSettings(servers, ca_file=authority)
         name, password = next(iter(self._users.items()))
-        return KafkaSettings(servers, mechanism="PLAIN", username=name, password=password)
+        return KafkaSettings(servers, mechanism=mechanism, username=name, password=password, ca_file=authority)
 
     @property
     def pid(self) -> int | None:
@@ -128,9 +143,11 @@ class LocalBroker:
         try:
             for _ in range(START_TRIES):
                 if fresh:  # ports stay once clients know them; a fresh broker may find them taken and picks others
-                    self._ports = (_free_port(), _free_port())
+                    self._ports = (_free_port(), _free_port(), _free_port())
                     self._format()
                 if self._launch():
+                    if fresh and self._users:
+                        add_scram_users(self.settings, self._users)
                     return
                 self.kill()
         except BaseException:
@@ -236,16 +253,18 @@ class LocalBroker:
 
     def _properties(self, folder: Path) -> str:
         """Give the server's configuration: one node for everything, internal topics of one replica."""
-        port, controller = self._ports
-        kind = "SASL_PLAINTEXT" if self._users else "PLAINTEXT"
+        port, controller, encrypted = self._ports
+        listeners = {"CLIENT": port} | ({"TLS": encrypted} if self._tls else {})
+        addresses = ",".join(f"{name}://127.0.0.1:{number}" for name, number in listeners.items())
+        kinds = "".join(f"{name}:{protocol(self._users, tls=name == 'TLS')}," for name in listeners)
         settings = {
             "process.roles": "broker,controller",
             "node.id": 1,
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
             "controller.listener.names": "CONTROLLER",
-            "listeners": f"CLIENT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"CLIENT://127.0.0.1:{port}",
-            "listener.security.protocol.map": f"CLIENT:{kind},CONTROLLER:PLAINTEXT",
+            "listeners": f"{addresses},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": addresses,
+            "listener.security.protocol.map": f"{kinds}CONTROLLER:PLAINTEXT",
             "inter.broker.listener.name": "CLIENT",
             "log.dirs": folder / "data",
             "auto.create.topics.enable": "false",
@@ -262,17 +281,9 @@ class LocalBroker:
             "num.network.threads": 2,
             "num.io.threads": 2,
         }
-        if self._users:
-            first, password = next(iter(self._users.items()))
-            known = " ".join(f'user_{name}="{quoted(secret)}"' for name, secret in self._users.items())
-            settings |= {
-                "sasl.enabled.mechanisms": "PLAIN",
-                "sasl.mechanism.inter.broker.protocol": "PLAIN",
-                "listener.name.client.plain.sasl.jaas.config": (
-                    "org.apache.kafka.common.security.plain.PlainLoginModule required "
-                    f'username="{first}" password="{quoted(password)}" {known};'
-                ),
-            }
+        settings |= sasl_properties(self._users, tuple(listeners))
+        if self._tls:
+            settings |= tls_properties(folder)
         return "".join(f"{name}={str(value).replace(BACKSLASH, BACKSLASH * 2)}\n" for name, value in settings.items())
 
     def _log_end(self) -> str:

@@ -59,10 +59,10 @@ def kafka_topics(kafka_broker: Broker) -> Iterator[Topics]:
         topics.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def secured_kafka_broker() -> Iterator[LocalBroker]:
-    """A broker of one's own that wants SASL/PLAIN."""
+    """A broker of one's own, for the whole session, that wants SASL, in the clear or over TLS; see `settings_with`."""
     from recovery.broker import LocalBroker
 
-    with LocalBroker(users={"rewind": 'pa"ss\\word-7'}) as broker:
+    with LocalBroker(users={"rewind": 'pa"ss\\word-7'}, tls=True) as broker:
         yield broker
