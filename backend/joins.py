@@ -295,6 +295,9 @@ def join_spec(
             (RIGHT, right_schema, right_fields, right_window, right_retention, right_retention_messages),
         )
     ]
+    for side in sides:
+        if not side.fields:
+            raise ValueError(f"{side.name}_fields=[]: name at least one field, or join on one")
     session = read_session_key(session_key, sides, pairs)
     spec = JoinSpec(
         sides[LEFT],

@@ -2,15 +2,21 @@
 
 Rules (SAMZA-552, DESIGN.md section 6):
 
-* In a micro-batch the left messages come first, then the right ones, each in the order of its source.
-* A replay is a NOOP. A message is out of retention when `time + retention <= clock`, its clock being the newest event
-  time of its own partition before it.
+* In a micro-batch the left messages come first, then the right ones, each in the order of its source. Partners of one
+  message stand in the order (stream, partition, offset).
+* A replay is a NOOP. A message is out of retention when `expiry <= clock`, its clock being the newest event time of its
+  own partition before it. Its expiry is its side's retention behind the end of the first window that includes it;
+  without a window, behind its own time.
 * `(l, r)` is a pair when the equal fields are equal and not null, `-before <= r.time - l.time <= after` with both ends
-  in, and each is in a retained window of its side as the other comes: `l.time + retention_left > clock of r`, and the
-  same the other way round. So the set of pairs does not depend on which side comes first, nor on cuts.
+  in, and each is in a retained window of its side as the other comes: `expiry of l > clock of r`, and the same the
+  other way round. So the set of pairs does not depend on which side comes first, nor on cuts.
+* How far a side has come is looked at when a micro-batch ends: the smallest clock of its partitions that are not idle.
+  What is expired for a side as a whole stays so, also for an idle partition that wakes up.
+* Windows by number count each partition's offsets from its first one; then numbers take the place of time.
 * Retention by size keeps the newest messages of a side in the order of arrival; then the order of the sides matters.
 * An outer row comes once, when no partner can arrive any more: the clocks of the other side have passed the end of the
-  range and its retention, or the message's own retention. Idle partitions hold nothing back.
+  range and its retention, or the message's own expiry, or it is out of retention by size.
+* A pair is late when the message that brought it came after the end of its window. Update periods hold pairs back.
 """
 
 from __future__ import annotations
@@ -35,6 +41,10 @@ class JoinSpec:
     retention_ms: tuple[int | None, int | None] = (None, None)
     retention_messages: tuple[int | None, int | None] = (None, None)
     idle_after_ms: int | None = None
+    windows: tuple[tuple[str, int, int, int] | None, ...] = (None, None)  # kind, size, step, origin
+    by_number: bool = False
+    on_time_ms: int = 0
+    late_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class Pair:
 @dataclass
 class _Held:
     message: Message
+    at: int
     clock: int
     matched: bool = False
     shown: bool = False
@@ -56,22 +67,37 @@ class _Held:
 
 @dataclass
 class JoinOracle:
-    """One join over two streams: messages of stream 0 are left, of stream 1 right."""
+    """One join over two streams: messages of stream 0 are left, of stream 1 right.
+
+    `sources` are the partitions that are known from the start; others are when their first message comes.
+    """
 
     spec: JoinSpec
+    sources: tuple[Source, ...] = ()
     next_offset: dict[Source, int] = field(default_factory=dict)
+    first_offset: dict[Source, int] = field(default_factory=dict)
     stream_time: dict[Source, int] = field(default_factory=dict)
     active_ms: dict[Source, int] = field(default_factory=dict)
+    started_ms: int | None = None
+    clocks: list[int] = field(default_factory=lambda: [NEVER, NEVER])
     held: tuple[list[_Held], list[_Held]] = field(default_factory=lambda: ([], []))
     errors: list[Error] = field(default_factory=list)
     rows: list[Pair] = field(default_factory=list)
+    back: list[tuple[bool, Pair]] = field(default_factory=list)
+    back_since: dict[bool, int] = field(default_factory=dict)
 
     def batch(self, messages: Iterable[Message], wall_ms: int, drain: bool = False) -> list[Pair]:
         """Take a micro-batch: left first, then right, then the outer rows that are due."""
         sent_before = len(self.rows)
+        if self.started_ms is None:
+            self.started_ms = wall_ms
+        for source in self.sources:
+            self.active_ms.setdefault(source, wall_ms)
         for message in sorted(messages, key=lambda m: m.place):
             self.add_message(message, wall_ms)
-        self._unmatched(wall_ms, drain)
+        self._release(wall_ms, drain)
+        self.clocks = [max(self.clocks[side], self._clock_of(side, wall_ms)) for side in (LEFT, RIGHT)]
+        self._unmatched(drain)
         return self.rows[sent_before:]
 
     def add_message(self, message: Message, wall_ms: int) -> None:
@@ -79,27 +105,57 @@ class JoinOracle:
         source, side = message.source, message.stream
         if message.offset < self.next_offset.get(source, NEVER):
             return
-        clock = self.stream_time.get(source, NEVER)
+        at, clock = message.time, self.stream_time.get(source, NEVER)
+        self.first_offset.setdefault(source, message.offset)
+        if self.spec.by_number:
+            at = clock = message.offset - self.first_offset[source]
         self.next_offset[source] = message.offset + 1
-        self.stream_time[source] = max(clock, message.time)
+        self.stream_time[source] = max(self.stream_time.get(source, NEVER), message.time)
         self.active_ms[source] = wall_ms
-        if not self._lives(side, message, clock):
+        mine = _Held(message, at, clock)
+        if self._expiry(side, at) <= clock:
             self.errors.append(Error(message.place, "out_of_retention"))
             return
-        mine = _Held(message, clock)
-        for other in self._newest(1 - side):
+        late = self.spec.windows[side] is not None and self._window_end(side, at) <= clock
+        for other in sorted(self._newest(1 - side), key=lambda held: held.message.place):
+            if self._expiry(1 - side, other.at) <= self.clocks[side]:
+                continue
             left, right = (mine, other) if side == LEFT else (other, mine)
             if self._pairs(left, right):
                 left.matched = right.matched = True
-                self.rows.append(Pair("full", left.message.place, right.message.place))
+                self.back.append((late, Pair("late" if late else "full", left.message.place, right.message.place)))
+                self.back_since.setdefault(late, wall_ms)
         self.held[side].append(mine)
 
-    def _lives(self, side: int, message: Message, clock: int) -> bool:
-        keep = self.spec.retention_ms[side]
-        return keep is None or message.time + keep > clock
+    def _release(self, wall_ms: int, drain: bool) -> None:
+        """Send the pairs whose update period has passed."""
+        for late, period in ((False, self.spec.on_time_ms), (True, self.spec.late_ms)):
+            if late in self.back_since and (drain or wall_ms - self.back_since[late] >= period):
+                del self.back_since[late]
+        self.rows += [pair for late, pair in self.back if late not in self.back_since]
+        self.back = [(late, pair) for late, pair in self.back if late in self.back_since]
+
+    def _window_end(self, side: int, at: int) -> int:
+        """Give the first clock at which the first window that includes a place in time is over."""
+        window = self.spec.windows[side]
+        if window is None:
+            return at
+        kind, size, step, origin = window
+        if kind == "session":
+            return at + size + 1
+        if kind == "sliding":
+            return at + 1
+        start = origin + (at - origin) // step * step
+        while start - step + size > at:
+            start -= step
+        return start + size
+
+    def _expiry(self, side: int, at: int) -> int:
+        keep = (self.spec.retention_messages if self.spec.by_number else self.spec.retention_ms)[side]
+        return FOREVER if keep is None else self._window_end(side, at) + keep
 
     def _newest(self, side: int) -> list[_Held]:
-        keep = self.spec.retention_messages[side]
+        keep = None if self.spec.by_number else self.spec.retention_messages[side]
         return self.held[side] if keep is None else self.held[side][max(0, len(self.held[side]) - keep) :]
 
     def _pairs(self, left: _Held, right: _Held) -> bool:
@@ -113,45 +169,48 @@ class JoinOracle:
             return False
         if spec.after is not None and distance > spec.after:
             return False
-        return self._lives(LEFT, left.message, right.clock) and self._lives(RIGHT, right.message, left.clock)
+        return self._expiry(LEFT, left.at) > right.clock and self._expiry(RIGHT, right.at) > left.clock
+
+    def _reached(self, source: Source) -> int:
+        if not self.spec.by_number:
+            return self.stream_time.get(source, NEVER)
+        return self.next_offset[source] - self.first_offset[source] if source in self.next_offset else 0
 
     def _clock_of(self, side: int, wall_ms: int) -> int:
-        """Give the smallest stream time of a side's partitions, without idle ones; of the other side when all are."""
+        """Give the smallest clock of a side's partitions, without idle ones; of the other side when all are.
+
+        The newest there is when all of both are. A side without partitions is one that was silent from the start.
+        """
         idle = self.spec.idle_after_ms
         for which in (side, 1 - side):
-            awake = [
-                time
-                for source, time in self.stream_time.items()
-                if source[0] == which and (idle is None or wall_ms - self.active_ms[source] < idle)
-            ]
+            known = {source: since for source, since in self.active_ms.items() if source[0] == which}
+            assert self.started_ms is not None
+            if not known and (idle is None or wall_ms - self.started_ms < idle):
+                return NEVER
+            awake = [self._reached(source) for source, since in known.items() if idle is None or wall_ms - since < idle]
             if awake:
                 return min(awake)
-            if idle is None:
-                break
-        return NEVER
+        return max((self._reached(source) for source in self.active_ms), default=NEVER)
 
-    def _last_chance(self, side: int, message: Message) -> int:
+    def _last_chance(self, side: int, held: _Held) -> int:
         """Give the first clock of the other side at which no partner can come any more."""
         spec = self.spec
-        own, other = spec.retention_ms[side], spec.retention_ms[1 - side]
         reach = spec.after if side == LEFT else spec.before
-        ends = [FOREVER]
-        if own is not None:
-            ends.append(message.time + own)
-        if reach is not None and other is not None:
-            ends.append(message.time + reach + other)
+        ends = [self._expiry(side, held.at)]
+        if reach is not None and not spec.by_number:
+            ends.append(self._expiry(1 - side, held.message.time + reach))
         return min(ends)
 
-    def _unmatched(self, wall_ms: int, drain: bool) -> None:
+    def _unmatched(self, drain: bool) -> None:
         for side, kinds in ((LEFT, ("left", "outer")), (RIGHT, ("right", "outer"))):
             if self.spec.how not in kinds:
                 continue
-            clock = self._clock_of(1 - side, wall_ms)
-            for held in self.held[side]:
-                due = self._last_chance(side, held.message) <= clock
+            newest = {held.message.place for held in self._newest(side)}
+            for held in sorted(self.held[side], key=lambda held: held.message.place):
+                place = held.message.place
+                due = self._last_chance(side, held) <= self.clocks[1 - side] or place not in newest
                 if not held.matched and not held.shown and (due or drain):
                     held.shown = True
-                    place = held.message.place
                     reason = "full" if due else "drain"
                     self.rows.append(Pair(reason, place, None) if side == LEFT else Pair(reason, None, place))
 

@@ -79,7 +79,7 @@ def test_bad_options_are_named(options, words):
 
 
 def test_reserved_and_colliding_names_are_refused():
-    with pytest.raises(ValueError, match="left_schema: the field names .*_time.* are reserved"):
+    with pytest.raises(ValueError, match=r"left_schema: the field names .*_time.* are reserved"):
         join_spec(pa.schema([("_time", pa.int64())]), SHIPMENTS, within=1, **HOUR)
     with pytest.raises(ValueError, match="would be called 'reason'"):
         join_spec(pa.schema([("reason", pa.int64())]), SHIPMENTS, within=1, **HOUR)

@@ -1,0 +1,177 @@
+"""The join operator by hand: SAMZA-552's own outputs, then what a crash, a lost disk or a dead side may not change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backend.batch import TIME
+from backend.joins import JoinSpec, join_spec
+from backend.operators.join import JoinOperator
+from backend.windows import sliding, tumbling
+from recovery.testing import OperatorTester
+from tests.model.join_driver import JoinDriver
+from tests.oracle.joins import LEFT, RIGHT
+from tests.oracle.windows import Message
+
+MINUTE = 60_000
+ORDERS = pa.schema([("id", pa.int64()), ("value", pa.int64())])
+SHIPMENTS = pa.schema([("id", pa.int64()), ("cost", pa.int64())])
+
+
+def at(clock: str) -> int:
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return ((hours * 60 + minutes) * 60 + seconds) * 1000
+
+
+def order(offset: int, value: int, number: int, time: str) -> Message:
+    return Message(offset, at(time), {"value": value, "id": number}, stream=LEFT)
+
+
+def shipment(offset: int, cost: int, number: int, time: str) -> Message:
+    return Message(offset, at(time), {"cost": cost, "id": number}, stream=RIGHT)
+
+
+class Rows(JoinDriver):
+    def rows_of(self, results: pa.Table) -> list[Any]:
+        return results.select(["id", "value", "cost"]).to_pylist()
+
+
+def rows(*values: tuple[int | None, ...]) -> list[dict[str, int | None]]:
+    return [dict(zip(("id", "value", "cost"), row, strict=True)) for row in values]
+
+
+@pytest.mark.parametrize("message_key", ["auto", "join_fields"])
+@pytest.mark.parametrize("by", ["tuple windows", "time windows"])
+def test_samza_orders_and_shipments(by, message_key):
+    """The document's outputs, in its order; Orders come first. Orders.offset = Shipments.offset - 999 is recorded."""
+    if by == "tuple windows":
+        options = {"left_window": tumbling(messages=3), "right_retention_messages": 1000}
+    else:
+        options = {"left_window": tumbling("2 min", origin=at("8:59:00")), "within": (0, "2 min")}
+        options |= {"left_retention": "2 min", "right_retention": "1 h"}
+    spec = join_spec(ORDERS, SHIPMENTS, on="id", max_ahead=None, message_key=message_key, **options)
+    driver = Rows(spec, [(LEFT, 0), (RIGHT, 0)])
+    early = [order(1, 0, 1, "8:59:10"), order(2, 5, 3, "9:00:00")]
+    early += [shipment(1000, 0, 3, "9:00:10"), shipment(1001, 2, 1, "9:00:10")]
+    assert driver.batch(early, at("9:01:00")).rows == rows((3, 5, 0), (1, 0, 2))
+    later = [shipment(1002, 3, 1, "9:01:10"), shipment(1003, 1, 9, "9:01:20")]
+    assert driver.batch(later, at("9:02:00")).rows == rows((1, 0, 3))
+    assert driver.batch([order(3, 9, 9, "8:59:30")], at("9:03:00")).rows == rows((9, 9, 1))
+
+
+def test_tuple_windows_are_aligned_by_the_first_offsets():
+    """Left window [0, 2] and 3 numbers more: joinable up to the right number 5, whatever its offset."""
+    options = {"left_window": tumbling(messages=3), "right_retention_messages": 99, "max_ahead": None}
+    first = {(LEFT, 0): 7, (RIGHT, 0): 500}
+    driver = Rows(join_spec(ORDERS, SHIPMENTS, on="id", first_offsets=first, **options), [(LEFT, 0), (RIGHT, 0)])
+    messages = [order(7, 1, 1, "9:00:00"), *(shipment(500 + n, n, 1, "9:00:00") for n in range(8))]
+    assert driver.batch(messages, 0).rows == rows(*((1, 1, n) for n in range(6)))
+
+
+# -- crash and restore --------------------------------------------------------------------------------------------
+
+SIDE = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+
+
+def outer(**options: Any) -> JoinSpec:
+    given = {"on": "k", "within": 10, "how": "outer", "left_retention": 20, "right_retention": 20, "max_ahead": None}
+    return join_spec(SIDE, SIDE, **{**given, **options})
+
+
+def one_shard(spec: JoinSpec, tmp_path: Any) -> OperatorTester:
+    return OperatorTester(JoinOperator(spec), pa.schema([f for s in spec.sides for f in s.columns]), tmp_path)
+
+
+def left(time: int, key: int | None, n: int) -> dict[str, Any]:
+    return {TIME: time, "left.k": key, "left.n": n}
+
+
+def right(time: int, key: int | None, n: int) -> dict[str, Any]:
+    return {TIME: time, "right.k": key, "right.n": n}
+
+
+def numbers(table: pa.Table) -> list[tuple[str, int | None, int | None]]:
+    return [(row["reason"], row["left_n"], row["right_n"]) for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("message_key", ["time", "join_fields"])
+def test_a_crash_and_a_lost_disk_change_nothing(tmp_path, message_key):
+    shard = one_shard(outer(message_key=message_key, left_retention=40), tmp_path)
+    shard.send([right(0, 1, 0), right(1, 9, 1)], stream=RIGHT)
+    first = shard.batch([left(0, 1, 0), left(2, 2, 1), left(3, None, 2)])
+    assert numbers(first.results) == [("full", 0, 0)]
+    shard.crash([left(4, 9, 3)])
+    shard.lose_disk()
+    restored = shard.restore()
+    assert restored.messages == 5
+    assert numbers(shard.batch().results) == [("full", 3, 1)]
+    shard.lose_disk()
+    shard.restore()
+    # the left rows of 2 and 3 wait for partners up to 12 and 13, which live until the right clock is 32 and 33
+    shard.send([right(32, 7, 2)], stream=RIGHT)
+    assert numbers(shard.batch([left(32, 8, 4)]).results) == [("full", 1, None)]
+    shard.lose_disk()
+    shard.restore()
+    shard.send([right(33, 7, 3)], stream=RIGHT)
+    assert numbers(shard.batch([left(32, 8, 5)]).results) == [("full", 2, None)]
+    shard.lose_disk()
+    shard.restore()
+    drained = [("drain", 4, None), ("drain", 5, None), ("drain", None, 2), ("drain", None, 3)]
+    assert numbers(shard.drain().results) == drained
+    assert numbers(shard.drain().results) == []
+
+
+def test_a_changed_source_is_noticed(tmp_path):
+    shard = one_shard(outer(), tmp_path)
+    shard.batch([left(0, 1, 0)])
+    shard.tamper(0, left(0, 1, 99))
+    shard.lose_disk()
+    with pytest.raises(Exception, match="not the ones that were committed"):
+        shard.restore()
+
+
+def test_what_is_out_of_retention_stays_out_after_a_restore(tmp_path):
+    shard = one_shard(outer(left_retention=5), tmp_path)
+    shard.send([right(0, 1, 0)], stream=RIGHT)
+    done = shard.batch([left(20, 1, 0), left(15, 1, 1), left(16, 1, 2)])
+    assert [row["reason"] for row in done.errors.to_pylist()] == ["out_of_retention"]
+    assert done.errors.to_pylist()[0]["value"] == b'{"k":1,"n":1}'
+    shard.lose_disk()
+    assert shard.restore().messages == 2  # the right one is expired, too
+
+
+def test_held_back_pairs_come_when_their_period_has_passed(tmp_path):
+    spec = join_spec(
+        SIDE,
+        SIDE,
+        on="k",
+        left_retention=50,
+        right_retention=50,
+        max_ahead=None,
+        on_time_update_period="10 s",
+        late_update_period="2 s",
+        left_window=sliding(5),
+    )
+    shard = one_shard(spec, tmp_path)
+    shard.send([right(0, 1, 0)], stream=RIGHT)
+    assert numbers(shard.batch([left(0, 1, 0)]).results) == []
+    shard.lose_disk()
+    shard.restore()
+    shard.now_ms = 9_000
+    assert numbers(shard.batch([left(9, 1, 1), left(3, 1, 2)]).results) == []
+    assert shard.pointer.next_due_ms == 10_000
+    due = shard.advance("1 s")
+    assert numbers(due.results) == [("full", 0, 0), ("full", 1, 0)]
+    assert numbers(shard.advance("1 s").results) == [("late", 2, 0)]
+    assert shard.pointer.next_due_ms is None
+
+
+def test_a_silent_side_does_not_hold_for_ever(tmp_path):
+    shard = one_shard(outer(how="left"), tmp_path)
+    assert numbers(shard.batch([left(0, 1, 0), left(500, 1, 1)]).results) == []
+    assert shard.advance("59 s") is None
+    assert numbers(shard.batch([left(501, 1, 2)]).results) == []
+    assert numbers(shard.advance("1 s").results) == [("full", 0, None)]
