@@ -126,7 +126,8 @@ class _Context:
         batch = MicroBatch(self._version, now, self._table(fresh), self._positions, after)
         outcome = self.operator.process(batch, self._work)
         self._positions, self._version, self.next_due_ms = after, self._version + 1, outcome.next_due_ms
-        moved = bool(outcome.metrics.get("opened")) or dict(self._work.bounds) != bounds
+        told = outcome.metrics.get("opened") or outcome.metrics.get("expired")
+        moved = bool(told) or dict(self._work.bounds) != bounds
         return outcome.results.to_pylist(), outcome.errors.to_pylist(), moved
 
     def _advance(

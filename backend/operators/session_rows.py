@@ -161,12 +161,12 @@ def codes_of(idents: Sequence[bytes]) -> pa.Array:
     return pa.array([ident[:-_TIME] for ident in idents], pa.binary())
 
 
-def timed_keys(head: bytes, at: IntArray, codes: pa.Array, first: IntArray) -> list[bytes]:
-    """Build keys `head`, a time, the group key, the first time: index rows (last) and updates that wait (since)."""
+def timed_keys(head: bytes, at: IntArray, codes: pa.Array, first: IntArray | None = None) -> list[bytes]:
+    """Build keys `head`, a time or number, the group key, and maybe the first time: index rows, updates that wait."""
     if not len(at):
         return []
     heads = np.hstack([np.tile(np.frombuffer(head, np.uint8), (len(at), 1)), pack_fixed(at)])
-    parts = [to_binary(heads), codes.cast(pa.binary()), to_binary(pack_fixed(first))]
+    parts = [to_binary(heads), codes.cast(pa.binary()), *([] if first is None else [to_binary(pack_fixed(first))])]
     keys: list[bytes] = joined_codes(parts).to_pylist()
     return keys
 

@@ -8,7 +8,8 @@ SAMZA-552            option                    default           meaning
 measurement unit     `window` (its unit)       required          event time, or number of messages
 window size          `window` (its size)       required
 advance step size    `window` (its step)       the size
-retention time       `retention`               required for time how long after its end a window takes messages
+retention time       `retention`               required for time how long after its end a window takes messages; by
+                                                                 number: how long after its newest one it is kept open
 retention size       `retention_messages`      off               how many messages of a source partition
 early emission       `policies.early_ms`       off               send open windows, by wall clock
 full size            `policies.full`           on                send at the first message at or past the end
@@ -49,10 +50,10 @@ class WindowSpec:
         schema: The messages' own fields (none of `RESERVED`).
         keys: Fields of the group key, in order; may be empty.
         aggregates: Result name -> aggregate, in the order of the result's columns.
-        retention_ms: How long after a window's end, in stream time, it still takes messages; 0 for tuple windows that
-            keep no time.
-        retention_messages: Retention by number of messages, None for none; backend.operators.newest has the rule. The
-            earlier bound wins.
+        retention_ms: How long after a window's end, in stream time, it still takes messages. Windows by number of
+            messages: how long after the newest event time of its messages an open window is kept; 0 is for ever.
+        retention_messages: Retention by number of messages, None for none; backend.operators.newest has the rule, of
+            windows by number of messages backend.operators.tuple_runs. The earlier bound wins.
         policies: When results are sent.
         idle_after_ms: Wall clock after which a silent source partition no longer holds windows open; None is never.
         max_ahead_ms: Event times later than batch time plus this are refused; None is off.
@@ -149,14 +150,17 @@ def window_spec(
         raise ValueError(
             f"retention_messages={retention_messages!r}: sessions by event time are kept by time alone, give retention"
         )
-    if not window.by_time and retention_messages is None:
-        retention_messages = window.size
+    if not window.by_time and window.kind == "session" and retention_messages is not None:
+        raise ValueError(
+            f"retention_messages={retention_messages!r}: a session by number of messages ends after {window.size}"
+            " messages without its key, so no more of them are open; give retention, or nothing"
+        )
     spec = WindowSpec(
         window,
         schema,
         tuple(keys),
         dict(aggregates),
-        duration_ms(retention, "retention", least=0) if retention is not None else 0,
+        duration_ms(retention, "retention", least=0 if window.by_time else 1) if retention is not None else 0,
         _count(retention_messages, "retention_messages") if retention_messages is not None else None,
         policies or Policies(),
         _optional(idle_after, "idle_after"),

@@ -10,10 +10,10 @@ from backend.errors import StateCorrupted
 from backend.keys import prefix_end
 from backend.operators.arrays import IntArray, Mask, spread
 from backend.operators.facts import MAX_MEMBERS
-from backend.operators.grouping import KeySpace
 from backend.operators.held import PLACE_BYTES, Digests, Held, HeldRows, fold_order
 from backend.operators.keyed import keyed
 from backend.operators.tuple_rows import MESSAGES, PLACES, split_places
+from backend.operators.tuple_runs import Runs
 from backend.operators.turn import Turn
 from backend.staging import VERIFY
 
@@ -24,7 +24,7 @@ class TupleContents:
     Args:
         held: The message store.
         turn: The micro-batch.
-        space: Group keys; arrays of keys are as long.
+        space: Runs of group keys; arrays of keys are as long.
         key: Group key of each message.
         number: Number of each message within its key.
         counted: New messages of each key.
@@ -33,13 +33,14 @@ class TupleContents:
         digest: Their digest; kept up to date here.
         mixed0: Keys whose live messages came from several source partitions before.
         mixed: The same after; kept up to date here.
+        out: Keys that fall out of retention.
     """
 
     def __init__(
         self,
         held: Held,
         turn: Turn,
-        space: KeySpace,
+        space: Runs,
         *,
         key: IntArray,
         number: IntArray,
@@ -49,10 +50,11 @@ class TupleContents:
         digest: Digests,
         mixed0: Mask,
         mixed: Mask,
+        out: Mask,
     ) -> None:
         self._held, self._turn, self._space = held, turn, space
         self._key, self._number, self._counted, self._next0 = key, number, counted, next0
-        self._live, self._digest, self._mixed0, self._mixed = live, digest, mixed0, mixed
+        self._live, self._digest, self._mixed0, self._mixed, self._out = live, digest, mixed0, mixed, out
 
     def read(self, moves: Mask) -> None:
         """Lay out the messages of group keys in order of (key, number): of those in `moves`, and new ones."""
@@ -117,7 +119,7 @@ class TupleContents:
 
     def _store_places(self, keep: IntArray) -> None:
         """Write down the order of live messages of group keys that have several source partitions."""
-        touched = self._mixed & (self._counted > 0)
+        touched = self._mixed & ((self._counted > 0) | self._out)
         if not touched.any():
             return
         names = self._held.rows(self._all_messages, self._space.keys.take(pa.array(self._all_key)))[0]

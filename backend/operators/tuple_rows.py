@@ -13,7 +13,7 @@ from backend.messages import clock_bytes
 from backend.operators.held import PLACE_BYTES
 from backend.store import Readable, Region
 
-FORMAT = 1
+FORMAT = 2
 START, LAST = "_start_offset", "_last_offset"
 COUNTER = np.dtype(
     [
@@ -24,6 +24,8 @@ COUNTER = np.dtype(
         ("stream", ">u2"),
         ("partition", ">i4"),
         ("mixed", "u1"),  # the live messages come from several source partitions
+        ("newest", ">i8"),  # newest event time, and number on the shard of the newest message: retention
+        ("last", ">i8"),
     ]
 )
 COUNTERS = bytes([Region.OPERATOR]) + b"n"

@@ -2,7 +2,9 @@
 
 The messages of a stream are numbered as they come to the shard. A session of a group key is open until `size` messages
 of its stream came since its last one, and is full with the last of these; the next message of its key opens another. So
-there is one open session per group key, nothing comes late, and what is full leaves nothing behind.
+there is one open session per group key, nothing comes late, and what is full leaves nothing behind. So no more than
+`size` sessions of a stream are open. With a retention by time one falls out, never to be full, when the newest event
+time of its messages and the retention are at or before stream time: backend.operators.tuple_runs has the rule.
 
 =============== ============================ =====================================================================
 region          key                          value
@@ -25,16 +27,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import OFFSET, PARTITION, STREAM, Proof
+from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
 from backend.errors import StateCorrupted
 from backend.keys import fixed_bytes, prefix_end
 from backend.operators.arrays import IntArray, Mask, compress
+from backend.operators.arrivals import started
 from backend.operators.grouping import KeySpace
 from backend.operators.held import PLACE_BYTES, Held, HeldRows, digests, remove
 from backend.operators.keyed import STREAM_BYTES, WindowKeys, keyed
 from backend.operators.session_nodes import full_values
 from backend.operators.session_rows import NEVER, first_waiting, scan_waiting
 from backend.operators.spec import WindowSpec
+from backend.operators.tuple_runs import WHY, Arrivals, FallingOut, clocks, judge
 from backend.operators.turn import DRAIN, EARLY, FULL, Emission, Turn, numbers
 from backend.rows import RowCodec
 from backend.staging import VERIFY
@@ -53,6 +57,7 @@ _OWN = [
     pa.field("_count", pa.int64(), nullable=False),
     pa.field("_digest", pa.uint64(), nullable=False),
     pa.field("_starts", pa.binary()),  # place of the first message of each source partition
+    pa.field("_newest", pa.int64(), nullable=False),  # newest event time
 ]
 
 
@@ -99,7 +104,7 @@ class TupleSessions:
             return
         keys, values = work.scan_arrays(_WINDOWS, prefix_end(_WINDOWS))
         begins: dict[bytes, bytes] = {}
-        for key, starts in zip(keys, self._decode(values).column("_starts").to_pylist(), strict=True):
+        for key, starts in zip(keys, self.decode(values).column("_starts").to_pylist(), strict=True):
             for at in range(0, len(starts), PLACE_BYTES):
                 place = starts[at : at + PLACE_BYTES]
                 begins[key[1:] + place[:-8]] = place
@@ -111,13 +116,20 @@ class TupleSessions:
         if self.held is None:
             return
         keys, values = work.scan_arrays(_WINDOWS, prefix_end(_WINDOWS))
-        table = self._decode(values).select(["_count", "_digest"])
+        table = self.decode(values).select(["_count", "_digest"])
         for key, row in zip(keys, table.to_pylist(), strict=True):
             start = _MESSAGES + key[1:]
             label = f"open session of group key {key[1:].hex()}"
             yield Proof(label, start, prefix_end(start) or b"\xff", row["_count"], row["_digest"])
 
-    def _decode(self, values: Sequence[bytes]) -> pa.Table:
+    def stored_runs(self, work: Workspace) -> tuple[pa.Array, IntArray, IntArray]:
+        """Give all open sessions: group keys, number of their newest message, newest event time."""
+        keys, values = work.scan_arrays(_WINDOWS, prefix_end(_WINDOWS))
+        table = self.decode(values)
+        return pa.array([key[1:] for key in keys], pa.binary()), numbers(table, "_last"), numbers(table, "_newest")
+
+    def decode(self, values: Sequence[bytes]) -> pa.Table:
+        """Give open sessions of their rows."""
         return self.codec.decode(values) if values else self.schema.empty_table()
 
 
@@ -132,10 +144,13 @@ class _Step:
     def __init__(self, kind: TupleSessions, turn: Turn) -> None:
         self.kind, self.turn, self.work = kind, turn, turn.work
         self.now, self.early_ms = turn.batch.time_ms, kind.spec.policies.early_ms
+        self.retention_ms = kind.spec.retention_ms
+        self.falling = FallingOut(self.work, None, self.retention_ms, kind.stored_runs)
 
     def run(self) -> None:
         self._number()
         self._read()
+        self._judge()
         self._split()
         self._merge()
         self._decide()
@@ -147,10 +162,10 @@ class _Step:
         """Number the messages within their streams."""
         messages, work = self.turn.messages, self.work
         self.stream = numbers(messages, STREAM)
-        self.offset = numbers(messages, OFFSET)
         key, codes = self.kind.keys.encode(messages)
         streams = sorted({*np.unique(self.stream).tolist(), *(stream for stream, _ in self.turn.batch.after)})
         self.end: dict[int, int] = {}
+        self.clock, self.clocks_of = clocks(self.turn), dict[int, IntArray]()
         self.position = np.zeros(len(self.stream), np.int64)
         for stream in streams:  # a handful
             name = _POSITION + fixed_bytes(stream, "u2")
@@ -158,6 +173,7 @@ class _Step:
             begin = int.from_bytes(work.get(name) or b"", "big")
             self.position[mine] = begin + np.arange(len(mine))
             self.end[stream] = begin + len(mine)
+            self.clocks_of[stream] = self.clock[mine]
             if len(mine):
                 work.put(name, self.end[stream].to_bytes(8, "big"))
         self.key, self.codes = key, codes
@@ -171,30 +187,39 @@ class _Step:
             found.update(work.scan_arrays(low, high)[1])
         if self.early_ms is not None and ledger.due_ms is not None and ledger.due_ms <= self.now:
             found.update(scan_waiting(work, _WAITS, self.now - self.early_ms))
-        space = KeySpace([self.codes, pa.array(sorted(found), pa.binary())])
+        space = KeySpace(
+            [self.codes, pa.array(sorted(found), pa.binary()), self.falling.find(0, self.turn.clock_after)]
+        )
         self.space = space
         self.key = space.numbers[0][self.key] if len(self.key) else self.key
         values = work.get_many(keyed(_WINDOWS, space.keys))
         known = [at for at, value in enumerate(values) if value is not None]
         self.stored_key = np.array(known, np.int64)
-        self.stored = self.kind._decode([value for value in values if value is not None])
+        self.stored = self.kind.decode([value for value in values if value is not None])
         self.stored_of = np.full(len(space), -1, np.int64)
         self.stored_of[self.stored_key] = np.arange(len(known))
 
-    def _split(self) -> None:
-        """Cut each group key's messages where it was away for too long."""
-        size = self.kind.size
+    def _judge(self) -> None:
+        """Refuse messages out of retention; tell where a session begins."""
+        last, newest = np.zeros(len(self.space), np.int64), np.zeros(len(self.space), np.int64)
+        last[self.stored_key], newest[self.stored_key] = (numbers(self.stored, name) for name in ("_last", "_newest"))
         order = np.argsort(self.key, kind="stable")
-        key, position = self.key[order], self.position[order]
-        stored_last = numbers(self.stored, "_last")
+        time = numbers(self.turn.messages, TIME)
+        arrivals = Arrivals(self.key[order], self.position[order], time[order], self.clock[order])
+        taken, opens = np.empty(len(order), np.bool_), np.empty(len(order), np.bool_)
+        known = self.stored_of >= 0
+        taken[order], opens[order] = judge(arrivals, known, last, newest, self.kind.size, self.retention_ms)
+        self.turn.refuse(~taken, "out_of_retention", WHY)
+        self.opens: Mask = opens[taken]
+        self.key, self.position, self.stream = (column[taken] for column in (self.key, self.position, self.stream))
+        self.offset, self.time = (numbers(self.turn.messages, name) for name in (OFFSET, TIME))
+
+    def _split(self) -> None:
+        """Put each group key's messages into sessions."""
+        order = np.argsort(self.key, kind="stable")
+        key, opens, known = self.key[order], self.opens[order], self.stored_of[self.key[order]]
         first = np.ones(len(order), np.bool_)
         first[1:] = key[1:] != key[:-1]
-        before = np.concatenate([[0], position[:-1]]) if len(position) else position
-        known = self.stored_of[key]
-        before = np.where(
-            first, np.where(known >= 0, stored_last[np.maximum(known, 0)] if len(stored_last) else 0, 0), before
-        )
-        opens = (position - before > size) | (first & (known < 0))
         run = np.cumsum(opens | first) - 1
         count = int(run[-1]) + 1 if len(run) else 0
         self.run_of = np.empty(len(order), np.int64)
@@ -233,6 +258,10 @@ class _Step:
         self.last = put("_last", self.position[self.end_row], keep=False)
         self.start_offset = put("_start_offset", self.offset[self.begin_row], keep=True)
         self.last_offset = put("_last_offset", self.offset[self.end_row], keep=False)
+        newest = np.full(count, started(NO_TIME), np.int64)
+        np.maximum.at(newest, self.run_of, self.time)
+        newest[goes_on] = np.maximum(newest[goes_on], numbers(stored, "_newest")[old])
+        self.newest_time = np.concatenate([newest, numbers(stored, "_newest")[alone]])
         self.next = put("_next", np.zeros(count, np.int64), keep=True)
         self.since = put("_since", np.full(count, NEVER), keep=True)
         if self.early_ms is not None:
@@ -241,15 +270,22 @@ class _Step:
         self.newest = np.concatenate([self.newest, ~np.isin(self.stored_key[alone], self.run_key[:count])])
 
     def _decide(self) -> None:
-        """Tell which sessions ended, and which open ones are sent."""
+        """Tell which sessions ended or fell out, and which open ones are sent."""
         streams = np.array(
             [int.from_bytes(code[:STREAM_BYTES], "big") for code in self.space.keys.to_pylist()], np.int64
         )
         self.run_stream = streams[self.run_key]
-        end = np.zeros(len(self.last), np.int64)
-        for stream, position in self.end.items():
-            end[self.run_stream == stream] = position
-        self.ended: Mask = ~self.newest | (end - 1 - self.last >= self.kind.size)
+        ends, self.fell = np.zeros(len(self.last), np.bool_), ~self.newest
+        gone_at = self.newest_time + self.retention_ms
+        for stream, end in self.end.items():
+            mine = np.flatnonzero(self.run_stream == stream)
+            at = self.last[mine] + self.kind.size - (end - len(self.clocks_of[stream]))
+            full = at < len(self.clocks_of[stream])  # a message made it so many without the key: not fallen out before?
+            ends[mine[full]] = True
+            clock = np.full(len(mine), started(self.turn.clock_after))
+            clock[full] = self.clocks_of[stream][at[full]]
+            self.fell[mine] = (self.fell[mine] & ~full) | ((self.retention_ms > 0) & (gone_at[mine] <= clock))
+        self.ended: Mask = ends | self.fell
         still = ~self.ended
         self.sends = still & self.turn.batch.drain
         if self.early_ms is not None and not self.turn.batch.drain:
@@ -282,9 +318,12 @@ class _Step:
     def _emit(self) -> None:
         phases = []
         if self.kind.spec.policies.full:
-            ended = np.flatnonzero(self.ended)
+            ended = np.flatnonzero(self.ended & ~self.fell)
             order = np.lexsort((self.run_stream[ended], self.last[ended]))
             phases.append((FULL, ended[order]))
+        waits = np.flatnonzero(self.fell & (self.since != NEVER) & (self.early_ms is not None))
+        phases.append((EARLY, waits[np.argsort(self.last[waits], kind="stable")]))
+        self.turn.metrics["expired"] += int(self.fell.sum())
         sent = np.flatnonzero(self.sends)
         phases.append((DRAIN if self.turn.batch.drain else EARLY, sent[np.argsort(self.last[sent], kind="stable")]))
         for phase, runs in phases:
@@ -317,6 +356,7 @@ class _Step:
         waits = [at for at, value in enumerate(since) if value is not None]
         work.delete_many(waiting_keys(np.array([since[at] for at in waits], np.int64), [old[at] for at in waits]))
         kept = np.flatnonzero(~self.ended)
+        self.falling.delete(pa.array(old, pa.binary()), numbers(stored, "_last"), numbers(stored, "_newest"))
         codes = self.space.keys.take(pa.array(self.run_key[kept])).to_pylist()
         gone = set(old) - set(codes)
         work.delete_many(sorted(_WINDOWS + code for code in gone))
@@ -331,6 +371,7 @@ class _Step:
             pa.array(count[kept]),
             pa.array(digest[kept]),
             pa.array([starts[at] for at in kept.tolist()], pa.binary()),
+            pa.array(self.newest_time[kept]),
         ]
         table = pa.table([*own, *self.partials.take(pa.array(kept)).columns], schema=self.kind.schema)
         work.put_many([_WINDOWS + code for code in codes], self.kind.codec.encode(table))
@@ -339,6 +380,7 @@ class _Step:
             for code, at in zip(codes, self.last[kept].tolist(), strict=True)
         ]
         work.put_many(index, codes)
+        self.falling.put(pa.array(codes, pa.binary()), self.last[kept], self.newest_time[kept])
         waiting = np.flatnonzero(since_kept != NEVER)
         keys = waiting_keys(since_kept[waiting], [codes[at] for at in waiting.tolist()])
         work.put_many(keys, [b""] * len(keys))

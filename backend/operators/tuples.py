@@ -3,19 +3,24 @@
 The messages of a group key are numbered 0, 1, 2, ... as they come. Window k holds the numbers `[k * step, k * step +
 size)` and is full with its last message; nothing comes late, because offsets come in order. A sliding window ends at
 every message and holds it and the `size - 1` before it (the first ones fewer). Results carry the offsets of the first
-and the last message; the bounds in time are null. Retention has no say: an open window is kept until it is full, and
-nothing of it afterwards.
+and the last message; the bounds in time are null.
+
+Nothing is kept of a full window. Without a retention an open window is kept until it is full, also of a group key that
+went silent for ever. With one the group key falls out (backend.operators.tuple_runs has the rule): updates that wait
+for the early policy are sent, then its open windows go, unsent otherwise, and with them messages, panes, revisions and
+the counter. Should the key come back, it begins anew: the next window starts with its next message.
 
 State is kept once per *pane* of gcd(size, step) messages and only while an open window needs it:
 
 ====================== ============================== =========================================================
 region                 key                            value
 ====================== ============================== =========================================================
-OPERATOR               `n`, group key                 next number; live messages, their digest and source
+OPERATOR               `n`, group key                 next number; live messages, their digest and source; newest one
 OPERATOR               `m`, group key                 places of the live messages by number, if of several sources
 WINDOWS                group key, pane                start_offset, last_offset, partial aggregates
 REVISIONS              group key, window              next revision, pending since (early or drained windows only)
 MESSAGES               group key, offset              the fields (full-state aggregates only)
+OPERATOR               `N`, `T`, ...                  what falls out next (backend.operators.tuple_runs)
 ====================== ============================== =========================================================
 
 SAMZA-552 keys the metadata by `start_offset`. Here several group keys have windows at the same time, and offsets of
@@ -31,25 +36,23 @@ from collections.abc import Iterable, Sequence
 from math import gcd
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from backend.batch import OFFSET, PARTITION, STREAM, Proof
+from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
 from backend.errors import StateCorrupted
 from backend.keys import prefix_end
 from backend.operators import revisions
 from backend.operators.arrays import IntArray, Mask, dense, spread
+from backend.operators.arrivals import started
 from backend.operators.blocks import combine
 from backend.operators.facts import Pairs
-from backend.operators.grouping import KeySpace
 from backend.operators.held import PLACE_BYTES, Held, remove
-from backend.operators.keyed import WindowKeys, keyed, numbered
+from backend.operators.keyed import WindowKeys, numbered
 from backend.operators.revisions import Revisions
 from backend.operators.spec import WindowSpec
 from backend.operators.tuple_contents import TupleContents
 from backend.operators.tuple_rows import (
     COUNTER,
-    COUNTERS,
     FORMAT,
     LAST,
     MESSAGES,
@@ -57,9 +60,9 @@ from backend.operators.tuple_rows import (
     START,
     all_counters,
     newest,
-    read_counters,
     split_places,
 )
+from backend.operators.tuple_runs import FallingOut, Runs, stored_runs
 from backend.operators.turn import DRAIN, EARLY, FULL, Emission, Turn, numbers
 from backend.rows import RowCodec
 from backend.staging import VERIFY
@@ -146,6 +149,7 @@ class _Step:
         policies = kind.spec.policies
         self.early_ms = None if kind.sliding else policies.early_ms  # a sliding window is full when it begins
         self.drain = turn.batch.drain and not kind.sliding
+        self.falling = FallingOut(self.work, kind.spec.retention_messages, kind.spec.retention_ms, stored_runs)
 
     def run(self) -> None:
         self._number()
@@ -159,37 +163,31 @@ class _Step:
     # -- numbers --------------------------------------------------------------------------------------------------
 
     def _number(self) -> None:
-        """Number the messages within their group keys."""
-        kind, turn = self.kind, self.turn
-        key_of, codes = kind.keys.encode(turn.messages)
-        self.rows, other = self._waiting()
-        space = KeySpace([codes, other, self.rows.keys])
-        self.space, self.row_key = space, space.numbers[2]
-        self.key = space.numbers[0][key_of]
-        count = len(space)
-        self.counter_keys = keyed(COUNTERS, space.keys)
-        found = self.work.get_many(self.counter_keys)
-        known = np.array([value is not None for value in found], np.bool_)
-        counters = read_counters([value for value in found if value is not None])
-        self.next0, self.live, self.digest = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, "u8")
-        self.next0[known], self.live[known], self.digest[known] = (counters[n] for n in ("next", "live", "digest"))
+        """Tell runs apart, and number the messages within theirs."""
+        turn = self.turn
+        self.rows, waiting = self._waiting()
+        self.runs = runs = Runs(turn, self.kind.keys, self.falling, [self.rows.keys, waiting])
+        self.space, self.row_key = runs, runs.find(self.rows.keys)
+        self.key, self.out, self.next0 = runs.key, runs.out, runs.next
+        self.live, self.digest = runs.live, runs.digest
+        count = len(runs)
         self.counted = np.bincount(self.key, minlength=count)
         self.next1 = self.next0 + self.counted
-        self._find_sources(known, counters)
+        self._find_sources()
         self.order = np.argsort(self.key, kind="stable")
         self.at = np.cumsum(self.counted) - self.counted
         self.number = np.empty(len(self.key), np.int64)
         own = self.key[self.order]
         self.number[self.order] = np.arange(len(own)) - self.at[own] + self.next0[own]
 
-    def _find_sources(self, known: Mask, counters: npt.NDArray[np.void]) -> None:
-        """Tell which group keys have live messages of several source partitions: their numbers are not in order."""
+    def _find_sources(self) -> None:
+        """Tell which runs have live messages of several source partitions: their numbers are not in order."""
         stream, partition = (numbers(self.turn.messages, name) for name in (STREAM, PARTITION))
-        own = stream * 2**32 + partition
+        own, stored = stream * 2**32 + partition, self.runs.stored
         self.source, self.mixed0 = np.zeros(len(self.space), np.int64), np.zeros(len(self.space), np.bool_)
         self.source[self.key[::-1]] = own[::-1]
-        self.source[known] = counters["stream"].astype(np.int64) * 2**32 + counters["partition"]
-        self.mixed0[known] = counters["mixed"] > 0
+        self.source[stored] = self.runs.source
+        self.mixed0[stored] = self.runs.mixed
         self.mixed = self.mixed0.copy()
         if self.kind.held is not None:
             self.mixed[self.key[own != self.source[self.key]]] = True
@@ -222,6 +220,9 @@ class _Step:
         chosen = np.ones(len(self.space), np.bool_) if self.drain else self.counted > 0
         if self.early_ms is None and not self.drain:
             chosen[:] = False
+        if self.turn.ledger.sent_open:
+            chosen |= self.out  # what was sent of it is forgotten
+        self.turn.metrics["expired"] += int(open_count[self.out].sum())
         self.open_window, self.open_key = spread(self.opened, np.where(chosen, open_count, 0))
         self._read_revisions()
         self._decide()
@@ -231,8 +232,9 @@ class _Step:
             return
         ended, owner = spread(self.filled, self.opened - self.filled)
         window, key = np.concatenate([ended, self.open_window]), np.concatenate([owner, self.open_key])
-        self.rows = revisions.get(self.work, window, self.space.keys.take(pa.array(key)))
-        self.row_key = self.space.find(self.rows.keys)
+        stored = self.runs.stored[key]
+        self.rows = revisions.get(self.work, window[stored], self.space.keys.take(pa.array(key[stored])))
+        self.row_key = self.runs.find(self.rows.keys)
 
     def _decide(self) -> None:
         """Apply the early policy to updated and waiting open windows."""
@@ -250,11 +252,12 @@ class _Step:
         updated = self.open.find(self.open_window, self.open_key)
         if self.early_ms is not None:
             self.waits[updated[self.counted[self.open_key] > 0]] = True
-        self.goes: Mask = np.zeros(total, np.bool_)
+        # what waits of a run that falls out is sent before it goes
+        self.goes: Mask = self.waits & self.out[self.open.key]
         if self.drain:
-            self.goes[updated] = True
+            self.goes[updated] |= ~self.out[self.open.key[updated]]
         elif self.early_ms is not None:
-            self.goes = self.waits & (self.since + self.early_ms <= self.now)
+            self.goes |= self.waits & (self.since + self.early_ms <= self.now)
 
     # -- load -----------------------------------------------------------------------------------------------------
 
@@ -305,7 +308,6 @@ class _Step:
     # -- send -----------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        going = self.goes.nonzero()[0]
         if self.kind.held is not None:
             self.contents = TupleContents(
                 self.kind.held,
@@ -319,8 +321,9 @@ class _Step:
                 digest=self.digest,
                 mixed0=self.mixed0,
                 mixed=self.mixed,
+                out=self.out,
             )
-            self.contents.read(self.sends | (self.opened > self.filled))
+            self.contents.read(self.sends | (self.opened > self.filled) | self.out)
         at = self._ended()
         self._emit(
             FULL,
@@ -328,9 +331,12 @@ class _Step:
             self.full_window,
             self.full_key,
         )
-        self._emit(DRAIN if self.drain else EARLY, self.next[going], self.open.window[going], self.open.key[going])
-        self.next[going] += 1
-        self.waits[going] = False
+        out = self.out[self.open.key]
+        for phase, which in ((EARLY, out), (DRAIN if self.drain else EARLY, ~out)):
+            going = np.flatnonzero(self.goes & which)
+            self._emit(phase, self.next[going], self.open.window[going], self.open.key[going])
+        self.next[self.goes] += 1
+        self.waits[self.goes] = False
 
     def _ended(self) -> IntArray:
         """Give for each full window the row of its revisions, -1 for none."""
@@ -365,6 +371,7 @@ class _Step:
     def _store(self) -> None:
         kind = self.kind
         keep = np.maximum(self.opened * kind.step, 0)
+        keep = np.where(self.out, -(-self.next1 // kind.pane) * kind.pane, keep)
         # tumbling windows begin anew with each: numbers start at 0 again, so a finished key leaves nothing behind
         base = np.where(kind.step == kind.size, keep, 0)
         if kind.held is not None:
@@ -392,7 +399,7 @@ class _Step:
     def _store_revisions(self, base: IntArray) -> None:
         rows, kind, ledger = self.rows, self.kind, self.turn.ledger
         window = self.open.window - base[self.open.key] // kind.step
-        keep = self.waits | (self.next > 0)
+        keep = (self.waits | (self.next > 0)) & ~self.out[self.open.key]
         if len(rows):
             revisions.delete(self.work, rows)
         revisions.put(
@@ -412,18 +419,20 @@ class _Step:
         ledger.due_ms = min(due, default=None)
 
     def _store_counters(self, base: IntArray) -> None:
-        touched = self.counted > 0
         packed = np.zeros(len(self.space), COUNTER)
         packed["stream"], packed["partition"] = self.source >> 32, self.source & 0xFFFFFFFF
-        packed["mixed"] = self.mixed
+        packed["mixed"], packed["newest"], packed["last"] = self.mixed, self.runs.newest, self.runs.last
         packed["format"], packed["next"], packed["live"], packed["digest"] = (
             FORMAT,
             self.next1 - base,
             self.live,
             self.digest,
         )
-        data, width = packed.tobytes(), COUNTER.itemsize
-        empty = touched & (self.next1 == base)
-        self.work.delete_many([self.counter_keys[at] for at in np.flatnonzero(empty).tolist()])
-        kept = np.flatnonzero(touched & ~empty).tolist()
-        self.work.put_many([self.counter_keys[at] for at in kept], [data[at * width : (at + 1) * width] for at in kept])
+        empty = self.next1 == base
+        if self.kind.spec.retention_ms:  # a key is there until it falls out, also when nothing of it is open
+            empty[:] = False
+        else:  # nothing stays of a full window
+            packed["newest"][base > 0] = started(NO_TIME)
+            own = self.number >= base[self.key]
+            np.maximum.at(packed["newest"], self.key[own], numbers(self.turn.messages, TIME)[own])
+        self.runs.store(packed, (self.counted > 0) & ~empty & ~self.out, (self.counted > 0) | self.out)

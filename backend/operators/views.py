@@ -57,9 +57,6 @@ def windows(kind: object, work: Workspace, start: int, end: int) -> list[WindowV
 
     Windows by number of messages are kept while they are open. Their sliding kind has a window per message, none of
     which is open, and gives none.
-
-    Raises:
-        ValueError: Sessions by number of messages are not laid out to be looked at.
     """
     if isinstance(kind, Aligned):
         return _aligned(kind, work, start, end)
@@ -70,7 +67,8 @@ def windows(kind: object, work: Workspace, start: int, end: int) -> list[WindowV
     elif isinstance(kind, Tuples):
         found = _tuples(kind, work, start, end)
     else:
-        raise ValueError(f"get_windows: {type(kind).__name__} windows cannot be looked at")
+        assert isinstance(kind, TupleSessions)
+        found = _tuple_sessions(kind, work, start, end)
     return sorted(found, key=lambda view: (view.start, view.end))
 
 
@@ -139,6 +137,18 @@ def _tuples(kind: Tuples, work: Workspace, start: int, end: int) -> list[WindowV
             if high >= start and low < end:
                 views.append(WindowView(low, high, key))
     return views
+
+
+def _tuple_sessions(kind: TupleSessions, work: Workspace, start: int, end: int) -> list[WindowView]:
+    keys, values = work.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))
+    table = kind.decode(values)
+    decoded = _keys(kind.keys.decode(pa.array([key[1:] for key in keys], pa.binary())), len(keys))
+    lows, highs, counts = (table.column(name).to_pylist() for name in ("_start_offset", "_last_offset", "_count"))
+    return [
+        WindowView(low, high, key, None if kind.held is None else count)
+        for low, high, key, count in zip(lows, highs, decoded, counts, strict=True)
+        if high >= start and low < end
+    ]
 
 
 def _keys(arrays: list[pa.Array], count: int) -> list[tuple[Any, ...]]:

@@ -25,6 +25,8 @@ WINDOWS = [tumbling(10), hopping(10, 4, origin=1), sliding(10), session(10)]
 LIGHT = {"n": count(), "s": sum_("value"), "m": max_("weight"), "f": first("value")}
 HEAVY = {"n": count(), "m": median("weight"), "l": collect_list("value")}
 
+COUNTED = [tumbling(messages=4), hopping(messages=5, every=2), sliding(messages=3), session(messages=3)]
+
 windows = pytest.mark.parametrize("window", WINDOWS, ids=lambda w: w.kind)
 some = share(0.12)
 
@@ -43,7 +45,8 @@ def run(
     spec: WindowSpec, batches: Sequence[Sequence[Message]], partitions: int = 1, shards: int = 1, drain: bool = False
 ):
     """Feed micro-batches at one wall clock; gives the driver, rows and errors."""
-    driver = Driver(WindowOperator(spec), spec.keys, [(0, p) for p in range(partitions)], shards=shards)
+    sources = [(0, p) for p in range(partitions)]
+    driver = Driver(WindowOperator(spec), spec.keys, sources, shards=shards, by_number=not spec.window.by_time)
     rows, errors = [], []
     for number, batch in enumerate(batches):
         output = driver.batch(batch, 1000, drain=drain and number == len(batches) - 1)
@@ -104,6 +107,25 @@ def test_several_partitions_same_last_values_and_errors(window, data):
     _, cut_rows, cut_errors = run(spec, cut(feed.messages, points), partitions=partitions, drain=True)
     assert last_values(rows) == last_values(cut_rows)
     assert errors == cut_errors
+
+
+@pytest.mark.parametrize("window", COUNTED, ids=lambda w: w.kind)
+@some
+@given(st.data())
+def test_windows_by_number_same_full_results_errors_and_state(window, data):
+    spec = spec_of(
+        window,
+        aggregates=data.draw(st.sampled_from((LIGHT, HEAVY))),
+        keys=data.draw(st.sampled_from((["key"], ["key", "value"], [])[: 2 if window.kind == "session" else 3])),
+        retention=data.draw(st.sampled_from((None, 1, 10, 30))),
+        retention_messages=data.draw(by_number(window, 1, 3, 6)),
+    )
+    feed = data.draw(feeds(duplicates=False))
+    whole, rows, errors = run(spec, [feed.messages])
+    pieces, cut_rows, cut_errors = run(spec, cut(feed.messages, data.draw(cut_points(len(feed.messages)))))
+    assert [r for r in rows if r.reason == "full"] == [r for r in cut_rows if r.reason == "full"]
+    assert errors == cut_errors
+    assert state(whole) == state(pieces)
 
 
 @windows

@@ -50,6 +50,8 @@ def specs(draw: st.DrawFn, kind: str, unit: str = "time") -> Spec:
     aligned = unit == "time" and kind in ("tumbling", "hopping")
     keyed = unit == "messages" and kind == "session"  # it ends by messages without its key
     counted = draw(st.sampled_from((None, None, 1, 3, 8)))
+    if kind == "session":
+        counted = None
     names = draw(st.sampled_from((LIGHT[:3], HEAVY[:3], LIGHT, HEAVY, (*LIGHT, *HEAVY))))
     return Spec(
         kind,
@@ -60,7 +62,7 @@ def specs(draw: st.DrawFn, kind: str, unit: str = "time") -> Spec:
         keys=draw(st.sampled_from((("key",), ("key", "value")) if keyed else (("key",), (), ("key", "value")))),
         aggregates=tuple(AGGREGATES[name][1] for name in dict.fromkeys(names)),
         retention_ms=draw(st.sampled_from((10, 0, 1, 7, 35, 10_000))),
-        retention_messages=counted if unit == "time" and kind != "session" else None,
+        retention_messages=counted,
         early_ms=draw(st.sampled_from((None, None, 0, 5_000))),
         late_ms=draw(st.sampled_from((10_000, 0, 4_000))),
         idle_after_ms=draw(st.sampled_from((None, 60_000))),
@@ -91,7 +93,7 @@ def operator_of(spec: Spec) -> WindowOperator:
         SCHEMA,
         ordered,
         keys=spec.keys,
-        retention=spec.retention_ms if spec.unit == "time" else None,
+        retention=spec.retention_ms if spec.unit == "time" else spec.retention_ms or None,
         retention_messages=spec.retention_messages,
         policies=Policies(spec.early_ms, True, spec.late_ms),
         idle_after=spec.idle_after_ms,

@@ -10,6 +10,11 @@ newest event time before the message. A window is closed when `clock >= closes_a
 `clock >= t + gap + 1 + retention`, whatever sessions lie near; so a session has to stay a gap longer, until nothing
 that is accepted can come near it.
 
+Windows by number of messages have a retention, too (`retention_ms` 0 is none). What is open of a group key falls out
+when more than `retention_messages` messages came since its last one, or when the newest event time of its messages and
+the retention are at or before the clock. Then the group key begins anew. A message that finds nothing of its key there
+and is out of retention by time itself is refused.
+
 With one source partition all is decided message by message. With several, windows close in `end_of_batch`, by the
 smallest stream time of the partitions that are not idle. Then the cuts decide which messages come late. What never
 depends on cuts: `errors`, and `last_values` after a drain; with one partition also `full_rows`.
@@ -139,7 +144,10 @@ class WindowOracle:
         self.windows: dict[tuple[Key, int], Window] = {}
         self.accepted: list[Message] = []
         self.clock_of: dict[tuple[int, int, int], Clock] = {}
-        self.counted: dict[Key, int] = {}
+        # by number of messages: how many came, and of each group key the messages since it was last not there
+        self.came = 0
+        self.there: dict[Key, list[Message]] = {}
+        self.came_last: dict[Key, int] = {}
         self.errors: list[Error] = []
         self.rows: list[Row] = []
         self.refusing = False
@@ -169,7 +177,10 @@ class WindowOracle:
         self.stream_time[message.source] = max(own, message.time)
         # 2: out of retention
         key = tuple(message.fields[name] for name in self.spec.keys)
-        if not self._acceptable(message, clock):
+        if self.spec.unit == "messages":
+            self._arrive(key, before if self.exact else self.closing)
+            clock = (before if self.exact else self.closing), NEVER
+        if not self._acceptable(message, key, clock):
             self.errors.append(Error(message.place, "out_of_retention"))
             return []
         # 4: does it belong to a new window? what it passes is full
@@ -211,6 +222,9 @@ class WindowOracle:
         sent_before = len(self.rows)
         if self.spec.unit == "time":
             self._open_next_window(self._smallest_stream_time(wall_ms))
+        else:
+            self.closing = max(self.closing, self._smallest_stream_time(wall_ms))
+            self._fall_out(self.closing)
         self.timeout(wall_ms, early=not drain)  # a drained row stands for an early one due in the same micro-batch
         if self.spec.unit == "time":
             self._purge(wall_ms)
@@ -281,10 +295,10 @@ class WindowOracle:
 
     # -- which windows -------------------------------------------------------------------------------------------
 
-    def _acceptable(self, message: Message, clock: Clock) -> bool:
+    def _acceptable(self, message: Message, key: Key, clock: Clock) -> bool:
         spec = self.spec
         if spec.unit == "messages":
-            return True
+            return key in self.there or not spec.retention_ms or message.time + spec.retention_ms > clock[0]
         if spec.kind == "sliding":
             # the last window that could ever hold it
             return self._takes(message.time + spec.size + 1, clock)
@@ -328,7 +342,8 @@ class WindowOracle:
         """Find a window or make it; one made after its end is closed from the start, so it only has late rows."""
         window = self.windows.get((key, first))
         if window is None:
-            window = Window(key, first, last, closes_at, closed=closes_at <= self.closing)
+            past = self.spec.unit == "time" and closes_at <= self.closing
+            window = Window(key, first, last, closes_at, closed=past)
             self.windows[key, first] = window
         return window
 
@@ -378,13 +393,14 @@ class WindowOracle:
 
     def _add_by_number(self, message: Message, key: Key) -> list[Window]:
         spec = self.spec
+        mine = self.there.setdefault(key, [])
+        number = len(mine)
+        mine.append(message)
+        self.came_last[key] = self.came - 1
         if spec.kind == "session":
             return self._add_to_tuple_session(message, key)
-        number = self.counted.get(key, 0)
-        self.counted[key] = number + 1
         if spec.kind == "sliding":
             self._window(key, number - spec.size + 1, number, number)
-            mine = [m for m in self.accepted if tuple(m.fields[name] for name in spec.keys) == key]
             window = self.windows[key, number - spec.size + 1]
             window.messages = mine[-spec.size :]
             return [window]
@@ -400,21 +416,43 @@ class WindowOracle:
     def _close_by_number(self, key: Key) -> None:
         """Windows by number of messages are full with their last message, and nothing can come late."""
         for window in self._in_order():
-            if window.key == key and self.counted[key] > window.last:
+            if window.key == key and len(self.there[key]) > window.last:
                 self._emit(window, "full")
                 del self.windows[key, window.first]
         self._send()
 
-    def _add_to_tuple_session(self, message: Message, key: Key) -> list[Window]:
-        """A session ends when `size` messages in a row came without its key."""
-        here = len(self.accepted) - 1
-        for window in self._in_order():
-            if not window.closed and window.key != key and here - window.last >= self.spec.size:
-                window.closed = True
+    def _arrive(self, key: Key, clock: int) -> None:
+        """Count a message of a group key; what it makes fall out or end goes first."""
+        self._fall_out(clock)
+        self.came += 1
+        if self.spec.kind != "session":
+            return
+        for window in self._in_order():  # a session ends when `size` messages in a row came without its key
+            if window.key != key and self.came - 1 - window.last >= self.spec.size:
                 self._emit(window, "full")
+                del self.windows[window.key, window.first], self.there[window.key]
         self._send()
+
+    def _fall_out(self, clock: int) -> None:
+        """Drop what is open of group keys that are out of retention, what waits of it first."""
+        spec = self.spec
+        for key, mine in list(self.there.items()):
+            many = spec.retention_messages is not None and self.came - self.came_last[key] > spec.retention_messages
+            old = spec.retention_ms and max(m.time for m in mine) + spec.retention_ms <= clock
+            if not many and not old:
+                continue
+            for window in self._in_order():
+                if window.key == key:
+                    if window.pending_since is not None and spec.early_ms is not None:
+                        self._emit(window, "early")
+                    del self.windows[key, window.first]
+            del self.there[key]
+        self._send()
+
+    def _add_to_tuple_session(self, message: Message, key: Key) -> list[Window]:
+        here = self.came - 1
         for window in self.windows.values():
-            if window.key == key and not window.closed:
+            if window.key == key:
                 window.messages.append(message)
                 window.last = here
                 return [window]

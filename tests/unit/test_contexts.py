@@ -233,13 +233,39 @@ def test_sessions_and_windows_by_number_can_be_looked_at():
     assert numbered.get_messages(0, 6).column("value").to_pylist() == [5, 2]
 
 
-def test_messages_of_sessions_by_number_can_be_looked_at():
+def test_sessions_by_number_can_be_looked_at():
     context = StandaloneContext(window_spec(session(messages=2), SCHEMA, {"m": median("value")}, keys=["key"]))
-    for n, key in enumerate("aab"):
-        context.add_message(Message(n, 0, {"key": key, "value": n}), 0)
+    for n, key in enumerate(["a", "a", None]):
+        context.add_message(Message(n + 5, 0, {"key": key, "value": n}), 0)
     assert context.get_messages(0, 10, {"key": "a"}).column("value").to_pylist() == [0, 1]
-    with pytest.raises(ValueError, match="cannot be looked at"):
-        context.get_windows(0, 10)
+    shown = [(w.start, w.end, w.key, w.messages) for w in context.get_windows(0, 10)]
+    assert shown == [(5, 6, ("a",), 2), (7, 7, (None,), 1)]
+    assert [w.key for w in context.get_windows(7, 8)] == [(None,)]
+    assert [w.key for w in context.get_windows(0, 7)] == [("a",)]
+    light = StandaloneContext(window_spec(session(messages=2), SCHEMA, {"n": count()}, keys=["key"]))
+    light.add_message(Message(0, 0, {"key": "a"}), 0)
+    assert [(w.key, w.messages) for w in light.get_windows(0, 10)] == [(("a",), None)]
+
+
+ALL_KINDS = [tumbling(10), hopping(10, 5), sliding(10), session(5)]
+ALL_KINDS += [tumbling(messages=3), hopping(messages=4, every=2), sliding(messages=3), session(messages=3)]
+
+
+@pytest.mark.parametrize("window", ALL_KINDS, ids=lambda w: f"{w.kind} {w.unit}")
+@pytest.mark.parametrize("keys", [["key"], ["key", "value"], []], ids=len)
+def test_windows_and_messages_of_every_kind_can_be_looked_at(window, keys):
+    if window.kind == "session" and not window.by_time:
+        keys = keys or ["key"]  # it ends by messages without its key
+    asked = spec(window, {"m": median("value")}, keys=keys)
+    context = StandaloneContext(asked)
+    assert context.get_windows(-100, 100) == []
+    for n in range(4):
+        context.add_message(Message(n, n, {"key": None if n else "a", "value": 1}), 0)
+    views = context.get_windows(-100, 100)
+    assert bool(views) is (window.by_time or window.kind != "sliding")
+    assert all(view.start <= view.end for view in views)
+    assert context.get_messages(-100, 100).num_rows >= 1
+    assert context.get_windows(200, 300) == []
 
 
 def test_far_ahead_messages_do_not_move_stream_time():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from backend.aggregates import collect_list, count, max_, sum_
 from backend.keys import encode
 from backend.operators.spec import window_spec
 from backend.policies import policies
-from backend.windows import hopping, sliding, tumbling
+from backend.windows import hopping, session, sliding, tumbling
+from tests.model.tuple_checks import check_messages, check_replay
 from tests.unit.one_shard import SCHEMA, OneShard
 
 MINUTE = 60_000
@@ -98,3 +101,126 @@ def test_a_null_key_is_a_key_and_no_aggregate_is_fine(aggregates):
     s = shard(tumbling(messages=2), aggregates or None)
     s.batch([(0, 0, None, 1), (1, 0, "", 1), (2, 0, None, 1)])
     assert [row[4:7] for row in rows(s)] == [(0, 2, None)]
+
+
+# -- retention: a group key that went silent falls out ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2, 3], [1, 2, 3, 4, 5]])
+def test_a_key_falls_out_when_so_many_messages_came_without_it(cuts):
+    s = shard(tumbling(messages=3), {"all": collect_list("value")}, retention_messages=2)
+    fed = [
+        (0, 0, "a", 1),
+        (1, 0, "b", 2),
+        (2, 0, "b", 3),
+        (3, 0, "a", 4),
+        (4, 0, "c", 5),
+        (5, 0, "c", 6),
+        (6, 0, "d", 7),
+    ]
+    found = []
+    for low, high in pairwise([0, *cuts, len(fed)]):
+        s.batch(fed[low:high])
+        found += rows(s)
+    # two came between the first and the second "a": still there; then three without it: it is not
+    assert found == []
+    assert s.errors() == []
+    assert not [key for key in s.visible() if encode("a") in key]
+    s.batch([(7, 0, "c", 8), (8, 0, "a", 9), (9, 0, "a", 10), (10, 0, "a", 11)])
+    assert [row[4:] for row in rows(s)] == [(4, 7, "c", [5, 6, 8]), (8, 10, "a", [9, 10, 11])]
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2], [1, 2, 3]])
+def test_a_key_falls_out_by_time_and_a_message_that_would_open_a_window_that_is_gone_is_refused(cuts):
+    s = shard(hopping(messages=4, every=2), {"all": collect_list("value")}, retention="1 s")
+    fed = [(0, 0, "a", 1), (1, 999, "b", 2), (2, 500, "a", 3), (3, 1_500, "b", 4), (4, 400, "a", 5)]
+    errors = []
+    for low, high in pairwise([0, *cuts, len(fed)]):
+        s.batch(fed[low:high])
+        assert rows(s) == []
+        errors += s.errors()
+    # 500 is the newest of "a": at 1 500 it is gone, and one of 400 comes too late for a window of its own
+    assert errors == [(0, 4, "out_of_retention")]
+    assert not [key for key in s.visible() if encode("a") in key]
+    s.batch([(5, 501, "a", 6)])
+    assert s.errors() == []
+    assert s.outcome.message_count == 3
+
+
+def test_what_waits_is_sent_before_the_key_falls_out():
+    s = shard(tumbling(messages=3), retention="1 s", policies=policies(early="10 s"))
+    s.batch([(0, 0, "a", 1)], 0)
+    s.batch([(1, 0, "a", 2)], 10_000)
+    assert rows(s) == [("early", 0, None, None, 0, 1, "a", 3)]
+    s.batch([(2, 1, "b", 4)], 11_000)
+    s.batch([(3, 1, "a", 5), (4, 1, "a", 8)], 12_000)
+    assert rows(s) == [("full", 1, None, None, 0, 3, "a", 8)]
+    s.batch([(5, 2_000, "c", 0)], 13_000)
+    assert rows(s) == [("early", 0, None, None, 4, 4, "a", 8), ("early", 0, None, None, 2, 2, "b", 4)]
+    assert s.outcome.metrics["expired"] == 2
+    s.batch([], 14_000, drain=True)
+    assert rows(s) == [("drain", 0, None, None, 5, 5, "c", 0)]
+
+
+def test_without_a_retention_nothing_stays_of_a_full_window_wherever_it_is_cut():
+    fed = [(0, 10, "a", 1), (1, 10, "a", 2), (2, 5, "a", 3)]
+    whole, parts = shard(tumbling(messages=2)), shard(tumbling(messages=2))
+    whole.batch(fed)
+    parts.batch(fed[:2])
+    parts.batch(fed[2:])
+    assert whole.visible() == parts.visible()
+
+
+@pytest.mark.parametrize("window", [tumbling(messages=3), hopping(messages=4, every=3), sliding(messages=3)])
+@pytest.mark.parametrize("retention", [{"retention": "1 s"}, {"retention_messages": 5}])
+def test_state_is_bounded_when_each_key_comes_but_once(window, retention):
+    s = shard(window, {"n": count(), "all": collect_list("value")}, policies=policies(early="1 hour"), **retention)
+    sizes = []
+    for at in range(40):
+        s.batch([(at, at * 250, f"k{at}", at)], at)
+        sizes.append(len(s.visible()))
+    assert len(set(sizes[10:])) == 1
+    assert s.outcome.message_count <= 6
+
+
+def test_a_retention_given_later_holds_for_keys_that_were_there_before():
+    s = shard(tumbling(messages=3))
+    s.batch([(0, 0, "a", 1), (1, 0, "b", 2)])
+    later = shard(tumbling(messages=3), retention="1 s", retention_messages=100)
+    later.store, later.bounds, later.positions, later.version = s.store, s.bounds, s.positions, s.version
+    later.batch([(2, 5_000, "c", 3)])
+    assert not [key for key in later.visible() if encode("a") in key or encode("b") in key]
+    s.store, s.bounds, s.positions, s.version = later.store, later.bounds, later.positions, later.version
+    s.batch([(3, 9_000, "d", 4), (4, 9_000, "c", 5), (5, 9_000, "c", 6)])
+    assert [row[4:] for row in rows(s)] == [(2, 5, "c", 14)]
+    assert len([key for key in s.visible() if encode("d") in key]) == 2  # a pane and a counter: no index is left
+
+
+def test_a_restore_brings_only_the_run_that_is_there():
+    s = shard(tumbling(messages=4), {"all": collect_list("value")}, retention="1 s")
+    fed = [(0, 0, "a", 1), (1, 0, "z", 2), (2, 1_000, "z", 3), (3, 0, "a", 4), (4, 1_000, "a", 5), (5, 1_001, "a", 6)]
+    s.batch(fed)
+    assert s.errors() == [(0, 3, "out_of_retention")]
+    check_messages(s)
+    check_replay(s, [{0: fed}])
+
+
+def test_a_tuple_session_falls_out_by_time_before_it_ends():
+    s = shard(session(messages=3), {"all": collect_list("value")}, retention="1 s")
+    s.batch(
+        [(0, 0, "a", 1), (1, 999, "b", 2), (2, 0, "a", 3), (3, 1_000, "b", 4), (4, 1_000, "b", 5), (5, 1_000, "b", 6)]
+    )
+    assert rows(s) == []  # "a" went with offset 3, before the third message without it came
+    assert s.outcome.metrics["expired"] == 1
+    s.batch([(6, 1_000, "c", 7), (7, 1_000, "c", 8), (8, 0, "a", 9), (9, 1_000, "c", 9)])
+    assert rows(s) == [("full", 0, None, None, 1, 5, "b", [2, 4, 5, 6])]  # the refused one counts as one without it
+    assert s.errors() == [(0, 8, "out_of_retention")]
+
+
+@pytest.mark.parametrize(
+    ("window", "option"),
+    [(session(messages=3), {"retention_messages": 3}), (tumbling(messages=3), {"retention": "0 s"})],
+)
+def test_retentions_that_make_no_sense_are_refused(window, option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        shard(window, **option)
