@@ -15,7 +15,7 @@ their index; `WINDOWS` counts them (`join_cells`); `REVISIONS` has those that wa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,6 @@ from backend.batch import (
 from backend.joins import LEFT, RIGHT, JoinSpec
 from backend.operators import join_cells, join_outer, join_state
 from backend.operators.arrays import IntArray, Mask
-from backend.operators.grouping import KeySpace
 from backend.operators.held import digests
 from backend.operators.join_cells import Cells, Place
 from backend.operators.join_life import Life, bucket_width, side_clocks, side_of
@@ -258,19 +257,18 @@ class _Step:
         mine_until, other_until = lives[side].expiry(rows.at), lives[1 - side].expiry(others.at)
         code, other_code = _codes(rows, others)
         candidates = Candidates(other_code, others.time if spec.ranged else None)
-        met_others: list[IntArray] = []
+        has_met: Mask = np.zeros(len(others), np.bool_)
         for asked, met in candidates.meet(code, *(reach(spec, side, rows.time) if spec.ranged else ())):
             lives_on = (other_until[met] > rows.clock[asked]) & (mine_until[asked] > others.clock[met])
             mine, other = asked[lives_on], met[lives_on]
             if not len(mine):
                 continue
-            order = np.lexsort((other, mine))
-            mine, other = mine[order], other[order]
+            mine, other = np.divmod(np.sort(mine * len(others) + other), len(others))
             self._write_pairs(side, rows, mine, others, other)
             self.matched[side][mine] = True
-            met_others.append(np.unique(other))
-        if met_others:
-            self._note_matched(1 - side, others, np.unique(np.concatenate(met_others)))
+            has_met[other] = True
+        if spec.sides[1 - side].kept and has_met.any():
+            self._note_matched(1 - side, others, np.flatnonzero(has_met))
 
     def _write_pairs(self, side: int, rows: Rows, mine: IntArray, others: Rows, other: IntArray) -> None:
         late = self.operator.lives[side].late(rows.at, rows.clock)[mine]
@@ -286,8 +284,6 @@ class _Step:
 
     def _note_matched(self, side: int, rows: Rows, met: IntArray) -> None:
         """Remember which messages have a partner: stored ones wait no more."""
-        if not self.spec.sides[side].kept:
-            return
         fresh = rows.fresh[met] if rows.fresh is not None else np.full(len(met), -1, np.int64)
         self.matched[side][fresh[fresh >= 0]] = True
         stored = rows.take(met[fresh < 0])
@@ -313,29 +309,26 @@ class _Step:
         )
         return clocks, idle_ms
 
-    def _store(self) -> list[list[bytes | None]]:
-        """Store the new messages whose cells live on; gives the key of each, None for those that are not stored."""
-        every: list[list[bytes | None]] = []
-        puts: list[tuple[bytes, bytes]] = []
+    def _store(self) -> list[dict[int, bytes]]:
+        """Store the new messages whose cells live on; gives the keys of those that may wait for a partner, by row."""
+        waiting: list[dict[int, bytes]] = []
         for side, rows in enumerate(self.new):
-            kept: Mask = self.codec.storable(rows.known, self.spec.sides[side])
+            named = self.spec.sides[side]
+            kept: Mask = self.codec.storable(rows.known, named)
             for place, here in self.cells.groups(rows.at, rows.stream, rows.partition):
                 if self._dead(side, place, int(rows.offset[here].max())):
                     kept[here] = False
-            picked = np.flatnonzero(kept)
-            keys, values, index = self.codec.encode(self.tables[side].take(pa.array(picked)), self.spec.sides[side])
-            stored = rows.where(kept)
-            self.cells.add(stored.at, stored.stream, stored.partition, stored.offset, digests(keys, values))
-            puts += zip(keys, values, strict=True)
-            puts += ((key, b"") for key in index)
+            table, stored = self.tables[side], rows.where(kept)
+            found = self.codec.encode(table if kept.all() else table.filter(pa.array(kept)), named)
+            stored = stored if not len(found.order) else stored.take(found.order)
+            hashes = digests(found.keys, found.values)
+            self.cells.add(stored.at, stored.stream, stored.partition, stored.offset, hashes)
+            self.work.put_many(found.keys, found.values)
+            self.work.put_many(found.index, [b""] * len(found.index))
             self._put_clocks(side, stored)
-            mine: list[bytes | None] = [None] * len(rows)
-            for at, key in zip(picked.tolist(), keys, strict=True):
-                mine[at] = key
-            every.append(mine)
-        puts.sort()
-        self.work.put_many([key for key, _ in puts], [value for _, value in puts])
-        return every
+            at = np.flatnonzero(kept)[found.order] if named.kept else np.empty(0, np.int64)
+            waiting.append(dict(zip(at.tolist(), found.keys, strict=False)))
+        return waiting
 
     def _put_clocks(self, side: int, rows: Rows) -> None:
         """Remember the clocks of stored messages that a later pair may hang on."""
@@ -362,7 +355,7 @@ class _Step:
         gone = next((offset for s, p, offset in self.ledger.gone if (s, p) == (stream, partition)), NO_TIME)
         return bucket + self.ledger.width <= self.ledger.lows[side] or last < gone
 
-    def _unmatched(self, side: int, other_clock: int, keys: Sequence[bytes | None]) -> list[pa.Table]:
+    def _unmatched(self, side: int, other_clock: int, keys: Mapping[int, bytes]) -> list[pa.Table]:
         """Show messages that no partner can come for, in the order of the source; the others wait."""
         ledger, named, rows = self.ledger, self.spec.sides[side], self.new[side]
         first = join_outer.open_from(self.spec, side, ledger.lows[side], other_clock)
@@ -372,7 +365,7 @@ class _Step:
         lonely = ~self.matched[side]
         due = (rows.at < first) | (rows.offset < join_state.gone_before(ledger.gone, rows.stream, rows.partition))
         waits = np.flatnonzero(lonely & ~due & (not drain))
-        join_outer.wait(self.work, side, rows.take(waits), [key for at in waits.tolist() if (key := keys[at])])
+        join_outer.wait(self.work, side, rows.take(waits), [keys[at] for at in waits.tolist()])
         ledger.waiting += len(waits)
         fresh = np.flatnonzero(lonely & (due | drain))
         stored = self.codec.stored(shown.keys, shown.values, named)
@@ -407,5 +400,6 @@ def _codes(rows: Rows, others: Rows) -> tuple[IntArray, IntArray]:
     """Number the equal fields' codes of both; null ones ask for nothing."""
     if rows.equal is None or others.equal is None:
         return np.zeros(len(rows), np.int64), np.zeros(len(others), np.int64)
-    code, other = KeySpace([rows.equal, others.equal]).numbers
+    both = pa.concat_arrays([part.cast(pa.binary()) for part in (rows.equal, others.equal)]).dictionary_encode()
+    code, other = np.split(both.indices.to_numpy().astype(np.int64), [len(rows)])
     return np.where(rows.known, code, -1), other

@@ -7,6 +7,7 @@ by two binary searches; a hot code costs its pairs, not a cross product, and nev
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from backend.operators.arrays import IntArray, spread
 
 CHUNK_PAIRS = 1_000_000
 """Pairs that are looked at together; one row's own run may be longer."""
+_MOST = 2**62
 
 
 class Candidates:
@@ -28,11 +30,24 @@ class Candidates:
     def __init__(self, code: IntArray, time: IntArray | None, *, chunk: int = CHUNK_PAIRS) -> None:
         self._chunk = chunk
         known = np.flatnonzero(code >= 0)
-        self._times = np.unique(time[known]) if time is not None else np.zeros(1, np.int64)
-        rank = np.searchsorted(self._times, time[known]) if time is not None else np.zeros(len(known), np.int64)
-        place = code[known] * (len(self._times) + 1) + rank
+        code, time = code[known], None if time is None else time[known]
+        self._low, self._span, self._times = 0, 1, None
+        if time is not None and len(time):
+            self._low = int(time.min())
+            self._span = int(time.max()) - self._low + 1
+            if self._span * (int(code.max()) + 2) > _MOST:  # times far apart: their ranks are not
+                self._times = np.unique(time)
+                self._span = len(self._times)
+        place = code * (self._span + 1) + (0 if time is None else self._rank(time, "left"))
         order = np.argsort(place, kind="stable")
         self._rows, self._place = known[order], place[order]
+
+    def _rank(self, time: IntArray, side: Literal["left", "right"]) -> IntArray:
+        """Give how many of the places of one code are before a time (`left`), or not after it (`right`)."""
+        if self._times is not None:
+            return np.searchsorted(self._times, time, side)
+        last = self._low + self._span
+        return np.clip(time, self._low - 1, last) - self._low + (1 if side == "right" else 0)
 
     def meet(
         self, code: IntArray, low: IntArray | None = None, high: IntArray | None = None
@@ -45,11 +60,11 @@ class Candidates:
             high: Largest time, inclusive.
         """
         asks = np.flatnonzero(code >= 0)
-        base = code[asks] * (len(self._times) + 1)
-        first, last = base, base + len(self._times)
+        base = code[asks] * (self._span + 1)
+        first, last = base, base + self._span
         if low is not None and high is not None:
-            first = base + np.searchsorted(self._times, low[asks], "left")
-            last = base + np.searchsorted(self._times, high[asks], "right")
+            first = base + np.clip(self._rank(low[asks], "left"), 0, self._span)
+            last = base + np.clip(self._rank(high[asks], "right"), 0, self._span)
         start = np.searchsorted(self._place, first, "left")
         count = np.searchsorted(self._place, last, "left") - start
         met = np.flatnonzero(count > 0)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME
-from backend.joins import LEFT, RIGHT, JoinSpec
+from backend.joins import LEFT, JoinSpec
 from backend.keys import fixed_bytes, prefix_end
 from backend.messages import Part
 from backend.operators.arrays import IntArray, runs
@@ -61,7 +61,7 @@ def load(codec: JoinRows, work: Workspace, new: tuple[Rows, Rows], stored: int) 
             found = work.scan_arrays(low, high)
             keys += found[0]
             values += found[1]
-    return _split(codec, keys, values)
+    return codec.split(keys, values)
 
 
 def _time_ranges(spec: JoinSpec, asking: tuple[Rows, ...]) -> list[tuple[bytes, bytes]]:
@@ -96,16 +96,3 @@ def _key_ranges(codec: JoinRows, asking: tuple[Rows, ...], stored: int) -> list[
         (_MESSAGES + prefix + fixed_bytes(first), _MESSAGES + prefix + fixed_bytes(last + 1))
         for prefix, first, last in zip(prefixes, low.tolist(), high.tolist(), strict=True)
     )
-
-
-def _split(codec: JoinRows, keys: list[bytes], values: list[bytes]) -> tuple[Rows, Rows]:
-    """Give what was read by side, each in the order of the source."""
-    streams = [int.from_bytes(key[-14:-12], "big") for key in keys]
-    right = np.array(streams, np.int64) >= codec.spec.left_streams
-    sides = []
-    for number in (LEFT, RIGHT):
-        rows = np.flatnonzero(right == bool(number)).tolist()
-        found = codec.stored([keys[at] for at in rows], [values[at] for at in rows], codec.spec.sides[number])
-        order = np.lexsort((found.offset, found.partition, found.stream))
-        sides.append(found.take(order))
-    return sides[LEFT], sides[RIGHT]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from backend.batch import BEFORE, MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
 from backend.joins import JoinSpec, Side
 from backend.keys import encode_columns
-from backend.messages import Part, index_keys, message_keys
+from backend.messages import Part, index_keys, message_keys, message_order, sorted_rows
 from backend.messages.keys import stamps
 from backend.operators.arrays import IntArray, Mask
 from backend.operators.turn import numbers
@@ -90,6 +90,23 @@ class Rows:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Messages as rows of the store.
+
+    Attributes:
+        keys: Sorted.
+        values: Their values.
+        index: Keys of index rows, sorted; empty where the layout has none.
+        order: Which message each key is of.
+    """
+
+    keys: list[bytes]
+    values: list[bytes]
+    index: list[bytes]
+    order: IntArray
+
+
 class JoinRows:
     """Turns messages into rows and back.
 
@@ -122,14 +139,19 @@ class JoinRows:
         stream, partition, offset = (numbers(table, name) for name in (STREAM, PARTITION, OFFSET))
         return Rows(stream, partition, offset, time, time, numbers(table, BEFORE), equal, known, fields, [], [])
 
-    def encode(self, table: pa.Table, side: Side) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Give keys, values and index keys (empty where the layout has none) of messages, in their order."""
+    def encode(self, table: pa.Table, side: Side) -> Encoded:
+        """Give messages as rows of the store, sorted by key; they come in the order of the source."""
         equal, _ = self._equal(table, side)
         session = self._session(table, side)
         codes = {"equal": equal if Part.EQUAL in self.layout.parts else None, "session": session}
+        order = message_order(self.layout, table, **codes)
+        if (np.diff(order) < 0).any():
+            rows = pa.array(order)
+            table = table.take(rows)
+            codes = {name: None if code is None else code.take(rows) for name, code in codes.items()}
         keys = message_keys(self.layout, table, **codes)
-        index = index_keys(self.layout, table, **codes) if self.layout.indexed else []
-        return keys, self._codecs[side.number].encode(table), index
+        index = sorted(index_keys(self.layout, table, **codes)) if self.layout.indexed else []
+        return Encoded(keys, self._codecs[side.number].encode(table), index, order)
 
     def storable(self, known: Mask, side: Side) -> Mask:
         """Tell which messages are worth storing."""
@@ -137,16 +159,31 @@ class JoinRows:
 
     def replay_rows(self, messages: pa.Table) -> tuple[list[bytes], list[bytes]]:
         """Give the rows of accepted messages of both sides, index rows included, sorted by key."""
-        rows: list[tuple[bytes, bytes]] = []
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        index: list[bytes] = []
         for side in self.spec.sides:
             table = self.of_side(messages, side)
+            table = table.take(pa.array(place_order(*(numbers(table, name) for name in (STREAM, PARTITION, OFFSET)))))
             _, known = self._equal(table, side)
-            table = table.filter(pa.array(self.storable(known, side)))
-            keys, values, index = self.encode(table, side)
-            rows += zip(keys, values, strict=True)
-            rows += ((key, b"") for key in index)
-        rows.sort()
-        return [key for key, _ in rows], [value for _, value in rows]
+            found = self.encode(table.filter(pa.array(self.storable(known, side))), side)
+            keys += found.keys
+            values += found.values
+            index += found.index
+        keys, values = sorted_rows(keys, values)
+        index, _ = sorted_rows(index, index)
+        return keys + index, values + [b""] * len(index)
+
+    def split(self, keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[Rows, Rows]:
+        """Give stored messages as rows of the left and of the right side, each in the order of the source."""
+        stream = stamps(self.layout, keys)[STREAM].to_numpy()
+        left = stream < self.spec.left_streams
+        parts = []
+        for side in self.spec.sides:
+            rows = np.flatnonzero(left == (side.number == 0)).tolist()
+            found = self.stored([keys[at] for at in rows], [values[at] for at in rows], side)
+            parts.append(found.take(place_order(found.stream, found.partition, found.offset)))
+        return parts[0], parts[1]
 
     def stored(self, keys: Sequence[bytes], values: Sequence[bytes], side: Side) -> Rows:
         """Give stored messages of one side as rows; `at` and `clock` are to be set."""
@@ -215,4 +252,14 @@ def together(stored: Rows, new: Rows) -> Rows:
     both = Rows(
         stream, partition, offset, time, at, clock, equal, known, None, [], [], fresh, behind, parts=(stored, new)
     )
-    return both if not len(stored) or not len(new) else both.take(np.lexsort((offset, partition, stream)))
+    return both if not len(stored) or not len(new) else both.take(place_order(stream, partition, offset))
+
+
+def place_order(stream: IntArray, partition: IntArray, offset: IntArray) -> IntArray:
+    """Give the rows in the order (stream, source partition, offset)."""
+    order: IntArray
+    if not len(offset) or ((stream == stream[0]) & (partition == partition[0])).all():
+        order = np.argsort(offset, kind="stable")
+    else:
+        order = np.lexsort((offset, partition, stream))
+    return order
