@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ def shard_job(
     """Make the job of one shard; all but the last two arguments are the same for every shard of a query.
 
     Args:
-        local_dir: Local state of all queries on the host.
+        local_dir: Local state of all queries on the host; `$NAME` is that of the environment where this is called.
         checkpoint: Where packages of restored or moved shards are.
         changelog_uri: For `open_changelog`.
         operator: The stateful operator.
@@ -43,11 +44,10 @@ def shard_job(
         query_id: Spark's query id.
         shard: The shard.
     """
-
     return ShardJob(
         query_id=query_id,
         shard=shard,
-        local_dir=local_dir,
+        local_dir=Path(os.path.expandvars(local_dir)),
         operator=operator,
         message_fields=message_fields,
         changelog=open_changelog(changelog_uri),

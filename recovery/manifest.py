@@ -69,7 +69,12 @@ def read_manifest(checkpoint: str) -> Manifest | None:
         data = json.loads(open_files(checkpoint).read(NAME))
         written = data.pop("format")
         if written != FORMAT:
-            raise UnknownFormat("the manifest has an unknown format", where=where, why=f"{written!r}, not {FORMAT}")
+            raise UnknownFormat(
+                "the manifest has an unknown format",
+                where=where,
+                why=f"{written!r}, this release reads {FORMAT}",
+                command="install the release that wrote it",
+            )
         return Manifest(int(data.pop("shards")), tuple(int(value) for value in data.pop("grouping")), data)
     except FileNotFoundError:
         return None

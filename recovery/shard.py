@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.errors import StateCorrupted, StoreLocked, UnknownFormat
+from backend.staging import VERIFY
 from recovery.files import sync_directory
 from recovery.pointer import Commit
 
@@ -65,9 +66,14 @@ class ShardDirectory:
         local_dir: Executors on one host may share it; the LOCK guards it.
         query_id: Spark's query id: a new checkpoint never meets old state.
         shard: The shard.
+
+    Raises:
+        ValueError: `local_dir` still names a variable: it is not set in the environment here.
     """
 
     def __init__(self, local_dir: Path, query_id: str, shard: int) -> None:
+        if "$" in str(local_dir):
+            raise ValueError(f"local_dir={str(local_dir)!r}: the variable is not set in this process's environment")
         self.path = local_dir / query_id / str(shard)
         self.shard = shard
 
@@ -119,11 +125,16 @@ class ShardDirectory:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise StateCorrupted("CURRENT cannot be read", where=str(path), why=str(error)) from error
+            raise StateCorrupted("CURRENT cannot be read", where=str(path), why=str(error), command=VERIFY) from error
         if written != FORMAT:
-            raise UnknownFormat("CURRENT has an unknown format", where=str(path), why=f"{written!r}, not {FORMAT}")
+            raise UnknownFormat(
+                "CURRENT has an unknown format",
+                where=str(path),
+                why=f"{written!r}, this release reads {FORMAT}",
+                command="install the release that wrote it",
+            )
         if not isinstance(name, str) or len(name) != 32 or not name.isalnum():
-            raise StateCorrupted("CURRENT does not name a generation", where=str(path), why=repr(name))
+            raise StateCorrupted("CURRENT does not name a generation", where=str(path), why=repr(name), command=VERIFY)
         generation = Generation(self.path / name)
         return generation if generation.database.is_dir() else None
 

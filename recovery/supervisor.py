@@ -1,8 +1,9 @@
 """The supervisor: the handle that `start()` returns, around Spark's streaming query.
 
 It runs the query, and when a task says that its state is missing or damaged, it restores the shards concerned, with no
-task running, and starts the query again. Tries count only without progress, each is reported. Errors of another kind,
-user code's above all, are raised and not tried again.
+task running, and starts the query again. Where Spark itself failed in a way that passes (a Python worker that did not
+come up in time on a busy host), it only starts it again. Tries count only without progress, each is reported. Errors of
+another kind, user code's above all, are raised and not tried again.
 
 A bounded run (`until="end"`) reads what the source held at the start, then drains: Spark's `availableNow` never ends
 with processing-time timers (measured), so the end is seen in the query's progress.
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("rewind.supervisor")
 
 RESTORABLE = frozenset({"StateUnavailable", "StateCorrupted", "StateAhead"})
+PASSING = ("Python worker failed to connect back",)
+"""What Spark says when the host was too busy: nothing is wrong with job or state."""
 MAX_TRIES = 4
 BACKOFF_S = 0.5
 POLL_S = 0.05
@@ -172,28 +175,37 @@ class RewindQuery:
                 failure = self._watch()
                 if failure is None:
                     return
-                code = code_in(str(failure))
-                if code not in RESTORABLE:
+                if not _is_restorable(failure) and not _passes(failure):
                     raise _named(failure)
                 tries = 1 if self.progress.version > reached else tries + 1
                 reached = max(reached, self.progress.version)
                 if tries > MAX_TRIES:
                     raise RestoreFailed(
-                        f"the state is still unavailable after {MAX_TRIES} restores without progress",
+                        f"the query fails after {MAX_TRIES} new starts without progress",
                         where=self._plan.checkpoint,
                         why=_text_of(failure),
                         command=f"rewind verify {self._plan.checkpoint}",
                     ) from failure
-                log.warning("state is not available (try %d of %d): %s", tries, MAX_TRIES, _text_of(failure))
+                log.warning("the query failed (try %d of %d): %s", tries, MAX_TRIES, _text_of(failure))
                 time.sleep(BACKOFF_S * (2 ** (tries - 1) - 1))
-                self._plan.restore(_text_of(failure))
-                self.progress.restores += 1
+                if _is_restorable(failure):
+                    self._restore(failure)
                 if not self._stopping.is_set():
                     self._query = self._plan.launch(self._publish)
         except BaseException as error:
             self._error = error
         finally:
             self._done.set()
+
+    def _restore(self, failure: BaseException) -> None:
+        """Restore what the query failed for; a try that Spark failed is made again by the next failure of the query."""
+        try:
+            self._plan.restore(_text_of(failure))
+            self.progress.restores += 1
+        except Exception as error:
+            if not _passes(error):
+                raise
+            log.warning("the restore failed: %s", _text_of(error))
 
     def _watch(self) -> BaseException | None:
         """Follow Spark's query until it ends; give what ended it."""
@@ -240,6 +252,15 @@ def _at(progress: Any, targets: tuple[Mapping[tuple[str, int], int], ...]) -> bo
             if int(per_topic.get(topic, {}).get(str(partition), -1)) < wanted:
                 return False
     return True
+
+
+def _is_restorable(failure: BaseException) -> bool:
+    return code_in(str(failure)) in RESTORABLE
+
+
+def _passes(failure: BaseException) -> bool:
+    text = str(failure)
+    return code_in(text) is None and any(sign in text for sign in PASSING)
 
 
 def _named(failure: BaseException) -> BaseException:

@@ -29,7 +29,7 @@ from recovery.files import open_files
 from recovery.housekeeping import Housekeeping
 from recovery.jobs import shard_job, snapshots
 from recovery.manifest import Manifest, read_manifest, settle
-from recovery.replay import restore_shards
+from recovery.rebuild import restore_shards
 from recovery.supervisor import QueryPlan, RewindQuery
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class StartOptions:
         shards: Number of shards, fixed at the first start. None: one per source partition with `route="partition"`,
             else the session's default parallelism; one when the windows need the whole stream in order.
         route: `key` (any source) or `partition` (Samza's task per partition: cheaper replay, exact lateness).
-        local_dir: Local state. None: a directory under the system's temporary directory, named after nothing secret.
+        local_dir: Local state; `$NAME` is replaced where a task runs, such as `$SPARK_EXECUTOR_DIRS/rewind` where
+            executors have disks of their own. None: a directory under the system's temporary directory.
         trigger: Spark's processing-time trigger, such as `"1 second"`; `"0 seconds"` runs micro-batches back to back.
         until: None runs until stopped; `"end"` reads what the source holds at the start, drains, and ends.
         changelog: None keeps it beside the checkpoint; else a URI for `open_changelog`.

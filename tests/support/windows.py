@@ -15,6 +15,7 @@ from backend.windows import tumbling
 from recovery.attempt import ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
 from recovery.manifest import Manifest, write_manifest
+from recovery.pointer import Pointer
 
 QUERY = "11111111-0000-4000-8000-000000000000"
 FIELDS = (pa.field("k", pa.string()), pa.field("x", pa.float64()))
@@ -22,8 +23,8 @@ FIELDS = (pa.field("k", pa.string()), pa.field("x", pa.float64()))
 ROWS = [(1, "anna", 1.0), (2, "bert", 2.0), (11, "anna", 3.0), (25, "anna", 4.0), (26, "bert", 5.0)]
 
 
-def make_windows(home: Path) -> None:
-    """Make the job's checkpoint and local state below a directory."""
+def windows_operator() -> tuple[WindowOperator, tuple[pa.Field, ...]]:
+    """Make the job's operator, and the fields that it reads."""
     spec = window_spec(
         tumbling("10 s"),
         pa.schema(FIELDS),
@@ -33,14 +34,19 @@ def make_windows(home: Path) -> None:
         max_ahead=None,
     )
     operator = WindowOperator(spec)
+    return operator, tuple(pa.field(name, pa.schema(FIELDS).field(name).type) for name in operator.input_fields)
+
+
+def make_windows(home: Path) -> Pointer:
+    """Make the job's checkpoint and local state below a directory; give the committed pointer."""
+    operator, fields = windows_operator()
     location = home / "checkpoint"
     write_manifest(str(location), Manifest(1, (0,), {"operator": operator.describe(), "changelog": "rewind/changelog"}))
     (location / "metadata").write_text(json.dumps({"id": QUERY}))
     (location / "commits").mkdir()
     changelog = open_changelog(str(location / "rewind" / "changelog"))
-    fields = tuple(pa.field(name, pa.schema(FIELDS).field(name).type) for name in operator.input_fields)
     job = ShardJob(QUERY, 0, home / "local", operator, fields, changelog)
-    pointer = None
+    pointer: Pointer | None = None
     for version, part in enumerate((ROWS[:3], ROWS[3:])):
         first = 3 * version
         rows = []
@@ -53,3 +59,5 @@ def make_windows(home: Path) -> None:
         done = run_attempt(job, pointer, version, lambda before, t=table, a=after: ShardInput(9_000, t, a))  # type: ignore[misc]
         pointer = done.pointer
         (location / "commits" / str(version)).write_text("v1")
+    assert pointer is not None
+    return pointer

@@ -1,0 +1,107 @@
+"""What the supervisor does when a query fails: restore, start again, or give up, each within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from backend.errors import RestoreFailed, StateUnavailable
+from recovery import supervisor
+from recovery.housekeeping import Housekeeping
+from recovery.package import Snapshots
+from recovery.supervisor import QueryPlan, RewindQuery
+
+LATE = "org.apache.spark.SparkException: Python worker failed to connect back."
+MISSING = str(StateUnavailable("no local state", where="shard 0"))
+
+
+class Failing:
+    """One of Spark's queries: publishes some micro-batches, then fails, or ends well."""
+
+    lastProgress = None  # noqa: N815 - Spark's name
+    isActive = False  # noqa: N815 - Spark's name
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+
+    def exception(self) -> Exception | None:
+        return RuntimeError(self.text) if self.text is not None else None
+
+    def stop(self) -> None:
+        pass
+
+
+class Job:
+    def __init__(self, failures: list[str | None], restore: Callable[[str], int] = lambda why: 1) -> None:
+        self.failures, self.launched, self.restored = list(failures), 0, list[str]()
+        self._restore = restore
+
+    def launch(self, publish: Any) -> Any:
+        self.launched += 1
+        return Failing(self.failures.pop(0))
+
+    def restore(self, why: str) -> int:
+        self.restored.append(why)
+        return self._restore(why)
+
+    def run(self) -> None:
+        plan = QueryPlan(
+            spark=None,  # type: ignore[arg-type]
+            checkpoint="checkpoint",
+            launch=self.launch,
+            publish=lambda frames, version: [],
+            restore=self.restore,
+            drain=lambda: None,
+            housekeeping=Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
+            shards=1,
+        )
+        assert RewindQuery(plan).await_termination(30)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.0)
+
+
+def test_missing_state_is_restored_and_the_query_goes_on() -> None:
+    job = Job([MISSING, None])
+    job.run()
+    assert (job.launched, len(job.restored)) == (2, 1)
+    assert "no local state" in job.restored[0]
+
+
+def test_a_worker_that_did_not_come_up_is_tried_again_without_a_restore() -> None:
+    job = Job([LATE, LATE, None])
+    job.run()
+    assert (job.launched, job.restored) == (3, [])
+
+
+def test_without_progress_the_tries_are_bounded() -> None:
+    for text in (LATE, MISSING):
+        job = Job([text] * 99)
+        with pytest.raises(RestoreFailed, match="4 new starts without progress"):
+            job.run()
+        assert job.launched == 1 + supervisor.MAX_TRIES
+
+
+def test_a_restore_that_spark_failed_is_tried_again() -> None:
+    tries = iter([RuntimeError(LATE), None])
+
+    def restore(why: str) -> int:
+        error = next(tries)
+        if error is not None:
+            raise error
+        return 1
+
+    job = Job([MISSING, MISSING, None], restore)
+    job.run()
+    assert len(job.restored) == 2
+
+
+def test_errors_in_user_code_are_not_tried_again() -> None:
+    job = Job(["ValueError: the user's own", None])
+    with pytest.raises(RuntimeError, match="the user's own"):
+        job.run()
+    assert (job.launched, job.restored) == (1, [])
