@@ -91,6 +91,9 @@ RESULT_FIELDS = [
 ]
 """Leading columns of every operator's result table; the group key's fields and the aggregates follow."""
 
+ADDED_BY_SINKS = ("id", "version", "shard", "sequence", "batch")
+"""Columns that sinks add to identify a result row (`batch` is the directory's): no result can have its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:

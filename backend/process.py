@@ -31,7 +31,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from backend.batch import ERROR_SCHEMA, RESERVED, MicroBatch, Outcome, Proof
+from backend.batch import ADDED_BY_SINKS, ERROR_SCHEMA, RESERVED, MicroBatch, Outcome, Proof
 from backend.errors import ValueInvalid
 from backend.store import Region
 from backend.stores.durations import Duration
@@ -45,9 +45,6 @@ from backend.workspace import Workspace
 
 FORMAT = 1
 """Version of the operator's entry in the manifest."""
-
-ADDED_BY_SINKS = ("shard", "version", "sequence")
-"""Columns that identify a result row; the function's results cannot have them."""
 
 
 def window_store(

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from backend.aggregates import Aggregate, FullPlan, IncrementalPlan, compile_full, compile_incremental
-from backend.batch import MESSAGE_FIELDS, RESERVED, RESULT_FIELDS
+from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELDS
 from backend.policies import Policies
 from backend.windows import Duration, Window, _count, duration_ms
 
@@ -175,7 +175,7 @@ def _optional(value: Duration | None, option: str) -> int | None:
 
 
 def _check_names(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, Aggregate]) -> None:
-    taken = {f.name for f in RESULT_FIELDS} | set(RESERVED)
+    taken = {f.name for f in RESULT_FIELDS} | set(RESERVED) | set(ADDED_BY_SINKS)
     reserved = sorted(set(schema.names) & set(RESERVED))
     if reserved:
         raise ValueError(f"schema: the field names {reserved} are reserved")

@@ -261,6 +261,7 @@ def test_results_may_be_a_batch_or_nothing() -> None:
         (lambda: ProcessOperator(print, RESULT, fields=["_time"]), ValueError, "_time"),
         (lambda: ProcessOperator(print, RESULT, fields=["a", "a"]), ValueError, "named once"),
         (lambda: ProcessOperator(print, pa.schema([("shard", pa.int32())])), ValueError, "shard"),
+        (lambda: ProcessOperator(print, pa.schema([("batch", pa.int32())])), ValueError, "batch"),
         (lambda: ProcessOperator(print, pa.schema([("a", pa.int32())] * 2)), ValueError, "twice"),
         (
             lambda: ProcessOperator(print, RESULT, stores=[key_value_store(str(n)) for n in range(MAX_STORES + 1)]),
