@@ -39,6 +39,10 @@ class _Grown:
     deltas: int
 
 
+_GROWN: dict[str, dict[int, _Grown]] = {}
+"""Per base directory and shard, for this process: a task makes a `FileChangelog` of its own, and lists nothing then."""
+
+
 class FileChangelog:
     """A `recovery.changelog.protocol.Changelog` in files.
 
@@ -63,7 +67,7 @@ class FileChangelog:
         self.files: Files = open_files(base) if isinstance(base, str | os.PathLike) else base
         self._max_deltas = max_deltas
         self._min_base_bytes = min_base_bytes
-        self._grown: dict[int, _Grown] = {}
+        self._grown = _GROWN.setdefault(self.files.uri, {})
 
     def prepare(self, shards: int) -> None:
         """Do nothing: directories are made at the first write."""
