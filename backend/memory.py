@@ -7,6 +7,7 @@ Staged files are real files, so that crashes between stage and confirm can be si
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -70,10 +71,12 @@ class MemoryStore:
             _ = self._open  # a scan does not outlive its store, here as there
             yield row
 
-    def scan_arrays(self, start: bytes, end: bytes | None) -> tuple[list[bytes], list[bytes]]:
-        """Return keys and values of `[start, end)` as two lists, in key order."""
+    def scan_arrays(
+        self, start: bytes, end: bytes | None, *, limit: int | None = None
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Return keys and values of `[start, end)` as two lists, in key order; at most `limit` rows."""
         rows = self._open
-        keys = list(rows.irange(_bytes(start), end, inclusive=(True, False)))
+        keys = list(islice(rows.irange(_bytes(start), end, inclusive=(True, False)), limit))
         return keys, [rows[key] for key in keys]
 
     def write(self, changes: Changes) -> None:

@@ -108,11 +108,11 @@ class Opening:
             assert pointer is not None, "without a pointer the plan is Start or Ahead"
             if isinstance(found, Use):
                 assert generation is not None and store is not None
-                return _swept(generation, store)
+                return _swept(pointer, generation, store)
             if isinstance(found, Advance):
                 assert generation is not None and store is not None
                 if self._advance(pointer, found, generation, store):
-                    return _swept(generation, store)
+                    return _swept(pointer, generation, store)
                 # what was ingested stays: it is of the pointer's own lineage; what is damaged is left out from now on
                 row = read_commit_row(store)
                 database = At(row.commit if row is not None else None)
@@ -167,7 +167,7 @@ class Opening:
             return None
         store = RocksStore.open(fresh.database, create=False)
         self.directory.adopt(fresh)
-        return _swept(fresh, store)
+        return _swept(pointer, fresh, store)
 
 
 def _open_current(generation: Generation | None) -> tuple[RocksStore | None, Nothing | Unreadable | At]:
@@ -199,10 +199,21 @@ def _staged(pointer: Pointer | None, generation: Generation | None) -> set[Commi
     return {pointer.commit} if length == pointer.staged_length else set()
 
 
-def _swept(generation: Generation, store: RocksStore) -> Opened:
-    """Reclaim what the bounds hide: idempotent, and needed again after a death between confirm and here."""
+def _swept(pointer: Pointer, generation: Generation, store: RocksStore) -> Opened:
+    """Reclaim what the bounds hide: idempotent, and needed again after a death between confirm and here.
+
+    Raises:
+        StateCorrupted: What the plan led to is not the commit that the pointer names.
+    """
     row = read_commit_row(store)
-    reclaim(store, row.bounds if row is not None else {})
+    if row is None or row.commit != pointer.commit:
+        raise StateCorrupted(
+            "the steps to a commit lead to another one",
+            where=f"shard {pointer.shard}, {generation.database}",
+            why=f"at {row.commit.name if row is not None else 'no commit'}, the pointer names {pointer.commit.name}",
+            command=RESTORE_COMMAND,
+        )
+    reclaim(store, row.bounds)
     return Opened(generation, store, row)
 
 

@@ -17,6 +17,7 @@ files between
 the changelog holds the commit, no messages to replay  `Rebuild` from the changelog alone
 in a task, none of these                               `Missing`: the supervisor restores
 the changelog is damaged                               `Lost`
+database an ancestor, the source has what came since   `CatchUp`: keep its messages, replay the later ones
 the source lacks offsets to replay                     `Lost`
 otherwise                                              `Rebuild` from the changelog and the source
 ====================================================== ===========================================================
@@ -50,9 +51,11 @@ class At:
 
     Attributes:
         commit: Its commit row's commit; None when it has no commit row: nothing was ever confirmed.
+        positions: Next offset per source partition at that commit; empty where nobody looked.
     """
 
     commit: Commit | None
+    positions: Mapping[SourcePartition, int] = field(default_factory=dict)
 
 
 Database = Nothing | Unreadable | At
@@ -178,13 +181,30 @@ class Rebuild:
 
 
 @dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Make a new generation out of the local database: its messages stay, everything else is in the changelog.
+
+    Attributes:
+        record: The pointer's commit.
+        start: What the local database is at: an ancestor.
+        ranges: Offsets that came since and are still wanted, half-open.
+        why: Why the database cannot be used as it is.
+    """
+
+    record: CommitRecord
+    start: Commit
+    ranges: Mapping[SourcePartition, tuple[int, int]]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Stop with this error: what is committed cannot be brought back."""
 
     error: RewindError
 
 
-Plan = Start | Use | Advance | Fetch | Ahead | Missing | Rebuild | Lost
+Plan = Start | Use | Advance | Fetch | Ahead | Missing | Rebuild | CatchUp | Lost
 
 
 @dataclass(slots=True)
@@ -218,9 +238,10 @@ def plan(pointer: Pointer | None, local: Local, remote: Remote = Remote(), *, in
 
     Ensures:
         Carrying out the plan leaves a database whose commit row is `pointer.commit`, or raises. `Use`, `Advance` and
-        `Ahead` never replace a generation; `Start`, `Fetch` and `Rebuild` make a new one and leave the old one alone.
-        `Rebuild` names every offset that the record wants replayed, and the source has all of them. Nothing but the
-        pointer's own lineage is ever applied: every step's parent is the commit before it.
+        `Ahead` never replace a generation; `Start`, `Fetch`, `Rebuild` and `CatchUp` make a new one and leave the old
+        one alone. `Rebuild` names every offset that the record wants replayed, `CatchUp` those that the database cannot
+        have, and the source has all of them. Nothing but the pointer's own lineage is ever applied: every step's parent
+        is the commit before it.
     """
     database = local.database
     if pointer is None:
@@ -240,7 +261,16 @@ def plan(pointer: Pointer | None, local: Local, remote: Remote = Remote(), *, in
     fetched = _fetch(pointer, here, remote.offers, why)
     if fetched is not None:
         return fetched
-    return _rebuild(pointer, remote, why, in_task)
+    return _rebuild(pointer, local, remote, why, in_task)
+
+
+def ranges_since(
+    record: CommitRecord, positions: Mapping[SourcePartition, int]
+) -> dict[SourcePartition, tuple[int, int]]:
+    """Give what `replay_ranges` gives, from these positions on: a partition that came later is replayed whole."""
+    whole = replay_ranges(record).items()
+    since = {key: (max(start, positions.get(key, start)), end) for key, (start, end) in whole}
+    return {key: (start, end) for key, (start, end) in since.items() if start < end}
 
 
 def replay_ranges(record: CommitRecord) -> dict[SourcePartition, tuple[int, int]]:
@@ -299,7 +329,7 @@ def _fetch(pointer: Pointer, steps: _Steps, offers: Iterable[Offer], why: str) -
     return Fetch(None, path, why) if path is not None else None
 
 
-def _rebuild(pointer: Pointer, remote: Remote, why: str, in_task: bool) -> Plan:
+def _rebuild(pointer: Pointer, local: Local, remote: Remote, why: str, in_task: bool) -> Plan:
     record = remote.record
     if record is not None:
         ranges = replay_ranges(record)
@@ -319,6 +349,11 @@ def _rebuild(pointer: Pointer, remote: Remote, why: str, in_task: bool) -> Plan:
                 command="rewind verify <checkpoint>; rewind reset <checkpoint> accepts the loss and begins anew",
             )
         )
+    database = local.database
+    if isinstance(database, At) and database.commit in record.ancestors:
+        since = ranges_since(record, database.positions)
+        if not missing_offsets(since, remote.source or {}):
+            return CatchUp(record, database.commit, since, why)
     lost = missing_offsets(ranges, remote.source or {})
     if not ranges:
         lost.append(f"{record.message_count} messages are kept, and the commit names no offsets to replay them from")

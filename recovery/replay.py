@@ -1,4 +1,4 @@
-"""Restore on Spark's own engine: probe all shards, replay exactly the missing offsets, build packages, prove them.
+"""Replay on Spark's own engine: read exactly the missing offsets, and build a shard's package out of them.
 
 The source and the changelog are the truth. A replay is a batch read of the offset ranges that the commit records name,
 through the same parse and pack input as the stream; each Arrow batch becomes, per shard, one sorted chunk of
@@ -10,40 +10,36 @@ Files of a run: `<checkpoint>/rewind/replay/<run uuid>/<shard>/<uuid>.arrow`, re
 
 from __future__ import annotations
 
-import json
-import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, Operator, SourcePartition
-from backend.errors import RewindError, StateAhead, StateCorrupted
+from backend.errors import StateUnavailable
 from backend.rocks import RocksStore
 from backend.spark import frames
 from backend.spark.settings import settings
 from recovery.attempt import ShardJob
-from recovery.files import open_files
+from recovery.files import Files, open_files
 from recovery.jobs import snapshots
 from recovery.killpoints import kill_point
-from recovery.listener import Listeners, RestoreListener, Restoring
-from recovery.opening import Opening
+from recovery.opening import read_commit_row
 from recovery.planner import replay_ranges
-from recovery.pointer import Commit, CommitRecord, Pointer, decode, encode
-from recovery.restore import Restored, Rows, above_bounds, accepted, restore_shard
+from recovery.pointer import Commit, CommitRecord, Pointer, decode
+from recovery.restore import Restored, Rows, above_bounds, accepted, catch_up, restore_shard
 from recovery.shard import ShardDirectory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_log = logging.getLogger("rewind.restore")
-
 DIRECTORY = "rewind/replay"
 CHUNK_SCHEMA = pa.schema([pa.field("key", pa.large_binary()), pa.field("value", pa.large_binary())])
+PIECE_BYTES = 8 * 1024 * 1024
 _REPORT = "shard int, name string, rows bigint, bytes bigint"
 _REPORT_ARROW = pa.schema(
     [
@@ -70,6 +66,9 @@ class ReplayableJob(Protocol):
     def message_fields(self) -> tuple[pa.Field, ...]:
         """Arrow fields of its input."""
 
+    def offsets(self, spark: SparkSession) -> Mapping[SourcePartition, tuple[int, int]]:
+        """Give what the sources hold: earliest offset and end, exclusive."""
+
     def replay(self, spark: SparkSession, ranges: Mapping[SourcePartition, tuple[int, int]]) -> DataFrame | None:
         """Give the rows of the pack stage for exactly these offsets."""
 
@@ -93,172 +92,6 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
         rows = reader.load(checkpoint).selectExpr("value.value as pointer").collect()
     pointers = (decode(bytes(row["pointer"])) for row in rows)
     return {pointer.shard: pointer for pointer in pointers}
-
-
-def restore_shards(
-    spark: SparkSession,
-    job: ReplayableJob,
-    checkpoint: str,
-    make: Callable[[str, int], ShardJob],
-    why: str,
-    listeners: Sequence[RestoreListener] = (),
-    arrow_rows: int = 200_000,
-) -> int:
-    """Restore every shard whose state is not usable where it was probed; no task of the query may be running.
-
-    Args:
-        spark: The session.
-        job: The job.
-        checkpoint: Spark's checkpoint location.
-        make: Makes the job of a shard, as in the processor.
-        why: What the query failed with, for the listeners.
-        listeners: Told of each shard.
-        arrow_rows: Rows per Arrow batch.
-
-    Returns:
-        The number of shards restored, or made available to other hosts when none had to be.
-
-    Raises:
-        HistoryLost: The source or the changelog no longer has what is needed.
-        RestoreMismatch: Count or digest of the replayed messages differ from the committed ones.
-        ChangelogDamaged: The changelog is damaged.
-    """
-    query_id = _query_id(checkpoint)
-    pointers = read_pointers(spark, checkpoint, len(job.grouping))
-    found = probe(spark, {shard: pointers.get(shard) for shard in range(len(job.grouping))}, partial(make, query_id))
-    # a shard that has committed nothing begins anew once what a rolled back attempt left is put aside
-    reasons = {shard: reason for shard, reason in found.items() if shard in pointers}
-    if not found:
-        # all is well where it was looked at, so the task looked on another host: give it something to take there
-        return _share_all(spark, pointers, partial(make, query_id))
-    if not reasons:
-        return len(found)
-    changelog = make(query_id, 0).changelog
-    records = {shard: changelog.read(shard, pointers[shard].commit).record for shard in reasons}
-    watch = Listeners(listeners)
-    under_way = {
-        shard: Restoring(
-            shard,
-            pointers[shard].commit.name,
-            reason or why,
-            "replay" if records[shard].replay_from else "changelog",
-            records=records[shard].message_count,
-            ranges=replay_ranges(records[shard]),
-        )
-        for shard, reason in reasons.items()
-    }
-    for restoring in under_way.values():
-        watch.start(restoring)
-    run = f"{DIRECTORY}/{uuid.uuid4().hex}"
-    try:
-        chunks = write_chunks(spark, job, checkpoint, run, records, arrow_rows)
-        built = _build(spark, checkpoint, run, partial(make, query_id), {s: pointers[s] for s in reasons}, chunks)
-    except BaseException as error:
-        for restoring in under_way.values():
-            watch.suspended(restoring, str(error))
-        raise
-    finally:
-        open_files(checkpoint).delete_folder(run)
-    for shard, (rows, length, seconds) in built.items():
-        watch.end(under_way[shard], rows, length, seconds)
-    return len(found)
-
-
-def probe(
-    spark: SparkSession, pointers: Mapping[int, Pointer | None], make: Callable[[int], ShardJob]
-) -> dict[int, str]:
-    """Open every shard at its pointer, in one Spark job; give the shards that cannot be opened, and why.
-
-    A local state that is newer than the pointer (None: nothing is committed) is put aside here: no task is running, so
-    Spark was rolled back.
-    """
-    if not pointers:
-        return {}
-
-    def look(items: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, str]]:
-        for shard, data in items:
-            why = unusable(make(shard), decode(data) if data is not None else None)
-            if why is not None:
-                yield shard, why
-
-    items = [(s, encode(pointer) if pointer is not None else None) for s, pointer in sorted(pointers.items())]
-    return dict(spark.sparkContext.parallelize(items, len(items)).mapPartitions(look).collect())
-
-
-def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
-    """Say why a shard cannot be opened at its pointer here; None when it can. What is ahead or damaged is put aside."""
-    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
-    with directory.lock(job.lock_wait_s):
-        if pointer is None and directory.current() is None:
-            return None
-        try:
-            opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
-        except StateAhead as error:
-            directory.condemn()
-            return str(error)
-        except RewindError as error:
-            return str(error)
-        try:
-            check_readable(opened.store)
-        except StateCorrupted as error:
-            directory.condemn()
-            return str(error)
-        finally:
-            opened.store.close()
-    return None
-
-
-def _share_all(spark: SparkSession, pointers: Mapping[int, Pointer], make: Callable[[int], ShardJob]) -> int:
-    """Publish packages of all shards, in one Spark job; give how many. An executor that has no state gives none."""
-
-    def look(items: Iterable[tuple[int, bytes]]) -> Iterator[int]:
-        for shard, data in items:
-            try:
-                yield int(share(make(shard), decode(data)))
-            except RewindError as error:
-                _log.warning("shard %d is not shared from here: %s", shard, error)
-
-    items = [(shard, encode(pointer)) for shard, pointer in sorted(pointers.items())]
-    return sum(spark.sparkContext.parallelize(items, len(items)).mapPartitions(look).collect()) if items else 0
-
-
-def share(job: ShardJob, pointer: Pointer) -> bool:
-    """Publish the state of a shard that lies here as a package of its commit, for other hosts.
-
-    Returns:
-        False when there is one already, or no place for packages.
-
-    Raises:
-        StateUnavailable: The state does not lie here.
-    """
-    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
-    with directory.lock(job.lock_wait_s):
-        opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
-        try:
-            offers = job.packages.offers(job.shard) if job.packages is not None else ()
-            if job.packages is None or any(offer.full and offer.commit == pointer.commit for offer in offers):
-                return False
-            assert opened.row is not None, "a pointer's database has a commit row"
-            scratch = job.local_dir / job.query_id / f"share-{uuid.uuid4().hex}"
-            scratch.mkdir(parents=True, mode=0o700)
-            try:
-                opened.store.checkpoint(scratch / "copy")
-                job.packages.publish(opened.row, scratch / "copy")
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
-        finally:
-            opened.store.close()
-    return True
-
-
-def check_readable(store: RocksStore) -> None:
-    """Read every key and value once, so that RocksDB checks each block's checksum.
-
-    Raises:
-        StateCorrupted: A block does not match its checksum.
-    """
-    for _ in store.scan(b"\x00", None):
-        pass
 
 
 def write_chunks(
@@ -302,52 +135,43 @@ def chunk_writer(
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = open_files(checkpoint)
         for batch in batches:
-            good = batch.filter(frames.is_good(batch))
-            schema = pa.schema([*MESSAGE_FIELDS, *message_fields])
-            columns = [
-                good.column(field.name).cast(field.type)
-                if field.name != BEFORE
-                else pa.array(np.full(good.num_rows, NO_TIME, dtype=np.int64))
-                for field in schema
-            ]
-            messages = pa.RecordBatch.from_arrays(columns, schema=schema)
-            shard_of = np.asarray(good.column(frames.SHARD_IN), dtype=np.int64)
-            for shard, record in records.items():
-                mine = accepted(pa.Table.from_batches([messages.filter(pa.array(shard_of == shard))]), record)
-                if not mine.num_rows:
-                    continue
-                keys, values = operator.replay_rows(mine)
-                keys, values = above_bounds((keys, values), record.bounds)
-                name = f"{run}/{shard}/{uuid.uuid4().hex}.arrow"
-                table = pa.table([pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())], CHUNK_SCHEMA)
-                files.write(name, [frames.to_ipc(table)])
-                yield pa.RecordBatch.from_pylist(
-                    [{"shard": shard, "name": name, "rows": len(keys), "bytes": table.nbytes}], _REPORT_ARROW
-                )
+            for piece in pieces(batch):
+                good = piece.filter(frames.is_good(piece))
+                schema = pa.schema([*MESSAGE_FIELDS, *message_fields])
+                columns = [
+                    good.column(field.name).cast(field.type)
+                    if field.name != BEFORE
+                    else pa.array(np.full(good.num_rows, NO_TIME, dtype=np.int64))
+                    for field in schema
+                ]
+                messages = pa.RecordBatch.from_arrays(columns, schema=schema)
+                shard_of = np.asarray(good.column(frames.SHARD_IN), dtype=np.int64)
+                for shard, record in records.items():
+                    mine = accepted(pa.Table.from_batches([messages.filter(pa.array(shard_of == shard))]), record)
+                    if mine.num_rows:
+                        yield _chunk(files, operator, mine, record, f"{run}/{shard}/{uuid.uuid4().hex}.arrow")
 
     return write
 
 
-def _build(
-    spark: SparkSession,
-    checkpoint: str,
-    run: str,
-    make: Callable[[int], ShardJob],
-    pointers: Mapping[int, Pointer],
-    chunks: Mapping[int, Sequence[str]],
-) -> dict[int, tuple[int, int, float]]:
-    """Build, prove and publish each shard, in parallel; give rows, bytes and seconds per shard."""
-
-    def build(items: Iterable[tuple[int, bytes, Sequence[str]]]) -> Iterator[tuple[int, tuple[int, int, float]]]:
-        for shard, data, names in items:
-            restored = build_package(make(shard), decode(data).commit, checkpoint, names)
-            yield shard, (restored.rows + restored.messages, restored.length, restored.seconds)
-
-    items = [(shard, encode(pointer), list(chunks.get(shard, ()))) for shard, pointer in sorted(pointers.items())]
-    return dict(spark.sparkContext.parallelize(items, len(items)).mapPartitions(build).collect())
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut an Arrow batch into pieces of about `PIECE_BYTES`: a chunk exists several times over while it is made."""
+    rows = max(1, batch.num_rows * PIECE_BYTES // max(PIECE_BYTES, batch.nbytes))
+    return (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
-def build_package(job: ShardJob, commit: Commit, checkpoint: str, names: Sequence[str]) -> Restored:
+def _chunk(files: Files, operator: Operator, messages: pa.Table, record: CommitRecord, name: str) -> pa.RecordBatch:
+    """Write messages of one shard as a chunk and give its report."""
+    keys, values = above_bounds(operator.replay_rows(messages), record.bounds)
+    table = pa.table([pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())], CHUNK_SCHEMA)
+    files.write(name, [frames.to_ipc(table)])
+    report = {"shard": record.shard, "name": name, "rows": len(keys), "bytes": table.nbytes}
+    return pa.RecordBatch.from_pylist([report], _REPORT_ARROW)
+
+
+def build_package(
+    job: ShardJob, commit: Commit, checkpoint: str, names: Sequence[str], start: Commit | None = None
+) -> Restored:
     """Build one shard's database from its changelog and chunks, and publish it as a package of its commit.
 
     Args:
@@ -355,13 +179,22 @@ def build_package(job: ShardJob, commit: Commit, checkpoint: str, names: Sequenc
         commit: The committed commit.
         checkpoint: Where chunks and packages are.
         names: Chunks below the checkpoint.
+        start: Begin with the local database, which is at this commit.
+
+    Raises:
+        StateUnavailable: There is no local database at `start`.
     """
     kill_point("restore_changelog", commit.version)
     history = job.changelog.read(job.shard, commit)
     scratch = job.local_dir / job.query_id / f"restore-{uuid.uuid4().hex}"
     scratch.mkdir(parents=True, mode=0o700)
     try:
-        restored = restore_shard(history, read_chunks(checkpoint, names), job.operator, scratch / "db")
+        chunks = read_chunks(checkpoint, names)
+        if start is None:
+            restored = restore_shard(history, chunks, job.operator, scratch / "db")
+        else:
+            with _older(job, start) as older:
+                restored = catch_up(history, chunks, job.operator, older, scratch / "db")
         kill_point("restore_publish", commit.version)
         with RocksStore.open(scratch / "db", create=False) as store:
             store.checkpoint(scratch / "copy")
@@ -371,19 +204,24 @@ def build_package(job: ShardJob, commit: Commit, checkpoint: str, names: Sequenc
     return restored
 
 
+@contextmanager
+def _older(job: ShardJob, start: Commit) -> Iterator[RocksStore]:
+    """Open the local database of a shard, which must be at a commit, under its lock."""
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        generation = directory.current()
+        if generation is None:
+            raise StateUnavailable("the older copy of a shard is not here", where=job.where)
+        with RocksStore.open(generation.database, create=False) as store:
+            row = read_commit_row(store)
+            if row is None or row.commit != start:
+                raise StateUnavailable("the copy of a shard is at another commit by now", where=job.where)
+            yield store
+
+
 def read_chunks(checkpoint: str, names: Sequence[str]) -> Iterator[Rows]:
     """Read what `write_chunks` wrote, one chunk at a time."""
     files = open_files(checkpoint)
     for name in names:
         table = frames.from_ipc(files.read(name))
         yield table["key"].to_pylist(), table["value"].to_pylist()
-
-
-def _query_id(checkpoint: str) -> str:
-    """Read Spark's query id: the name of its local state."""
-    try:
-        return str(json.loads(open_files(checkpoint).read("metadata"))["id"])
-    except (FileNotFoundError, ValueError, KeyError) as error:
-        raise StateCorrupted(
-            "the checkpoint's metadata cannot be read", where=f"{checkpoint}/metadata", why=str(error)
-        ) from error

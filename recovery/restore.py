@@ -11,19 +11,18 @@ from __future__ import annotations
 import shutil
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
-from operator import add, lt
+from itertools import islice
+from operator import lt
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
-from backend.batch import OFFSET, PARTITION, STREAM, Proof, Settling
-from backend.errors import KeyInvalid, RestoreMismatch
+from backend.batch import OFFSET, PARTITION, STREAM, Settling
+from backend.bounds import reclaim
+from backend.errors import KeyInvalid
 from backend.messages import TIME_BYTES, sorted_rows
 from backend.rocks import RocksOptions, RocksStore
 from backend.store import REPLAYED, Changes, Region, region_range
@@ -31,6 +30,7 @@ from backend.workspace import Workspace
 from recovery.changelog.protocol import History
 from recovery.planner import replay_ranges
 from recovery.pointer import COMMIT_KEY, CommitRecord, encode_record
+from recovery.proof import Proving, prove
 
 Rows = tuple[Sequence[bytes], Sequence[bytes]]
 """Keys and values of one chunk, sorted by key."""
@@ -38,16 +38,8 @@ Rows = tuple[Sequence[bytes], Sequence[bytes]]
 RUN_BYTES = 32 * 1024 * 1024
 """Bytes of keys and values that are gathered before they become an SST file."""
 METADATA_CHUNK_ROWS = 131_072
-_SAMPLE_ROWS = 4096
-_PAGE_SAMPLES = 16
-_NAMED_DIFFERENCES = 5
-
-
-class Proving(Protocol):
-    """The part of an operator that a restore needs."""
-
-    def proofs(self, work: Workspace) -> Iterable[Proof]:
-        """Give what the message store must hold according to the window metadata."""
+LAST_REGION = 0xFF
+"""Beyond every region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +136,60 @@ def restore_shard(
         ValueError: A chunk holds rows of another region.
     """
     started = time.monotonic()
-    record = history.record
     if directory.exists():
         raise FileExistsError(f"a restore needs a new directory: {directory}")
-    with RocksStore.open(directory, options=options) as store, _Runs(store, directory, run_bytes) as runs:
+    with RocksStore.open(directory, options=options) as store:
+        return _fill(store, history, messages, operator, directory, run_bytes, started)
+
+
+def catch_up(
+    history: History,
+    messages: Iterable[Rows],
+    operator: Proving,
+    older: RocksStore,
+    directory: Path,
+    *,
+    options: RocksOptions | None = None,
+    run_bytes: int = RUN_BYTES,
+) -> Restored:
+    """Build a shard's database at a commit out of one at an ancestor, and prove it: it brings only what came since.
+
+    The messages that are here already stay; everything else is small and comes from the changelog.
+
+    Args:
+        history: As for `restore_shard`.
+        messages: Those accepted from the ancestor's positions on.
+        operator: Knows what the windows must hold.
+        older: Open at an ancestor; not changed: the new database shares its files by hard links.
+        directory: Where to make the database; must not exist.
+        options: How RocksDB is run.
+        run_bytes: Rows gathered in memory before they become a file.
+
+    Raises:
+        RestoreMismatch: Something else than the committed messages came out: the database has no commit row.
+    """
+    started = time.monotonic()
+    older.checkpoint(directory)
+    with RocksStore.open(directory, create=False, options=options) as store:
+        store.write(Changes([COMMIT_KEY], [None]))  # from here on it is at nothing, until it is proven
+        for region in range(Region.COMMIT + 1, LAST_REGION):
+            if region not in REPLAYED:
+                store.delete_range(*region_range(region))
+        _expire(store, history.record.bounds)
+        return _fill(store, history, messages, operator, directory, run_bytes, started)
+
+
+def _fill(
+    store: RocksStore,
+    history: History,
+    messages: Iterable[Rows],
+    operator: Proving,
+    directory: Path,
+    run_bytes: int,
+    started: float,
+) -> Restored:
+    record = history.record
+    with _Runs(store, directory, run_bytes) as runs:
         for keys, values in history.chunks(METADATA_CHUNK_ROWS):
             runs.add_whole(keys, values)
         store.write(Changes([], [], record.bounds))
@@ -159,89 +201,24 @@ def restore_shard(
             operator.settle(work)
             store.write(work.changes())
         proofs = list(operator.proofs(Workspace(store, record.bounds)))
-        count = _prove(store, record, proofs, runs.pages())
+        count = prove(store, record, proofs)
         store.write(Changes([COMMIT_KEY], [encode_record(record)], record.bounds))
     return Restored(record, history.rows, count, runs.length, len(proofs), time.monotonic() - started)
 
 
-def check_messages(
-    store: RocksStore, record: CommitRecord, proofs: Sequence[Proof], pages: Iterable[bytes] = ()
-) -> list[str]:
-    """Compare the message store with the window metadata and the commit record, in one pass over the messages.
-
-    Args:
-        store: The database.
-        record: Its commit.
-        proofs: What each window must hold; ranges may overlap.
-        pages: Keys at which to cut the pass into pieces that fit in memory, sorted.
-
-    Returns:
-        What differs, one sentence each; empty when all is equal.
-    """
-    found = _measure(store, proofs, pages)
-    return _differences(record, proofs, *found)
-
-
-def _prove(store: RocksStore, record: CommitRecord, proofs: Sequence[Proof], pages: Iterable[bytes]) -> int:
-    sums, count, digest = _measure(store, proofs, pages)
-    wrong = _differences(record, proofs, sums, count, digest)
-    if not wrong:
-        return count
-    more = f"; and {len(wrong) - _NAMED_DIFFERENCES} more" if len(wrong) > _NAMED_DIFFERENCES else ""
-    raise RestoreMismatch(
-        "the replayed messages are not the ones that were committed",
-        where=f"shard {record.shard}, commit {record.commit.name}",
-        why="; ".join(wrong[:_NAMED_DIFFERENCES]) + more,
-        command="rewind verify <checkpoint> --against-source; rewind reset <checkpoint> accepts the loss, begins anew",
-    )
-
-
-def _differences(
-    record: CommitRecord, proofs: Sequence[Proof], sums: dict[bytes, tuple[int, int]], count: int, digest: int
-) -> list[str]:
-    wrong = []
-    for proof in proofs:
-        (low, low_sum), (high, high_sum) = sums[proof.start], sums[max(proof.start, proof.end)]
-        if high - low != proof.count:
-            wrong.append(f"{proof.label}: {high - low} messages, {proof.count} were committed")
-        elif (high_sum - low_sum) % 2**64 != proof.digest:
-            wrong.append(f"{proof.label}: {proof.count} messages, as committed, but others")
-    if count != record.message_count:
-        wrong.append(f"in all {count} messages, {record.message_count} were committed")
-    elif digest != record.message_digest:
-        wrong.append(f"in all {count} messages, as committed, but others")
-    return wrong
-
-
-def _measure(
-    store: RocksStore, proofs: Sequence[Proof], pages: Iterable[bytes]
-) -> tuple[dict[bytes, tuple[int, int]], int, int]:
-    """Count and sum up the messages below every edge of a proof, and all of them."""
-    start, end = region_range(Region.MESSAGES)
-    edges = sorted({edge for proof in proofs for edge in (proof.start, max(proof.start, proof.end))})
-    sums: dict[bytes, tuple[int, int]] = {}
-    count = digest = 0
-    for keys, values in _paged(store, start, end, pages):
-        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, map(add, keys, values)), np.uint64, len(keys))
-        running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
-        first, last = len(sums), bisect_left(edges, keys[-1] + b"\x00")
-        for edge in edges[first:last]:
-            at = bisect_left(keys, edge)
-            sums[edge] = count + at, (digest + int(running[at])) % 2**64
-        count += len(keys)
-        digest = (digest + int(running[-1])) % 2**64
-    sums.update((edge, (count, digest)) for edge in edges[len(sums) :])
-    return sums, count, digest
-
-
-def _paged(
-    store: RocksStore, start: bytes, end: bytes, pages: Iterable[bytes]
-) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    cuts = [start, *(page for page in pages if start < page < end), end]
-    for low, high in pairwise(cuts):
-        keys, values = store.scan_arrays(low, high)
-        if keys:
-            yield keys, values
+def _expire(store: RocksStore, bounds: dict[int, bytes]) -> None:
+    """Delete what has expired since: messages below their bound, and those of expired index rows."""
+    expired = bounds.get(Region.MESSAGE_INDEX)
+    if expired is not None:
+        low = region_range(Region.MESSAGE_INDEX)[0]
+        while True:
+            keys, _ = store.scan_arrays(low, expired, limit=METADATA_CHUNK_ROWS)
+            gone = sorted(bytes([Region.MESSAGES]) + key[1 + TIME_BYTES :] for key in keys)
+            store.write(Changes(gone, [None] * len(gone)))
+            if len(keys) < METADATA_CHUNK_ROWS:
+                break
+            low = keys[-1] + b"\x00"
+    reclaim(store, bounds)
 
 
 @dataclass
@@ -263,7 +240,6 @@ class _Runs:
         self._run_bytes = run_bytes
         self._open = {int(region): _Run() for region in REPLAYED}
         self._files = 0
-        self._samples: list[bytes] = []
         self.length = 0
 
     def __enter__(self) -> _Runs:
@@ -300,10 +276,6 @@ class _Runs:
         for run in self._open.values():
             self._close(run)
 
-    def pages(self) -> list[bytes]:
-        """Give keys that cut the messages into pieces of bounded size, however the runs overlap."""
-        return sorted(self._samples)[_PAGE_SAMPLES::_PAGE_SAMPLES]
-
     def _extend(self, run: _Run, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         run.ordered = run.ordered and not (run.keys and keys[0] <= run.keys[-1])
         run.keys.extend(keys)
@@ -318,8 +290,6 @@ class _Runs:
         if run.keys:
             # chunks that overlap become one file: many small overlapping files would be compacted again and again
             keys, values = (run.keys, run.values) if run.ordered else sorted_rows(run.keys, run.values)
-            if keys[0][0] == Region.MESSAGES:
-                self._samples.extend(keys[::_SAMPLE_ROWS])
             self._write(keys, values)
         run.keys, run.values, run.length, run.ordered = [], [], 0, True
 

@@ -134,7 +134,7 @@ def restore_ahead(
     Raises:
         RewindError: As the supervisor would end with.
     """
-    from recovery.replay import restore_shards
+    from recovery.rebuild import restore_shards
 
     job = job_of(pipeline, spark, checkpoint.manifest.grouping)
     return restore_shards(

@@ -15,7 +15,7 @@ from backend.messages import TIME_BYTES
 from backend.rocks import RocksStore
 from backend.store import Readable, Region, region_range
 from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
-from recovery.restore import check_messages
+from recovery.proof import check_messages
 from recovery.survey import Checkpoint, LocalCopy
 
 PROBLEM, NOTE, SOUND = "problem", "note", "sound"

@@ -102,6 +102,14 @@ class Job:
                     found[shard].append((stream, partition))
         return {shard: tuple(sorted(places)) for shard, places in found.items()}
 
+    def offsets(self, spark: SparkSession) -> dict[SourcePartition, tuple[int, int]]:
+        """Give what the sources hold now: per (stream, partition) the earliest offset and the end, exclusive."""
+        return {
+            (self.streams[side.name, topic], partition): ends
+            for side in self.inputs
+            for (topic, partition), ends in side.source.offsets(spark).items()
+        }
+
     def streaming(self, spark: SparkSession, checkpoint: str) -> DataFrame:
         """Give the packed rows of the live streams and of the control stream."""
         rows = [self.pack_input(side, side.source.stream(spark)) for side in self.inputs]

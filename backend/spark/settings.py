@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ARROW_BYTES = 32 * 1024 * 1024
+"""Bound on an Arrow batch, beside the one on its rows: a worker takes some times as much memory, however large the
+messages are."""
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -22,6 +25,7 @@ def settings(spark: SparkSession, shards: int, arrow_rows: int) -> Iterator[None
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(arrow_rows),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.execution.arrow.transformWithStateInPandas.maxRecordsPerBatch": "64",
         "spark.sql.session.timeZone": spark.conf.get("spark.sql.session.timeZone"),
     }

@@ -31,7 +31,7 @@ from backend.batch import MAX_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
 from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable
 from backend.spark import frames
 from backend.store import Region
-from recovery import attempt, fetch, opening, replay, restore
+from recovery import attempt, fetch, opening, probe, rebuild, replay, restore
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
 from recovery.changelog.file import FileChangelog
 from recovery.jobs import snapshots
@@ -62,6 +62,7 @@ RARE = (
     "staged file damaged",
     "restored",
     "restored with messages replayed",
+    "caught up from an older copy",
     "died in a restore",
     "base written",
     "base damaged",
@@ -346,7 +347,7 @@ class World(Faults):
         """Nothing is wrong where it was looked at: put packages where the other host finds them."""
         for shard in range(self.shards):
             pointer = self.pointer(version, shard)
-            if pointer is not None and replay.share(self.job(shard, self.home.get(shard, 0)), pointer):
+            if pointer is not None and probe.share(self.job(shard, self.home.get(shard, 0)), pointer):
                 self.note("shared with the other host", f"shard {shard}")
 
     def _restore(self, version: int, shard: int) -> bool:
@@ -355,7 +356,7 @@ class World(Faults):
         host = self._host(shard)
         self.home[shard] = host
         job = self.job(shard, host)
-        why = replay.unusable(job, pointer)
+        why = probe.unusable(job, pointer)
         if why is None:
             return False
         if pointer is None:
@@ -374,13 +375,32 @@ class World(Faults):
             self.hook = hook
         try:
             record = job.changelog.read(shard, pointer.commit).record
-            names = self._chunks(shard, record)
-            replay.build_package(job, pointer.commit, self.checkpoint, names)
+            if not self._catch_up(job, pointer, why):
+                names = self._chunks(shard, record)
+                replay.build_package(job, pointer.commit, self.checkpoint, names)
         finally:
             self.hook = None
         self.note("restored", f"shard {shard} at batch {version}: {why}")
         if record.message_count:
             self.note("restored with messages replayed", record.message_count)
+        return True
+
+    def _catch_up(self, job: ShardJob, pointer: Pointer, why: str) -> bool:
+        """Restore from an older copy that lies here, if the planner says so and it works."""
+        shard = job.shard
+        ends = self.batches[len(self.states) - 1].ends
+        source = {(0, p): (self.source.earliest[p], ends.get(p, 0)) for p in range(self.partitions)}
+        found = {shard: probe.Unusable(why, probe.commit_here(job))}
+        chosen = rebuild.plan_restores({shard: pointer}, found, job.changelog, source, why)[shard]
+        if not isinstance(chosen, rebuild.CatchUp):
+            return False
+        names = self._chunks(shard, rebuild.wanted(chosen))
+        try:
+            replay.build_package(job, pointer.commit, self.checkpoint, names, chosen.start)
+        except RewindError as error:
+            self.note("an older copy did not make it whole", error)
+            return False
+        self.note("caught up from an older copy", f"shard {shard} from {chosen.start.version}")
         return True
 
     def _chunks(self, shard: int, record: Any) -> list[str]:
@@ -505,7 +525,7 @@ def simulated(world: World) -> Iterator[None]:
         for module in (attempt, opening, replay):
             stack.enter_context(mock.patch.object(module, "kill_point", point))
         if not world.rocks:
-            for module in (attempt, opening, replay, restore, fetch):
+            for module in (attempt, opening, probe, replay, restore, fetch):
                 stack.enter_context(mock.patch.object(module, "RocksStore", SimStore))
         yield
     SimStore.forget()

@@ -270,7 +270,7 @@ def test_the_bound_is_applied_at_open_whatever_died_before(job, monkeypatch):
     assert [int.from_bytes(k[1:9], "big") - 2**63 for k in messages] == [12]
 
 
-def _die(generation, store):
+def _die(*_):
     raise RuntimeError("killed")
 
 

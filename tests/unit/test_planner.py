@@ -12,6 +12,7 @@ from recovery.planner import (
     Advance,
     Ahead,
     At,
+    CatchUp,
     Database,
     Fetch,
     Local,
@@ -28,6 +29,7 @@ from recovery.planner import (
     Use,
     missing_offsets,
     plan,
+    ranges_since,
     replay_ranges,
 )
 from recovery.pointer import Commit, CommitRecord, Pointer
@@ -46,11 +48,12 @@ def ancestors(commit: Commit) -> tuple[Commit, ...]:
 POINTER = Pointer(0, D, C, 100, "digest", [(0, 0, Position(50, 9, 9))], {}, "0/d.delta")
 
 
-def record(messages: int, replay_from: int | None) -> CommitRecord:
+def record(messages: int, replay_from: int | None, known: bool = False) -> CommitRecord:
     return CommitRecord(
         shard=0,
         commit=D,
         parent=C,
+        ancestors=list(ancestors(D)) if known else [],
         time_ms=0,
         positions=[(0, 0, Position(50, 9, 9))],
         bounds={},
@@ -63,7 +66,7 @@ DATABASES: list[Database] = [
     Nothing(),
     Unreadable("block checksum mismatch"),
     At(None),
-    *(At(commit) for commit in (A, B, C, D, E, X, Y)),
+    *(At(commit, {(0, 0): 30}) for commit in (A, B, C, D, E, X, Y)),
 ]
 STEPS = {commit: Offer(commit, PARENT[commit], False) for commit in (A, B, C, D, X)}
 OFFERS = [
@@ -77,8 +80,8 @@ OFFERS = [
     (Offer(X, None, True), STEPS[X], Offer(Y, None, True)),  # only foreign ones
     (STEPS[D],),
 ]
-RECORDS = [None, record(0, None), record(7, 20), record(7, None)]
-SOURCES = [None, {(0, 0): (0, 60)}, {(0, 0): (20, 50)}, {(0, 0): (21, 60)}, {(0, 0): (0, 49)}, {}]
+RECORDS = [None, record(0, None), record(7, 20), record(7, None), record(7, 20, known=True)]
+SOURCES = [None, {(0, 0): (0, 60)}, {(0, 0): (20, 50)}, {(0, 0): (21, 60)}, {(0, 0): (31, 60)}, {(0, 0): (0, 49)}, {}]
 
 
 def reaches(start: Commit | None, edges: dict[Commit | None, set[Commit]]) -> bool:
@@ -165,6 +168,10 @@ def test_every_combination(database: Database) -> None:
         elif row is None:
             assert isinstance(found, Lost), context
             assert found.error is error or (error is None and isinstance(found.error, HistoryLost)), context
+        elif here in ancestors(D) and row.ancestors and source and source[0, 0] in ((0, 60), (20, 50), (21, 60)):
+            assert isinstance(found, CatchUp), context
+            assert (found.start, found.ranges) == (here, {(0, 0): (30, 50)}), context
+            assert found.why, context
         elif row.replay_from and source is not None and (0, 0) in source and source[0, 0] in ((0, 60), (20, 50)):
             assert isinstance(found, Rebuild), context
             assert found.ranges == {(0, 0): (20, 50)}, context
@@ -233,6 +240,20 @@ def test_ranges_come_from_the_record() -> None:
         replay_from=[(0, 0, 20), (0, 1, 30)],
     )
     assert replay_ranges(row) == {(0, 0): (20, 50)}
+
+
+def test_only_what_came_since_is_replayed() -> None:
+    row = CommitRecord(
+        shard=0,
+        commit=D,
+        parent=C,
+        time_ms=0,
+        positions=[(0, p, Position(50, 9, 9)) for p in range(4)],
+        bounds={},
+        replay_from=[(0, 0, 20), (0, 1, 45), (0, 2, 20), (0, 3, 20)],
+    )
+    since = ranges_since(row, {(0, 0): 30, (0, 1): 30, (0, 2): 50})
+    assert since == {(0, 0): (30, 50), (0, 1): (45, 50), (0, 3): (20, 50)}, "partition 3 is new since then"
 
 
 def test_missing_offsets_are_named() -> None:

@@ -19,7 +19,8 @@ from backend.store import Changes
 from backend.workspace import Workspace
 from recovery.changelog import FileChangelog, History
 from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
-from recovery.restore import Rows, accepted, check_messages, restore_shard
+from recovery.proof import check_messages, pages
+from recovery.restore import Rows, accepted, catch_up, restore_shard
 
 WINDOW = 10
 COMMIT = Commit(4, "c" * 32)
@@ -217,7 +218,7 @@ def test_without_messages_the_changelog_is_all(tmp_path: Path) -> None:
     assert decode_record(content(tmp_path / "db")[COMMIT_KEY]).commit == COMMIT
 
 
-def test_proofs_that_overlap_are_measured_in_one_pass(tmp_path: Path) -> None:
+def test_proofs_that_overlap_are_measured_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {key_of(at, at): value_of(at) for at in range(200)}
     with RocksStore.open(tmp_path / "db") as store:
         keys = sorted(rows)
@@ -231,7 +232,11 @@ def test_proofs_that_overlap_are_measured_in_one_pass(tmp_path: Path) -> None:
             proofs.append(Proof(str(start), low, high, len(inside), digest_of(inside.items())))
         record = CommitRecord(0, COMMIT, None, 0, [], {}, [], [], [], len(rows), digest_of(rows.items()))
         assert check_messages(store, record, proofs) == []
-        assert check_messages(store, record, proofs, sorted(rows)[3::7]) == []
+        monkeypatch.setattr("recovery.proof._FIRST_PAGE_ROWS", 7)
+        assert check_messages(store, record, proofs) == []
+        cut = [len(keys) for keys, _ in pages(store, b"\x01", b"\x02", page_bytes=1000)]
+        assert sum(cut) == 200
+        assert max(cut) * (17 + 32) <= 1000, "a page is as large as it may be, not as many rows"
         broken = [*proofs[:-1], Proof("odd", proofs[-1].start, proofs[-1].end, 1, 0)]
         assert check_messages(store, record, broken) == ["odd: 15 messages, 1 were committed"]
 
@@ -257,3 +262,62 @@ def test_rejected_and_foreign_offsets_are_left_out() -> None:
     )
     left = [tuple(row.values()) for row in accepted(table, record).to_pylist()]
     assert left == [(0, 0, 47), (0, 0, 49), (0, 1, 3), (0, 1, 4)]
+
+
+def older(tmp_path: Path, rows: dict[bytes, bytes]) -> Path:
+    """A database at an ancestor: these messages, and metadata that the later commit no longer has."""
+    restore_shard(committed(rows), chunks(rows, 50), Windows(), tmp_path / "older")
+    with RocksStore.open(tmp_path / "older") as store:
+        store.write(Changes([b"\x03" + (10**9).to_bytes(8, "big"), b"\x07clock", b"\x40user"], [b"gone", b"1", b"2"]))
+    return tmp_path / "older"
+
+
+def test_an_older_copy_is_caught_up_with_what_came_since(tmp_path: Path) -> None:
+    before = {key: MESSAGES[key] for key in sorted(MESSAGES)[: len(MESSAGES) // 2]}
+    since = {key: value for key, value in MESSAGES.items() if key not in before}
+    with RocksStore.open(older(tmp_path, before)) as store:
+        untouched = dict(store.scan(b"", None))
+        told = catch_up(committed(MESSAGES), chunks(since, 30), Windows(), store, tmp_path / "db")
+        assert dict(store.scan(b"", None)) == untouched
+    restore_shard(committed(MESSAGES), chunks(MESSAGES, 50), Windows(), tmp_path / "whole")
+    assert content(tmp_path / "db") == content(tmp_path / "whole")
+    assert told.messages == len(MESSAGES)
+    assert told.length < sum(len(key) + len(value) for key, value in MESSAGES.items()), "only what came since"
+
+
+def test_an_older_copy_that_lacks_more_is_refused(tmp_path: Path) -> None:
+    before = {key: MESSAGES[key] for key in sorted(MESSAGES)[: len(MESSAGES) // 2]}
+    since = {key: value for key, value in MESSAGES.items() if key not in before}
+    del before[key_of(3, 1)]
+    with RocksStore.open(older(tmp_path, before)) as store, pytest.raises(RestoreMismatch, match="window"):
+        catch_up(committed(MESSAGES), chunks(since, 30), Windows(), store, tmp_path / "db")
+    assert COMMIT_KEY not in content(tmp_path / "db"), "not even the ancestor's"
+
+
+def test_what_has_expired_since_is_gone_from_the_older_copy(tmp_path: Path) -> None:
+    bounds = {1: key_of(10, 0)}
+    live = {key: value for key, value in MESSAGES.items() if key >= bounds[1]}
+    with RocksStore.open(older(tmp_path, MESSAGES)) as store:
+        catch_up(committed(live, bounds), [], Windows(), store, tmp_path / "db")
+    assert {key for key in content(tmp_path / "db") if key[0] == 1} == set(live)
+
+
+def test_expired_index_rows_take_messages_of_the_older_copy_along(tmp_path: Path) -> None:
+    rows = {b"\x01user-" + bytes([at]) + at.to_bytes(8, "big"): value_of(at) for at in range(100)}
+    index = {b"\x02" + (at * 5).to_bytes(8, "big") + key[1:]: b"" for at, key in enumerate(rows)}
+    live = {key: value for at, (key, value) in enumerate(rows.items()) if at >= 50}
+
+    class NoWindows:
+        def proofs(self, work: Workspace) -> Sequence[Proof]:
+            return []
+
+    bound = b"\x02" + (250).to_bytes(8, "big")
+    record = CommitRecord(0, COMMIT, None, 0, [], {2: bound}, [], [], [], len(live), digest_of(live.items()))
+    empty = pa.array([], pa.large_binary())
+    with RocksStore.open(tmp_path / "older") as store:
+        both = sorted({**rows, **index}.items())
+        store.write(Changes([key for key, _ in both], [value for _, value in both]))
+        catch_up(History(record, empty, empty, 0), [], NoWindows(), store, tmp_path / "db")
+    found = content(tmp_path / "db")
+    assert {key: value for key, value in found.items() if key[0] == 1} == live
+    assert {key for key in found if key[0] == 2} == {key for key in index if key >= bound}

@@ -1,0 +1,148 @@
+"""Look where the shards lie: which can be opened at their pointer, and give what lies here to other hosts."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backend.errors import RewindError, StateAhead, StateCorrupted
+from backend.rocks import RocksStore
+from recovery.attempt import ShardJob
+from recovery.opening import Opening, read_commit_row
+from recovery.pointer import CommitRecord, Pointer, decode, decode_record, encode, encode_record
+from recovery.shard import ShardDirectory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger("rewind.restore")
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A shard that cannot be opened at its pointer where it was looked at.
+
+    Attributes:
+        why: Why not.
+        row: What the database there is at, when it can be read.
+    """
+
+    why: str
+    row: CommitRecord | None = None
+
+
+def probe(
+    spark: SparkSession, pointers: Mapping[int, Pointer | None], make: Callable[[int], ShardJob]
+) -> dict[int, Unusable]:
+    """Open every shard at its pointer, in one Spark job; give the shards that cannot be opened, and why.
+
+    A local state that is newer than the pointer (None: nothing is committed) is put aside here: no task is running, so
+    Spark was rolled back.
+    """
+    if not pointers:
+        return {}
+
+    def look(items: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, str, bytes | None]]:
+        for shard, data in items:
+            why = unusable(make(shard), decode(data) if data is not None else None)
+            if why is not None:
+                row = commit_here(make(shard))
+                yield shard, why, encode_record(row) if row is not None else None
+
+    items = [(s, encode(pointer) if pointer is not None else None) for s, pointer in sorted(pointers.items())]
+    found = spark.sparkContext.parallelize(items, len(items)).mapPartitions(look).collect()
+    return {shard: Unusable(why, decode_record(row) if row is not None else None) for shard, why, row in found}
+
+
+def commit_here(job: ShardJob) -> CommitRecord | None:
+    """Give what the local database of a shard is at, whatever the pointer says; None when it cannot be read."""
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        try:
+            generation = directory.current()
+            if generation is None:
+                return None
+            with RocksStore.open(generation.database, create=False) as store:
+                return read_commit_row(store)
+        except RewindError:
+            return None
+
+
+def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
+    """Say why a shard cannot be opened at its pointer here; None when it can. What is ahead or damaged is put aside."""
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        if pointer is None and directory.current() is None:
+            return None
+        try:
+            opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
+        except (StateAhead, StateCorrupted) as error:
+            directory.condemn()
+            return str(error)
+        except RewindError as error:
+            return str(error)
+        try:
+            check_readable(opened.store)
+        except StateCorrupted as error:
+            directory.condemn()
+            return str(error)
+        finally:
+            opened.store.close()
+    return None
+
+
+def share_all(spark: SparkSession, pointers: Mapping[int, Pointer], make: Callable[[int], ShardJob]) -> int:
+    """Publish packages of all shards, in one Spark job; give how many. An executor that has no state gives none."""
+
+    def look(items: Iterable[tuple[int, bytes]]) -> Iterator[int]:
+        for shard, data in items:
+            try:
+                yield int(share(make(shard), decode(data)))
+            except RewindError as error:
+                _log.warning("shard %d is not shared from here: %s", shard, error)
+
+    items = [(shard, encode(pointer)) for shard, pointer in sorted(pointers.items())]
+    return sum(spark.sparkContext.parallelize(items, len(items)).mapPartitions(look).collect()) if items else 0
+
+
+def share(job: ShardJob, pointer: Pointer) -> bool:
+    """Publish the state of a shard that lies here as a package of its commit, for other hosts.
+
+    Returns:
+        False when there is one already, or no place for packages.
+
+    Raises:
+        StateUnavailable: The state does not lie here.
+    """
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
+        try:
+            offers = job.packages.offers(job.shard) if job.packages is not None else ()
+            if job.packages is None or any(offer.full and offer.commit == pointer.commit for offer in offers):
+                return False
+            assert opened.row is not None, "a pointer's database has a commit row"
+            scratch = job.local_dir / job.query_id / f"share-{uuid.uuid4().hex}"
+            scratch.mkdir(parents=True, mode=0o700)
+            try:
+                opened.store.checkpoint(scratch / "copy")
+                job.packages.publish(opened.row, scratch / "copy")
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            opened.store.close()
+    return True
+
+
+def check_readable(store: RocksStore) -> None:
+    """Read every key and value once, so that RocksDB checks each block's checksum.
+
+    Raises:
+        StateCorrupted: A block does not match its checksum.
+    """
+    for _ in store.scan(b"\x00", None):
+        pass
