@@ -53,8 +53,13 @@ HOW = ("inner", "left", "right", "outer")
 
 DEFAULT_IDLE_AFTER_MS = 60_000
 DEFAULT_MAX_AHEAD_MS = 86_400_000
-DEFAULT_LARGE_WINDOW_MS = 3_600_000
-"""A time range wider than this is large: messages are then found by their equal fields, not by reading the range."""
+DEFAULT_LARGE_WINDOW_MS = 600_000
+"""A time range wider than this is large: messages are then found by their equal fields, not by reading the range.
+
+Measured at 50 messages a second and side, CPU milliseconds per micro-batch, by the range | by the equal fields:
+micro-batches of 10 s with a range of 5 min 48 | 28, of 15 min 135 | 38, of 60 min 774 | 55; micro-batches of 60 s with
+a range of 5 min 63 | 125. Both are even where the range is about fifteen times the event time of a micro-batch.
+"""
 DEFAULT_LARGE_WINDOW_MESSAGES = 100_000
 """A window by number of messages that keeps more than this is large."""
 
@@ -325,6 +330,7 @@ __all__ = [
     "JoinSpec",
     "LEFT",
     "RIGHT",
+    "SIDES",
     "Side",
     "equal_type",
     "join_spec",
