@@ -83,7 +83,11 @@ class SessionWriter:
             digest,
             partials.take(pa.array(node)),
         )
-        self._delete(keyed(rows.WINDOWS, codes, pack_fixed(sessions.first)))
+        stays = keyed(rows.WINDOWS, codes, pack_fixed(sessions.first))
+        self._turn.metrics["opened"] += len(
+            {*stays}.difference(rows.WINDOWS + ident for ident in self._found.stored.idents)
+        )
+        self._delete(stays)
         session_rows.put(self._work, codes, sessions)
         self._write_waiting(sessions, codes)
         total = int.from_bytes(self._work.get(TOTAL) or b"", "big") + len(kept) - len(self._found.stored)

@@ -323,6 +323,7 @@ class _Step:
             phases.append((FULL, ended[order]))
         waits = np.flatnonzero(self.fell & (self.since != NEVER) & (self.early_ms is not None))
         phases.append((EARLY, waits[np.argsort(self.last[waits], kind="stable")]))
+        self.turn.metrics["opened"] += int((self.continues < 0).sum())
         self.turn.metrics["expired"] += int(self.fell.sum())
         sent = np.flatnonzero(self.sends)
         phases.append((DRAIN if self.turn.batch.drain else EARLY, sent[np.argsort(self.last[sent], kind="stable")]))

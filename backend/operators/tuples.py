@@ -222,6 +222,7 @@ class _Step:
             chosen[:] = False
         if self.turn.ledger.sent_open:
             chosen |= self.out  # what was sent of it is forgotten
+        self.turn.metrics["opened"] += int(((self.next1 - 1) // kind.step - (self.next0 - 1) // kind.step).sum())
         self.turn.metrics["expired"] += int(open_count[self.out].sum())
         self.open_window, self.open_key = spread(self.opened, np.where(chosen, open_count, 0))
         self._read_revisions()

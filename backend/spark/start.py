@@ -202,7 +202,7 @@ def build_job(
         shards = _default_shards(pipeline, inputs, spark, options)
     if pipeline.needs_order and shards > 1 and options.route != "partition":
         raise ValueError(
-            f"shards={shards}: windows without a key need the whole stream in order:"
+            f"shards={shards}: windows without a key and sessions by number need the whole stream in order:"
             ' allowed are shards=1, or route="partition" (windows per source partition)'
         )
     if grouping is None or len(grouping) != shards:

@@ -59,8 +59,9 @@ class Stream:
 
         Args:
             window: `tumbling`, `hopping`, `sliding` or `session`.
-            retention: How long after its end, in stream time, a window takes late messages.
-            retention_messages: Retention by number of messages per shard and stream; the earlier bound wins.
+            retention: How long after its end, in stream time, a window takes late messages; windows by number of
+                messages: how long after the newest event time of its messages an open window is kept.
+            retention_messages: Retention by number of messages per shard and source partition; the earlier bound wins.
             policies: When results are emitted; by default full windows at once and late updates every ten seconds.
             idle_after: Wall clock after which a silent source partition no longer holds windows open; None is never.
             max_ahead: Event times later than batch time plus this are refused as `in_future`; None for historic data.
@@ -122,7 +123,8 @@ class WindowedStream:
 
         ahead = self.options["max_ahead"]
         ahead_ms = None if ahead is None else duration_ms(ahead, "max_ahead", least=0)
-        needs_order = not self.stream.key
+        by_others = isinstance(self.windows, Window) and self.windows.kind == "session" and not self.windows.by_time
+        needs_order = not self.stream.key or by_others  # a session by number ends by messages of other keys
         return Pipeline((self.stream,), make, ahead_ms, needs_order)
 
 
@@ -134,7 +136,8 @@ class Pipeline:
         streams: The inputs: one, or left and right of a join.
         make: Makes the operator, told the schema of each stream's fields.
         max_ahead_ms: See `Stream.window`.
-        needs_order: Without a group key the windows need the whole stream in order: `route="partition"` or one shard.
+        needs_order: Without a group key, and for sessions by number of messages, the windows need the whole stream in
+            order: `route="partition"` or one shard.
         settings: What `options` has set.
         sides: Names of the inputs of a join, in the order of `streams`.
     """

@@ -268,6 +268,28 @@ def test_windows_and_messages_of_every_kind_can_be_looked_at(window, keys):
     assert context.get_windows(200, 300) == []
 
 
+@pytest.mark.parametrize("window", ALL_KINDS, ids=lambda w: f"{w.kind} {w.unit}")
+def test_a_window_that_is_opened_is_flushed_with_the_offset(window):
+    store = MemoryStore()
+    asked = spec(window, {"n": count()}, keys=["key"], policies=policies(full=False, late=None))
+    context = AutomaticContext(asked, Downstream(9), store)
+    context.add_message(Message(0, 100, {"key": "a"}), 0)
+    assert AutomaticContext(asked, Downstream(9), store).positions[0, 0].next_offset == 1
+    if window.unit == "time" or window.kind in {"tumbling", "session"}:
+        context.add_message(Message(1, 100, {"key": "a"}), 0)  # opens nothing, sends nothing
+        assert AutomaticContext(asked, Downstream(9), store).positions[0, 0].next_offset == 1
+
+
+def test_a_group_key_that_falls_out_of_retention_is_flushed():
+    store = MemoryStore()
+    asked = spec(tumbling(messages=3), {"n": count()}, keys=["key"], retention="1 s")
+    context = AutomaticContext(asked, Downstream(9), store)
+    for offset, (key, time) in enumerate([("a", 0), ("b", 900), ("b", 1_000)]):
+        context.add_message(Message(offset, time, {"key": key}), 0)
+    again = StandaloneContext(asked, store)
+    assert [view.key for view in again.get_windows(0, 10)] == [("b",)]
+
+
 def test_far_ahead_messages_do_not_move_stream_time():
     context = StandaloneContext(spec(tumbling(10), {"n": count()}, max_ahead="1 s"))
     context.add_message(Message(0, 5, {}), 0)
