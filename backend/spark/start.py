@@ -24,6 +24,7 @@ from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
 from backend.spark.routing import grouping_values
 from backend.spark.settings import settings
+from backend.windows import Duration, duration_ms
 from recovery.changelog import open_changelog
 from recovery.files import open_files
 from recovery.housekeeping import Housekeeping
@@ -71,7 +72,7 @@ class StartOptions:
     shards: int | None = None
     route: str = "key"
     local_dir: str | Path | None = None
-    trigger: str = "1 second"
+    trigger: Duration = "1 second"
     until: str | None = None
     changelog: str | None = None
     retain: int = 2
@@ -88,6 +89,7 @@ class StartOptions:
         """
         if self.route not in ROUTES:
             raise ValueError(f"route={self.route!r}: allowed are {', '.join(ROUTES)}")
+        duration_ms(self.trigger, "trigger", least=0)
         if self.until not in (None, "end"):
             raise ValueError(f"until={self.until!r}: allowed are None and 'end'")
         if self.snapshots not in (None, "off") and (
@@ -142,7 +144,8 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
             writer = states.writeStream.foreachBatch(publish).option("checkpointLocation", checkpoint)
             if options.name is not None:
                 writer = writer.queryName(options.name)
-            return writer.trigger(processingTime=options.trigger).start()
+            every_ms = duration_ms(options.trigger, "trigger", least=0)
+            return writer.trigger(processingTime=f"{every_ms} milliseconds").start()
 
     targets = None
     if options.until == "end":

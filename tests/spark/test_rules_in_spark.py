@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from backend import archive, count, max_, median, stream, tumbling
+from backend import archive, count, max_, median, session, stream, tumbling
 from backend.errors import ManifestMismatch
 from backend.sources.archive_files import write_archive
 from recovery.replay import read_pointers
@@ -197,6 +197,7 @@ def test_another_window_on_an_old_checkpoint_is_refused_with_the_difference(spar
         ({"route": "nowhere"}, "route='nowhere'"),
         ({"shards": 0}, "shards=0"),
         ({"until": "noon"}, "until='noon'"),
+        ({"trigger": "often"}, "trigger='often'"),
         ({"retain": 0}, "retain=0"),
         ({"snapshot": True}, "snapshot=True"),
     ],
@@ -221,12 +222,15 @@ def test_unknown_fields_fail_before_anything_starts(spark, tmp_path, event_time,
         ).start(spark, checkpoint=tmp_path / "c", results=tmp_path / "r", errors=tmp_path / "e")
 
 
-def test_windows_without_a_key_need_one_shard_or_partition_routing(spark, tmp_path):
+def test_windows_without_a_key_and_sessions_by_number_need_one_shard_or_partition_routing(spark, tmp_path):
     write(tmp_path / "archive", messages(10))
     source = archive(str(tmp_path / "archive"), value="key string, x long, at long")
     whole = stream(source, event_time="at").window(tumbling("1 minute"), retention="1 hour").aggregate(n=count())
     with pytest.raises(ValueError, match="shards=2"):
         whole.start(spark, checkpoint=tmp_path / "c", results=tmp_path / "r", errors=tmp_path / "e", shards=2)
+    visits = stream(source, event_time="at", key="key").window(session(messages=5)).aggregate(n=count())
+    with pytest.raises(ValueError, match="shards=2"):
+        visits.start(spark, checkpoint=tmp_path / "c", results=tmp_path / "r", errors=tmp_path / "e", shards=2)
 
 
 def test_the_shards_grouping_values_fall_into_their_partitions(spark):
