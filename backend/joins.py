@@ -103,13 +103,13 @@ class Side:
 
     @property
     def fields(self) -> list[pa.Field]:
-        """The fields that travel: those that come out and the equal ones."""
-        return [f for f in self.schema if f.name in self.out or f.name in self.on]
+        """The fields that travel: those that come out and the equal ones; all nullable."""
+        return [pa.field(f.name, f.type) for f in self.schema if f.name in self.out or f.name in self.on]
 
     @property
     def columns(self) -> list[pa.Field]:
         """The columns that the operator's messages have for this side; nullable."""
-        return [pa.field(f"{self.name}.{f.name}", f.type) for f in self.fields]
+        return [f.with_name(f"{self.name}.{f.name}") for f in self.fields]
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry."""
@@ -250,6 +250,8 @@ def join_spec(
         how: `inner`, `left`, `right` or `outer`.
         left_window: `backend.windows` by time or by number of messages; None: unbounded within retention. Windows by
             number count each source partition's offsets from its first one, so they are aligned by the first offsets.
+            For how long a message can be joined its session ends the gap behind it: messages that prolong the session
+            later do not prolong that.
         right_window: The same.
         left_retention: How long a left message can be joined: until the right side's stream time is this far behind the
             end of its window, without a window behind its own event time. Also what out of retention means: the same,

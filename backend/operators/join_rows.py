@@ -135,7 +135,8 @@ class JoinRows:
         """Give messages at hand as rows; `at` and `clock` are their times."""
         time = numbers(table, TIME)
         equal, known = self._equal(table, side)
-        fields = table.select([f.name for f in side.fields])
+        columns = [table.column(f.name) for f in side.fields]
+        fields = pa.Table.from_arrays(columns, schema=pa.schema(side.fields))
         stream, partition, offset = (numbers(table, name) for name in (STREAM, PARTITION, OFFSET))
         return Rows(stream, partition, offset, time, time, numbers(table, BEFORE), equal, known, fields, [], [])
 
@@ -190,12 +191,12 @@ class JoinRows:
         place = stamps(self.layout, keys)
         stream, partition, offset = (place[name].to_numpy().astype(np.int64) for name in (STREAM, PARTITION, OFFSET))
         fields, equal = None, None
-        if self._equal_at is None or not self.layout.timed:
-            table = self._codecs[side.number].decode(values)
-            fields, (equal, _) = table.select([f.name for f in side.fields]), self._equal(table, side)
-        else:
+        if self.layout.timed and self._equal_at is not None:
             start, end = self._equal_at
             equal = pa.array([key[start:end] for key in keys], pa.binary())
+        elif side.on or not self.layout.timed:
+            table = self._codecs[side.number].decode(values)
+            fields, (equal, _) = table.select([f.name for f in side.fields]), self._equal(table, side)
         time = place[TIME].to_numpy() if self.layout.timed else numbers(table, TIME)
         known = np.ones(len(keys), np.bool_)  # a code with null in it is never asked for
         return Rows(stream, partition, offset, time, time, time, equal, known, fields, list(keys), list(values))

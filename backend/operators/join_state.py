@@ -105,10 +105,14 @@ def write(work: Workspace, ledger: JoinLedger) -> None:
 def put_clocks(
     work: Workspace, side: int, clock: IntArray, stream: IntArray, partition: IntArray, offset: IntArray
 ) -> None:
-    """Remember the clocks of messages of one side."""
+    """Remember the clocks of messages of one side: where a source partition's rises, as `staircase` reads them."""
     if not len(clock):
         return
-    order = np.lexsort((offset, partition, stream, clock))
+    order = np.lexsort((offset, partition, stream))
+    parts = [part[order] for part in (clock, stream, partition)]
+    rises = np.any([np.diff(part, prepend=part[0] - 1) != 0 for part in parts], axis=0)
+    order = order[rises]
+    order = order[np.lexsort((offset[order], partition[order], stream[order], clock[order]))]
     places = _packed(stream[order], partition[order], offset[order])
     rows = np.hstack([pack_fixed(clock[order]), places])
     keys = [_MARK + bytes([side]) + row for row in to_keys(rows)]

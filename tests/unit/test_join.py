@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,10 +11,11 @@ import pytest
 from backend.batch import TIME
 from backend.joins import JoinSpec, join_spec
 from backend.operators.join import JoinOperator
-from backend.windows import sliding, tumbling
+from backend.windows import session, sliding, tumbling
 from recovery.testing import OperatorTester
+from tests.model import test_join_model as model
 from tests.model.join_driver import JoinDriver
-from tests.oracle.joins import LEFT, RIGHT
+from tests.oracle.joins import LEFT, RIGHT, Pair
 from tests.oracle.windows import Message
 
 MINUTE = 60_000
@@ -175,3 +177,83 @@ def test_a_silent_side_does_not_hold_for_ever(tmp_path):
     assert shard.advance("59 s") is None
     assert numbers(shard.batch([left(501, 1, 2)]).results) == []
     assert numbers(shard.advance("1 s").results) == [("full", 0, None)]
+
+
+# -- layouts and changes ------------------------------------------------------------------------------------------
+
+HOUR = {"left_retention": 40, "right_retention": 40}
+MANY = {"left_retention_messages": 9, "right_retention_messages": 9}
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ("offset", {"within": 9, "left_window": tumbling(messages=2), **MANY}),
+        ("offset", {"on": "k", "within": 9, "left_window": tumbling(messages=2), **MANY}),
+        ("equal_offset", {"on": "k", "left_window": tumbling(messages=2), "message_key": "join_fields", **MANY}),
+        ("session_offset", {"on": "k", "left_window": session(messages=2), **MANY}),
+        ("session_equal_offset", {"on": "k", "left_window": session(messages=2), "message_key": "join_fields", **MANY}),
+        ("time_offset", {"within": 9, **HOUR}),
+        ("time_equal_offset", {"on": "k", "within": 9, **HOUR}),
+        ("equal_time_offset", {"on": "k", **HOUR}),
+        ("equal_time_offset", {"on": "k", "within": 9, "message_key": "join_fields", **HOUR}),
+        ("session_time_equal_offset", {"on": "k", "within": 9, "left_window": session(4), **HOUR}),
+        ("session_equal_time_offset", {"on": "k", "left_window": session(4), **HOUR}),
+    ],
+)
+@pytest.mark.parametrize("how", ["inner", "outer"])
+def test_every_row_of_the_matrix_gives_the_rows_of_nested_loops(layout, options, how):
+    spec = join_spec(
+        model.SCHEMA, model.SCHEMA, how=how, max_ahead=None, idle_after=None, first_offsets=model.FIRST, **options
+    )
+    assert spec.layout.name == layout
+    times = [0, 3, 1, 8, 8, 20, 12, 30, 29, 41, 35, 60, 58, 90, 85, 99]
+    keys = [1, 1, 2, None, 1, 2, 1, 1]
+    sides = [0, 1, 1, 0, 0, 1]
+    offsets = [0, 10]
+    messages = []
+    for n in range(48):
+        side = sides[n % 6]
+        messages.append(Message(offsets[side], times[n % 16] + n, {"k": keys[n % 8]}, stream=side))
+        offsets[side] += 1
+    parts = [messages[low : low + 8] for low in range(0, 48, 8)]
+    model.compare(spec, parts, [1000 * n for n in range(6)], model.ONE)
+
+
+def test_a_longer_retention_later_never_reopens():
+    short, long = (outer(left_retention=kept, right_retention=5, how="left") for kept in (5, 500))
+    driver = JoinDriver(model_spec(short), model.ONE)
+    assert driver.batch([place(0, 0, 1), place(1, 0, 9)], 0).rows == []
+    assert driver.batch([place(1, 1, 9, 6)], 1).rows == [Pair("full", (0, 0, 0), None)]
+    driver.operator = JoinOperator(model_spec(long))
+    assert driver.batch([place(1, 2, 1, 4)], 2).rows == []
+    driver.check_restore()
+
+
+def test_a_shorter_retention_later_shows_what_waits_once():
+    long, short = (outer(left_retention=kept, right_retention=500, how="left") for kept in (500, 5))
+    driver = JoinDriver(model_spec(long), model.ONE)
+    assert driver.batch([place(0, 0, 1), place(1, 0, 9)], 0).rows == []
+    assert driver.batch([place(1, 1, 9, 6)], 1).rows == []
+    driver.operator = JoinOperator(model_spec(short))
+    assert driver.batch([place(1, 2, 9, 7)], 2).rows == [Pair("full", (0, 0, 0), None)]
+    assert driver.batch([place(1, 3, 1, 7)], 3).rows == []
+    driver.check_restore()
+
+
+def model_spec(spec: JoinSpec) -> JoinSpec:
+    """Give the same join over the driver's fields."""
+    sides = [replace(side, schema=model.SCHEMA, out=("k", "place")) for side in spec.sides]
+    return replace(spec, left=sides[LEFT], right=sides[RIGHT])
+
+
+def place(side: int, offset: int, key: int | None, time: int = 0) -> Message:
+    return Message(offset, time, {"k": key}, stream=side)
+
+
+def test_fields_that_may_not_be_null_are_joined_like_others():
+    strict = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.int64(), nullable=False)])
+    spec = join_spec(strict, SHIPMENTS, on="id", left_retention=99, right_retention=99, max_ahead=None)
+    driver = Rows(spec, [(LEFT, 0), (RIGHT, 0)])
+    assert driver.batch([order(0, 7, 1, "0:00:00")], 0).rows == []
+    assert driver.batch([order(1, 8, 1, "0:00:00"), shipment(0, 3, 1, "0:00:00")], 0).rows == rows((1, 7, 3), (1, 8, 3))
