@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import add
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,12 @@ import pyarrow as pa
 import xxhash
 
 from backend.batch import OFFSET, PARTITION, STREAM, SourcePartition
+from backend.errors import StateCorrupted
 from backend.messages import MessageLayout, Part, clock_bytes, decode_messages, message_keys, sorted_rows
 from backend.operators.arrays import IntArray
 from backend.operators.turn import Turn, numbers
 from backend.rows import RowCodec
+from backend.staging import VERIFY
 from backend.store import Readable, Region
 from backend.workspace import Workspace
 
@@ -33,6 +36,13 @@ Digests = npt.NDArray[np.uint64]
 PLACE_BYTES = 14
 _INDEX = bytes([Region.MESSAGE_INDEX])
 _MASK = 2**64 - 1
+
+
+class KeyEncoder(Protocol):
+    """What knows the codes of messages' group keys."""
+
+    def encode(self, messages: pa.Table) -> tuple[IntArray, pa.Array]:
+        """Give for each message the number of its code, and the distinct codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +83,10 @@ class Held:
         """Give keys and values of messages, in their order; `codes` is the group key's code of each."""
         return message_keys(self.layout, messages, session=codes), self._codec.encode(messages)
 
-    def replay_rows(self, messages: pa.Table, codes: pa.Array) -> tuple[list[bytes], list[bytes]]:
+    def replay_rows(self, messages: pa.Table, group_keys: KeyEncoder) -> tuple[list[bytes], list[bytes]]:
         """Give the rows of messages and of their index, sorted by key."""
-        keys, values = self.rows(messages, codes)
+        key_of, codes = group_keys.encode(messages)
+        keys, values = self.rows(messages, codes.take(pa.array(key_of)))
         both = sorted([*zip(keys, values, strict=True), *((key, b"") for key in index_keys(keys))])
         return [key for key, _ in both], [value for _, value in both]
 
@@ -107,6 +118,26 @@ class Held:
             values += found[1]
             sizes.append(len(found[0]))
         return HeldRows(keys, values, np.repeat(np.arange(len(sizes)), sizes))
+
+    def read_counted(
+        self, state: Readable, starts: Sequence[bytes], stops: Iterable[bytes], counts: IntArray, what: str
+    ) -> HeldRows:
+        """Read half-open key ranges that hold as many messages as the metadata counts.
+
+        Raises:
+            StateCorrupted: One holds others.
+        """
+        found = self.read(state, zip(starts, stops, strict=True))
+        sizes = np.bincount(found.owner, minlength=len(starts))
+        if (sizes != counts).any():
+            wrong = int(np.flatnonzero(sizes != counts)[0])
+            raise StateCorrupted(
+                f"the messages of a {what} are not those that its metadata says",
+                where=starts[wrong].hex(),
+                why=f"{sizes[wrong]} messages, {counts[wrong]} expected",
+                command=VERIFY,
+            )
+        return found
 
     def table(self, rows: HeldRows) -> pa.Table:
         """Give stored messages as a table with the columns `columns`."""

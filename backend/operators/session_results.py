@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import FullPlan, IncrementalPlan
-from backend.errors import StateCorrupted
 from backend.keys import fixed_bytes
 from backend.operators.arrays import IntArray, Mask
 from backend.operators.grouping import GroupKeys
@@ -20,7 +19,6 @@ from backend.operators.session_nodes import Nodes, full_values
 from backend.operators.session_rows import NEVER
 from backend.operators.session_story import Terms
 from backend.operators.turn import DRAIN, EARLY, FULL, LATE, REASONS, RETRACTED
-from backend.staging import VERIFY
 from backend.store import Region
 from backend.workspace import Workspace
 
@@ -179,16 +177,7 @@ def read_contents(work: Workspace, held: Held, found: Found, nodes: Nodes, neede
     starts = [_MESSAGES + stored.idents[at] for at in wanted.tolist()]
     lasts = stored.last[wanted].tolist()
     stops = [start[:-_TIME] + fixed_bytes(last + 1) for start, last in zip(starts, lasts, strict=True)]
-    old = held.read(work, zip(starts, stops, strict=True))
-    sizes = np.bincount(old.owner, minlength=len(wanted))
-    if (sizes != stored.count[wanted]).any():
-        wrong = int(np.flatnonzero(sizes != stored.count[wanted])[0])
-        raise StateCorrupted(
-            "the messages of a session are not those that its metadata says",
-            where=starts[wrong].hex(),
-            why=f"{sizes[wrong]} messages, {stored.count[wanted[wrong]]} expected",
-            command=VERIFY,
-        )
+    old = held.read_counted(work, starts, stops, stored.count[wanted], "session")
     old = HeldRows(old.keys, old.values, wanted[old.owner])
     keys, values = held.rows(found.messages, found.codes(found.key))
     table = pa.concat_tables([held.table(old), held.select(found.messages)])

@@ -119,8 +119,7 @@ class Sessions:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of gone sessions."""
         if self.held is None or not messages.num_rows:
             return [], []
-        key_of, codes = self.keys.encode(messages)
-        return self.held.replay_rows(messages, codes.take(pa.array(key_of)))
+        return self.held.replay_rows(messages, self.keys)
 
     def settle(self, work: Workspace) -> None:
         """Leave of replayed messages those of the sessions that are there: whose event times they cover."""

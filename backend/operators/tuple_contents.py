@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import FullPlan
-from backend.errors import StateCorrupted
 from backend.keys import prefix_end
 from backend.operators.arrays import IntArray, Mask, spread
 from backend.operators.facts import MAX_MEMBERS
@@ -15,7 +14,6 @@ from backend.operators.keyed import keyed
 from backend.operators.tuple_rows import MESSAGES, PLACES, split_places
 from backend.operators.tuple_runs import Runs
 from backend.operators.turn import Turn
-from backend.staging import VERIFY
 
 
 class TupleContents:
@@ -60,16 +58,8 @@ class TupleContents:
         """Lay out the messages of group keys in order of (key, number): of those in `moves`, and new ones."""
         needed = np.flatnonzero((moves | (self._mixed & (self._counted > 0))) & (self._live > 0))
         starts = keyed(MESSAGES, self._space.keys.take(pa.array(needed)))
-        stored = self._held.read(self._turn.work, ((key, prefix_end(key) or b"\xff") for key in starts))
-        sizes = np.bincount(stored.owner, minlength=len(needed))
-        if (sizes != self._live[needed]).any():
-            wrong = int(np.flatnonzero(sizes != self._live[needed])[0])
-            raise StateCorrupted(
-                "the messages of a group key are not those that its counter says",
-                where=starts[wrong].hex(),
-                why=f"{sizes[wrong]} messages, {self._live[needed[wrong]]} expected",
-                command=VERIFY,
-            )
+        stops, sizes = (prefix_end(key) or b"\xff" for key in starts), self._live[needed]
+        stored = self._held.read_counted(self._turn.work, starts, stops, sizes, "group key")
         self._stored = HeldRows(stored.keys, stored.values, needed[stored.owner])
         begins = np.cumsum(sizes) - sizes
         rank = np.arange(len(stored.owner)) - begins[stored.owner]

@@ -24,30 +24,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import pyarrow as pa
 
-from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
-from backend.errors import StateCorrupted
-from backend.keys import fixed_bytes, prefix_end
-from backend.operators.arrays import IntArray, Mask, compress
-from backend.operators.arrivals import started
-from backend.operators.grouping import KeySpace
-from backend.operators.held import PLACE_BYTES, Held, HeldRows, digests, remove
-from backend.operators.keyed import STREAM_BYTES, WindowKeys, keyed
-from backend.operators.session_nodes import full_values
-from backend.operators.session_rows import NEVER, first_waiting, scan_waiting
+from backend.batch import Proof
+from backend.keys import prefix_end
+from backend.operators.arrays import IntArray
+from backend.operators.held import PLACE_BYTES, Held, remove
+from backend.operators.keyed import WindowKeys
+from backend.operators.session_rows import WINDOWS
 from backend.operators.spec import WindowSpec
-from backend.operators.tuple_runs import WHY, Arrivals, FallingOut, clocks, judge
-from backend.operators.turn import DRAIN, EARLY, FULL, Emission, Turn, numbers
+from backend.operators.tuple_rows import MESSAGES
+from backend.operators.tuple_session_step import TupleSessionStep
+from backend.operators.turn import Turn, numbers
 from backend.rows import RowCodec
-from backend.staging import VERIFY
-from backend.store import Region
 from backend.workspace import Workspace
 
-_POSITION = bytes([Region.OPERATOR]) + b"P"
-_WAITS = bytes([Region.OPERATOR]) + b"E"
-_WINDOWS, _INDEX, _MESSAGES = (bytes([r]) for r in (Region.WINDOWS, Region.SESSION_INDEX, Region.MESSAGES))
 _OWN = [
     pa.field("_last", pa.int64(), nullable=False),
     pa.field("_start_offset", pa.int64(), nullable=False),
@@ -87,7 +78,7 @@ class TupleSessions:
 
     def fold(self, turn: Turn) -> None:
         """Take one micro-batch."""
-        _Step(self, turn).run()
+        TupleSessionStep(self, turn).run()
         if self.held is not None:
             turn.replay_from = self.held.replay_from(turn.work, turn.batch.after)
 
@@ -95,330 +86,38 @@ class TupleSessions:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of ended sessions."""
         if self.held is None or not messages.num_rows:
             return [], []
-        key_of, codes = self.keys.encode(messages)
-        return self.held.replay_rows(messages, codes.take(pa.array(key_of)))
+        return self.held.replay_rows(messages, self.keys)
 
     def settle(self, work: Workspace) -> None:
         """Leave of replayed messages those at or after the beginning of their group key's session."""
         if self.held is None:
             return
-        keys, values = work.scan_arrays(_WINDOWS, prefix_end(_WINDOWS))
+        keys, values = work.scan_arrays(WINDOWS, prefix_end(WINDOWS))
         begins: dict[bytes, bytes] = {}
         for key, starts in zip(keys, self.decode(values).column("_starts").to_pylist(), strict=True):
             for at in range(0, len(starts), PLACE_BYTES):
                 place = starts[at : at + PLACE_BYTES]
                 begins[key[1:] + place[:-8]] = place
-        found, _ = work.scan_arrays(_MESSAGES, prefix_end(_MESSAGES))
+        found, _ = work.scan_arrays(MESSAGES, prefix_end(MESSAGES))
         remove(work, [key for key in found if key[-PLACE_BYTES:] < begins.get(key[1:-8], b"\xff")])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, session by session."""
         if self.held is None:
             return
-        keys, values = work.scan_arrays(_WINDOWS, prefix_end(_WINDOWS))
+        keys, values = work.scan_arrays(WINDOWS, prefix_end(WINDOWS))
         table = self.decode(values).select(["_count", "_digest"])
         for key, row in zip(keys, table.to_pylist(), strict=True):
-            start = _MESSAGES + key[1:]
+            start = MESSAGES + key[1:]
             label = f"open session of group key {key[1:].hex()}"
             yield Proof(label, start, prefix_end(start) or b"\xff", row["_count"], row["_digest"])
 
     def stored_runs(self, work: Workspace) -> tuple[pa.Array, IntArray, IntArray]:
         """Give all open sessions: group keys, number of their newest message, newest event time."""
-        keys, values = work.scan_arrays(_WINDOWS, prefix_end(_WINDOWS))
+        keys, values = work.scan_arrays(WINDOWS, prefix_end(WINDOWS))
         table = self.decode(values)
         return pa.array([key[1:] for key in keys], pa.binary()), numbers(table, "_last"), numbers(table, "_newest")
 
     def decode(self, values: Sequence[bytes]) -> pa.Table:
         """Give open sessions of their rows."""
         return self.codec.decode(values) if values else self.schema.empty_table()
-
-
-def waiting_keys(since: IntArray, codes: Sequence[bytes]) -> list[bytes]:
-    """Build the keys of updates that wait."""
-    return [_WAITS + fixed_bytes(at) + code for at, code in zip(since.tolist(), codes, strict=True)]
-
-
-class _Step:
-    """One micro-batch. `stored` are sessions as read; `runs` are sessions after it: new ones, then untouched ones."""
-
-    def __init__(self, kind: TupleSessions, turn: Turn) -> None:
-        self.kind, self.turn, self.work = kind, turn, turn.work
-        self.now, self.early_ms = turn.batch.time_ms, kind.spec.policies.early_ms
-        self.retention_ms = kind.spec.retention_ms
-        self.falling = FallingOut(self.work, None, self.retention_ms, kind.stored_runs)
-
-    def run(self) -> None:
-        self._number()
-        self._read()
-        self._judge()
-        self._split()
-        self._merge()
-        self._decide()
-        self._read_messages()
-        self._emit()
-        self._store()
-
-    def _number(self) -> None:
-        """Number the messages within their streams."""
-        messages, work = self.turn.messages, self.work
-        self.stream = numbers(messages, STREAM)
-        key, codes = self.kind.keys.encode(messages)
-        streams = sorted({*np.unique(self.stream).tolist(), *(stream for stream, _ in self.turn.batch.after)})
-        self.end: dict[int, int] = {}
-        self.clock, self.clocks_of = clocks(self.turn), dict[int, IntArray]()
-        self.position = np.zeros(len(self.stream), np.int64)
-        for stream in streams:  # a handful
-            name = _POSITION + fixed_bytes(stream, "u2")
-            mine = np.flatnonzero(self.stream == stream)
-            begin = int.from_bytes(work.get(name) or b"", "big")
-            self.position[mine] = begin + np.arange(len(mine))
-            self.end[stream] = begin + len(mine)
-            self.clocks_of[stream] = self.clock[mine]
-            if len(mine):
-                work.put(name, self.end[stream].to_bytes(8, "big"))
-        self.key, self.codes = key, codes
-
-    def _read(self) -> None:
-        """Read the sessions of the messages' group keys, those that end, and those whose update is due."""
-        work, ledger, found = self.work, self.turn.ledger, set[bytes]()
-        for stream, end in self.end.items():
-            low = _INDEX + fixed_bytes(stream, "u2")
-            high = prefix_end(low) if self.turn.batch.drain else low + fixed_bytes(end - self.kind.size)
-            found.update(work.scan_arrays(low, high)[1])
-        if self.early_ms is not None and ledger.due_ms is not None and ledger.due_ms <= self.now:
-            found.update(scan_waiting(work, _WAITS, self.now - self.early_ms))
-        space = KeySpace(
-            [self.codes, pa.array(sorted(found), pa.binary()), self.falling.find(0, self.turn.clock_after)]
-        )
-        self.space = space
-        self.key = space.numbers[0][self.key] if len(self.key) else self.key
-        values = work.get_many(keyed(_WINDOWS, space.keys))
-        known = [at for at, value in enumerate(values) if value is not None]
-        self.stored_key = np.array(known, np.int64)
-        self.stored = self.kind.decode([value for value in values if value is not None])
-        self.stored_of = np.full(len(space), -1, np.int64)
-        self.stored_of[self.stored_key] = np.arange(len(known))
-
-    def _judge(self) -> None:
-        """Refuse messages out of retention; tell where a session begins."""
-        last, newest = np.zeros(len(self.space), np.int64), np.zeros(len(self.space), np.int64)
-        last[self.stored_key], newest[self.stored_key] = (numbers(self.stored, name) for name in ("_last", "_newest"))
-        order = np.argsort(self.key, kind="stable")
-        time = numbers(self.turn.messages, TIME)
-        arrivals = Arrivals(self.key[order], self.position[order], time[order], self.clock[order])
-        taken, opens = np.empty(len(order), np.bool_), np.empty(len(order), np.bool_)
-        known = self.stored_of >= 0
-        taken[order], opens[order] = judge(arrivals, known, last, newest, self.kind.size, self.retention_ms)
-        self.turn.refuse(~taken, "out_of_retention", WHY)
-        self.opens: Mask = opens[taken]
-        self.key, self.position, self.stream = (column[taken] for column in (self.key, self.position, self.stream))
-        self.offset, self.time = (numbers(self.turn.messages, name) for name in (OFFSET, TIME))
-
-    def _split(self) -> None:
-        """Put each group key's messages into sessions."""
-        order = np.argsort(self.key, kind="stable")
-        key, opens, known = self.key[order], self.opens[order], self.stored_of[self.key[order]]
-        first = np.ones(len(order), np.bool_)
-        first[1:] = key[1:] != key[:-1]
-        run = np.cumsum(opens | first) - 1
-        count = int(run[-1]) + 1 if len(run) else 0
-        self.run_of = np.empty(len(order), np.int64)
-        self.run_of[order] = run
-        begin, end = np.flatnonzero(opens | first), np.append(np.flatnonzero(opens | first)[1:], len(order)) - 1
-        self.run_key = key[begin]
-        self.begin_row, self.end_row = order[begin], order[end] if count else order[begin]
-        goes_on = first[begin] & ~opens[begin]
-        self.continues = np.where(goes_on, known[begin], -1)
-        self.newest = np.ones(count, np.bool_)
-        self.newest[:-1] = self.run_key[1:] != self.run_key[:-1]
-
-    def _merge(self) -> None:
-        """Make all sessions: runs of messages, with the stored session that goes on; then other stored ones."""
-        plan, stored = self.kind.incremental, self.stored
-        count, old = len(self.run_key), self.continues[self.continues >= 0]
-        alone = np.setdiff1d(np.arange(stored.num_rows), old)
-        self.alone = alone
-        folded = plan.fold(self.turn.messages, self.run_of, count)
-        before = stored.select(plan.partial_schema.names).cast(plan.partial_schema)
-        goes_on = np.flatnonzero(self.continues >= 0)
-        if len(old):
-            both = pa.concat_tables([before.take(pa.array(old)), folded])
-            folded = plan.merge(both, np.concatenate([goes_on, np.arange(count)]), count)
-        self.partials = pa.concat_tables([folded, before.take(pa.array(alone))])
-
-        def put(name: str, new: IntArray, *, keep: bool) -> IntArray:
-            """Give a column of all sessions; `keep` takes the stored value where a session goes on."""
-            column = np.asarray(stored.column(name).fill_null(NEVER), dtype=np.int64)
-            if keep:
-                new = new.copy()
-                new[goes_on] = column[old]
-            return np.concatenate([new, column[alone]])
-
-        self.run_key = np.concatenate([self.run_key, self.stored_key[alone]])
-        self.last = put("_last", self.position[self.end_row], keep=False)
-        self.start_offset = put("_start_offset", self.offset[self.begin_row], keep=True)
-        self.last_offset = put("_last_offset", self.offset[self.end_row], keep=False)
-        newest = np.full(count, started(NO_TIME), np.int64)
-        np.maximum.at(newest, self.run_of, self.time)
-        newest[goes_on] = np.maximum(newest[goes_on], numbers(stored, "_newest")[old])
-        self.newest_time = np.concatenate([newest, numbers(stored, "_newest")[alone]])
-        self.next = put("_next", np.zeros(count, np.int64), keep=True)
-        self.since = put("_since", np.full(count, NEVER), keep=True)
-        if self.early_ms is not None:
-            fresh = np.arange(len(self.since)) < count
-            self.since[fresh & (self.since == NEVER)] = self.now
-        self.newest = np.concatenate([self.newest, ~np.isin(self.stored_key[alone], self.run_key[:count])])
-
-    def _decide(self) -> None:
-        """Tell which sessions ended or fell out, and which open ones are sent."""
-        streams = np.array(
-            [int.from_bytes(code[:STREAM_BYTES], "big") for code in self.space.keys.to_pylist()], np.int64
-        )
-        self.run_stream = streams[self.run_key]
-        ends, self.fell = np.zeros(len(self.last), np.bool_), ~self.newest
-        gone_at = self.newest_time + self.retention_ms
-        for stream, end in self.end.items():
-            mine = np.flatnonzero(self.run_stream == stream)
-            at = self.last[mine] + self.kind.size - (end - len(self.clocks_of[stream]))
-            full = at < len(self.clocks_of[stream])  # a message made it so many without the key: not fallen out before?
-            ends[mine[full]] = True
-            clock = np.full(len(mine), started(self.turn.clock_after))
-            clock[full] = self.clocks_of[stream][at[full]]
-            self.fell[mine] = (self.fell[mine] & ~full) | ((self.retention_ms > 0) & (gone_at[mine] <= clock))
-        self.ended: Mask = ends | self.fell
-        still = ~self.ended
-        self.sends = still & self.turn.batch.drain
-        if self.early_ms is not None and not self.turn.batch.drain:
-            self.sends = still & (self.since != NEVER) & (self.since <= self.now - self.early_ms)
-
-    def _read_messages(self) -> None:
-        """Read the messages of sessions that are sent or ended, and lay out those that just came."""
-        held, stored = self.kind.held, self.stored
-        if held is None:
-            return
-        source = np.concatenate([self.continues, self.alone])
-        mine = np.flatnonzero((self.ended | self.sends) & (source >= 0))
-        keys = self.space.keys.take(pa.array(self.run_key[mine])).to_pylist()
-        starts = [_MESSAGES + key for key in keys]
-        found = held.read(self.work, [(start, prefix_end(start) or b"\xff") for start in starts])
-        expected = numbers(stored, "_count")[source[mine]]
-        sizes = np.bincount(found.owner, minlength=len(mine))
-        if (sizes != expected).any():
-            wrong = int(np.flatnonzero(sizes != expected)[0])
-            raise StateCorrupted(
-                "the messages of a session are not those that its metadata says",
-                where=starts[wrong].hex(),
-                why=f"{sizes[wrong]} messages, {expected[wrong]} expected",
-                command=VERIFY,
-            )
-        self.old = HeldRows(found.keys, found.values, mine[found.owner])
-        self.all_messages = pa.concat_tables([held.table(found), held.select(self.turn.messages)])
-        self.all_run = np.concatenate([self.old.owner, self.run_of])
-
-    def _emit(self) -> None:
-        phases = []
-        if self.kind.spec.policies.full:
-            ended = np.flatnonzero(self.ended & ~self.fell)
-            order = np.lexsort((self.run_stream[ended], self.last[ended]))
-            phases.append((FULL, ended[order]))
-        waits = np.flatnonzero(self.fell & (self.since != NEVER) & (self.early_ms is not None))
-        phases.append((EARLY, waits[np.argsort(self.last[waits], kind="stable")]))
-        self.turn.metrics["opened"] += int((self.continues < 0).sum())
-        self.turn.metrics["expired"] += int(self.fell.sum())
-        sent = np.flatnonzero(self.sends)
-        phases.append((DRAIN if self.turn.batch.drain else EARLY, sent[np.argsort(self.last[sent], kind="stable")]))
-        for phase, runs in phases:
-            if len(runs):
-                self.turn.results.append(self._table(phase, runs))
-                self.turn.metrics["windows_emitted"] += len(runs)
-        self.next[self.sends] += 1
-        self.since[self.sends | self.ended] = NEVER
-
-    def _table(self, phase: int, runs: IntArray) -> pa.Table:
-        kind = self.kind
-        values = kind.incremental.result(self.partials.take(pa.array(runs)))
-        if kind.held is not None:
-            number = np.full(len(self.last), -1, np.int64)
-            number[runs] = np.arange(len(runs))
-            rows = np.flatnonzero(number[self.all_run] >= 0)
-            full = full_values(kind.full, number[self.all_run[rows]], rows, len(runs), self.all_messages)
-            values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
-        codes = self.space.keys.take(pa.array(self.run_key[runs]))
-        offsets = self.start_offset[runs], self.last_offset[runs]
-        return Emission(phase, self.next[runs], None, None, codes, values, *offsets).table(
-            kind.result_schema, kind.keys
-        )
-
-    def _store(self) -> None:
-        work, stored = self.work, self.stored
-        old = self.space.keys.take(pa.array(self.stored_key)).to_pylist()
-        last, since = stored.column("_last").to_pylist(), stored.column("_since").to_pylist()
-        work.delete_many([_INDEX + c[:STREAM_BYTES] + fixed_bytes(at) for c, at in zip(old, last, strict=True)])
-        waits = [at for at, value in enumerate(since) if value is not None]
-        work.delete_many(waiting_keys(np.array([since[at] for at in waits], np.int64), [old[at] for at in waits]))
-        kept = np.flatnonzero(~self.ended)
-        self.falling.delete(pa.array(old, pa.binary()), numbers(stored, "_last"), numbers(stored, "_newest"))
-        codes = self.space.keys.take(pa.array(self.run_key[kept])).to_pylist()
-        gone = set(old) - set(codes)
-        work.delete_many(sorted(_WINDOWS + code for code in gone))
-        count, digest, starts = self._store_messages()
-        since_kept = self.since[kept]
-        own = [
-            pa.array(self.last[kept]),
-            pa.array(self.start_offset[kept]),
-            pa.array(self.last_offset[kept]),
-            pa.array(self.next[kept]),
-            pa.array(since_kept, mask=since_kept == NEVER),
-            pa.array(count[kept]),
-            pa.array(digest[kept]),
-            pa.array([starts[at] for at in kept.tolist()], pa.binary()),
-            pa.array(self.newest_time[kept]),
-        ]
-        table = pa.table([*own, *self.partials.take(pa.array(kept)).columns], schema=self.kind.schema)
-        work.put_many([_WINDOWS + code for code in codes], self.kind.codec.encode(table))
-        index = [
-            _INDEX + code[:STREAM_BYTES] + fixed_bytes(at)
-            for code, at in zip(codes, self.last[kept].tolist(), strict=True)
-        ]
-        work.put_many(index, codes)
-        self.falling.put(pa.array(codes, pa.binary()), self.last[kept], self.newest_time[kept])
-        waiting = np.flatnonzero(since_kept != NEVER)
-        keys = waiting_keys(since_kept[waiting], [codes[at] for at in waiting.tolist()])
-        work.put_many(keys, [b""] * len(keys))
-        oldest = first_waiting(work, _WAITS) if self.early_ms is not None else None
-        self.turn.ledger.due_ms = None if oldest is None or self.early_ms is None else oldest + self.early_ms
-
-    def _store_messages(self) -> tuple[IntArray, np.ndarray[tuple[int], np.dtype[np.uint64]], list[bytes | None]]:
-        """Drop messages of ended sessions and add those of open ones; gives count, digest and starts of sessions."""
-        held, turn, total = self.kind.held, self.turn, len(self.last)
-        count, digest = np.zeros(total, np.int64), np.zeros(total, np.uint64)
-        starts: list[bytes | None] = [None] * total
-        if held is None:
-            return count, digest, starts
-        source = np.concatenate([self.continues, self.alone])
-        known = np.flatnonzero(source >= 0)
-        count[known] = numbers(self.stored, "_count")[source[known]]
-        digest[known] = self.stored.column("_digest").to_numpy()[source[known]]
-        before = self.stored.column("_starts").to_pylist()
-        for at in known.tolist():
-            starts[at] = before[source[at]]
-        held.drop(turn, self.old.where(np.flatnonzero(self.ended[self.old.owner])))
-        stay = np.flatnonzero(~self.ended[self.run_of])
-        codes = self.space.keys.take(pa.array(self.key[stay]))
-        keys, values = held.rows(turn.messages.take(pa.array(stay)), codes)
-        held.put(turn, keys, values)
-        np.add.at(count, self.run_of[stay], 1)
-        np.add.at(digest, self.run_of[stay], digests(keys, values))
-        self._add_starts(starts, stay, keys)
-        return count, digest, starts
-
-    def _add_starts(self, starts: list[bytes | None], stay: IntArray, keys: list[bytes]) -> None:
-        """Note where each source partition begins in a session: the first message of each, few of all."""
-        partition = numbers(self.turn.messages, PARTITION)[stay]
-        pair, distinct = compress(self.run_of[stay] * 2**31 + partition)
-        firsts = np.full(len(distinct), -1, np.int64)
-        firsts[pair[::-1]] = np.arange(len(stay))[::-1]
-        for at, run in zip(firsts.tolist(), (distinct // 2**31).tolist(), strict=True):
-            place, known = keys[at][-PLACE_BYTES:], starts[run] or b""
-            if all(known[i : i + PLACE_BYTES - 8] != place[:-8] for i in range(0, len(known), PLACE_BYTES)):
-                starts[run] = known + place
