@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from backend.sources.archive import archive
     from backend.sources.kafka import kafka
     from backend.sources.kafka_settings import KafkaSettings
+    from backend.spark.join import join
     from backend.spark.stream import stream
     from backend.stores.key_value_store import KeyValueStore
     from backend.stores.memory_window_store import in_memory_window_store
@@ -88,6 +89,7 @@ _HOMES = {
     "backend.sources.archive": ("archive",),
     "backend.sources.kafka": ("kafka",),
     "backend.sources.kafka_settings": ("KafkaSettings",),
+    "backend.spark.join": ("join",),
     "backend.spark.stream": ("stream",),
     "backend.stores.key_value_store": ("KeyValueStore",),
     "backend.stores.memory_window_store": ("in_memory_window_store",),
@@ -122,6 +124,7 @@ __all__ = [
     "foreach_sink",
     "hopping",
     "in_memory_window_store",
+    "join",
     "kafka",
     "kafka_sink",
     "key_value_store",

@@ -77,7 +77,7 @@ def inspect(
         if job is not None:
             from recovery.user_job import job_of, lag_of, load_pipeline
 
-            lag = lag_of(job_of(load_pipeline(job, session), session, opened.manifest.grouping), session, shards)
+            lag = lag_of(job_of(load_pipeline(job, session), session, opened.manifest), session, shards)
         data = report.survey_json(opened, shards, lag)
     if as_json:
         report.print_json(data)

@@ -25,7 +25,7 @@ BACK = 2
 def late_attempts(spark: SparkSession, pipeline: Pipeline, out: Path) -> dict[int, str]:
     """Let an old attempt of every shard run again, and give what became of each: the code of an error, or `ran`."""
     checkpoint = Checkpoint(str(out / CHECKPOINT), out / LOCAL)
-    make = partial(shard_maker(checkpoint, job_of(pipeline, spark, checkpoint.manifest.grouping)), checkpoint.query_id)
+    make = partial(shard_maker(checkpoint, job_of(pipeline, spark, checkpoint.manifest)), checkpoint.query_id)
     outcomes = {}
     for shard in checkpoint.shards:
         commit = checkpoint.committed(shard)

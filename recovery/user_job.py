@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from backend.spark.stream import Pipeline
     from recovery.attempt import ShardJob
     from recovery.listener import RestoreListener
+    from recovery.manifest import Manifest
     from recovery.survey import Checkpoint, ShardSurvey
 
 RETAIN = 2
@@ -103,11 +104,11 @@ def load_pipeline(name: str, spark: SparkSession) -> Pipeline:
     return pipeline
 
 
-def job_of(pipeline: Pipeline, spark: SparkSession, grouping: tuple[int, ...]) -> Job:
-    """Make the job as `start` would on a checkpoint with this grouping."""
+def job_of(pipeline: Pipeline, spark: SparkSession, manifest: Manifest) -> Job:
+    """Make the job as `start` would on a checkpoint with this manifest."""
     from backend.spark.start import StartOptions, build_job
 
-    return build_job(pipeline, spark, StartOptions(**pipeline.settings), grouping=grouping)
+    return build_job(pipeline, spark, StartOptions(**pipeline.settings), manifest)
 
 
 def shard_maker(checkpoint: Checkpoint, job: Job) -> Callable[[str, int], ShardJob]:
@@ -136,7 +137,7 @@ def restore_ahead(
     """
     from recovery.rebuild import restore_shards
 
-    job = job_of(pipeline, spark, checkpoint.manifest.grouping)
+    job = job_of(pipeline, spark, checkpoint.manifest)
     return restore_shards(
         spark, job, checkpoint.location, shard_maker(checkpoint, job), "restored ahead of a start", listeners
     )
@@ -146,7 +147,7 @@ def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: Spa
     """Rebuild every shard from the changelog and the source in a scratch directory, and prove it; touches nothing."""
     from recovery.replay import read_chunks, write_chunks
 
-    job = job_of(pipeline, spark, checkpoint.manifest.grouping)
+    job = job_of(pipeline, spark, checkpoint.manifest)
     histories = {}
     for shard in checkpoint.shards:
         commit = checkpoint.committed(shard)

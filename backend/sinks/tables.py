@@ -15,12 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import ERROR_SCHEMA
+from backend.joins import JOIN_FIELDS
 
 FORMAT = 1
 """Version of the columns that sinks write, in the Parquet files' metadata under `rewind.format`."""
 
 RESULTS, ERRORS = "results", "errors"
-TIMES = {RESULTS: ("window_start", "window_end"), ERRORS: ("timestamp", "event_time")}
+_JOIN = [field.name for field in JOIN_FIELDS]
+_JOIN_TIMES = ("left_time", "right_time")
+TIMES = {RESULTS: ("window_start", "window_end", *_JOIN_TIMES), ERRORS: ("timestamp", "event_time")}
+"""Our own times: milliseconds in the core, timestamps for readers."""
 _TIME = pa.timestamp("ms", tz="UTC")
 ID_FIELDS = [
     pa.field(
@@ -68,11 +72,19 @@ def readable(table: pa.Table, kind: str, version: int, shard: int, first: int) -
     ]
     columns = [ids, *repeated, sequence]
     fields = list(ID_FIELDS)
+    times = _times(kind, table.schema)
     for field, column in zip(table.schema, table.columns, strict=True):
-        is_time = field.name in TIMES[kind] and pa.types.is_int64(field.type)
+        is_time = field.name in times and pa.types.is_int64(field.type)
         fields.append(field.with_type(_TIME) if is_time else field)
         columns.append(column.cast(_TIME) if is_time else column)
     return pa.table(columns, schema=pa.schema(fields, metadata={"rewind.format": str(FORMAT)}))
+
+
+def _times(kind: str, schema: pa.Schema) -> tuple[str, ...]:
+    """Give the columns that are our own times here: the names of a join's may be those of a window's aggregates."""
+    if kind == RESULTS:
+        return _JOIN_TIMES if schema.names[: len(_JOIN)] == _JOIN else TIMES[RESULTS][:2]
+    return TIMES[kind]
 
 
 def empty_errors() -> pa.Table:

@@ -81,8 +81,7 @@ class Job:
     @property
     def streams(self) -> dict[tuple[str, str], int]:
         """Stream number of each (input name, topic)."""
-        pairs = [(side.name, topic) for side in self.inputs for topic in side.source.topics]
-        return {pair: number for number, pair in enumerate(pairs)}
+        return number_streams(self.inputs)
 
     def sources(self, spark: SparkSession, *, bounded: bool) -> dict[int, tuple[SourcePartition, ...]]:
         """List the source partitions that each shard reads, as far as they are there now.
@@ -182,6 +181,12 @@ class Job:
             f.lit(None).cast("boolean").alias(frames.DRAIN_IN),
             *[_field(side.field_of(field.name), field, here) for field in self.message_fields],
         )
+
+
+def number_streams(inputs: Sequence[Input]) -> dict[tuple[str, str], int]:
+    """Give the stream number of each (input name, topic): inputs in order, topics in the order of their source."""
+    pairs = [(side.name, topic) for side in inputs for topic in side.source.topics]
+    return {pair: number for number, pair in enumerate(pairs)}
 
 
 def _like(rows: DataFrame, control: DataFrame) -> DataFrame:

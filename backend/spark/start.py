@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import uuid
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +20,7 @@ import pyarrow as pa
 from backend.errors import ManifestMismatch
 from backend.sources.kafka_admin import TopicIdentity, compare
 from backend.spark.control import ask_to_drain, prepare_control
-from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, describe
+from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, describe, number_streams
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
 from backend.spark.routing import grouping_values
 from backend.spark.settings import settings
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from backend.sinks import Sink
-    from backend.spark.stream import Pipeline
+    from backend.spark.stream import FirstOffsets, Pipeline
     from recovery.listener import RestoreListener
 
 DEFAULT_SNAPSHOT_EVERY = 50
@@ -108,7 +108,7 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     """Start a pipeline; see `Pipeline.start`."""
     used = _spark_has_committed(checkpoint)
     stored = read_manifest(checkpoint)
-    job = build_job(pipeline, spark, options, grouping=stored.grouping if stored is not None else None)
+    job = build_job(pipeline, spark, options, stored)
     entries = describe(
         job,
         {
@@ -116,7 +116,7 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
             "changelog": options.changelog or CHANGELOG_DIRECTORY,
             "release": release(),
             "topics": _topics(job, stored),
-            "first_offsets": _first_offsets(job, spark) if stored is None else None,
+            "first_offsets": _first_offsets(job.inputs, spark) if stored is None else None,
             # names the query to its outputs: Spark's own id is known only when the first micro-batch may be running
             "query": stored.entries.get("query", uuid.uuid4().hex) if stored is not None else uuid.uuid4().hex,
         },
@@ -172,16 +172,14 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     )
 
 
-def build_job(
-    pipeline: Pipeline, spark: SparkSession, options: StartOptions, *, grouping: tuple[int, ...] | None = None
-) -> Job:
+def build_job(pipeline: Pipeline, spark: SparkSession, options: StartOptions, stored: Manifest | None = None) -> Job:
     """Check a pipeline against its sources' schemas and make the job.
 
     Args:
         pipeline: What the user said.
         spark: Parses schemas.
         options: Shards and route.
-        grouping: Of the manifest, when there is one.
+        stored: The manifest, when there is one: grouping and first offsets are those of the first start.
 
     Raises:
         ValueError: A bad option, by name.
@@ -197,17 +195,20 @@ def build_job(
         inputs.append(Input(side.source, side.event_time, side.key, name))
         schemas.append(arrow_schema(fields))
         message_types.update({_read_as(name, field): field.with_name(_read_as(name, field)) for field in schemas[-1]})
-    operator = pipeline.make(*schemas)
+    first_offsets: FirstOffsets = {}
+    if len(inputs) > 1:
+        told = stored.entries["first_offsets"] if stored is not None else _first_offsets(inputs, spark)
+        first_offsets = {(stream, partition): first for stream, partition, first in told}
+    operator = pipeline.make(schemas, first_offsets)
+    if pipeline.routing is not None:
+        inputs = [replace(side, key=key) for side, key in zip(inputs, pipeline.routing(operator), strict=True)]
+    grouping = stored.grouping if stored is not None else None
     shards = options.shards
     if grouping is not None:
         shards = shards or len(grouping)
     if shards is None:
         shards = _default_shards(pipeline, inputs, spark, options)
-    if pipeline.needs_order and shards > 1 and options.route != "partition":
-        raise ValueError(
-            f"shards={shards}: windows without a key and sessions by number need the whole stream in order:"
-            ' allowed are shards=1, or route="partition" (windows per source partition)'
-        )
+    _check_order(pipeline, shards, options)
     if grouping is None or len(grouping) != shards:
         grouping = grouping_values(shards)
     return Job(
@@ -218,6 +219,24 @@ def build_job(
         tuple(message_types[name] for name in operator.input_fields),
         pipeline.max_ahead_ms,
     )
+
+
+def _check_order(pipeline: Pipeline, shards: int, options: StartOptions) -> None:
+    """Refuse a number of shards, or a route, under which messages that belong together never meet.
+
+    Raises:
+        ValueError: Names the option.
+    """
+    if len(pipeline.streams) > 1:
+        if options.route != "key":
+            raise ValueError(f"route={options.route!r}: a join is routed by its equal fields: allowed is 'key'")
+        if pipeline.needs_order and shards > 1:
+            raise ValueError(f"shards={shards}: a join without equal fields needs all messages in one place: give 1")
+    elif pipeline.needs_order and shards > 1 and options.route != "partition":
+        raise ValueError(
+            f"shards={shards}: windows without a key and sessions by number need the whole stream in order:"
+            ' allowed are shards=1, or route="partition" (windows per source partition)'
+        )
 
 
 def _read_as(side: str, field: pa.Field) -> str:
@@ -305,12 +324,12 @@ def _topics(job: Job, stored: Manifest | None) -> dict[str, Any]:
     return {topic: asdict(identity) for topic, identity in found.items()}
 
 
-def _first_offsets(job: Job, spark: SparkSession) -> list[list[Any]]:
+def _first_offsets(inputs: Sequence[Input], spark: SparkSession) -> list[list[Any]]:
     """Give the earliest offset of each source partition when the query first started: joins align windows by it."""
-    streams = job.streams
+    streams = number_streams(inputs)
     return sorted(
         [streams[(side.name, topic)], partition, first]
-        for side in job.inputs
+        for side in inputs
         for (topic, partition), (first, _) in side.source.offsets(spark).items()
     )
 

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from backend.aggregates import Aggregate
-from backend.batch import Operator
+from backend.batch import Operator, SourcePartition
 from backend.operators.spec import DEFAULT_IDLE_AFTER_MS, DEFAULT_MAX_AHEAD_MS, window_spec
 from backend.operators.window import WindowOperator
 from backend.policies import Policies
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from backend.sinks import Sink
     from recovery.supervisor import RewindQuery
 
-OperatorFactory = Callable[..., Operator]
-"""Called with the Arrow schema of each stream's fields."""
+FirstOffsets = Mapping[SourcePartition, int]
+"""Earliest offset of each source partition when the query first started."""
+OperatorFactory = Callable[[Sequence[pa.Schema], FirstOffsets], Operator]
+"""Called with the Arrow schema of each stream's fields; windows of joins by number are aligned by the first offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class Stream:
         """
         from backend.process import ProcessOperator
 
-        def make(schema: pa.Schema) -> Operator:
+        def make(schemas: Sequence[pa.Schema], _: FirstOffsets) -> Operator:
+            [schema] = schemas
             unknown = sorted(set(fields or ()) - set(schema.names))
             if unknown:
                 raise ValueError(f"fields: {unknown} are not in the source; allowed are {', '.join(schema.names)}")
@@ -117,7 +120,8 @@ class WindowedStream:
     def aggregate(self, **aggregates: Aggregate) -> Pipeline:
         """Aggregate each window and group key, under the given result names."""
 
-        def make(schema: pa.Schema) -> Operator:
+        def make(schemas: Sequence[pa.Schema], _: FirstOffsets) -> Operator:
+            [schema] = schemas
             spec = window_spec(self.windows, schema, aggregates, keys=self.stream.key, **self.options)
             return WindowOperator(spec)
 
@@ -140,6 +144,7 @@ class Pipeline:
             order: `route="partition"` or one shard.
         settings: What `options` has set.
         sides: Names of the inputs of a join, in the order of `streams`.
+        routing: Gives the fields that route each stream, told the operator; None: each stream's key.
     """
 
     streams: tuple[Stream, ...]
@@ -148,6 +153,7 @@ class Pipeline:
     needs_order: bool
     settings: dict[str, Any] = field(default_factory=dict)
     sides: tuple[str, ...] = ("",)
+    routing: Callable[[Operator], Sequence[tuple[str, ...]]] | None = None
 
     def options(self, **settings: Any) -> Pipeline:
         """Give a copy with defaults for options of `start`."""

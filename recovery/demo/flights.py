@@ -32,8 +32,8 @@ TOPIC = "departures"
 AIRPORTS = ("EWR", "JFK", "LGA")
 """Position is the source partition."""
 _MINUTE_MS = 60_000
-_DAY_MS = 24 * 60 * _MINUTE_MS
-_YEAR_START_MS = 1_356_998_400_000  # 2013-01-01 UTC
+DAY_MS = 24 * 60 * _MINUTE_MS
+YEAR_START_MS = 1_356_998_400_000  # 2013-01-01 UTC
 
 
 def data_file(name: str) -> Path:
@@ -69,7 +69,7 @@ def read_flights() -> pa.Table:
 
 def first_days(flights: pa.Table, days: int) -> pa.Table:
     """Keep the flights scheduled in the first days of 2013 (UTC)."""
-    return flights.filter(pc.less(flights["scheduled_ms"], _YEAR_START_MS + days * _DAY_MS))
+    return flights.filter(pc.less(flights["scheduled_ms"], YEAR_START_MS + days * DAY_MS))
 
 
 def messages(flights: pa.Table) -> pa.Table:

@@ -82,7 +82,7 @@ class OperatorTester:
         changelog: Changelog | None = None,
         now_ms: int = 0,
     ) -> None:
-        self.operator: Operator = job.make(schema) if hasattr(job, "make") else job
+        self.operator: Operator = job.make([schema], {}) if hasattr(job, "make") else job
         streams = getattr(job, "streams", ())
         self._event_time = event_time or (streams[0].event_time if streams else None)
         self._topics: dict[Key, _Topic] = {}
