@@ -5,7 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = {"stores": ["--rows", "20000"], "panes": ["--quick"], "windows": ["--quick"], "restore": ["--quick"]}
+BENCHES = {
+    "stores": ["--rows", "20000"],
+    "panes": ["--quick"],
+    "windows": ["--quick"],
+    "restore": ["--quick"],
+    "join": ["--quick"],
+}
 """Benchmark -> its arguments for a quick run."""
 
 

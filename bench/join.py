@@ -1,0 +1,197 @@
+"""An inner interval join beside Spark's own stream-stream join: `python -m bench.join [--quick]`.
+
+One million messages a side in ten micro-batches, the same rows for both: ours through two archive sources, Spark's by
+two file sources, with its RocksDB state store and changelog checkpointing. A pair has equal keys and event times at
+most ten seconds apart, about one pair per message. The two run in turn in one session; the first micro-batches of each
+run are left out. Both must give the same pairs (count and sum of products).
+
+State bytes: what lies on the local disk at the end, for Spark what its RocksDB reports. Logged bytes: our changelog;
+Spark's changelog and snapshot files in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from backend import archive, join, stream
+from backend.sources.archive_files import write_archive
+from bench.table import report
+from bench.windows import ROCKSDB, START_MS, WARM_UP, _durations
+
+SPAN_MS = 10_000
+RANGE = "10 seconds"
+SIDES = ("left", "right")
+VALUE = "key bigint, at timestamp, x bigint"
+
+
+def write(directory: Path, batches: int, rows: int) -> None:
+    """Write each side twice: as an archive, and as plain Parquet files, one per micro-batch, in the same order."""
+    for seed, side in enumerate(SIDES):
+        random = np.random.default_rng(seed)
+        tables = []
+        for number in range(batches):
+            times = np.sort(random.integers(0, SPAN_MS, rows)) + START_MS + number * SPAN_MS
+            at = pa.array(times, pa.timestamp("ms", tz="UTC"))
+            key = pa.array(random.integers(0, 2 * rows, rows))
+            value = pa.StructArray.from_arrays([key, at, pa.array(random.integers(0, 1000, rows))], ["key", "at", "x"])
+            tables.append(
+                pa.table(
+                    {
+                        "topic": pa.repeat(pa.scalar(side), rows),
+                        "partition": pa.array(np.zeros(rows, np.int32)),
+                        "offset": pa.array(np.arange(number * rows, (number + 1) * rows)),
+                        "timestamp": at,
+                        "key": pa.nulls(rows, pa.binary()),
+                        "value": value,
+                    }
+                )
+            )
+        write_archive(directory / side, pa.concat_tables(tables), rows_per_file=rows, row_group_rows=rows // 4)
+        (directory / f"{side}-files").mkdir()
+        for number, table in enumerate(tables):
+            flat = pa.table({name: table["value"].combine_chunks().field(name) for name in ("key", "at", "x")})
+            path = directory / f"{side}-files" / f"{number:05d}.parquet"
+            pq.write_table(flat, path, row_group_size=rows // 4)
+            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def size(path: Path, *suffixes: str) -> int:
+    """Give the bytes of all files below a directory, of those with one of the suffixes when any is given."""
+    files = [f for f in path.rglob("*") if f.is_file() and not f.is_symlink()]
+    return sum(f.stat().st_size for f in files if not suffixes or f.suffix in suffixes)
+
+
+def run_ours(spark: Any, directory: Path, rows: int, run: Path) -> tuple[list[float], tuple[int, int], int, int]:
+    """Run our join; give milliseconds per micro-batch, the pairs, state bytes and logged bytes."""
+    sides = [
+        stream(
+            archive(
+                str(directory / side), value=VALUE, format="typed", max_offsets_per_batch=rows,
+                max_offsets_per_task=(rows + 1) // 2,
+            ),
+            event_time="at",
+        )
+        for side in SIDES
+    ]  # fmt: skip
+    query = join(
+        *sides, on="key", within=RANGE, left_retention="15 seconds", right_retention="15 seconds", max_ahead=None
+    ).start(
+        spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
+        local_dir=run / "local", trigger="0 seconds", until="end",
+    )  # fmt: skip
+    query.await_termination()
+    found = spark.read.parquet(str(run / "results")).selectExpr("count(*)", "sum(left_x * right_x)").collect()[0]
+    logged = size(run / "checkpoint" / "rewind" / "changelog")
+    return _durations(query.query.recentProgress), (found[0], found[1]), size(run / "local"), logged
+
+
+def run_sparks(spark: Any, directory: Path, run: Path) -> tuple[list[float], tuple[int, int], int, int]:
+    """Run Spark's own join over the same files."""
+    from pyspark.sql import functions as f
+
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    left, right = (
+        spark.readStream.schema(VALUE)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(directory / f"{side}-files"))
+        .withWatermark("at", "5 seconds")
+        .alias(side)
+        for side in SIDES
+    )
+    condition = f.expr(
+        f"left.key = right.key AND right.at BETWEEN left.at - INTERVAL {RANGE} AND left.at + INTERVAL {RANGE}"
+    )
+    query = (
+        left.join(right, condition)
+        .selectExpr("left.x AS left_x", "right.x AS right_x", "left.key", "left.at AS left_at", "right.at AS right_at")
+        .writeStream.format("parquet")
+        .option("path", str(run / "results"))
+        .option("checkpointLocation", str(run / "checkpoint"))
+        .outputMode("append")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    found = spark.read.parquet(str(run / "results")).selectExpr("count(*)", "sum(left_x * right_x)").collect()[0]
+    operators = [p["stateOperators"][0] for p in query.recentProgress if p["stateOperators"]]
+    held = max(int(o["customMetrics"].get("rocksdbSstFileSize", 0)) + int(o["memoryUsedBytes"]) for o in operators)
+    logged = size(run / "checkpoint" / "state", ".changelog", ".zip", ".sst")
+    return _durations(query.recentProgress), (found[0], found[1]), held, logged
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    options = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.memory", "2g")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    batches, rows, rounds = (5, 5_000, 1) if options.quick else (10, 100_000, 2)
+    started = time.perf_counter()
+    taken: dict[str, list[float]] = {"ours": [], "Spark's own": []}
+    bytes_of: dict[str, tuple[int, int]] = {}
+    pairs: set[tuple[int, int]] = set()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        write(directory, batches, rows)
+        for number in range(rounds):
+            for label in taken:
+                run = directory / f"run-{number}-{label == 'ours'}"
+                if label == "ours":
+                    times, found, *sizes = run_ours(spark, directory, rows, run)
+                else:
+                    times, found, *sizes = run_sparks(spark, directory, run)
+                taken[label] += times
+                bytes_of[label] = (sizes[0], sizes[1])
+                pairs.add(found)
+                shutil.rmtree(run)
+    spark.stop()
+    assert len(pairs) == 1, f"the two joins differ: {pairs}"
+    messages = 2 * batches * rows
+    matched = next(iter(pairs))[0]
+    rows_out = [
+        {
+            "join": label,
+            "ms per micro-batch": statistics.median(taken[label]),
+            "min-max": f"{min(taken[label]):.0f}-{max(taken[label]):.0f}",
+            "state bytes": bytes_of[label][0],
+            "logged bytes per message": bytes_of[label][1] / messages,
+        }
+        for label in taken
+    ]
+    report(
+        "join-quick" if options.quick else "join",
+        f"Interval join, {batches * rows:,} messages a side, {2 * rows:,} per micro-batch, {matched:,} pairs",
+        rows_out,
+        [
+            f"{time.perf_counter() - started:.0f} s in all; the first {WARM_UP} micro-batches of each run left out",
+            "both gave the same pairs",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
