@@ -139,7 +139,7 @@ def chunk_writer(
                 good = piece.filter(frames.is_good(piece))
                 schema = pa.schema([*MESSAGE_FIELDS, *message_fields])
                 columns = [
-                    good.column(field.name).cast(field.type)
+                    good.column(frames.column_name(field.name)).cast(field.type)
                     if field.name != BEFORE
                     else pa.array(np.full(good.num_rows, NO_TIME, dtype=np.int64))
                     for field in schema

@@ -18,6 +18,7 @@ to, nor on where Arrow batches, tasks and micro-batches are cut.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -71,6 +72,17 @@ DRAIN_IN = "_drain"
 """Null for messages; set in the rows of the control stream."""
 
 IntArray = npt.NDArray[np.int64]
+
+
+def column_name(name: str) -> str:
+    """Give the name of a field's column on the way to the pack stage.
+
+    Spark's Python functions read column names as expressions, so a dot or a backtick in one is a syntax of its own.
+
+    >>> column_name("delay"), column_name("left.id")
+    ('delay', '_x6c6566742e6964')
+    """
+    return name if re.fullmatch(r"\w+", name) else f"_x{name.encode().hex()}"
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
@@ -160,7 +172,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
 
     columns = [batch.column(name) for name in (STREAM, PARTITION, OFFSET)]
     carried = plan.carried(np.unique(stream).tolist())
-    columns += [pa.array(times), pa.array(before), *(batch.column(f.name) for f in carried)]
+    columns += [pa.array(times), pa.array(before), *(batch.column(column_name(f.name)) for f in carried)]
     schema = pa.schema([*MESSAGE_FIELDS, *carried])
     columns = [column.cast(f.type) for column, f in zip(columns, schema, strict=True)]
     messages = pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -116,7 +116,7 @@ class Job:
         rows.append(_like(rows[0], control))
         whole = rows[0]
         for other in rows[1:]:
-            whole = whole.unionByName(other)
+            whole = whole.union(other)
         return whole.mapInArrow(packer(self.pack_plan(self.max_ahead_ms)), frames.PACKED_SCHEMA)
 
     def replay(self, spark: SparkSession, ranges: Mapping[tuple[int, int], tuple[int, int]]) -> DataFrame | None:
@@ -138,7 +138,7 @@ class Job:
                 parts.append(self.pack_input(side, side.source.batch(spark, wanted)))
         whole = parts[0] if parts else None
         for other in parts[1:]:
-            whole = whole.unionByName(other)  # type: ignore[union-attr]
+            whole = whole.union(other)  # type: ignore[union-attr]
         return whole
 
     def pack_plan(self, max_ahead_ms: int | None) -> PackPlan:
@@ -216,9 +216,10 @@ def _millis(rows: DataFrame, name: str) -> Column:
 
 def _field(own: str | None, field: pa.Field, here: set[str]) -> Column:
     """Give a field of an input under the name that the operator reads; typed nulls where the input has none."""
+    name = frames.column_name(field.name)
     if own is None or own not in here:
-        return f.lit(None).cast(from_arrow_type(field.type)).alias(field.name)
-    return f.col("fields").getField(own).alias(field.name)
+        return f.lit(None).cast(from_arrow_type(field.type)).alias(name)
+    return f.col("fields").getField(own).alias(name)
 
 
 def _normal(rows: DataFrame, name: str, *, widen: bool) -> Column:

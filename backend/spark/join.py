@@ -79,9 +79,9 @@ def join(
     for side, given in zip(SIDES, (left, right), strict=True):
         if given.key:
             raise ValueError(f"{side}: key={list(given.key)!r} is not allowed in a join: messages are routed by `on`")
-    for name in more:
+    for name, value in more.items():
         if name not in _MORE:
-            raise ValueError(f"{name}={more[name]!r}: not an option of join; allowed are {', '.join(_MORE)}")
+            raise ValueError(f"{name}={value!r}: not an option of join; allowed are {', '.join(_MORE)}")
     options: dict[str, Any] = {
         "on": on,
         "within": within,

@@ -33,7 +33,7 @@ def data(spark, tmp_path_factory) -> Path:
     flights = read_flights()
     columns = [flights[name].to_pylist() for name in ("origin", "flight", "carrier", "dep_delay", "scheduled_ms")]
     end = min(columns[-1]) // DAY_MS * DAY_MS + DAYS * DAY_MS
-    rows = [row[:3] + (row[4],) for row in zip(*columns, strict=True) if row[3] != "NA" and row[4] < end]
+    rows = [(*row[:3], row[4]) for row in zip(*columns, strict=True) if row[3] != "NA" and row[4] < end]
     frame = spark.createDataFrame(rows, "origin string, flight bigint, carrier string, at bigint")
     frame.selectExpr("*", "timestamp_millis(at) as scheduled").createOrReplaceTempView("departures")
     observed = weather.read_weather(DAYS).select(["origin", "temp", "visib", "observed_ms"]).to_pylist()
@@ -59,8 +59,8 @@ def ordered(rows) -> list[tuple[object, ...]]:
 
 
 def joined(data: Path, how: str, **options):
-    departures = archive(str(data / "departures"), value=FLIGHT, max_offsets_per_batch=700)
-    observations = archive(str(data / "weather"), value=weather.VALUE, max_offsets_per_batch=60)
+    departures = archive(str(data / "departures"), value=FLIGHT, max_offsets_per_batch=1000)
+    observations = archive(str(data / "weather"), value=weather.VALUE, max_offsets_per_batch=80)
     return join(
         stream(departures, event_time="scheduled"),
         stream(observations, event_time="observed"),
@@ -110,7 +110,7 @@ def test_a_join_that_loses_its_disk_in_the_middle_gives_the_same(spark, data, tm
         query.await_termination(0.1)
     query.stop()
     held = query.progress.version
-    assert 2 <= held
+    assert held >= 2
     shutil.rmtree(tmp_path / "local")
     again = start(spark, pipeline, tmp_path, until="end")
     assert again.await_termination(280)
@@ -123,18 +123,20 @@ def test_what_a_join_cannot_do_is_refused_before_anything_starts(spark, data, tm
     departures = stream(archive(str(data / "departures"), value=FLIGHT), event_time="scheduled")
     observations = stream(archive(str(data / "weather"), value=weather.VALUE), event_time="observed")
     keep = {"left_retention": "1 hour", "right_retention": "1 hour"}
-    with pytest.raises(ValueError, match="equal fields.*or a time range"):
+    with pytest.raises(ValueError, match=r"equal fields.*or a time range"):
         start(spark, join(departures, observations, **keep), tmp_path)
     with pytest.raises(ValueError, match="shards=2: a join without equal fields"):
         start(spark, join(departures, observations, within="1 minute", **keep), tmp_path)
     with pytest.raises(ValueError, match="route='partition': a join is routed by its equal fields"):
-        start(spark, join(departures, observations, on="origin", within="1 minute", **keep), tmp_path, route="partition")
+        start(
+            spark, join(departures, observations, on="origin", within="1 minute", **keep), tmp_path, route="partition"
+        )
     with pytest.raises(ValueError, match="on: 'tailnum' is not a field of the left side"):
         start(spark, join(departures, observations, on="tailnum", **keep), tmp_path)
     with pytest.raises(ValueError, match=r"right: key=\['origin'\] is not allowed"):
         join(departures, stream(observations.source, key="origin"), on="origin", **keep)
     with pytest.raises(ValueError, match="windows='x': not an option of join"):
         join(departures, observations, on="origin", windows="x", **keep)
-    with pytest.raises(ValueError, match="left_window"):
+    with pytest.raises(ValueError, match="left_retention=None: a join by event time needs a retention"):
         start(spark, join(departures, observations, on="origin", left_window=tumbling("1 minute")), tmp_path)
     assert not (tmp_path / "checkpoint").exists()

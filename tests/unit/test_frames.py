@@ -185,8 +185,8 @@ def side_rows(stream, offsets):
     batch = batch.set_column(0, "_stream", pa.array([stream] * n, pa.int32()))
     left = [f"k{o}" if stream == 0 else None for o in offsets]
     right = [o * 10 if stream == 1 else None for o in offsets]
-    return batch.append_column("left.key", pa.array(left, pa.string())).append_column(
-        "right.cost", pa.array(right, pa.int64())
+    return batch.append_column(frames.column_name("left.key"), pa.array(left, pa.string())).append_column(
+        frames.column_name("right.cost"), pa.array(right, pa.int64())
     )
 
 
