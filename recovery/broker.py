@@ -8,6 +8,7 @@ standard input and cleans up.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -30,6 +31,7 @@ START_TIMEOUT_S = 60
 START_TRIES = 3
 BACKSLASH = "\\"
 _LOG_LINES = 15
+_PORTS = (15_000, 32_000)
 
 _GUARD = 'read -r line; [ "$line" = done ] || { kill -9 "$1" 2>/dev/null; sleep 0.2; rm -rf "$2"; }'
 
@@ -352,6 +354,13 @@ def open_broker() -> tuple[Broker, Callable[[], None]]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Find a free port below those that systems give to outgoing connections: it must be free again at a restart."""
+    for _ in range(100):
+        with socket.socket() as probe:
+            number = random.randrange(*_PORTS)
+            try:
+                probe.bind(("127.0.0.1", number))
+            except OSError:
+                continue
+            return number
+    raise BrokerUnavailable("no free port for a local broker", why=f"a hundred of {_PORTS} are taken")

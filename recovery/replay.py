@@ -22,6 +22,7 @@ import pyarrow as pa
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, Operator, SourcePartition
 from backend.errors import StateUnavailable
 from backend.rocks import RocksStore
+from backend.sources.kafka_loss import losses_named
 from backend.spark import frames
 from backend.spark.settings import settings
 from recovery.attempt import ShardJob
@@ -116,7 +117,8 @@ def write_chunks(
         if rows is None:
             return {}
         write = chunk_writer(job.operator, job.message_fields, records, checkpoint, run)
-        reports = rows.mapInArrow(write, _REPORT).collect()
+        with losses_named(lambda: job.replay(spark, whole)):  # retention may take offsets away while they are read
+            reports = rows.mapInArrow(write, _REPORT).collect()
     names: dict[int, list[str]] = {}
     for report in reports:
         names.setdefault(report["shard"], []).append(report["name"])

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import RestoreFailed, RewindError, code_in, kind_of
+from backend.sources.kafka_loss import named_loss
 from recovery.housekeeping import Housekeeping
 from recovery.listener import RestoreListener
 from recovery.pointer import Commit
@@ -53,6 +54,7 @@ class QueryPlan:
         housekeeping: Prunes behind commits.
         shards: Number of shards.
         listeners: Told of restores.
+        look_again: Raises a named error when a source no longer has what the query reads next.
     """
 
     spark: SparkSession
@@ -65,6 +67,7 @@ class QueryPlan:
     shards: int
     targets: tuple[Mapping[tuple[str, int], int], ...] | None = None
     listeners: tuple[RestoreListener, ...] = ()
+    look_again: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -176,7 +179,7 @@ class RewindQuery:
                 if failure is None:
                     return
                 if not _is_restorable(failure) and not _passes(failure):
-                    raise _named(failure)
+                    raise self._cause(failure)
                 tries = 1 if self.progress.version > reached else tries + 1
                 reached = max(reached, self.progress.version)
                 if tries > MAX_TRIES:
@@ -206,6 +209,17 @@ class RewindQuery:
             if not _passes(error):
                 raise
             log.warning("the restore failed: %s", _text_of(error))
+
+    def _cause(self, failure: BaseException) -> BaseException:
+        """Give the named error behind a failure: in its text, or found by looking at the sources again."""
+        named = _named(failure)
+        if not isinstance(named, RewindError):
+            try:
+                self._plan.look_again()
+            except RewindError as found:
+                found.__cause__ = failure
+                return found
+        return named
 
     def _watch(self) -> BaseException | None:
         """Follow Spark's query until it ends; give what ended it."""
@@ -267,9 +281,11 @@ def _named(failure: BaseException) -> BaseException:
     """Give the named error inside Spark's exception, or Spark's exception itself."""
     text = str(failure)
     code = code_in(text)
-    if code is None or isinstance(failure, RewindError):
+    if isinstance(failure, RewindError):
         return failure
-    named = kind_of(code)(_text_of(failure))
+    named = kind_of(code)(_text_of(failure)) if code is not None else named_loss(text)
+    if named is None:
+        return failure
     named.__cause__ = failure
     return named
 

@@ -15,6 +15,7 @@ from backend.errors import HistoryLost
 from backend.sources import OffsetRange, TopicPartition
 from backend.sources.formats import ValueFormat, parse
 from backend.sources.kafka_admin import TopicIdentity, identities, offsets
+from backend.sources.kafka_loss import KEEP
 from backend.sources.kafka_settings import KafkaSettings
 
 if TYPE_CHECKING:
@@ -88,8 +89,7 @@ class KafkaSource:
                     "the topic does not hold the offsets that a replay needs",
                     where=f"{topic}-{partition}",
                     why=f"needed are {start} to {end - 1}, there are {earliest} to {latest - 1}",
-                    command="keep the topic's retention longer than the windows', "
-                    "or accept the loss: rewind restore --accept-loss",
+                    command=KEEP,
                 )
         options = {
             "assign": _partitions(wanted),
@@ -128,6 +128,28 @@ class KafkaSource:
             SourceUnavailable: The cluster does not answer, or a topic does not exist.
         """
         return identities(self.settings, self.topics)
+
+    def check_positions(self, positions: Mapping[TopicPartition, int]) -> None:
+        """See that a query can go on where it was.
+
+        Args:
+            positions: The next offset to read per source partition; partitions of other topics are passed over.
+
+        Raises:
+            HistoryLost: An offset that comes next is gone.
+            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        """
+        here = self.offsets()
+        for (topic, partition), following in sorted(positions.items()):
+            earliest, _ = here.get((topic, partition), (following, following))
+            if following < earliest:
+                raise HistoryLost(
+                    "the topic no longer holds the offsets that the query has to read next",
+                    where=f"{topic}-{partition}",
+                    why=f"offset {following} comes next, the earliest is {earliest}: retention took"
+                    f" {earliest - following} offsets that were never read",
+                    command=KEEP,
+                )
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry: no servers, a cluster may move; nothing secret."""

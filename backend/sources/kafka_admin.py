@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from backend.sources.kafka_settings import KafkaSettings
 
 TIMEOUT_S = 30.0
+NEW_TOPIC_S = 2.0
+"""How long a topic that was just made may not be known to the broker that is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,16 @@ def identities(settings: KafkaSettings, topics: Sequence[str]) -> dict[str, Topi
     from confluent_kafka import KafkaException, TopicCollection
 
     admin = _admin(settings)
-    found: dict[str, TopicIdentity] = {}
-    try:
+
+    def described() -> dict[str, TopicIdentity]:
         asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_S)
-        for topic, answer in asked.items():
-            told = answer.result(TIMEOUT_S)
-            found[topic] = TopicIdentity(_hex(told.topic_id), len(told.partitions))
+        told = {topic: answer.result(TIMEOUT_S) for topic, answer in asked.items()}
+        return {topic: TopicIdentity(_hex(about.topic_id), len(about.partitions)) for topic, about in told.items()}
+
+    try:
+        return while_it_settles(described, timeout_s=NEW_TOPIC_S)
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(settings, topics, error) from None
-    return found
 
 
 def offsets(

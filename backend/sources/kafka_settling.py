@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 
 def while_it_settles(ask: Callable[[], T], timeout_s: float = SETTLE_S) -> T:
-    """Ask a broker again, within a bound, while a partition has no leader or is not known to every broker yet.
+    """Ask a broker again, within a bound, while a partition has no leader, or is not known to every broker, or a
+    coordinator is not ready yet.
 
     A topic just made, and one whose broker just started, answers so for a moment (Kafka names these codes retriable).
 
@@ -30,6 +31,9 @@ def while_it_settles(ask: Callable[[], T], timeout_s: float = SETTLE_S) -> T:
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
     }
     deadline = time.monotonic() + timeout_s
     while True:

@@ -22,6 +22,7 @@ from backend.sources.kafka_admin import TopicIdentity, compare
 from backend.spark.control import ask_to_drain, prepare_control
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, describe, number_streams
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
+from backend.spark.resume import check_resumable
 from backend.spark.routing import grouping_values
 from backend.spark.settings import settings
 from backend.windows import Duration, duration_ms
@@ -122,6 +123,8 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
         },
     )
     settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
+    look = partial(check_resumable, checkpoint, [side.source for side in job.inputs])
+    look()
     sink.open(entries["query"])
     prepare_control(checkpoint)
     local_dir = Path(options.local_dir) if options.local_dir is not None else Path(tempfile.gettempdir()) / "rewind"
@@ -168,6 +171,7 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
             shards=job.shards,
             targets=targets,
             listeners=options.listeners,
+            look_again=look,
         )
     )
 

@@ -75,9 +75,7 @@ class Topics:
         new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
         self._admin().create_topics([new])[topic].result(WAIT_S)
         self._names.append(topic)
-        deadline = time.monotonic() + WAIT_S
-        while len(self._partitions(topic)) < partitions and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self._settle(topic, partitions)
         return topic
 
     def adopt(self, *names: str) -> None:
@@ -85,14 +83,16 @@ class Topics:
         self._names.extend(names)
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Raise a topic's number of partitions."""
+        """Raise a topic's number of partitions; returns when the broker knows them."""
         from confluent_kafka.admin import NewPartitions
 
         self._admin().create_partitions([NewPartitions(topic, partitions)])[topic].result(WAIT_S)
+        self._settle(topic, partitions)
 
     def delete(self, topic: str) -> None:
-        """Delete a topic now."""
+        """Delete a topic now; returns when the broker knows no such topic, so that its name may be used again."""
         self._admin().delete_topics([topic])[topic].result(WAIT_S)
+        self._settle(topic, 0)
         self._names = [name for name in self._names if name != topic]
 
     def close(self) -> None:
@@ -166,10 +166,17 @@ class Topics:
             producer.abort_transaction(WAIT_S)
         return count
 
-    def _partitions(self, topic: str) -> dict[int, Any]:
-        """Give the partitions that the broker tells of: none for a while after a topic was made."""
-        found = self._admin().list_topics(topic, timeout=WAIT_S).topics[topic].partitions
-        return {number: about for number, about in found.items() if about.leader >= 0}
+    def _settle(self, topic: str, partitions: int) -> None:
+        """Wait until the broker tells of so many partitions with a leader: not at once after a change."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            # all topics are asked for: asking for one by its name may make it, on a broker that makes topics by itself
+            about = self._admin().list_topics(timeout=WAIT_S).topics.get(topic)
+            led = [part for part in about.partitions.values() if part.leader >= 0] if about is not None else []
+            if len(led) == partitions:
+                return
+            time.sleep(0.05)
+        raise BrokerUnavailable("the broker does not follow", where=topic, why=f"not {partitions} partitions yet")
 
     def _admin(self) -> Any:
         from confluent_kafka.admin import AdminClient

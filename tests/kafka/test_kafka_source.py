@@ -12,11 +12,14 @@ import fastavro
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from backend.errors import HistoryLost, SourceUnavailable, SourceWentBack
 from backend.sources import COLUMNS
 from backend.sources.kafka import kafka
 from backend.sources.kafka_admin import compare
+from backend.sources.kafka_loss import losses_named
+from backend.sources.kafka_settling import while_it_settles
 from recovery.testing.events import Event
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -35,6 +38,13 @@ def stream(spark: Any, source: Any, checkpoint: Path) -> list[list[Any]]:
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     return batches
+
+
+def delete_below(settings: Any, topic: str, offset: int) -> None:
+    """What retention does, now."""
+    admin = AdminClient(settings.for_client())
+    for deleted in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+        deleted.result(20)
 
 
 def ids(rows: list[Any]) -> list[tuple[int, int]]:
@@ -102,13 +112,9 @@ def test_a_replay_reads_exactly_the_ranges(spark, kafka_broker, kafka_topics):
 
 
 def test_history_that_is_gone_or_not_there_yet_is_an_error(spark, kafka_broker, kafka_topics):
-    from confluent_kafka.admin import AdminClient
-
     topic = kafka_topics.create()
     kafka_topics.produce(topic, [{"n": n} for n in range(10)])
-    admin = AdminClient(kafka_broker.settings.for_client())
-    for deleted in admin.delete_records([TopicPartition(topic, 0, 4)]).values():
-        deleted.result(20)
+    delete_below(kafka_broker.settings, topic, 4)
     source = kafka(topic, servers=kafka_broker.settings, value=VALUE)
     assert source.offsets() == {(topic, 0): (4, 10)}
     assert [row.offset for row in source.batch(spark, {(topic, 0): (4, 10)}).collect()] == [4, 5, 6, 7, 8, 9]
@@ -118,6 +124,20 @@ def test_history_that_is_gone_or_not_there_yet_is_an_error(spark, kafka_broker, 
         source.batch(spark, {(topic, 0): (8, 11)})
     with pytest.raises(HistoryLost):
         source.batch(spark, {(topic, 5): (0, 1)})
+
+
+def test_what_retention_takes_while_it_is_read_has_a_name_and_a_next_command(spark, kafka_broker, kafka_topics):
+    topic = kafka_topics.create()
+    kafka_topics.produce(topic, [{"n": n} for n in range(10)])
+    source = kafka(topic, servers=kafka_broker.settings, value=VALUE)
+    frame = source.batch(spark, {(topic, 0): (2, 10)})  # all is there when it is asked for
+    delete_below(kafka_broker.settings, topic, 6)
+    with pytest.raises(HistoryLost) as caught, losses_named(lambda: source.batch(spark, {(topic, 0): (2, 10)})):
+        frame.collect()
+    assert "rewind reset <checkpoint>" in caught.value.command
+    source.check_positions({(topic, 0): 6, ("another", 0): 0})
+    with pytest.raises(HistoryLost, match="offset 5 comes next, the earliest is 6: retention took 1 offsets"):
+        source.check_positions({(topic, 0): 5})
 
 
 def test_aborted_transactions_are_not_counted(spark, kafka_broker, kafka_topics, tmp_path):
@@ -235,13 +255,11 @@ def test_raw_values_and_functions_of_ones_own(spark, kafka_broker, kafka_topics)
 
 
 def test_groups_of_others_stay_as_they_are(spark, kafka_broker, kafka_topics, tmp_path):
-    from confluent_kafka.admin import AdminClient
-
     topic = kafka_topics.create()
     kafka_topics.produce(topic, [{"n": n} for n in range(5)])
     config = kafka_broker.settings.for_client() | {"group.id": f"other-{topic}", "enable.auto.commit": False}
     consumer = Consumer(config)
-    consumer.commit(offsets=[TopicPartition(topic, 0, 2)], asynchronous=False)
+    while_it_settles(lambda: consumer.commit(offsets=[TopicPartition(topic, 0, 2)], asynchronous=False))
     admin = AdminClient(kafka_broker.settings.for_client())
     source = kafka(topic, servers=kafka_broker.settings, value=VALUE)
     stream(spark, source, tmp_path / "c")
@@ -256,25 +274,3 @@ def test_groups_of_others_stay_as_they_are(spark, kafka_broker, kafka_topics, tm
 def test_a_topic_that_is_not_there_is_named(kafka_broker):
     with pytest.raises(SourceUnavailable, match="no-such-topic"):
         kafka("no-such-topic", servers=kafka_broker.settings, value=VALUE).offsets()
-
-
-def test_a_broker_that_wants_a_password_is_read_and_the_password_is_nowhere(spark, secured_kafka_broker, capfd):
-    from recovery.testing.events import Topics
-
-    settings = secured_kafka_broker.settings
-    topics = Topics(settings)
-    topic = topics.create()
-    topics.produce(topic, [{"n": 1}])
-    source = kafka(topic, servers=settings, value=VALUE)
-    spark.sparkContext.setLogLevel("INFO")
-    try:
-        frame = source.batch(spark, {(topic, 0): (0, 1)})
-        assert [row.fields.n for row in frame.collect()] == [1]
-        plan = frame._jdf.queryExecution().toString()
-    finally:
-        spark.sparkContext.setLogLevel("ERROR")
-    told = capfd.readouterr()
-    said = told.out + told.err + plan + repr(source) + json.dumps(source.describe())
-    assert "ConsumerConfig" in said or "kafka" in said.lower()
-    for secret in ("word-7", settings.password):
-        assert secret not in said

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from backend import count, kafka, median, stream, sum_, tumbling
-from backend.errors import SourceWentBack
+from backend.errors import HistoryLost, SourceWentBack
 from recovery.testing.events import Event
+from tests.kafka.test_kafka_source import delete_below
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -110,20 +111,28 @@ def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
     assert second.await_termination(280)
     assert second.progress.restores == 1
     assert last_revisions(tmp_path / "results") == windows_of([row for rows in before + after for row in rows])
+    errors = [row for path in (tmp_path / "errors").rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert [(row["reason"], row["value"]) for row in errors] == [("malformed", b"not json")] * 2
     kafka_topics.grow(topic, 3)
     caplog.clear()
-    job.start().stop()
+    live = job.start()
     assert f"topic {topic} has 3 partitions, it had 2" in caplog.text
+    deadline, end = time.monotonic() + 120, 0
+    while live.is_active and time.monotonic() < deadline:  # until some go between the planning and the reading
+        kafka_topics.produce(topic, [Event(row) for row in before[0]])
+        end = kafka(topic, servers=kafka_broker.settings, format="raw").offsets()[topic, 0][1]
+        delete_below(kafka_broker.settings, topic, end)
+    assert isinstance(live.exception, HistoryLost), live.exception
+    with pytest.raises(HistoryLost, match="comes next, the earliest is"):
+        job.start()
     kafka_topics.delete(topic)
     kafka_topics.create(3, name=topic)
     kafka_topics.produce(topic, [Event(row) for row in before[0] + before[1]])  # as many as there were: offsets fit
     with pytest.raises(SourceWentBack, match="made again"):
         job.start()
-    errors = [row for path in (tmp_path / "errors").rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    assert [(row["reason"], row["value"]) for row in errors] == [("malformed", b"not json")] * 2
 
 
-def test_a_broker_that_is_killed_under_a_running_job_and_comes_back(spark, local_kafka_broker, tmp_path):
+def test_a_broker_that_is_killed_and_a_partition_that_is_added_under_a_running_job(spark, local_kafka_broker, tmp_path):
     from recovery.testing.events import Topics
 
     topics = Topics(local_kafka_broker.settings)
@@ -145,6 +154,10 @@ def test_a_broker_that_is_killed_under_a_running_job_and_comes_back(spark, local
     local_kafka_broker.restart()
     topics.produce(topic, rows[100:])
     wait_for(200)
+    topics.grow(topic, 2)
+    added = events(60, seed=6)
+    topics.produce(topic, [Event(row, partition=1) for row in added])
+    wait_for(260)
     query.drain()
     version = query.progress.version
     deadline = time.monotonic() + 60
@@ -152,5 +165,5 @@ def test_a_broker_that_is_killed_under_a_running_job_and_comes_back(spark, local
         time.sleep(0.1)
     query.stop()
     assert query.exception is None
-    assert last_revisions(tmp_path / "results") == windows_of(rows)
+    assert last_revisions(tmp_path / "results") == windows_of(rows + added)
     topics.close()

@@ -1,0 +1,85 @@
+"""The connector's "data loss" by name, and where a query goes on according to Spark's offset log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backend.errors import HistoryLost, SourceWentBack
+from backend.sources.kafka_loss import losses_named, named_loss
+from backend.spark.resume import check_resumable, committed_positions
+from recovery.supervisor import _named
+
+SAID = (
+    "org.apache.spark.SparkException: [KAFKA_DATA_LOSS.{}] Some data may have been lost because they are not available "
+    "in Kafka any more; either the data was aged out by Kafka or the topic may have been deleted before all the data "
+    "in the topic was processed. If you don't want your streaming query to fail on such cases, set the source option "
+    "failOnDataLoss to false. Reason: {} SQLSTATE: 22000"
+)
+AGED = SAID.format("START_OFFSET_RESET", "Starting offset for t-0 was 3 but consumer reset to 6.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "expected"),
+    [
+        ("START_OFFSET_RESET", "Starting offset for t-0 was 3 but consumer reset to 6.", HistoryLost),
+        ("COULD_NOT_READ_OFFSET_RANGE", "Could not read records in offset [3, 6) for topic partition t-0", HistoryLost),
+        ("PARTITION_OFFSET_CHANGED", "Partition t-0 offset was changed from 3 to 6.", HistoryLost),
+        ("PARTITION_OFFSET_CHANGED", "Partition t-0 offset was changed from 6 to 3.", SourceWentBack),
+        ("PARTITIONS_DELETED", "Partitions t-1 have been deleted.", SourceWentBack),
+    ],
+)
+def test_each_kind_of_loss_is_named_with_its_reason_and_without_sparks_advice(kind, reason, expected):
+    found = named_loss(SAID.format(kind, reason))
+    assert type(found) is expected
+    assert reason in str(found)
+    assert kind in str(found)
+    assert "failOnDataLoss" not in str(found)
+    assert found.command
+
+
+def test_only_the_connectors_loss_is_renamed():
+    def nothing_is_gone() -> None:
+        asked.append(1)
+
+    def gone() -> None:
+        raise HistoryLost("found when it was asked again")
+
+    asked: list[int] = []
+    with pytest.raises(HistoryLost, match="START_OFFSET_RESET"), losses_named(gone):
+        raise RuntimeError(AGED)
+    with pytest.raises(HistoryLost, match="asked again"), losses_named(gone):
+        raise RuntimeError("task failed: UnknownReason")
+    with pytest.raises(KeyError), losses_named(nothing_is_gone):
+        raise KeyError("x")
+    assert asked == [1]
+    with pytest.raises(SourceWentBack, match="mine"), losses_named(gone):
+        raise SourceWentBack("mine")
+    assert type(_named(RuntimeError(AGED))) is HistoryLost
+    plain = RuntimeError("other")
+    assert _named(plain) is plain
+
+
+class Told:
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def check_positions(self, positions: object) -> None:
+        self.asked.append(positions)
+
+
+def test_the_last_committed_micro_batch_says_where_it_goes_on(tmp_path: Path):
+    sources = [Told(), object(), Told()]
+    check_resumable(str(tmp_path), sources)
+    assert sources[0].asked == []
+    for version, offset in ((9, 70), (10, 80), (11, 90)):
+        lines = ["v1", '{"batchWatermarkMs":0}', f'{{"t":{{"0":{offset},"10":5}}}}', "-", '{"logOffset":0}']
+        (tmp_path / "offsets").mkdir(exist_ok=True)
+        (tmp_path / "offsets" / str(version)).write_text("\n".join(lines))
+    (tmp_path / "commits").mkdir()
+    for name in ("9", "10", ".11.crc"):  # 11 is planned, not committed
+        (tmp_path / "commits" / name).write_text("v1")
+    assert committed_positions(str(tmp_path)) == [{("t", 0): 80, ("t", 10): 5}, {}, {}]
+    check_resumable(str(tmp_path), sources)
+    assert (sources[0].asked, sources[2].asked) == ([{("t", 0): 80, ("t", 10): 5}], [])
