@@ -11,6 +11,7 @@ BENCHES = {
     "windows": ["--quick"],
     "restore": ["--quick"],
     "join": ["--quick"],
+    "changelog_kafka": ["--quick"],
 }
 """Benchmark -> its arguments for a quick run."""
 

@@ -144,6 +144,7 @@ class Stored:
 @dataclass(slots=True)
 class _Open:
     first: int
+    version: int
     pieces: list[bytes]
 
 
@@ -153,10 +154,13 @@ class Assembler:
     def __init__(self) -> None:
         self._open: dict[bytes, _Open] = {}
 
-    @property
-    def open_from(self) -> int | None:
-        """Smallest offset of a record whose end has not been seen, None when there is none."""
-        return min((partial.first for partial in self._open.values()), default=None)
+    def open_from(self, above: int) -> int | None:
+        """Give the smallest offset of a record whose end has not been seen, None when there is none.
+
+        Args:
+            above: Records of this version and older ones do not count: their writers died, or nobody needs them.
+        """
+        return min((partial.first for partial in self._open.values() if partial.version > above), default=None)
 
     def add(self, key: ChunkKey, value: bytes, offset: int) -> tuple[Stored, bytes] | None:
         """Take a piece; give the record and its bytes when it was the last one.
@@ -164,7 +168,7 @@ class Assembler:
         A piece that does not follow the one before it drops what there is of its record.
         """
         if key.index == 0:
-            self._open[key.append_id] = _Open(offset, [])
+            self._open[key.append_id] = _Open(offset, key.commit.version, [])
             while len(self._open) > MAX_OPEN:
                 del self._open[next(iter(self._open))]
         partial = self._open.get(key.append_id)

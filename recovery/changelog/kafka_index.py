@@ -71,8 +71,9 @@ class ShardIndex:
     def cut_for(self, kept: Sequence[Commit], where: str) -> int:
         """Give the offset below which nothing is needed.
 
-        Needed are the lineages of the retained commits down to a base, every record above the oldest retained version
-        (its attempt may still run), and a record whose end has not come yet.
+        Needed are the lineages of the retained commits down to a base, and every record above the oldest retained
+        version, also one whose end has not come yet: its attempt may still run. What a writer that died left
+        unfinished does not hold the cut back for longer than that.
 
         Args:
             kept: Retained commits, sorted, at least one.
@@ -95,7 +96,7 @@ class ShardIndex:
                 at = self._parent(found[-1], where)
         oldest = kept[0].version
         late = [stored.first for stored in self.stored() if stored.commit.version > oldest]
-        unfinished = self._assembler.open_from
+        unfinished = self._assembler.open_from(above=oldest)
         return min([*needed.values(), *late, *([] if unfinished is None else [unfinished])])
 
     def missing(self, commit: Commit, where: str) -> ChangelogDamaged:

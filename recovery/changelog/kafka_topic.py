@@ -14,7 +14,8 @@ from backend.sources.kafka_settling import while_it_settles
 if TYPE_CHECKING:
     from backend.sources.kafka_settings import KafkaSettings
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
+"""A broker that restarts or hands its partitions on should not fail a task."""
 REQUIRED = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
 

@@ -108,7 +108,11 @@ class PartitionWriter:
             if failures or not firsts:
                 raise KafkaException(failures[0] if failures else KafkaError(KafkaError._MSG_TIMED_OUT))
         except KafkaException as error:
-            if error.args[0].code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH):
+            if error.args[0].code() in (
+                KafkaError._FENCED,
+                KafkaError.PRODUCER_FENCED,
+                KafkaError.INVALID_PRODUCER_EPOCH,
+            ):
                 raise _Fenced(error.args[0]) from None
             _abort(producer)
             raise unavailable(self._settings, self._topic, error) from None

@@ -190,14 +190,15 @@ def merge(chain: Sequence[LogRecord]) -> pa.Table:
     Returns:
         `SCHEMA` without nulls, in key order, each key once, nothing below the newest commit's bounds.
     """
-    newest_first = pa.concat_tables([link.rows for link in chain]).combine_chunks()
-    rank = pa.array(range(newest_first.num_rows), pa.int64())
-    ordered = newest_first.append_column("rank", rank).sort_by([("key", "ascending"), ("rank", "ascending")])
-    if ordered.num_rows:
+    whole = pa.concat_tables([link.rows for link in chain]).combine_chunks()
+    if len(chain) > 1 and whole.num_rows:
+        ordered = whole.take(pc.sort_indices(whole["key"]))  # stable: of a key's values the newest comes first
         keys = _one(ordered["key"])
         first = pa.concat_arrays([pa.array([True]), pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))])
-        ordered = ordered.filter(pc.and_(first, _one(ordered["value"]).is_valid()))
-    return _above_bounds(ordered.select(["key", "value"]), chain[0].record.bounds)
+        whole = ordered.filter(first)
+    if whole["value"].null_count:
+        whole = whole.filter(whole["value"].is_valid())
+    return _above_bounds(whole, chain[0].record.bounds)
 
 
 def _above_bounds(rows: pa.Table, bounds: dict[int, bytes]) -> pa.Table:

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.errors import UnknownFormat
+from backend.store import Changes
 from recovery.changelog.chunks import KEY_BYTES, Assembler, ChunkKey, Growth, cut, decode_key
-from recovery.changelog.kafka_index import Lineage
-from recovery.changelog.records import Kind
-from recovery.pointer import Commit
+from recovery.changelog.kafka_index import Lineage, ShardIndex
+from recovery.changelog.records import Kind, encode_base, encode_delta
+from recovery.pointer import Commit, CommitRecord
 
 COMMIT = Commit(7, "0123456789abcdef" * 2)
 
@@ -57,14 +58,14 @@ def test_a_piece_that_is_missing_leaves_no_record():
     assert assembler.add(key(0), b"a", 0) is None
     assert assembler.add(key(2, last=True), b"c", 1) is None
     assert assembler.add(key(1, last=True), b"b", 2) is None
-    assert assembler.open_from is None
+    assert assembler.open_from(above=-1) is None
 
 
 def test_pieces_of_two_appends_do_not_mix():
     assembler = Assembler()
     assembler.add(key(0, append_id=b"a" * 8), b"1", 10)
     assembler.add(key(0, append_id=b"b" * 8), b"x", 11)
-    assert assembler.open_from == 10
+    assert assembler.open_from(above=-1) == 10
     _, one = assembler.add(key(1, last=True, append_id=b"a" * 8), b"2", 12)
     _, two = assembler.add(key(1, last=True, append_id=b"b" * 8), b"y", 13)
     assert (one, two) == (b"12", b"xy")
@@ -74,7 +75,39 @@ def test_writers_that_died_take_no_room_for_ever():
     assembler = Assembler()
     for number in range(100):
         assembler.add(key(0, append_id=number.to_bytes(8, "big")), b"x" * 10, number)
-    assert assembler.open_from == 100 - 64
+    assert assembler.open_from(above=-1) == 100 - 64
+
+
+def test_what_a_dead_writer_left_unfinished_holds_the_cut_back_only_while_its_attempt_may_run():
+    def commit_record(version: int) -> CommitRecord:
+        parent = commits[version - 1] if version else None
+        return CommitRecord(0, commits[version], parent, 0, [], {}, [], [], [], 0, 0)
+
+    commits = [Commit(v, "a" * 32) for v in range(6)]
+    index = ShardIndex()
+    take = index.taker("t-0")
+
+    def append(kind: Kind, commit: Commit, data: bytes, *, last: bool = True) -> None:
+        append_id = len(offsets).to_bytes(8, "big")
+        take(ChunkKey(kind, commit, append_id, 0, last, Growth()).encode(), data, len(offsets))
+        offsets.append(f"{kind.name} {commit.version}")
+
+    offsets: list[str] = []
+    for version in range(6):
+        if version in (1, 4):
+            append(Kind.DELTA, Commit(version, "b" * 32), b"half", last=False)  # offsets 1 and 6
+        append(Kind.DELTA, commits[version], encode_delta(commit_record(version), Changes([], [])))
+        if version == 3:
+            append(Kind.BASE, commits[3], b"".join(encode_base(commit_record(3), ())))
+    assert offsets[5:8] == ["BASE 3", "DELTA 4", "DELTA 4"]
+    assert index.cut_for([commits[5]], "t-0") == 5, "the base of 3: nothing before it is needed"
+    assert index.cut_for([commits[3], commits[5]], "t-0") == 5
+    assert index.cut_for([commits[2], commits[5]], "t-0") == 0, "the deltas from the beginning are needed"
+    append(Kind.BASE, commits[5], b"".join(encode_base(commit_record(5), ())))
+    assert index.cut_for([commits[5]], "t-0") == 9
+    append(Kind.DELTA, Commit(6, "b" * 32), b"half", last=False)
+    append(Kind.BASE, commits[5], b"".join(encode_base(commit_record(5), ())))
+    assert index.cut_for([commits[5]], "t-0") == 10, "what is above the oldest retained version may still be written"
 
 
 def test_growth_counts_from_the_newest_base_even_if_it_came_after_its_children():
