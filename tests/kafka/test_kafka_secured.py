@@ -1,0 +1,147 @@
+"""A cluster that wants passwords and encrypts: every way in works, and nothing that is left behind holds a secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from backend.errors import SinkUnavailable, SourceUnavailable
+from backend.sinks import kafka_commits, kafka_sink
+from backend.sources import kafka_admin
+from backend.sources.kafka import kafka
+from backend.sources.kafka_settings import MECHANISMS
+from recovery.broker import answers
+from recovery.changelog.kafka import KafkaChangelog
+from recovery.cli import app
+from recovery.demo.session import environment
+from recovery.testing.events import Topics
+from tests.contracts.changelog import as_dict, changes, commit, record
+from tests.kafka.test_kafka_sink import read
+from tests.kafka.test_kafka_stream import MINUTE, events, windows_of
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+SECRET = "word-7"
+"""Of the password `pa"ss\\word-7`, what no way of quoting changes."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("mechanism", "tls"), list(zip(MECHANISMS, [False, True, True], strict=True)))
+def test_every_mechanism_serves_source_and_changelog(spark, secured_kafka_broker, mechanism, tls, capfd):
+    settings = secured_kafka_broker.settings_with(mechanism=mechanism, tls=tls)
+    assert settings.protocol == ("SASL_SSL" if tls else "SASL_PLAINTEXT")
+    topics = Topics(settings)
+    topic = topics.create()
+    topics.produce(topic, [{"n": 1}])
+    source = kafka(topic, servers=settings, value="n int")
+    spark.sparkContext.setLogLevel("INFO")
+    try:
+        frame = source.batch(spark, {(topic, 0): (0, 1)})
+        assert [row.fields.n for row in frame.collect()] == [1]
+        plan = frame._jdf.queryExecution().toString()
+    finally:
+        spark.sparkContext.setLogLevel("ERROR")
+    log = KafkaChangelog(settings, f"{topic}-changelog")
+    topics.adopt(f"{topic}-changelog")
+    log.prepare(1, replication=1)
+    log.append(record(0), changes({b"\x03a": b"1"}))
+    assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"1"}
+    told = capfd.readouterr()
+    said = told.out + told.err + plan + repr(source) + repr(log) + json.dumps(source.describe())
+    assert "kafka" in said.lower()
+    assert SECRET not in said
+    log.close()
+    topics.close()
+
+
+def test_without_the_authority_or_with_a_wrong_password_nobody_is_let_in_and_nothing_is_told(
+    secured_kafka_broker, monkeypatch
+):
+    encrypted = secured_kafka_broker.settings_with(tls=True)
+    assert not answers(replace(encrypted, ca_file=None, tls=True), timeout_s=1)
+    wrong = replace(encrypted, password="wr0ng-one")
+    monkeypatch.setattr(kafka_admin, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(kafka_commits, "TIMEOUT_S", 2.0)
+    with pytest.raises(SourceUnavailable) as source:
+        kafka("t", servers=wrong, value="n int").offsets()
+    with pytest.raises(SinkUnavailable) as sink:
+        kafka_sink("t", "u", servers=wrong).open("q")
+    for caught in (source, sink):
+        assert "wr0ng-one" not in str(caught.value)
+        assert encrypted.servers in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_job_over_sasl_and_tls_killed_after_publishing_restores_and_tells_no_secret(
+    secured_kafka_broker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = secured_kafka_broker.settings_with(tls=True)
+    topics = Topics(settings)
+    topic = topics.create()
+    for name in ("windows", "errors"):
+        topics.create(name=f"{topic}-{name}")
+    topics.adopt(f"{topic}-changelog", f"{topic}-windows-commits")
+    rows = events(400, seed=11)
+    topics.produce(topic, [b"not json", *rows])
+    secrets = {
+        "REWIND_KAFKA_MECHANISM": settings.mechanism,
+        "REWIND_KAFKA_USERNAME": settings.username,
+        "REWIND_KAFKA_PASSWORD": settings.password,
+        "REWIND_KAFKA_CA_FILE": settings.ca_file,
+    }
+    kill = {"REWIND_KILL": f"after_publish@{tmp_path / 'once'}", "REWIND_KILL_VERSION": "1"}
+    command = [sys.executable, "-m", "tests.support.secured_job", settings.servers, topic, str(tmp_path)]
+
+    def run(name: str, more: dict[str, str]) -> tuple[int, str]:
+        log = tmp_path / f"{name}.log"
+        with log.open("wb") as out:
+            done = subprocess.run(
+                command, stdout=out, stderr=out, env=environment() | secrets | more, cwd=ROOT, timeout=280, check=False
+            )
+        return done.returncode, log.read_text()
+
+    code, text = run("first", kill)
+    assert code == -signal.SIGKILL, text[-3000:]
+    assert (tmp_path / "checkpoint" / "offsets" / "1").exists()
+    assert not (tmp_path / "checkpoint" / "commits" / "1").exists()
+    before = read(settings, f"{topic}-windows")
+    assert {row["version"] for row in before} == {0, 1}, "what was published before the kill is out"
+    shutil.rmtree(tmp_path / "local")
+    code, text = run("second", {})
+    assert code == 0, text[-3000:]
+    assert "restores: 1" in text
+    out = read(settings, f"{topic}-windows")
+    assert len({row["id"] for row in out}) == len(out)
+    assert out[: len(before)] == before
+    newest: dict[tuple[int, str], tuple[int, int, float]] = {}
+    for row in out:  # one partition: revisions are in order
+        newest[row["window_start"] // MINUTE * MINUTE, row["who"]] = (row["count"], row["total"], row["middle"])
+    assert newest == windows_of(rows)
+    (bad,) = read(settings, f"{topic}-errors")
+    assert (bad["reason"], bad["value"]) == ("malformed", "bm90IGpzb24=")
+
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, str(value))
+    for words in (["inspect"], ["verify"], ["inspect", "--json"]):
+        place = [str(tmp_path / "checkpoint"), "--local-dir", str(tmp_path / "local")]
+        told = CliRunner().invoke(app, [words[0], *place, *words[1:]])
+        assert told.exit_code == 0, told.output
+        (tmp_path / f"{'-'.join(words)}.txt").write_text(told.output)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"first.log", "metadata", "manifest.json", "inspect.txt"} <= {path.name for path in files}
+    assert any(path.parent.name == "offsets" for path in files)
+    assert any("events" in path.parts for path in files)
+    assert "sasl.jaas.config = [hidden]" in text, "Kafka's clients tell all their settings but the secret ones"
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    topics.close()
+    assert os.environ["REWIND_KAFKA_PASSWORD"] == settings.password
