@@ -1,9 +1,9 @@
-"""Sinks: where results and errors go, exactly one copy per micro-batch.
+"""Sinks: where results and errors go. README.md says which guarantee each gives.
 
 A sink gets the output of the stateful operator: one row per shard of `FRAME_COLUMNS`, the tables packed as Arrow IPC
 streams. It runs exactly one action on it: a second one would run the operator twice, and Spark would keep the state of
 the first run. `publish` is called before Spark commits the micro-batch, and again with the same version after a crash
-in between, so a sink replaces what it published under a version before.
+in between, so a sink replaces what it published under a version before, or passes over what it cannot take back.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def produce_frames(
             send(producer, message.topic, message.value, message.key, on_delivery=delivered)
         metrics = merge_metrics(row["metrics"] for row in shards[shard])
         reports.append({"shard": shard, **counts, "metrics": json.dumps(metrics)})
-    left = producer.flush(2 * TIMEOUT_S)
+    left = producer.flush(TIMEOUT_S + 5)  # longer than a delivery may take
     if left or failures:
         raise SinkUnavailable(
             "results were not acknowledged",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 KEY = b"rewind"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 SETTINGS = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
 
 

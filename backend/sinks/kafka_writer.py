@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rewind.sink")
 
 TRIES = 3
-TRANSACTION_TIMEOUT_S = 60
+TRANSACTION_TIMEOUT_S = 120
 """A crashed writer's open transaction holds readers back for so long at most."""
 
 
@@ -118,7 +118,11 @@ class TransactionalWriter:
                 return
             except KafkaException as error:
                 self._producer = None
-                if error.args[0].code() in (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH):
+                if error.args[0].code() in (
+                    KafkaError._FENCED,
+                    KafkaError.PRODUCER_FENCED,
+                    KafkaError.INVALID_PRODUCER_EPOCH,
+                ):
                     raise SinkConflict(
                         "another writer has taken the output over",
                         where=self._where,
