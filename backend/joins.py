@@ -118,8 +118,6 @@ class Side:
             "out": list(self.out),
             "fields": [[f.name, str(f.type)] for f in self.fields],
             "window": None if self.window is None else self.window.describe(),
-            "retention_ms": self.retention_ms,
-            "retention_messages": self.retention_messages,
         }
 
 
@@ -193,7 +191,7 @@ class JoinSpec:
         return pa.schema([*JOIN_FIELDS, *(column for column, _, _ in self.result_columns())])
 
     def describe(self) -> dict[str, object]:
-        """Give the manifest's entry."""
+        """Give the manifest's entry; what is under `free` may change between starts."""
         return {
             "operator": "join",
             "format": FORMAT,
@@ -204,12 +202,15 @@ class JoinSpec:
             "after": self.after,
             "session_key": list(self.session_key),
             "message_key": self.layout.name,
-            "on_time_ms": self.on_time_ms,
-            "late_ms": self.late_ms,
+            "left_streams": self.left_streams,
             "idle_after_ms": self.idle_after_ms,
             "max_ahead_ms": self.max_ahead_ms,
-            "left_streams": self.left_streams,
-            "first_offsets": [[s, p, offset] for (s, p), offset in sorted(self.first_offsets.items())],
+            "free": {
+                "retention_ms": [side.retention_ms for side in self.sides],
+                "retention_messages": [side.retention_messages for side in self.sides],
+                "on_time_ms": self.on_time_ms,
+                "late_ms": self.late_ms,
+            },
         }
 
 

@@ -101,7 +101,7 @@ def judged(spec: JoinSpec) -> oracle.JoinSpec:
 def streams(draw: st.DrawFn, *, partitions: int = 1, max_size: int = 26) -> list[Message]:
     """Two streams as they are read: out of order, with gaps in offsets; either may be silent for long."""
     newest = draw(st.sampled_from((0, -50, 1_357_000_000_000)))
-    lag = draw(st.sampled_from((0, 0, 4, 12, 60)))  # the right side is behind
+    lags = draw(st.sampled_from([(0, 0), (0, 4), (4, 0), (0, 12), (12, 0), (0, 60)]))  # a side that is behind
     offsets: dict[Source, int] = {}
     messages = []
     for number in draw(st.lists(st.integers(0, _ROW * partitions - 1), max_size=max_size)):
@@ -113,7 +113,7 @@ def streams(draw: st.DrawFn, *, partitions: int = 1, max_size: int = 26) -> list
         time = newest + STEPS[step]
         newest = max(newest, time)
         offsets[source] = offset = offsets.get(source, 10 * side - 1) + (1, 1, 1, 3)[gap]
-        messages.append(Message(offset, time - lag * side, {"k": KEYS[key]}, partition, side))
+        messages.append(Message(offset, time - lags[side], {"k": KEYS[key]}, partition, side))
     return messages
 
 
@@ -146,21 +146,21 @@ def compare(
 ONE = ((0, 0), (1, 0))
 
 
-@share(0.28)
+@share(0.16)
 @given(st.data())
 def test_joins_by_time_are_the_oracles(data: st.DataObject) -> None:
     parts, walls = data.draw(batches(data.draw(streams())))
     compare(data.draw(specs_by_time()), parts, walls, ONE)
 
 
-@share(0.2)
+@share(0.1)
 @given(st.data())
 def test_joins_by_number_are_the_oracles(data: st.DataObject) -> None:
     parts, walls = data.draw(batches(data.draw(streams())))
     compare(data.draw(specs_by_number()), parts, walls, ONE)
 
 
-@share(0.15)
+@share(0.08)
 @given(st.data())
 def test_joins_over_several_partitions_are_the_oracles(data: st.DataObject) -> None:
     parts, walls = data.draw(batches(data.draw(streams(partitions=2))))
@@ -168,7 +168,7 @@ def test_joins_over_several_partitions_are_the_oracles(data: st.DataObject) -> N
     compare(data.draw(specs_by_time()), parts, walls, sources)
 
 
-@share(0.15)
+@share(0.08)
 @given(st.data())
 def test_cuts_do_not_change_the_rows_of_one_partition(data: st.DataObject) -> None:
     spec = data.draw(specs_by_time())

@@ -35,8 +35,7 @@ def filled(spec: JoinSpec) -> StandaloneJoin:
         (36, "a", 2),
         (50, "b", 1),
     ]
-    for offset, (time, user, item) in enumerate(rows, 1):
-        join.add_left(message(offset, time, user, item), wall_ms=0)
+    join.add_messages([message(offset, *row) for offset, row in enumerate(rows, 1)], wall_ms=0)
     join.add_right(message(1, 30, "z", 9), wall_ms=0)
     return join
 

@@ -109,3 +109,11 @@ def test_a_range_is_symmetric_or_before_and_after():
         (1000, 1000),
         (0, 5),
     ]
+
+
+def test_what_may_change_between_starts_stands_apart():
+    one = join_spec(ORDERS, SHIPMENTS, on="id", within=5, **HOUR).describe()
+    other = {"left_retention": 1, "right_retention": 9, "on_time_update_period": 3, "late_update_period": 4}
+    two = join_spec(ORDERS, SHIPMENTS, on="id", within=5, first_offsets={(0, 0): 7}, **other).describe()
+    assert {**one, "free": None} == {**two, "free": None}
+    assert one != join_spec(ORDERS, SHIPMENTS, on="id", within=6, **HOUR).describe()
