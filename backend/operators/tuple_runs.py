@@ -58,10 +58,10 @@ WHY = "no open window of its group key, and a window that it would open is out o
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Messages in order of (group key, arrival); all arrays as long as one another.
+    """Messages, for `judge` in order of (group key, arrival); all arrays as long as one another.
 
     Attributes:
-        key: Number of the group key, ascending.
+        key: Number of the group key.
         number: Number of the message on the shard, or its stream.
         time: Event time.
         clock: Stream time that it is judged by; ascending within a key.
@@ -71,6 +71,10 @@ class Arrivals:
     number: IntArray
     time: IntArray
     clock: IntArray
+
+    def where(self, rows: IntArray) -> Arrivals:
+        """Give some of them."""
+        return Arrivals(self.key[rows], self.number[rows], self.time[rows], self.clock[rows])
 
 
 def judge(
@@ -132,6 +136,11 @@ class FallingOut:
         self._work, self._most, self._retention_ms, self._stored = work, most, retention_ms, stored
         self._tags = [tag for tag, wanted in ((_BY_NUMBER, most is not None), (_BY_TIME, retention_ms > 0)) if wanted]
         self._settle()
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a retention."""
+        return bool(self._tags)
 
     def count(self, messages: int) -> int:
         """Number messages that came; gives the number of the first of them."""
@@ -231,20 +240,17 @@ class Runs:
         rows = self._work.get_many(keyed(COUNTERS, space.keys))
         known = np.array([row is not None for row in rows], np.bool_)
         counters = read_counters([row for row in rows if row is not None])
-        last, newest = np.zeros(len(space), np.int64), np.zeros(len(space), np.int64)
-        last[known], newest[known] = counters["last"], counters["newest"]
-        order = np.argsort(key, kind="stable")
-        time = numbers(messages, TIME)
-        arrivals = Arrivals(key[order], number[order], time[order], clocks(turn)[order])
-        taken, opens = np.empty(len(key), np.bool_), np.empty(len(key), np.bool_)
-        taken[order], opens[order] = falling.judge(arrivals, known, last, newest)
-        turn.refuse(~taken, "out_of_retention", WHY)
-        begun = np.bincount(key[opens], minlength=len(space))
+        time, begun = numbers(messages, TIME), (~known).astype(np.int64)
+        first = np.arange(len(space))
+        self.key: IntArray = key
+        if falling.limited:
+            taken, opens, since = self._judge(Arrivals(key, number, time, clocks(turn)), known, counters)
+            turn.refuse(~taken, "out_of_retention", WHY)
+            begun = np.bincount(key[opens], minlength=len(space))
+            first = np.cumsum(known + begun) - (known + begun)
+            self.key = (first + known - 1 - (np.cumsum(begun) - begun))[key[taken]] + since[taken]
+            time, number = time[taken], number[taken]
         count = known + begun
-        first = np.cumsum(count) - count
-        since = np.empty(len(key), np.int64)
-        since[order] = np.cumsum(opens[order])
-        self.key: IntArray = (first + known - 1 - (np.cumsum(begun) - begun))[key[taken]] + since[taken]
         code = np.repeat(np.arange(len(space)), count)
         self.keys: pa.Array = space.keys.take(pa.array(code))
         self._space, self._first = space, first
@@ -253,8 +259,8 @@ class Runs:
         self.next, self.live, self.digest = (self._spread(counters[name]) for name in ("next", "live", "digest"))
         self._was = self._spread(counters["last"]), self._spread(counters["newest"])
         self.last, self.newest = self._was[0].copy(), np.where(self.stored, self._was[1], started(NO_TIME))
-        np.maximum.at(self.newest, self.key, time[taken])
-        np.maximum.at(self.last, self.key, number[taken])
+        np.maximum.at(self.newest, self.key, time)
+        np.maximum.at(self.last, self.key, number)
         self.source: IntArray = counters["stream"].astype(np.int64) * 2**32 + counters["partition"]
         self.mixed: Mask = counters["mixed"] > 0
         newest_run = np.ones(len(code), np.bool_)
@@ -263,6 +269,19 @@ class Runs:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def _judge(
+        self, arrivals: Arrivals, known: Mask, counters: npt.NDArray[np.void]
+    ) -> tuple[Mask, Mask, npt.NDArray[np.int64]]:
+        """Tell for each message whether it is taken, whether it begins a run, and how many began in order of keys."""
+        last, newest = np.zeros(len(known), np.int64), np.zeros(len(known), np.int64)
+        last[known], newest[known] = counters["last"], counters["newest"]
+        order = np.argsort(arrivals.key, kind="stable")
+        taken, opens = np.empty(len(order), np.bool_), np.empty(len(order), np.bool_)
+        taken[order], opens[order] = self._falling.judge(arrivals.where(order), known, last, newest)
+        since = np.empty(len(order), np.int64)
+        since[order] = np.cumsum(opens[order])
+        return taken, opens, since
 
     def _spread(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Give a column of counters for all runs."""

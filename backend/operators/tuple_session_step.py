@@ -95,7 +95,7 @@ class TupleSessionStep:
         last[self.stored_key], newest[self.stored_key] = (numbers(self.stored, name) for name in ("_last", "_newest"))
         order = np.argsort(self.key, kind="stable")
         time = numbers(self.turn.messages, TIME)
-        arrivals = Arrivals(self.key[order], self.position[order], time[order], self.clock[order])
+        arrivals = Arrivals(self.key, self.position, time, self.clock).where(order)
         taken, opens = np.empty(len(order), np.bool_), np.empty(len(order), np.bool_)
         known = self.stored_of >= 0
         taken[order], opens[order] = judge(arrivals, known, last, newest, self.kind.size, self.retention_ms)
