@@ -16,35 +16,31 @@ of the pane's length would.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import NO_TIME, TIME, Proof
-from backend.operators import panes, revisions, upkeep
+from backend.batch import NO_TIME, TIME
+from backend.operators import revisions, upkeep
 from backend.operators.arrays import IntArray, spread, union
 from backend.operators.arrivals import fold, place, started
 from backend.operators.facts import ALL_EPOCHS, Facts, Pairs
-from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
+from backend.operators.grouping import KeySpace
 from backend.operators.kept import Kept
 from backend.operators.newest import Newest
 from backend.operators.panes import Panes
 from backend.operators.partials import PartialStore, Stored, concat
 from backend.operators.results import Evaluator, Results
-from backend.operators.revisions import Revisions
 from backend.operators.spec import WindowSpec
 from backend.operators.turn import DRAIN, EARLY, FULL, LATE, REASONS, Emission, Turn, numbers
-from backend.operators.waiting import Progress, Waiting
+from backend.operators.waiting import Progress, StoredRevisions, Waiting
 from backend.store import Region
 from backend.windows import Grid
-from backend.workspace import Workspace
 
 SCAN_SHARE = 4
 """A pane is read as a whole when at least one in so many of its partials is needed."""
 
 
-class Aligned:
+class Aligned(upkeep.Shared):
     """The kind for tumbling and hopping event-time windows.
 
     Args:
@@ -52,31 +48,14 @@ class Aligned:
     """
 
     def __init__(self, spec: WindowSpec) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.grid = Grid.of(spec.window)
-        self.incremental, self.full = spec.plans()
-        self.group_keys = GroupKeys(spec.key_fields)
         self.partials = PartialStore(self.grid, self.incremental)
-        fields = [spec.schema.field(name) for name in spec.input_fields()]
-        self.kept = Kept(fields) if spec.full else None
         self.newest = Newest(spec.retention_messages, self.grid.last_ended)
-        self.result_schema = spec.result_schema()
 
-    def fold(self, turn: Turn) -> None:
-        """Take one micro-batch."""
-        if not turn.quiet:
-            _Step(self, turn).run()
-        if self.kept is not None:
-            upkeep.note_replay(turn)
-
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Give the message-store rows of accepted messages."""
-        return self.kept.rows(messages)[:2] if self.kept is not None else ([], [])
-
-    def proofs(self, work: Workspace) -> Iterable[Proof]:
-        """Give what the message store must hold, pane by pane."""
-        if self.kept is not None:
-            yield from panes.proofs(work)
+    def step(self, turn: Turn) -> None:
+        """Take one micro-batch that is not quiet."""
+        _Step(self, turn).run()
 
 
 class _Step:
@@ -138,7 +117,10 @@ class _Step:
     def _choose(self) -> None:
         """Decide which updates wait, and which of them go out now."""
         late, early = self._updates()
-        rows = self._revision_rows(np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]]))
+        self.stored_revisions = StoredRevisions(self.turn, self.progress, self.gone_before, self._start)
+        updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
+        others = self.stored_revisions.others(*updated, self.placed.keys)
+        rows = revisions.concat([self.stored_revisions.due(), others])
         self.space = KeySpace([self.placed.keys, rows.keys])
         self.key_of, row_keys = self.space.numbers
         self.waiting = Waiting(
@@ -163,30 +145,6 @@ class _Step:
         opened = np.maximum(first, self.progress.closed_after + 1)
         windows, rows = spread(opened, last - opened + 1 if policies.early_ms is not None else nothing)
         return late, (windows, arrived.key[rows])
-
-    def _revision_rows(self, windows: IntArray, keys: IntArray) -> Revisions:
-        """Read the revisions of what was updated, closes, goes, or is due."""
-        work, ledger, progress = self.turn.work, self.turn.ledger, self.progress
-        start, end = bytes([Region.REVISIONS]), bytes([Region.REVISIONS + 1])
-        if progress.drain or (ledger.due_ms is not None and ledger.due_ms <= progress.now_ms):
-            self.all_revisions = True
-            return revisions.scan(work, start, end)
-        self.all_revisions = False
-        ranges = []
-        if progress.gone_after > self.gone_before:
-            ranges.append((self.gone_before + 1, progress.gone_after))
-        if ledger.sent_open and progress.closed_after > progress.closed_before:
-            ranges.append((max(progress.closed_before, progress.gone_after) + 1, progress.closed_after))
-        parts = [revisions.scan(work, self._revision_key(low), self._revision_key(high + 1)) for low, high in ranges]
-        seen = np.zeros(len(windows), np.bool_)
-        for low, high in ranges:
-            seen |= (windows >= low) & (windows <= high)
-        wanted = Pairs(windows[~seen], keys[~seen], len(self.placed.keys))
-        encoded = self.placed.keys.take(pa.array(wanted.key))
-        return revisions.concat([*parts, revisions.get(work, self._starts(wanted.window), encoded)])
-
-    def _revision_key(self, window: int) -> bytes:
-        return start_bytes(Region.REVISIONS, self._start(window))
 
     # -- load -----------------------------------------------------------------------------------------------------
 
@@ -320,7 +278,7 @@ class _Step:
         )
         upkeep.store_panes(turn, self.panes, pane, stays, digests, fresh)
         self.waiting.store(turn.work, self.space, self.grid.origin, self.grid.step)
-        turn.wait_until(self.waiting.due_ms(), afresh=self.all_revisions)
+        turn.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
         if progress.gone_after > self.gone_before:
             gone = None
             if kind.kept is not None:

@@ -18,19 +18,17 @@ ones all of it. A micro-batch reads the state from the oldest time on that its w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import FullPlan
-from backend.batch import BEFORE, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
-from backend.operators import panes, revisions, upkeep
+from backend.batch import BEFORE, NO_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.operators import revisions, upkeep
 from backend.operators.arrays import IntArray, compress, dense, firsts, least, spread
 from backend.operators.arrivals import started
 from backend.operators.block_tree import BlockTree
 from backend.operators.facts import Pairs
-from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
+from backend.operators.grouping import KeySpace
 from backend.operators.kept import Kept
 from backend.operators.keyed_facts import KeyedFacts, Order
 from backend.operators.newest import Newest
@@ -40,17 +38,16 @@ from backend.operators.results import Results
 from backend.operators.revisions import Revisions
 from backend.operators.spec import WindowSpec
 from backend.operators.turn import DRAIN, EARLY, FULL, LATE, REASONS, Emission, Turn, numbers
-from backend.operators.waiting import Progress, Waiting
+from backend.operators.waiting import Progress, StoredRevisions, Waiting
 from backend.store import Region
 from backend.windows import Grid
-from backend.workspace import Workspace
 
 BUCKETS = 16
 _EVERY_CLOCK = 2**63 - 1
 _EACH = Grid(1, 1, 0)
 
 
-class Sliding:
+class Sliding(upkeep.Shared):
     """The kind for sliding event-time windows.
 
     Args:
@@ -58,36 +55,20 @@ class Sliding:
     """
 
     def __init__(self, spec: WindowSpec) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.size = spec.window.size
         bucket = max(1, self.size // BUCKETS)
         self.buckets = Grid(bucket, bucket, 0)
-        self.incremental, self.full = spec.plans()
-        self.group_keys = GroupKeys(spec.key_fields)
         self.partials = PartialStore(_EACH, self.incremental, skip_bytes=8)
-        self.kept = Kept([spec.schema.field(name) for name in spec.input_fields()]) if spec.full else None
         self.newest = Newest(spec.retention_messages, self._last_closed)
-        self.result_schema = spec.result_schema()
 
     def _last_closed(self, clocks: IntArray) -> IntArray:
         """Give the last window that is closed, in steps of a bucket: so the staircase stays small."""
         return np.floor_divide(clocks, self.buckets.pane) * self.buckets.pane - 1
 
-    def fold(self, turn: Turn) -> None:
-        """Take one micro-batch."""
-        if not turn.quiet:
-            _Step(self, turn).run()
-        if self.kept is not None:
-            upkeep.note_replay(turn)
-
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Give the message-store rows of accepted messages."""
-        return self.kept.rows(messages)[:2] if self.kept is not None else ([], [])
-
-    def proofs(self, work: Workspace) -> Iterable[Proof]:
-        """Give what the message store must hold, bucket by bucket."""
-        if self.kept is not None:
-            yield from panes.proofs(work)
+    def step(self, turn: Turn) -> None:
+        """Take one micro-batch that is not quiet."""
+        _Step(self, turn).run()
 
 
 class _Step:
@@ -112,7 +93,8 @@ class _Step:
         """Take the steps."""
         self._judge()
         self._fold()
-        rows = self._revision_rows()
+        self.stored_revisions = StoredRevisions(self.turn, self.progress, self.gone_before, lambda window: window)
+        rows = self.stored_revisions.due()
         self._load(rows)
         self._choose(rows)
         self._send()
@@ -148,21 +130,6 @@ class _Step:
         )
 
     # -- load -----------------------------------------------------------------------------------------------------
-
-    def _revision_rows(self) -> Revisions:
-        """Read the revisions of windows that go or are due; of the others, later, those that are updated."""
-        work, ledger, progress = self.turn.work, self.turn.ledger, self.progress
-        self.ranges: list[tuple[int, int]] = []
-        self.all_revisions = progress.drain or (ledger.due_ms is not None and ledger.due_ms <= progress.now_ms)
-        if self.all_revisions:
-            return revisions.scan(work, bytes([Region.REVISIONS]), bytes([Region.REVISIONS + 1]))
-        if progress.gone_after > self.gone_before:
-            self.ranges.append((self.gone_before + 1, progress.gone_after))
-        if ledger.sent_open and progress.closed_after > progress.closed_before:
-            self.ranges.append((max(progress.closed_before, progress.gone_after) + 1, progress.closed_after))
-        keys = [tuple(start_bytes(Region.REVISIONS, edge) for edge in (low, high + 1)) for low, high in self.ranges]
-        parts = [revisions.scan(work, low, high) for low, high in keys]
-        return revisions.concat(parts) if parts else revisions.empty()
 
     def _load(self, rows: Revisions) -> None:
         """Read the partials from the oldest time on that something here needs."""
@@ -217,7 +184,8 @@ class _Step:
             late = self._existing(seen_from, np.minimum(last, self.arrived_clock - 1))
         if policies.early_ms is not None:
             early = self._existing(np.maximum(seen_from, progress.closed_after + 1), last)
-        unread = self._unread(np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]]))
+        updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
+        unread = self.stored_revisions.others(*updated, self.space.keys)
         rows = revisions.concat([rows, unread])
         keys = np.concatenate([self.row_key, self.space.find(unread.keys)])
         self.waiting = Waiting(rows, rows.starts, keys, late, early, len(self.space), progress, policies)
@@ -232,16 +200,6 @@ class _Step:
         first = known.first(arrived, lows)
         at, _ = spread(first, known.after(arrived, highs) - first)
         return window[at], key[at]
-
-    def _unread(self, windows: IntArray, keys: IntArray) -> Revisions:
-        """Read the revisions of updated windows that were not read before."""
-        if self.all_revisions:
-            return revisions.empty()
-        read = np.zeros(len(windows), np.bool_)
-        for low, high in self.ranges:
-            read |= (windows >= low) & (windows <= high)
-        wanted = Pairs(windows[~read], keys[~read], len(self.space))
-        return revisions.get(self.turn.work, wanted.window, self.space.keys.take(pa.array(wanted.key)))
 
     # -- send -----------------------------------------------------------------------------------------------------
 
@@ -335,7 +293,7 @@ class _Step:
         none = np.empty(0, np.int64)
         upkeep.store_panes(turn, known, bucket, stays, digests, (none, none))
         self.waiting.store(turn.work, self.space, 0, 1)
-        turn.wait_until(self.waiting.due_ms(), afresh=self.all_revisions)
+        turn.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
         self._expire()
 
     def _expire(self) -> None:

@@ -6,23 +6,25 @@ of retention at once, and nothing is deleted row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import IncrementalPlan
-from backend.batch import OFFSET, PARTITION, STREAM, TIME
+from backend.batch import OFFSET, PARTITION, STREAM, TIME, Proof
 from backend.messages import digest
 from backend.operators import kept, panes
 from backend.operators.arrays import IntArray, Mask, compress, dense, firsts, least
-from backend.operators.grouping import KeySpace, start_bytes
+from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
 from backend.operators.kept import Kept
 from backend.operators.panes import Panes
 from backend.operators.partials import FIRST_CLOCK, PartialStore
+from backend.operators.spec import WindowSpec
 from backend.operators.turn import Turn, numbers
 from backend.store import Region
+from backend.workspace import Workspace
 
 
 def store_partials(
@@ -166,6 +168,41 @@ def expire(turn: Turn, gone: Panes | None, bounds: Mapping[Region, int]) -> None
         kept.drop_marks(turn.work, bounds[Region.MESSAGES])
     for region, bound in bounds.items():
         turn.work.raise_bound(region, start_bytes(region, bound))
+
+
+class Shared:
+    """What kinds of windows that all group keys share do alike.
+
+    Args:
+        spec: The windows.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.incremental, self.full = spec.plans()
+        self.group_keys = GroupKeys(spec.key_fields)
+        self.kept = Kept([spec.schema.field(name) for name in spec.input_fields()]) if spec.full else None
+        self.result_schema = spec.result_schema()
+
+    def step(self, turn: Turn) -> None:
+        """Take one micro-batch that is not quiet."""
+        raise NotImplementedError
+
+    def fold(self, turn: Turn) -> None:
+        """Take one micro-batch."""
+        if not turn.quiet:
+            self.step(turn)
+        if self.kept is not None:
+            note_replay(turn)
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of accepted messages."""
+        return self.kept.rows(messages)[:2] if self.kept is not None else ([], [])
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold, pane by pane."""
+        if self.kept is not None:
+            yield from panes.proofs(work)
 
 
 def note_replay(turn: Turn) -> None:

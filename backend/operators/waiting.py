@@ -6,6 +6,7 @@ revisions from it, and what is left goes back to the store. The three policies m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,11 @@ import pyarrow as pa
 from backend.operators import revisions
 from backend.operators.arrays import IntArray, Mask
 from backend.operators.facts import Pairs
-from backend.operators.grouping import KeySpace
+from backend.operators.grouping import KeySpace, start_bytes
 from backend.operators.revisions import UNKNOWN, Revisions
+from backend.operators.turn import Turn
 from backend.policies import Policies
+from backend.store import Region, region_range
 from backend.workspace import Workspace
 
 
@@ -37,6 +40,51 @@ class Progress:
     gone_after: int
     now_ms: int
     drain: bool
+
+
+class StoredRevisions:
+    """The revisions that a micro-batch concerns: of windows that go, close, or are due, as ranges; others one by one.
+
+    Args:
+        turn: The micro-batch.
+        progress: Where the windows stand.
+        gone_before: The last window that was out of retention before it.
+        start: Gives the start that a window's number stands for in the keys.
+    """
+
+    def __init__(self, turn: Turn, progress: Progress, gone_before: int, start: Callable[[int], int]) -> None:
+        self._work, ledger = turn.work, turn.ledger
+        self.all = progress.drain or (ledger.due_ms is not None and ledger.due_ms <= progress.now_ms)
+        """Everything that waits is looked at."""
+        self._ranges: list[tuple[int, int]] = []
+        self._start = start
+        if progress.gone_after > gone_before:
+            self._ranges.append((gone_before + 1, progress.gone_after))
+        if ledger.sent_open and progress.closed_after > progress.closed_before:
+            self._ranges.append((max(progress.closed_before, progress.gone_after) + 1, progress.closed_after))
+
+    def due(self) -> Revisions:
+        """Read the rows of windows that go, close, or are due."""
+        if self.all:
+            return revisions.scan(self._work, *region_range(Region.REVISIONS))
+        edges = [(self._key(low), self._key(high + 1)) for low, high in self._ranges]
+        parts = [revisions.scan(self._work, low, high) for low, high in edges]
+        return revisions.concat(parts) if parts else revisions.empty()
+
+    def _key(self, window: int) -> bytes:
+        return start_bytes(Region.REVISIONS, self._start(window))
+
+    def others(self, windows: IntArray, keys: IntArray, encoded: pa.Array) -> Revisions:
+        """Read the rows of updated windows that `due` does not give; `encoded` are the group keys by number."""
+        if self.all:
+            return revisions.empty()
+        read = np.zeros(len(windows), np.bool_)
+        for low, high in self._ranges:
+            read |= (windows >= low) & (windows <= high)
+        wanted = Pairs(windows[~read], keys[~read], len(encoded))
+        starts = np.array([self._start(window) for window in wanted.windows.tolist()], np.int64)
+        at = np.searchsorted(wanted.windows, wanted.window)
+        return revisions.get(self._work, starts[at], encoded.take(pa.array(wanted.key)))
 
 
 class Waiting:

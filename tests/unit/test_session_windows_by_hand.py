@@ -190,6 +190,17 @@ def test_a_replay_leaves_out_a_refused_message_that_a_session_covers():
     assert s.outcome.rejected == []
 
 
+@pytest.mark.parametrize("cuts", [[], [3], [2, 3, 4]])
+def test_a_refused_message_that_a_session_comes_to_cover_later_is_left_out_too(cuts):
+    s = shard({"all": collect_list("value")}, retention=0)
+    fed = [(0, 100, "a", 1), (1, 116, "b", 2), (2, 105, "a", 3), (3, 106, "a", 4), (4, 90, "a", 5)]
+    for low, high in pairwise([0, *cuts, len(fed)]):
+        s.batch(fed[low:high])
+    # at 116 one of 105 is out of retention, one of 106 is not: [100, 100] grows over the refused one
+    assert s.outcome.rejected == [(0, 0, 2)]
+    assert s.outcome.message_count == 3
+
+
 def test_state_of_the_format_before_is_refused():
     s = shard()
     s.batch([(0, 0, "a", 1)])
