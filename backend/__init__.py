@@ -8,6 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# at once: its module has the same name, and would be found instead of it once another module had imported that
+from backend.policies import policies
+
 if TYPE_CHECKING:
     from backend.aggregates import (
         Aggregate,
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
         top_k,
         variance,
     )
-    from backend.policies import policies
+    from backend.operators.contexts import AutomaticContext, Message, StandaloneContext
+    from backend.operators.spec import window_spec
     from backend.process import (
         key_value_store,
         list_state,
@@ -75,6 +79,8 @@ _HOMES = {
         "top_k",
         "variance",
     ),
+    "backend.operators.contexts": ("AutomaticContext", "Message", "StandaloneContext"),
+    "backend.operators.spec": ("window_spec",),
     "backend.policies": ("policies",),
     "backend.process": (
         "key_value_store",
@@ -104,14 +110,17 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Aggregate",
+    "AutomaticContext",
     "Dedupe",
     "KafkaSettings",
     "KeyValueStore",
     "ListState",
     "MapState",
+    "Message",
     "SessionKey",
     "SessionStore",
     "SessionWindows",
+    "StandaloneContext",
     "StoreSet",
     "ValueState",
     "WindowStore",
@@ -150,6 +159,7 @@ __all__ = [
     "tumbling",
     "value_state",
     "variance",
+    "window_spec",
     "window_store",
 ]
 

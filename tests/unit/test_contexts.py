@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -298,3 +299,19 @@ def test_far_ahead_messages_do_not_move_stream_time():
     context.add_message(Message(3, 10, {}), 0)
     assert [(r["reason"], r["n"]) for r in context.get_result()] == [("full", 2)]
     assert [(e["offset"], e["reason"]) for e in context.get_errors()] == [(1, "in_future")]
+
+
+def test_the_example_of_the_readme():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    start = text.index("from backend import Message")
+    names: dict = {"pa": pa}
+    exec(text[start : text.index("```", start)].replace("context.flush()", "found = context.get_result()"), names)
+    (row,) = names["found"]
+    assert (row["reason"], row["revision"], row["window_start"], row["window_end"], row["worst"]) == (
+        "full",
+        0,
+        0,
+        60_000,
+        5,
+    )
+    assert [view.start for view in names["context"].get_windows(0, 120_000)] == [0, 60_000]

@@ -13,6 +13,16 @@ def test_every_public_name_is_there_once():
         assert getattr(backend, name) is not None
 
 
+def test_a_public_name_is_never_a_module_whatever_was_imported_before():
+    code = (
+        "import pkgutil, backend, backend.operators.contexts, backend.policies;"
+        "names = [n for n in backend.__all__ if n in {m.name for m in pkgutil.iter_modules(backend.__path__)}];"
+        "print([(n, callable(getattr(backend, n))) for n in names])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[('policies', True)]"
+
+
 def test_importing_backend_loads_neither_spark_nor_rocksdb():
     code = (
         "import sys, backend; from backend import tumbling, count;"

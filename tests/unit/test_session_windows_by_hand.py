@@ -201,6 +201,20 @@ def test_a_refused_message_that_a_session_comes_to_cover_later_is_left_out_too(c
     assert s.outcome.message_count == 3
 
 
+def test_a_refused_message_is_listed_as_long_as_a_partition_behind_may_open_a_session_there():
+    s = shard({"all": collect_list("value")}, retention=0, idle_after=None)
+    s.batch([(0, 200, "b", 1), (1, 150, "a", 2), (2, 150, "c", 3)], more={1: [(0, 140, "b", 4)]})
+    assert s.errors() == [(0, 1, "out_of_retention"), (0, 2, "out_of_retention")]
+    assert s.outcome.rejected == [(0, 0, 1), (0, 0, 2)]
+    s.batch(more={1: [(1, 148, "a", 5), (2, 155, "a", 6)]})
+    assert s.outcome.rejected == [(0, 0, 1), (0, 0, 2)]
+    # the clock is 165: a session of "a" covers its refused message, none of "c" will
+    s.batch(more={1: [(3, 165, "b", 7)]})
+    assert s.outcome.rejected == [(0, 0, 1)]
+    assert s.batch(more={1: [(4, 300, "b", 8)]})[0] == ("full", 0, 148, 155, "a", [5, 6])
+    assert s.outcome.rejected == []
+
+
 def test_state_of_the_format_before_is_refused():
     s = shard()
     s.batch([(0, 0, "a", 1)])
