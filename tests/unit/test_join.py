@@ -185,6 +185,8 @@ def test_retention_falls_between_whichever_side_comes_first_and_after_a_restore(
     """The clock of right 1 is 10, so left 0 (time 0, kept for 10) was gone for it, though not for right 0."""
     spec = outer(how="inner", within=50, left_retention=10, right_retention=100, message_key=message_key)
     shard = one_shard(spec, tmp_path)
+    shard.send([right(1, 8, 8)], stream=RIGHT)
+    assert numbers(shard.batch([left(1, 9, 9)]).results) == []
     messages = {LEFT: [left(0, 1, 0)], RIGHT: [right(10, 1, 0), right(5, 1, 1)]}
     found = numbers(shard.batch(messages[first], stream=first).results)
     shard.lose_disk()
@@ -234,12 +236,14 @@ def test_every_row_of_the_matrix_gives_the_rows_of_nested_loops(layout, options)
 
 
 def test_a_longer_retention_later_never_reopens():
-    short, long = (outer(left_retention=kept, right_retention=5, how="left") for kept in (5, 500))
+    """The left row of 3 is gone when the right clock is 503; what it is counted with is not."""
+    short, long = (outer(left_retention=kept, right_retention=500, within=900, how="left") for kept in (500, 5000))
     driver = JoinDriver(model_spec(short), model.ONE)
-    assert driver.batch([place(0, 0, 1), place(1, 0, 9)], 0).rows == []
-    assert driver.batch([place(1, 1, 9, 6)], 1).rows == [Pair("full", (0, 0, 0), None)]
+    assert driver.batch([place(0, 0, 1, 3), place(1, 0, 9)], 0).rows == []
+    assert driver.batch([place(1, 1, 9, 503)], 1).rows == [Pair("full", (0, 0, 0), None)]
+    assert driver.shards[0].outcome.message_count == 3
     driver.operator = JoinOperator(model_spec(long))
-    assert driver.batch([place(1, 2, 1, 4)], 2).rows == []
+    assert driver.batch([place(1, 2, 1, 450)], 2).rows == []
     driver.check_restore()
 
 
