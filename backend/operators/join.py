@@ -6,15 +6,15 @@ A micro-batch goes left first, then right, each in the order of the source, and 
 * of the right messages, each with the stored left ones and those of this micro-batch;
 * then rows without a partner, left and then right.
 
-Partners stand in the order (stream, source partition, offset). Everything is columnar: `join_read` reads what can be
-met, `join_match` finds the pairs, `join_life` says how long a message can be joined. State by region: the messages and
+Partners stand in the order (stream, source partition, offset). Everything is columnar: `join_meet` takes the
+steps up to the pairs, `join_read` reads what can be met, `join_match` finds it, `join_life` says how long a message can
+be joined. State by region: the messages and
 their index; `WINDOWS` counts them (`join_cells`); `REVISIONS` has those that wait for a first partner (`join_outer`);
 `AGGREGATES` rows held back (`join_out`); `OPERATOR` the small rest (`join_state`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -22,13 +22,7 @@ import pyarrow as pa
 
 from backend.batch import (
     ERROR_SCHEMA,
-    MAX_TIME,
-    MIN_TIME,
     NO_TIME,
-    OFFSET,
-    PARTITION,
-    STREAM,
-    TIME,
     MicroBatch,
     Outcome,
     Proof,
@@ -38,14 +32,14 @@ from backend.joins import LEFT, RIGHT, JoinSpec
 from backend.operators import join_cells, join_outer, join_state
 from backend.operators.arrays import IntArray, Mask
 from backend.operators.held import digests
-from backend.operators.join_cells import Cells, Place
-from backend.operators.join_life import Life, bucket_width, side_clocks, side_of
-from backend.operators.join_match import Candidates
+from backend.operators.join_cells import Place
+from backend.operators.join_life import bucket_width, side_clocks, side_of
+from backend.operators.join_meet import Meeting
 from backend.operators.join_out import Out
-from backend.operators.join_read import load, reach
-from backend.operators.join_rows import JoinRows, Rows, together
+from backend.operators.join_read import reach
+from backend.operators.join_rows import JoinRows, Rows
 from backend.operators.join_state import JoinLedger
-from backend.operators.turn import error_rows, joined, numbers
+from backend.operators.turn import joined
 from backend.workspace import Workspace
 
 
@@ -60,7 +54,6 @@ class JoinOperator:
         self.spec = spec
         self.rows = JoinRows(spec)
         self.out = Out(spec)
-        self.lives = (Life.of(spec, spec.left), Life.of(spec, spec.right))
 
     @property
     def result_schema(self) -> pa.Schema:
@@ -75,7 +68,7 @@ class JoinOperator:
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Join one micro-batch with the state seen through `work`, and with itself."""
         ledger = join_state.read(work) or JoinLedger(join_state.FORMAT, batch.time_ms, bucket_width(self.spec))
-        return _Step(self, batch, work, ledger).run()
+        return _Step(self.spec, self.rows, self.out, batch, work, ledger).run()
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
@@ -97,32 +90,14 @@ class JoinOperator:
         return self.spec.describe()
 
 
-class _Step:
-    """One micro-batch on its way."""
-
-    def __init__(self, operator: JoinOperator, batch: MicroBatch, work: Workspace, ledger: JoinLedger) -> None:
-        self.operator, self.spec, self.codec = operator, operator.spec, operator.rows
-        self.batch, self.work, self.ledger = batch, work, ledger
-        self.lows = ledger.lows
-        self.errors: list[pa.Table] = []
-        self.rejected: list[tuple[int, int, int]] = []
-        self.pairs: list[tuple[pa.Table, Mask]] = []
-        self.metrics: Counter[str] = Counter()
+class _Step(Meeting):
+    """One micro-batch on its way: what is sent, what is kept, what goes."""
 
     def run(self) -> Outcome:
         """Take the steps."""
-        self._count_offsets()
-        messages = self._in_range(self.batch.messages)
-        tables = [self.codec.of_side(messages, side) for side in self.spec.sides]
-        arrived = [self._accept(side, table) for side, table in enumerate(tables)]
-        self.tables, self.new = [table for table, _ in arrived], [rows for _, rows in arrived]
-        self.matched = [np.zeros(len(rows), np.bool_) for rows in self.new]
-        self.cells = Cells(self.work, self.ledger.width)
-        self._match()
+        self.meet()
         clocks, idle_ms = self._move_clocks()
-        results = self.operator.out.release(
-            self.work, self.ledger, self.pairs, self.batch.time_ms, drain=self.batch.drain
-        )
+        results = self.out.release(self.work, self.ledger, self.pairs, self.batch.time_ms, drain=self.batch.drain)
         keys = self._store()
         for side in (LEFT, RIGHT):
             if self.spec.sides[side].kept:
@@ -130,9 +105,9 @@ class _Step:
         self._expire()
         self.cells.write(self.work)
         join_state.write(self.work, self.ledger)
-        due = [self.operator.out.due_ms(self.ledger), idle_ms if self.ledger.waiting else None]
+        due = [self.out.due_ms(self.ledger), idle_ms if self.ledger.waiting else None]
         return Outcome(
-            results=joined(results, self.operator.result_schema),
+            results=joined(results, self.out.schema),
             errors=joined(self.errors, ERROR_SCHEMA),
             next_due_ms=min((time for time in due if time is not None), default=None),
             replay_from=self.cells.replay_from(),
@@ -142,156 +117,6 @@ class _Step:
             metrics=self.metrics,
         )
 
-    # -- accept ---------------------------------------------------------------------------------------------------
-
-    def _count_offsets(self) -> None:
-        """Note where source partitions begin, for windows by number."""
-        self.firsts: dict[SourcePartition, int] = {(s, p): offset for s, p, offset in self.ledger.firsts}
-        if not self.spec.by_number:
-            return
-        messages = self.batch.messages
-        seen: dict[SourcePartition, int] = {}
-        columns = (numbers(messages, name).tolist() for name in (STREAM, PARTITION, OFFSET))
-        for stream, partition, offset in zip(*columns, strict=True):
-            seen.setdefault((stream, partition), offset)
-        for source, position in self.batch.after.items():
-            known = self.batch.before.get(source, position).next_offset
-            begin = self.spec.first_offsets.get(source, min(known, seen.get(source, known)))
-            self.firsts.setdefault(source, begin)
-        self.ledger.firsts = [(s, p, offset) for (s, p), offset in sorted(self.firsts.items())]
-
-    def _in_range(self, messages: pa.Table) -> pa.Table:
-        """Refuse what the pack stage would have: standalone there is none before the operator."""
-        times = numbers(messages, TIME)
-        messages = self._refuse(
-            messages,
-            (times < MIN_TIME) | (times > MAX_TIME),
-            "out_of_range",
-            f"allowed are {MIN_TIME} to {MAX_TIME} ms",
-        )
-        if self.spec.max_ahead_ms is None:
-            return messages
-        latest = self.batch.time_ms + self.spec.max_ahead_ms
-        return self._refuse(messages, numbers(messages, TIME) > latest, "in_future", f"later than {latest} ms")
-
-    def _refuse(self, messages: pa.Table, bad: Mask, reason: str, detail: str) -> pa.Table:
-        """Send messages of both sides to the errors; give the others."""
-        if not bad.any():
-            return messages
-        refused = messages.filter(pa.array(bad))
-        for side in self.spec.sides:
-            self._to_errors(self.codec.of_side(refused, side), reason, detail)
-        return messages.filter(pa.array(~bad))
-
-    def _to_errors(self, refused: pa.Table, reason: str, detail: str) -> None:
-        """Send messages of one side to the errors; a replay leaves them out."""
-        if not refused.num_rows:
-            return
-        self.errors.append(error_rows(refused, reason, detail))
-        bound = NO_TIME if self.spec.by_number else self.ledger.bound
-        above = refused.filter(pa.array(numbers(refused, TIME) >= bound))
-        columns = (numbers(above, name).tolist() for name in (STREAM, PARTITION, OFFSET))
-        self.rejected += zip(*columns, strict=True)
-        self.metrics[reason] += refused.num_rows
-
-    def _accept(self, side: int, table: pa.Table) -> tuple[pa.Table, Rows]:
-        """Refuse what is out of retention; give the rest, and its rows."""
-        life, named = self.operator.lives[side], self.spec.sides[side]
-        rows = self.codec.arrived(table, named)
-        if self.spec.by_number:
-            rows.at = rows.clock = self._numbers(rows)
-            return table, rows
-        gone = life.expiry(rows.at) <= rows.clock
-        if not gone.any():
-            return table, rows
-        detail = f"{named.name}_retention is {life.keep} ms"
-        self._to_errors(table.filter(pa.array(gone)), "out_of_retention", detail)
-        return table.filter(pa.array(~gone)), rows.where(~gone)
-
-    def _numbers(self, rows: Rows) -> IntArray:
-        """Give the number of each message in its source partition."""
-        first = np.zeros(len(rows), np.int64)
-        for (stream, partition), offset in self.firsts.items():
-            first[(rows.stream == stream) & (rows.partition == partition)] = offset
-        return rows.offset - first
-
-    # -- match ----------------------------------------------------------------------------------------------------
-
-    def _match(self) -> None:
-        """Find the pairs: left messages with stored right ones, then right ones with all left ones."""
-        stored = list(load(self.codec, self.work, (self.new[LEFT], self.new[RIGHT]), self.cells.messages))
-        for side in (LEFT, RIGHT):
-            self._set_clocks(side, stored[side])
-        self._meet(LEFT, self._alive(RIGHT, stored[RIGHT]))
-        self._arrive(LEFT)
-        self._meet(RIGHT, self._alive(LEFT, together(stored[LEFT], self.new[LEFT])))
-        self._arrive(RIGHT)
-
-    def _set_clocks(self, side: int, rows: Rows) -> None:
-        if self.spec.by_number:
-            rows.at = rows.clock = self._numbers(rows)
-            return
-        asking = self.new[1 - side]
-        rows.clock = np.full(len(rows), NO_TIME, np.int64)
-        if len(rows) and len(asking) and self.operator.lives[1 - side].keep is not None:
-            least = int(self.operator.lives[1 - side].expiry(asking.at).min())
-            marks = join_state.clocks_from(self.work, side, least)
-            rows.clock = join_state.staircase(marks, rows.stream, rows.partition, rows.offset)
-
-    def _alive(self, side: int, rows: Rows) -> Rows:
-        """Leave out what can be joined by nobody any more, by time for all, or by size."""
-        gone = join_state.gone_before(self.ledger.gone, rows.stream, rows.partition)
-        return rows.where((rows.at >= self.lows[side]) & (rows.offset >= gone))
-
-    def _arrive(self, side: int) -> None:
-        rows = self.new[side]
-        keep = None if self.spec.by_number else self.spec.sides[side].retention_messages
-        join_state.count_arrivals(self.work, self.ledger, side, keep, (rows.stream, rows.partition, rows.offset))
-
-    def _meet(self, side: int, others: Rows) -> None:
-        """Find the pairs of one side's new messages with others, and write them down."""
-        rows, spec = self.new[side], self.spec
-        if not len(rows) or not len(others):
-            return
-        lives = self.operator.lives
-        mine_until, other_until = lives[side].expiry(rows.at), lives[1 - side].expiry(others.at)
-        code, other_code = _codes(rows, others)
-        candidates = Candidates(other_code, others.time if spec.ranged else None)
-        has_met: Mask = np.zeros(len(others), np.bool_)
-        for asked, met in candidates.meet(code, *(reach(spec, side, rows.time) if spec.ranged else ())):
-            lives_on = (other_until[met] > rows.clock[asked]) & (mine_until[asked] > others.clock[met])
-            mine, other = asked[lives_on], met[lives_on]
-            if not len(mine):
-                continue
-            mine, other = np.divmod(np.sort(mine * len(others) + other), len(others))
-            self._write_pairs(side, rows, mine, others, other)
-            self.matched[side][mine] = True
-            has_met[other] = True
-        if spec.sides[1 - side].kept and has_met.any():
-            self._note_matched(1 - side, others, np.flatnonzero(has_met))
-
-    def _write_pairs(self, side: int, rows: Rows, mine: IntArray, others: Rows, other: IntArray) -> None:
-        late = self.operator.lives[side].late(rows.at, rows.clock)[mine]
-        halves = [
-            (rows.time[mine], self.codec.fields(rows, mine, self.spec.sides[side])),
-            (others.time[other], self.codec.fields(others, other, self.spec.sides[1 - side])),
-        ]
-        left, right = halves if side == LEFT else halves[::-1]
-        reasons = pa.array(np.where(late, "late", "full"), pa.string())
-        self.pairs.append((self.operator.out.table(reasons, left, right), late))
-        self.metrics["pairs"] += len(mine)
-        self.metrics["late"] += int(late.sum())
-
-    def _note_matched(self, side: int, rows: Rows, met: IntArray) -> None:
-        """Remember which messages have a partner: stored ones wait no more."""
-        fresh = rows.fresh[met] if rows.fresh is not None else np.full(len(met), -1, np.int64)
-        self.matched[side][fresh[fresh >= 0]] = True
-        stored = rows.take(met[fresh < 0])
-        if len(stored):
-            self.ledger.waiting -= join_outer.matched(self.work, side, stored)
-
-    # -- store ----------------------------------------------------------------------------------------------------
-
     def _move_clocks(self) -> tuple[tuple[int, int], int | None]:
         """Move both sides' clocks on, and with them what can be joined."""
         reached: dict[SourcePartition, int] = {}
@@ -299,7 +124,7 @@ class _Step:
             reached[source] = position.stream_time
             if self.spec.by_number:
                 reached[source] = position.next_offset - self.firsts[source]
-        ledger, lives = self.ledger, self.operator.lives
+        ledger, lives = self.ledger, self.lives
         clocks, idle_ms = side_clocks(ledger.clocks, reached, self.batch, ledger.started_ms, self.spec)
         self.reached = reached
         ledger.clocks = clocks
@@ -332,7 +157,7 @@ class _Step:
 
     def _put_clocks(self, side: int, rows: Rows) -> None:
         """Remember the clocks of stored messages that a later pair may hang on."""
-        other = self.operator.lives[1 - side]
+        other = self.lives[1 - side]
         if self.spec.by_number or other.keep is None:
             return
         passed = self._slowest(1 - side)
@@ -381,7 +206,7 @@ class _Step:
     def _lonely(self, side: int, rows: Rows, picked: IntArray, due: Mask) -> pa.Table:
         half = rows.time[picked], self.codec.fields(rows, picked, self.spec.sides[side])
         reasons = pa.array(np.where(due, "full", "drain"), pa.string())
-        return self.operator.out.table(reasons, *((half, None) if side == LEFT else (None, half)))
+        return self.out.table(reasons, *((half, None) if side == LEFT else (None, half)))
 
     def _expire(self) -> None:
         """Take dead cells out of the store, and raise the bound."""
@@ -394,12 +219,3 @@ class _Step:
         if not self.spec.by_number and min(ledger.lows) != NO_TIME:
             ledger.bound = max(ledger.bound, min(ledger.lows) // ledger.width * ledger.width)
         join_cells.evict(self.work, self.spec.layout, self.cells, dead, ledger.bound, self.firsts)
-
-
-def _codes(rows: Rows, others: Rows) -> tuple[IntArray, IntArray]:
-    """Number the equal fields' codes of both; null ones ask for nothing."""
-    if rows.equal is None or others.equal is None:
-        return np.zeros(len(rows), np.int64), np.zeros(len(others), np.int64)
-    both = pa.concat_arrays([part.cast(pa.binary()) for part in (rows.equal, others.equal)]).dictionary_encode()
-    code, other = np.split(both.indices.to_numpy().astype(np.int64), [len(rows)])
-    return np.where(rows.known, code, -1), other
