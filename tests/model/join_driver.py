@@ -38,6 +38,7 @@ class JoinDriver(Driver):
         self.spec = spec
 
     def batch(self, messages: Sequence[Message], wall_ms: int, **options: Any) -> Output:
+        self.sources += sorted({m.source for m in messages} - set(self.sources))
         output = super().batch(messages, wall_ms, **options)
         for shard in self.shards:
             assert shard.outcome is not None
