@@ -32,7 +32,9 @@ if TYPE_CHECKING:
         top_k,
         variance,
     )
+    from backend.joins import join_spec
     from backend.operators.contexts import AutomaticContext, Message, StandaloneContext
+    from backend.operators.join_contexts import AutomaticJoin, StandaloneJoin
     from backend.operators.spec import window_spec
     from backend.process import (
         key_value_store,
@@ -79,7 +81,9 @@ _HOMES = {
         "top_k",
         "variance",
     ),
+    "backend.joins": ("join_spec",),
     "backend.operators.contexts": ("AutomaticContext", "Message", "StandaloneContext"),
+    "backend.operators.join_contexts": ("AutomaticJoin", "StandaloneJoin"),
     "backend.operators.spec": ("window_spec",),
     "backend.policies": ("policies",),
     "backend.process": (
@@ -111,6 +115,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "Aggregate",
     "AutomaticContext",
+    "AutomaticJoin",
     "Dedupe",
     "KafkaSettings",
     "KeyValueStore",
@@ -121,6 +126,7 @@ __all__ = [
     "SessionStore",
     "SessionWindows",
     "StandaloneContext",
+    "StandaloneJoin",
     "StoreSet",
     "ValueState",
     "WindowStore",
@@ -134,6 +140,7 @@ __all__ = [
     "hopping",
     "in_memory_window_store",
     "join",
+    "join_spec",
     "kafka",
     "kafka_sink",
     "key_value_store",
