@@ -183,6 +183,16 @@ def test_state_is_bounded_when_each_key_comes_but_once(window, retention):
     assert s.outcome.message_count <= 6
 
 
+def test_a_key_with_messages_of_two_partitions_leaves_nothing_behind_either():
+    s = shard(tumbling(messages=5), {"all": collect_list("value")}, retention="1 s", idle_after=None)
+    s.batch([(0, 0, "a", 1)], more={1: [(0, 500, "a", 2)]})
+    s.batch([(1, 1_400, "b", 3)], more={1: [(1, 1_400, "b", 4)]})
+    assert s.outcome.message_count == 4
+    s.batch([(2, 1_500, "b", 5)], more={1: [(2, 1_500, "b", 6)]})
+    assert s.outcome.message_count == 4
+    assert not [key for key in s.visible() if encode("a") in key]
+
+
 def test_a_retention_given_later_holds_for_keys_that_were_there_before():
     s = shard(tumbling(messages=3))
     s.batch([(0, 0, "a", 1), (1, 0, "b", 2)])
