@@ -110,7 +110,7 @@ def test_several_partitions_same_last_values_and_errors(window, data):
 
 
 @pytest.mark.parametrize("window", COUNTED, ids=lambda w: w.kind)
-@some
+@share(0.08)
 @given(st.data())
 def test_windows_by_number_same_full_results_errors_and_state(window, data):
     spec = spec_of(

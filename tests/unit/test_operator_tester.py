@@ -8,7 +8,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from backend import collect_list, count, hopping, median, session, sliding, stream, sum_, tumbling
+from backend import collect_list, count, hopping, median, session, stream, sum_, tumbling
 from backend.errors import RestoreMismatch, StateUnavailable
 from recovery.testing import OperatorTester
 
@@ -113,18 +113,14 @@ def test_the_plugin_is_light():
 @pytest.mark.parametrize(
     ("window", "options"),
     [
-        (tumbling(100), {"retention": 50}),
-        (hopping(100, 50), {"retention": 50, "retention_messages": 4}),
-        (sliding(100), {"retention": 50}),
         (session(30), {"retention": 10}),
         (tumbling(messages=3), {"retention": 100, "retention_messages": 5}),
         (hopping(messages=4, every=2), {"retention": 100}),
-        (sliding(messages=3), {"retention": 100}),
         (session(messages=3), {"retention": 100}),
     ],
     ids=lambda value: f"{value.kind} {value.unit}" if hasattr(value, "kind") else "",
 )
-def test_a_restore_of_any_kind_of_window_goes_on_as_if_nothing_had_happened(tmp_path, window, options):
+def test_a_restore_of_windows_of_a_key_goes_on_as_if_nothing_had_happened(tmp_path, window, options):
     """Disorder, refused messages inside of sessions, keys that fell out: the disk is lost on the way."""
     times = [0, 20, 45, 5, 70, 12, 96, 33, 130, 88, 60, 131, 10, 190, 185, 100, 260, 120, 262, 263, 5, 264, 265, 290]
     rows = [row(at, n, "abbac"[n * 7 % 5]) for n, at in enumerate(times)]

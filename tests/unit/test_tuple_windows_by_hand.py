@@ -176,7 +176,7 @@ def test_without_a_retention_nothing_stays_of_a_full_window_wherever_it_is_cut()
 def test_state_is_bounded_when_each_key_comes_but_once(window, retention):
     s = shard(window, {"n": count(), "all": collect_list("value")}, policies=policies(early="1 hour"), **retention)
     sizes = []
-    for at in range(40):
+    for at in range(20):
         s.batch([(at, at * 250, f"k{at}", at)], at)
         sizes.append(len(s.visible()))
     assert len(set(sizes[10:])) == 1
