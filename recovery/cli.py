@@ -243,12 +243,12 @@ def drill(
     """Break a job on purpose, restore it, and prove that it came back exactly; exit 0 only if every scenario passes."""
     from recovery.drill import DEFAULT_DAYS, Drill
     from recovery.drill_report import drill_json, show_drill, write_html
-    from recovery.drill_scenarios import choose
+    from recovery.drill_scenarios import choose, in_order
 
     chosen = choose(scenarios or [])
     console = Console(stderr=as_json)
     if list_only:
-        listed = [{"name": one.name, "text": one.text, "must_end_in": one.error} for one in chosen]
+        listed = [{"name": one.name, "text": one.text, "must_end_in": one.error or None} for one in chosen]
         if as_json:
             report.print_json(listed)
         else:
@@ -259,14 +259,14 @@ def drill(
     def tell(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    drills = Drill(out, job=job, seed=seed, days=days or DEFAULT_DAYS, tell=tell)
-    tell("control: the job undisturbed")
-    drills.control()
-    verdicts = []
-    for scenario in chosen:
-        tell(f"{scenario.name}: {scenario.text}")
-        verdicts.append(drills.run(scenario))
-    data = drill_json(drills.job, seed, drills.control_run, verdicts)
+    with Drill(out, job=job, seed=seed, days=days or DEFAULT_DAYS, tell=tell) as drills:
+        tell("control: the job undisturbed")
+        drills.control()
+        verdicts = []
+        for scenario in in_order(chosen):
+            tell(f"{scenario.name}: {scenario.text}")
+            verdicts.append(drills.run(scenario))
+    data = drill_json(drills, verdicts)
     write_html(out / "report.html", data)
     (out / "report.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
     if as_json:

@@ -1,17 +1,16 @@
 """Drills: break a job on purpose, repeatably, and prove that it came back exactly.
 
-A *control* run goes through undisturbed. For each scenario a second run of the same job, in a directory of its own, is
-broken at a place that the seed chooses, and started again. It passes if its last revisions, errors and state digest
-equal the control's; a scenario that must end in a clear error passes only if it ends in that one.
+A *control* run goes through undisturbed. For each scenario the same job, in a directory of its own, is broken at a
+place that the seed chooses, and started again. It passes if its last revisions, errors and state digest equal the
+control's, and nothing was restored that was not damaged; a scenario that must end in a clear error passes only if it
+ends in that one. The run up to the kill is made once for all scenarios that begin alike, and what need not be killed
+shares a Spark.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,13 +19,18 @@ from typing import Any
 
 from backend.errors import RewindError, code_in
 from recovery.compare import Difference, Output, compare, read_output
-from recovery.drill_job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, LOCAL, RESULTS
-from recovery.drill_process import end, events_of, snapshot, strike
-from recovery.drill_scenarios import Scenario
+from recovery.drill_job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, HOSTS, LOCAL, OFFSETS, RESULTS
+from recovery.drill_process import BEFORE, Runner, snapshot, strike, strike_host, strike_restore
+from recovery.drill_scenarios import ALL, Scenario
+from recovery.killpoints import order, taken
 from recovery.pointer import Commit
 from recovery.survey import Checkpoint
 
-DEFAULT_DAYS = 8
+DEFAULT_DAYS = 3
+MICRO_BATCHES = 6
+"""How many the drill's own job is cut into."""
+MASTER, HOSTS_MASTER = "local[2,4]", "local-cluster[2,1,1024]"
+"""Four tries of a task, as on a cluster."""
 
 
 @dataclass(slots=True)
@@ -37,11 +41,17 @@ class Run:
         events: What its processes told, and what the drill did, in order; `at` is seconds since the epoch.
         error: The named error's text that ended it; empty when it ended well.
         seconds: From the first start to the end.
+        version: The micro-batch in which it was broken, -1 when it was not.
+        broken_at: When it was broken, None when it was not.
+        damaged: Shards whose local state was damaged.
     """
 
     events: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     seconds: float = 0.0
+    version: int = -1
+    broken_at: float | None = None
+    damaged: tuple[int, ...] = ()
 
     def first(self, event: str, after: float = 0.0) -> float | None:
         """Give when an event first happened after a time."""
@@ -62,9 +72,10 @@ class Verdict:
         why: Why not; empty when it passed.
         run: What happened.
         difference: Against the control; None when the scenario ends in an error.
-        detect_s: From the new start to the first restore; None when nothing was restored.
+        detect_s: From the new start of the query to the first restore; None when nothing was restored.
         restore_s: From the first restore's start to the last one's end.
-        catch_up_s: RTO: from the damage until the job had published beyond the micro-batch it was broken in.
+        catch_up_s: RTO: from the new start of the query (or the death, where it went on by itself) until it had
+            published the micro-batch that it was broken in. A new driver's start of Spark comes on top.
     """
 
     scenario: Scenario
@@ -78,13 +89,14 @@ class Verdict:
 
 
 class Drill:
-    """Runs scenarios on a job.
+    """Runs scenarios on a job; use it as a context manager.
 
     Args:
         out: A directory of the drill's own; emptied first.
         job: `module:function`; the drill's own job on real flights unless told.
         seed: Chooses where and what is broken.
         days: Days of flights for the drill's own job.
+        env: For the job's processes, beside this one's environment.
         tell: Called with what happens, for people.
     """
 
@@ -95,6 +107,7 @@ class Drill:
         job: str | None = None,
         seed: int = 0,
         days: int = DEFAULT_DAYS,
+        env: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         mark = out / ".rewind-drill"
@@ -104,15 +117,31 @@ class Drill:
         out.mkdir(parents=True)
         mark.touch()
         self.out, self.job, self.seed, self.tell = out.absolute(), job or DEFAULT_JOB, seed, tell
-        self._env: dict[str, str] = {}
+        self.env = dict(env or {})
         if job is None:
-            from recovery.demo.flights import make_archive
+            from recovery.demo.flights import AIRPORTS, make_archive
 
             rows = make_archive(self.out / "departures", days=days)
-            self._env[DATA] = str(self.out / "departures")
+            self.env[DATA] = str(self.out / "departures")
+            self.env[OFFSETS] = str(max(1, rows.num_rows // len(AIRPORTS) // MICRO_BATCHES))
             tell(f"archive: {rows.num_rows:,} departures")
         self.control_run = Run()
+        self.spark_start_s: float | None = None
         self._control: Output | None = None
+        self._broken: dict[str, Run] = {}
+        self._runner: Runner | None = None
+
+    def __enter__(self) -> Drill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process that still runs."""
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = None
 
     def control(self) -> Output:
         """Run the job undisturbed, once.
@@ -122,113 +151,207 @@ class Drill:
         """
         if self._control is None:
             out = self._directory("control")
-            self._follow(out, self.control_run)
+            self._follow(self._ready(), self.control_run, out)
             if self.control_run.error:
-                raise RuntimeError(f"the job fails without being broken: {self.control_run.error}; see {out}/job.log")
+                raise RuntimeError(f"the job fails without being broken: {self.control_run.error}; see {self._log}")
             self._control = self._output(out, self.control_run)
         return self._control
 
     def run(self, scenario: Scenario) -> Verdict:
         """Run one scenario and judge it."""
         control = self.control()
-        out = self._directory(scenario.name)
-        chance = random.Random(f"{self.seed} {scenario.name}")
-        versions = 1 + max((one["version"] for one in self.control_run.events if one["event"] == "progress"), default=0)
-        at = chance.randint(max(1, versions // 3), max(1, versions * 2 // 3))
-        run = Run()
         started = time.time()
-        broken_at: float | None = None
-        if scenario.kill_point and not scenario.on_restart:
-            self._follow(out, run, scenario, arm=(scenario.kill_point, at))
-            broken_at = self._armed_time(out)
-        elif not scenario.zombie:
-            broken_at = self._break(out, run, at, between=scenario.between)
-            if broken_at is not None and scenario.damage is not None:
-                what = scenario.damage(out, chance)
-                self._note(run, "damaged", what=what)
-            if scenario.on_restart:
-                self._follow(out, run, scenario, arm=(scenario.kill_point, None))
-                run.error = ""  # killed, as it must be; the next start has to cope
-        if scenario.zombie or not (scenario.kill_point and not scenario.on_restart):
-            self._follow(out, run, scenario)
+        run, why = Run(), ""
+        try:
+            out = self._carry_out(scenario, run)
+        except ValueError as error:
+            out, why = self.out / scenario.name, str(error)
         run.seconds = time.time() - started
-        return self._judge(scenario, out, run, control, at, broken_at)
+        return self._judge(scenario, out, run, control, why)
 
-    def _judge(
-        self, scenario: Scenario, out: Path, run: Run, control: Output, at: int, broken_at: float | None
-    ) -> Verdict:
-        difference, why = None, ""
-        if scenario.error is not None:
+    # ----------------------------------------------------------------------------------------------------- scenarios
+
+    def _carry_out(self, scenario: Scenario, run: Run) -> Path:
+        if scenario.zombie:
+            return self._late(scenario, run)
+        if scenario.hosts:
+            return self._host(scenario, run)
+        if not scenario.killed:
+            return self._worker(scenario, run)
+        chance = random.Random(f"{self.seed} {scenario.name}")
+        base = self._kill(scenario.killed)
+        run.events, run.version, run.error = list(base.events), base.version, base.error
+        if base.broken_at is None:
+            return self.out / scenario.name
+        out = self.out / scenario.name
+        shutil.copytree(self.out / f"killed-{scenario.killed}", out)
+        if scenario.damage is not None:
+            what, run.damaged = scenario.damage(out, chance)
+            self._note(run, "damaged", what=what)
+        if scenario.kill_point:
+            self._kill_restore(scenario, run, out)
+        run.broken_at = time.time()
+        self._follow(self._ready(), run, out, aged=scenario.aged)
+        return out
+
+    def _kill(self, how: str) -> Run:
+        """Kill the whole job, once for all scenarios that begin like this; the directory is copied, never used."""
+        if how not in self._broken:
+            run = self._broken[how] = Run()
+            out = self._directory(f"killed-{how}")
+            runner = self._ready()
+            runner.ask(out=str(out))
+            version = strike(runner, out, self._at(how), how)
+            self._listen(runner, run, quiet=version is not None)
+            if version is not None:
+                run.version, run.error = version, ""
+                self._note(run, "killed", what=f"killed {how} micro-batch {version}")
+                run.broken_at = run.first("killed")
+        return self._broken[how]
+
+    def _kill_restore(self, scenario: Scenario, run: Run, out: Path) -> None:
+        """Start the job and kill it inside its restore."""
+        runner = self._ready()
+        order(runner.order, scenario.kill_point)
+        runner.ask(out=str(out))
+        killed = strike_restore(runner)
+        self._listen(runner, run, quiet=killed)
+        if not killed:
+            raise ValueError(f"nothing was restored: {run.error or 'the job ended'}")
+        run.error = ""  # killed, as it must be; the next start has to cope
+        self._note(run, "killed", what="killed inside the restore")
+
+    def _worker(self, scenario: Scenario, run: Run) -> Path:
+        out, runner = self._directory(scenario.name), self._ready()
+        run.version = self._at("inside")
+        order(runner.order, scenario.kill_point, run.version)
+        self._follow(runner, run, out)
+        if taken(runner.order).exists():
+            run.broken_at = taken(runner.order).stat().st_ctime
+            self._note(run, "killed", at=run.broken_at, what=f"a worker killed in micro-batch {run.version}")
+        runner.order.unlink(missing_ok=True)
+        return out
+
+    def _host(self, scenario: Scenario, run: Run) -> Path:
+        out = self._directory(scenario.name)
+        conf = {"spark.local.dir": str(out / HOSTS), "spark.executor.memory": "512m"}
+        runner = self._launch(HOSTS_MASTER, conf)
+        try:
+            runner.ask(out=str(out), hosts=True)
+            run.version = self._at("inside")
+            lost = strike_host(runner, out, run.version)
+            broken_at = time.time()
+            self._listen(runner, run)
+        finally:
+            runner.close()
+        if lost is not None:
+            run.broken_at = broken_at
+            self._note(run, "killed", at=broken_at, what=f"executor killed in micro-batch {run.version}, its disk lost")
+        return out
+
+    def _late(self, scenario: Scenario, run: Run) -> Path:
+        """Let zombies run on the ended control run's state."""
+        out = self.out / scenario.name
+        shutil.copytree(self.out / "control", out)
+        run.events = [event for event in self.control_run.events if event["event"] == "ended"]
+        self._follow(self._ready(), run, out, zombie=True)
+        return out
+
+    # --------------------------------------------------------------------------------------------------------- judge
+
+    def _judge(self, scenario: Scenario, out: Path, run: Run, control: Output, why: str) -> Verdict:
+        difference = None
+        if why:
+            pass
+        elif scenario.error:
             code = code_in(run.error)
-            why = (
-                "" if code == scenario.error else f"ended with {code or run.error or 'no error'}, not {scenario.error}"
-            )
+            found = code or run.error or "no error"
+            why = "" if code == scenario.error else f"ended with {found}, not {scenario.error}"
         elif run.error:
             why = f"failed: {run.error}"
         elif scenario.zombie:
             why = self._zombies(out, run)
-        elif broken_at is None:
+        elif run.broken_at is None:
             why = "the job ended before it could be broken: give it more input"
-        if not why and scenario.error is None:
+        if not why and not scenario.error:
             try:
                 difference = compare(control, self._output(out, run))
                 why = "" if difference.equal else "differs from the control: " + "; ".join(difference.samples)
             except RewindError as error:
                 why = str(error)
-        restoring = run.first("restoring", broken_at or 0.0)
-        restart = run.first("launched", broken_at or 0.0)
-        restored = run.last("restored")
+            why = why or _wrongly_restored(scenario, run)
+        broken_at = run.broken_at or 0.0
+        again = run.first("begun", broken_at) or broken_at
+        restoring, restored = run.first("restoring", broken_at), run.last("restored")
         beyond = next(
-            (e["at"] for e in run.events if broken_at and e["at"] > broken_at and e.get("version", -1) >= at), None
+            (e["at"] for e in run.events if e["at"] > broken_at and e.get("version", -1) >= run.version), None
         )
+        known = run.broken_at is not None
         return Verdict(
             scenario,
             not why,
             why,
             run,
             difference,
-            restoring - restart if restoring is not None and restart is not None else None,
+            restoring - again if restoring is not None else None,
             restored - restoring if restored is not None and restoring is not None else None,
-            beyond - broken_at if beyond is not None and broken_at is not None else None,
+            beyond - again if beyond is not None and known else None,
         )
 
-    # ---------------------------------------------------------------------------------------------------- processes
+    def _zombies(self, out: Path, run: Run) -> str:
+        """Say what is wrong with what the zombies did; empty when nothing is."""
+        outcomes: Mapping[str, str] = next((e["outcomes"] for e in run.events if e["event"] == "zombies"), {})
+        if not outcomes:
+            return "no shard had a commit old enough for a zombie"
+        bad = {shard: outcome for shard, outcome in outcomes.items() if outcome != "StateAhead"}
+        if bad:
+            return f"zombies were not refused: {bad}"
+        before, after = (snapshot(one / CHECKPOINT / "rewind" / "changelog") for one in (self.out / "control", out))
+        return "" if before.keys() == after.keys() else "a zombie wrote to the changelog"
+
+    # ----------------------------------------------------------------------------------------------------- processes
+
+    @property
+    def _log(self) -> Path:
+        return self.out / "job.log"
 
     def _directory(self, name: str) -> Path:
         out = self.out / name
         out.mkdir()
         return out
 
-    def _start(
-        self, out: Path, scenario: Scenario | None, arm: tuple[str, int | None] | None, *extra: str
-    ) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "recovery.drill_job", "--out", str(out), "--job", self.job, *extra]
-        if scenario is not None:
-            command += ["--master", scenario.master, "--aged", str(scenario.aged)]
-        root = str(Path(__file__).resolve().parent.parent)
-        paths = [root, str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        env = {**os.environ, **self._env, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
-        if arm is not None:
-            env["REWIND_KILL"] = f"{arm[0]}@{out / 'killed'}"
-            if arm[1] is not None:
-                env["REWIND_KILL_VERSION"] = str(arm[1])
-        with (out / "job.log").open("a") as log:
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
+    def _at(self, how: str) -> int:
+        """Choose the micro-batch in which the job is broken, in the middle third of the control's."""
+        versions = 1 + max((one["version"] for one in self.control_run.events if one["event"] == "progress"), default=0)
+        least = BEFORE + 1
+        return random.Random(f"{self.seed} {how}").randint(max(least, versions // 3), max(least, versions * 2 // 3))
 
-    def _follow(
-        self, out: Path, run: Run, scenario: Scenario | None = None, arm: tuple[str, int | None] | None = None
-    ) -> None:
+    def _launch(self, master: str, conf: Mapping[str, str] | None = None) -> Runner:
+        return Runner(self.job, master, self.env, self._log, self.out / "order", conf)
+
+    def _ready(self) -> Runner:
+        """Give a process that is alive: the one that runs already, if it is."""
+        if self._runner is not None and not self._runner.alive:
+            self.close()
+        if self._runner is None:
+            self._runner = self._launch(MASTER)
+        return self._runner
+
+    def _follow(self, runner: Runner, run: Run, out: Path, **how: Any) -> None:
         """Run the job to its end, or until it dies."""
-        process = self._start(out, scenario, arm)
-        try:
-            self._listen(process, run)
-        finally:
-            end(process)
+        runner.ask(out=str(out), **how)
+        self._listen(runner, run)
 
-    def _listen(self, process: subprocess.Popen[str], run: Run) -> None:
+    def _listen(self, runner: Runner, run: Run, *, quiet: bool = False) -> None:
         run.error = "the process died"
-        for event in events_of(process):
-            run.events.append(event)
+        launched = None
+        for event in runner.events():
+            if event["event"] == "launched":
+                launched = event["at"]
+            elif event["event"] == "ready" and launched is not None:
+                self.spark_start_s = event["at"] - launched
+            elif not (quiet and event["event"] == "failed"):
+                run.events.append(event)
             if event["event"] in ("ended", "zombies"):
                 run.error = ""
             elif event["event"] == "failed":
@@ -236,52 +359,24 @@ class Drill:
             elif event["event"] in ("restoring", "restored"):
                 self.tell(f"  {event['event']} shard {event['shard']} by {event['how']}")
 
-    def _break(self, out: Path, run: Run, at: int, *, between: bool) -> float | None:
-        """Kill the job in micro-batch `at` or later, see `strike`; None when it ended first."""
-        process = self._start(out, None, None)
-        try:
-            version = strike(process, out, at, between=between)
-            if version is None:
-                run.error = "the process died"
-                run.events += list(events_of(process))
-                return None
-            self._note(run, "killed", version=version)
-            run.events += [event for event in events_of(process) if event["event"] != "failed"]
-            run.events.sort(key=lambda event: event["at"])
-            self.tell(f"  killed {'after' if between else 'inside'} micro-batch {version}")
-            return run.first("killed")
-        finally:
-            end(process)
-
-    def _zombies(self, out: Path, run: Run) -> str:
-        """Let zombies run on the ended job's state and say what is wrong with what they did."""
-        before = snapshot(out / CHECKPOINT / "rewind" / "changelog")
-        process = self._start(out, None, None, "--zombie")
-        try:
-            self._listen(process, run)
-        finally:
-            end(process)
-        outcomes: Mapping[str, str] = next((e["outcomes"] for e in run.events if e["event"] == "zombies"), {})
-        if run.error or not outcomes:
-            return run.error or "no shard had a commit old enough for a zombie"
-        bad = {shard: outcome for shard, outcome in outcomes.items() if outcome != "StateAhead"}
-        if bad:
-            return f"zombies were not refused: {bad}"
-        return (
-            "" if snapshot(out / CHECKPOINT / "rewind" / "changelog") == before else "a zombie wrote to the changelog"
-        )
-
-    def _armed_time(self, out: Path) -> float | None:
-        killed = out / "killed"
-        return killed.stat().st_mtime if killed.exists() else None
-
-    def _note(self, run: Run, event: str, **details: Any) -> None:
-        run.events.append({"event": event, "at": time.time(), **details})
-        if "what" in details:
-            self.tell(f"  {details['what']}")
+    def _note(self, run: Run, event: str, *, what: str, at: float | None = None) -> None:
+        run.events.append({"event": event, "at": time.time() if at is None else at, "what": what})
+        run.events.sort(key=lambda one: one["at"])
+        self.tell(f"  {what}")
 
     def _output(self, out: Path, run: Run) -> Output:
         ended = [event for event in run.events if event["event"] == "ended"]
         commits = ended[-1]["commits"] if ended else {}
         pointers = {int(shard): Commit.of_name(name) for shard, name in commits.items()} or None
         return read_output(Checkpoint(str(out / CHECKPOINT), out / LOCAL, pointers), out / RESULTS, out / ERRORS)
+
+
+def _wrongly_restored(scenario: Scenario, run: Run) -> str:
+    """Say which shards were restored and need not be, or were not and must be; empty when all is right."""
+    since = run.broken_at or 0.0
+    found = {event["shard"] for event in run.events if event["event"] == "restored" and event["at"] > since}
+    found |= {-1} if not found and any(event.get("restores") for event in run.events) else set()
+    if not found <= set(run.damaged):
+        return f"restored without need: {', '.join(str(shard) for shard in sorted(found - set(run.damaged)))}"
+    missed = set(run.damaged) - found if scenario.restores == ALL else set()
+    return f"damaged and not restored: {', '.join(str(shard) for shard in sorted(missed))}" if missed else ""

@@ -11,33 +11,64 @@ from recovery.drill_job import CHECKPOINT, LOCAL
 from recovery.pointer import Commit
 from recovery.survey import Checkpoint
 
-Damage = Callable[[Path, random.Random], str]
-"""Does something to a dead job's directory and gives what, for the report."""
+Done = tuple[str, tuple[int, ...]]
+"""What was done, for the report, and the shards that it was done to."""
+
+Damage = Callable[[Path, random.Random], Done]
+"""Does something to a dead job's directory."""
+
+OLD = "local-before"
+"""Beside a job's local state: a copy of it from some micro-batches before."""
 
 
-def lose_all(out: Path, chance: random.Random) -> str:
+def lose_all(out: Path, chance: random.Random) -> Done:
     """Delete all local state."""
     length = sum(path.stat().st_size for path in (out / LOCAL).rglob("*") if path.is_file())
+    shards = tuple(int(home.name) for home in _shards(out / LOCAL))
     shutil.rmtree(out / LOCAL)
-    return f"all local state deleted: {length:,} bytes"
+    return f"all local state deleted: {length:,} bytes", shards
 
 
-def lose_shard(out: Path, chance: random.Random) -> str:
+def lose_shard(out: Path, chance: random.Random) -> Done:
     """Delete one shard's local state."""
-    home = chance.choice(_shards(out))
+    home = chance.choice(_shards(out / LOCAL))
     shutil.rmtree(home)
-    return f"local state of shard {home.name} deleted"
+    return f"local state of shard {home.name} deleted", (int(home.name),)
 
 
-def corrupt_database(out: Path, chance: random.Random) -> str:
+def corrupt_database(out: Path, chance: random.Random) -> Done:
     """Flip a byte in the data of the largest SST file of one shard."""
-    home = chance.choice(_shards(out))
+    home = chance.choice(_shards(out / LOCAL))
     path = max(home.glob("*/db/*.sst"), key=lambda file: file.stat().st_size)
     # data blocks come first; index, properties and footer are at the end
-    return _flip(path, chance, 0, path.stat().st_size // 2)
+    return _flip(path, chance, 0, path.stat().st_size // 2), (int(home.name),)
 
 
-def corrupt_staged(out: Path, chance: random.Random) -> str:
+def old_database(out: Path, chance: random.Random) -> Done:
+    """Put the older copy of a shard's database in the place of the newer one; its staged files stay.
+
+    Raises:
+        ValueError: No shard has changed since the copy was made.
+    """
+    checkpoint, before = _checkpoint(out), Checkpoint(str(out / CHECKPOINT), out / OLD)
+    found = []
+    for shard in checkpoint.shards:
+        old, new, commit = before.local(shard), checkpoint.local(shard), checkpoint.committed(shard)
+        if old is None or new is None or old.commit is None or new.commit is None or commit is None:
+            continue
+        if old.path.name == new.path.name and old.commit < new.commit and commit in new.staged:
+            found.append((shard, old, new))
+    if not found:
+        raise ValueError("no shard's database has changed since it was copied: give the job more input")
+    shard, old, new = chance.choice(found)
+    assert old.commit is not None and new.commit is not None
+    shutil.rmtree(new.path / "db")
+    shutil.copytree(old.path / "db", new.path / "db")
+    text = f"database of shard {shard} put back from micro-batch {new.commit.version} to {old.commit.version}"
+    return text, (shard,)
+
+
+def corrupt_staged(out: Path, chance: random.Random) -> Done:
     """Flip a bit in the staged file of a committed commit that its database does not have yet.
 
     Raises:
@@ -54,20 +85,20 @@ def corrupt_staged(out: Path, chance: random.Random) -> str:
     shard = chance.choice(waiting)
     commit = _committed(checkpoint, shard)
     (path,) = (out / LOCAL).glob(f"*/{shard}/*/staged/{commit.name}.sst")
-    return _flip(path, chance, 0, path.stat().st_size)
+    return _flip(path, chance, 0, path.stat().st_size), (shard,)
 
 
-def corrupt_changelog(out: Path, chance: random.Random) -> str:
+def corrupt_changelog(out: Path, chance: random.Random) -> Done:
     """Flip a byte in a changelog record that the committed state needs."""
     path = _record(out, chance, newest=False)
-    return _flip(path, chance, 0, path.stat().st_size)
+    return _flip(path, chance, 0, path.stat().st_size), (int(path.parent.name),)
 
 
-def cut_changelog(out: Path, chance: random.Random) -> str:
+def cut_changelog(out: Path, chance: random.Random) -> Done:
     """Delete the changelog's record of a shard's committed commit."""
     path = _record(out, chance, newest=True)
     path.unlink()
-    return f"{path} deleted"
+    return f"{path} deleted", (int(path.parent.name),)
 
 
 def _record(out: Path, chance: random.Random, *, newest: bool) -> Path:
@@ -92,8 +123,8 @@ def _checkpoint(out: Path) -> Checkpoint:
     return Checkpoint(str(out / CHECKPOINT), out / LOCAL)
 
 
-def _shards(out: Path) -> list[Path]:
-    return sorted(_directories((out / LOCAL).glob("*/*")))
+def _shards(local: Path) -> list[Path]:
+    return sorted(_directories(local.glob("*/*")))
 
 
 def _directories(paths: Iterable[Path]) -> list[Path]:

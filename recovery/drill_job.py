@@ -1,7 +1,8 @@
-"""One run of a drill, a process of its own: it is started, killed and started again by `recovery.drill`.
+"""The runs of a drill, in a process of their own that `recovery.drill` starts, tells what to run, and kills.
 
-What happens is told on standard output, one JSON object per line with the time since the epoch: `started`, `progress`,
-`restoring`, `suspended`, `restored`, `ended`, `failed`.
+It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "zombie": ...}`. What
+happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready` (Spark is up), then per
+run `begun`, `started`, `progress`, `restoring`, `suspended`, `restored`, `ended` or `failed`, and `idle`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from backend.spark.stream import Pipeline
     from recovery.listener import Restoring
 
-CHECKPOINT, RESULTS, ERRORS, LOCAL = "checkpoint", "results", "errors", "local"
+CHECKPOINT, RESULTS, ERRORS, LOCAL, HOSTS = "checkpoint", "results", "errors", "local", "hosts"
 DEFAULT_JOB = "recovery.drill_job:departures"
 DATA = "REWIND_DRILL_DATA"
+OFFSETS = "REWIND_DRILL_OFFSETS"
+SNAPSHOT_EVERY = 3
 
 
 def departures(spark: SparkSession) -> Pipeline:
@@ -38,7 +41,9 @@ def departures(spark: SparkSession) -> Pipeline:
     from backend import archive, count, max_, mean, median, stream, tumbling
 
     data = archive(
-        os.environ[DATA], value="origin string, delay double, scheduled timestamp", max_offsets_per_batch=500
+        os.environ[DATA],
+        value="origin string, delay double, scheduled timestamp",
+        max_offsets_per_batch=int(os.environ.get(OFFSETS, "500")),
     )
     return (
         stream(data, event_time="scheduled", key="origin")
@@ -117,17 +122,25 @@ def aged(pipeline: Pipeline, share: float) -> Pipeline:
     return replace(pipeline, streams=tuple(replace(side, source=Aged(side.source, share)) for side in pipeline.streams))
 
 
-def run(spark: SparkSession, pipeline: Pipeline, out: Path) -> None:
-    """Run the job to the end of what its sources hold, telling of progress."""
+def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = False) -> None:
+    """Run the job to the end of what its sources hold, telling of progress.
+
+    Args:
+        spark: The session.
+        pipeline: The job.
+        out: The run's directory.
+        hosts: Executors have a disk each, and take shards from each other.
+    """
+    own_disks: dict[str, Any] = {"local_dir": f"$SPARK_EXECUTOR_DIRS/{LOCAL}", "snapshots": SNAPSHOT_EVERY}
     query = pipeline.start(
         spark,
         checkpoint=out / CHECKPOINT,
         results=out / RESULTS,
         errors=out / ERRORS,
-        local_dir=out / LOCAL,
         until="end",
         trigger="0 seconds",
         listeners=(Teller(),),
+        **(own_disks if hosts else {"local_dir": out / LOCAL}),
     )
     tell("started")
     told, ended = -1, False
@@ -144,28 +157,40 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path) -> None:
     tell("ended", version=query.progress.version, restores=query.progress.restores, commits=commits)
 
 
+def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
+    """Do one thing that was asked; what fails is told."""
+    out = Path(asked["out"])
+    tell("begun")
+    try:
+        pipeline = load_pipeline(job, spark)
+        if asked.get("zombie"):
+            from recovery.drill_zombie import late_attempts
+
+            tell("zombies", outcomes=late_attempts(spark, pipeline, out))
+            return
+        if asked.get("aged"):
+            pipeline = aged(pipeline, float(asked["aged"]))
+        run(spark, pipeline, out, hosts=bool(asked.get("hosts")))
+    except Exception as error:
+        tell("failed", error=said(error))
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+
+
 def main() -> int:
-    """Run once."""
+    """Do what is asked until nothing more comes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--job", required=True)
-    parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--aged", type=float, default=0.0)
-    parser.add_argument("--zombie", action="store_true")
+    parser.add_argument("--master", required=True)
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
     tell("launched")
-    with session(options.master) as spark:
-        try:
-            pipeline = load_pipeline(options.job, spark)
-            if options.zombie:
-                from recovery.drill_zombie import late_attempts
-
-                tell("zombies", outcomes=late_attempts(spark, pipeline, options.out))
-                return 0
-            run(spark, aged(pipeline, options.aged) if options.aged else pipeline, options.out)
-        except Exception as error:
-            tell("failed", error=said(error))
-            return 1
+    with session(options.master, conf=dict(one.split("=", 1) for one in options.conf)) as spark:
+        tell("ready")
+        for line in sys.stdin:
+            serve(spark, options.job, json.loads(line))
+            tell("idle")
     return 0
 
 

@@ -1,39 +1,156 @@
-"""The processes of a drill: followed while they tell, killed at the worst moment, ended with all that they started."""
+"""The processes of a drill: told what to run, followed while they tell, killed at the worst moment.
+
+A `Runner` is one process of `recovery.drill_job` with a Spark of its own. It runs one thing after the other, so that
+what is not killed need not start Spark again; whoever kills it gets a fresh one for what comes next.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import psutil
 
-from recovery.drill_job import CHECKPOINT, LOCAL
+from recovery.drill_damage import OLD
+from recovery.drill_job import CHECKPOINT, HOSTS, LOCAL
+from recovery.killpoints import taken
 
 START_TIMEOUT_S = 600.0
+BEFORE = 2
+"""How many micro-batches before the kill the local state is copied, for what brings an older copy of it back."""
 _POLL_S = 0.005
 
-
-def events_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """Give what a process tells, until it ends."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{"):
-            yield json.loads(line)
+Event = dict[str, Any]
 
 
-def strike(process: subprocess.Popen[str], out: Path, at: int, *, between: bool = False) -> int | None:
+class Runner:
+    """A process that runs a job as often as it is asked, until it is killed.
+
+    Args:
+        job: `module:function`.
+        master: Spark's master.
+        env: Beside this process's environment.
+        log: Its standard error goes there.
+        order: File at which it looks for orders to die (`recovery.killpoints`).
+        conf: Further settings of Spark.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        master: str,
+        env: Mapping[str, str],
+        log: Path,
+        order: Path,
+        conf: Mapping[str, str] | None = None,
+    ) -> None:
+        command = [sys.executable, "-m", "recovery.drill_job", "--job", job, "--master", master]
+        for name, value in (conf or {}).items():
+            command += ["--conf", f"{name}={value}"]
+        root = str(Path(__file__).resolve().parent.parent)
+        given = os.pathsep.join([env.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")])
+        paths = [*filter(None, given.split(os.pathsep)), root, str(Path.cwd())]
+        whole = {
+            **os.environ,
+            **env,
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            "PYTHONUNBUFFERED": "1",
+            "REWIND_KILL": str(order),
+        }
+        self.order = order
+        self._told: SimpleQueue[Event | None] = SimpleQueue()
+        self._idle = threading.Event()
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=whole
+            )
+        self._reader = threading.Thread(target=self._read, name="rewind-drill", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Take in what it tells, until it is dead."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                event = json.loads(line)
+                if event["event"] == "idle":
+                    self._idle.set()
+                self._told.put(event if event["event"] != "idle" else None)
+        self._idle.set()
+        self._told.put(None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self.process.poll() is None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it still runs what it was asked."""
+        return not self._idle.is_set()
+
+    def ask(self, **what: Any) -> None:
+        """Tell it what to run next; what happens comes from `events`."""
+        assert self.process.stdin is not None
+        self._idle.clear()
+        with suppress(BrokenPipeError):  # it died: `events` ends at once
+            self.process.stdin.write(json.dumps(what) + "\n")
+            self.process.stdin.flush()
+
+    def events(self) -> Iterator[Event]:
+        """Give what it tells, until it has done what it was asked, or is dead."""
+        while (event := self._told.get()) is not None:
+            yield event
+
+    def family(self) -> list[psutil.Process]:
+        """Give the process and all that it started."""
+        try:
+            root = psutil.Process(self.process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        """Kill it with all that it started: stopped first, so that nobody sees anybody die."""
+        family = self.family()
+        each(family, "suspend")
+        family = list(dict.fromkeys([*family, *self.family()]))
+        each(family, "kill")
+        psutil.wait_procs(family, timeout=30)
+
+    def close(self) -> None:
+        """End it, and all that it started."""
+        family = self.family()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        if self.alive:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=10)
+        each([one for one in family if one.is_running()], "kill")
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+
+
+def strike(runner: Runner, out: Path, at: int, how: str) -> int | None:
     """Kill a job with all its processes; they are stopped first, so that what was seen stays true until they are dead.
 
     Args:
-        process: The job.
-        out: Its directory.
+        runner: Runs the job.
+        out: The job's directory; a copy of its local state from `BEFORE` micro-batches before is made there.
         at: The micro-batch, or the next one that allows it.
-        between: Right after the micro-batch was committed, when its staged files wait to be ingested; otherwise inside
+        how: `between`: right after the micro-batch was committed, when its staged files wait to be ingested; `inside`
             it, with files staged and not committed.
 
     Returns:
@@ -42,59 +159,94 @@ def strike(process: subprocess.Popen[str], out: Path, at: int, *, between: bool 
     Raises:
         TimeoutError: It never came to the place.
     """
+    if how == "between" and not _hold(
+        runner, lambda: _committed(out, max(0, at - BEFORE)), lambda: shutil.copytree(out / LOCAL, out / OLD)
+    ):
+        return None
     version = at
-    deadline = time.monotonic() + START_TIMEOUT_S
-    root = psutil.Process(process.pid)
-    here = _committed if between else inside
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            return None
-        if not between and _committed(out, version):
+
+    def there() -> bool:
+        nonlocal version
+        if how == "between":
+            return _committed(out, version)
+        while _committed(out, version):
             version += 1
-        elif here(out, version):
-            family = [root, *root.children(recursive=True)]
+        return inside(out / LOCAL, version)
+
+    return version if _hold(runner, there, runner.kill) else None
+
+
+def strike_restore(runner: Runner) -> bool:
+    """Kill a job as soon as one of its workers has died by order; False when it ended by itself."""
+    return _hold(runner, taken(runner.order).exists, runner.kill)
+
+
+def strike_host(runner: Runner, out: Path, at: int) -> str | None:
+    """Kill the executor that is inside micro-batch `at` with its workers, and delete its disk.
+
+    Returns:
+        The executor's disk; None when the job ended by itself.
+    """
+    found: list[Path] = []
+
+    def there() -> bool:
+        disks = [path for path in (out / HOSTS).glob("*/executor-*") if inside(path / LOCAL, at)]
+        found[:] = [disk for disk in disks if _executor(runner, disk)]
+        return bool(found)
+
+    def lose() -> None:
+        executor = _executor(runner, found[0])
+        family = [process for one in executor for process in (one, *one.children(recursive=True))]
+        each(family, "kill")
+        shutil.rmtree(found[0] / LOCAL, ignore_errors=True)
+
+    return found[0].name if _hold(runner, there, lose) else None
+
+
+def _executor(runner: Runner, disk: Path) -> list[psutil.Process]:
+    """Give the executor that writes on a disk."""
+    found = []
+    for process in runner.family():
+        with suppress(psutil.Error):
+            mine = process.environ().get("SPARK_EXECUTOR_DIRS", "").split(os.pathsep)
+            if process.name() == "java" and str(disk) in mine:
+                found.append(process)
+    return found
+
+
+def _hold(runner: Runner, there: Callable[[], bool], do: Callable[[], object]) -> bool:
+    """Wait for something, stop all processes, and do something if it is still so; False when the job ended first."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if not runner.busy:
+            return False
+        if there():
+            family = runner.family()
             each(family, "suspend")
-            if here(out, version):
-                each([*family, *root.children(recursive=True)], "kill")
-                psutil.wait_procs(family, timeout=30)
-                return version
-            each(family, "resume")
+            try:
+                if there():
+                    do()
+                    return True
+            finally:
+                each(family, "resume")
         time.sleep(_POLL_S)
-    raise TimeoutError(f"micro-batch {at} was not reached within {START_TIMEOUT_S:g} seconds")
+    raise TimeoutError(f"what the drill waits for did not happen within {START_TIMEOUT_S:g} seconds")
 
 
 def _committed(out: Path, version: int) -> bool:
     return (out / CHECKPOINT / "commits" / str(version)).exists()
 
 
-def inside(out: Path, version: int) -> bool:
-    """Tell whether a micro-batch has staged state that Spark has not committed: the worst moment to die."""
-    staged = next((out / LOCAL).glob(f"*/*/*/staged/{version:020d}_*.sst"), None)
-    return staged is not None and not _committed(out, version)
+def inside(local: Path, version: int) -> bool:
+    """Tell whether a micro-batch has files staged: the worst moment to die, if it is not committed."""
+    return next(local.glob(f"*/*/*/staged/{version:020d}_*.sst"), None) is not None
 
 
 def each(family: Sequence[psutil.Process], what: str) -> None:
     """Do one thing to every process that is still there."""
     for process in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             getattr(process, what)()
-        except psutil.NoSuchProcess:
-            continue
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """End a process that we started, and all that it started."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    if process.poll() is None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)
-    each([one for one in family if one.is_running()], "kill")
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def snapshot(path: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from recovery.drill import Run, Verdict
+from recovery.drill import Drill, Verdict
 
 _WIDTH, _HEIGHT, _MARGIN = 860, 150, 40
 _COLORS = {
@@ -22,13 +22,14 @@ _COLORS = {
 }
 
 
-def drill_json(job: str, seed: int, control: Run, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def drill_json(drill: Drill, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Give the report as JSON; times in seconds, what did not happen is null."""
     return {
-        "job": job,
-        "seed": seed,
+        "job": drill.job,
+        "seed": drill.seed,
         "passed": all(verdict.passed for verdict in verdicts),
-        "control": {"events": control.events},
+        "spark_start_s": _round(drill.spark_start_s),
+        "control": {"events": drill.control_run.events},
         "scenarios": [_verdict_json(verdict) for verdict in verdicts],
     }
 
@@ -38,7 +39,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
     return {
         "name": verdict.scenario.name,
         "text": verdict.scenario.text,
-        "must_end_in": verdict.scenario.error,
+        "must_end_in": verdict.scenario.error or None,
         "passed": verdict.passed,
         "why": verdict.why,
         "error": verdict.run.error or None,
@@ -98,9 +99,9 @@ table{{border-collapse:collapse;width:100%}}td,th{{text-align:left;padding:.3em 
 tr.bad td:nth-child(2){{color:#c0392b;font-weight:bold}}tr.ok td:nth-child(2){{color:#27ae60}}
 code{{background:#f4f4f4;padding:0 .2em}}.why{{color:#c0392b}}svg{{background:#fafafa;width:100%}}
 </style></head><body><h1>Rewind drill: {verdict}</h1>
-<p>Job <code>{escape(data["job"])}</code>, seed {data["seed"]}. RTO: from the damage until results went on beyond the
-broken micro-batch, the start of the process included. RPO: windows and errors lost, and rows doubled, against an
-undisturbed run.</p>
+<p>Job <code>{escape(data["job"])}</code>, seed {data["seed"]}. RTO: from the new start of the query until the broken
+micro-batch was published; a new driver's start of Spark ({_seconds(data["spark_start_s"])} here) comes on top. RPO:
+windows and errors lost, and rows doubled, against an undisturbed run.</p>
 <table><tr><th>scenario</th><th></th><th>detect</th><th>restore</th><th>RTO</th><th>RPO</th><th>proof</th></tr>{rows}
 </table>{sections}</body></html>
 """,
@@ -114,7 +115,7 @@ def _section(one: dict[str, Any], control: list[dict[str, Any]]) -> str:
     told = "".join(
         f"<li>{at:.1f} s: {escape(_said(event))}</li>"
         for at, event in _timed(one["events"])
-        if event["event"] not in ("progress", "launched")
+        if event["event"] not in ("progress", "begun")
     )
     plot = _plot(one["events"], control)
     return f"<h2>{escape(one['name'])}</h2><p>{escape(one['text'])}</p>{why}{error}{plot}<ul>{told}</ul>"

@@ -13,83 +13,119 @@ from recovery.drill_damage import (
     cut_changelog,
     lose_all,
     lose_shard,
+    old_database,
 )
+
+NONE, SOME, ALL = "none", "some", "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One way to break a job.
 
+    A job that is killed is killed once for all scenarios that begin like this; each goes on with a copy of what was
+    left.
+
     Attributes:
         name: For the command line.
         text: What happens, one sentence.
-        damage: Done to the dead job's directory; gives what was done.
-        kill_point: Instead of killing the whole process, die at this point of an attempt or restore.
-        on_restart: The kill point is armed for the start after the damage: a restore is killed.
-        master: Spark's master.
+        killed: The whole job is killed: `inside` a micro-batch, with files staged and not committed, or `between`,
+            right after a commit, when its staged files wait to be ingested. Empty: it is not.
+        damage: Done to the dead job's directory; gives what was done, and to which shards.
+        kill_point: A Python worker dies at this point of an attempt; with `killed` the driver too, with a worker that
+            dies at this point of the restore.
+        hosts: The job runs on two executors with a disk each; one executor is killed inside a micro-batch, its disk
+            is lost, and its shards move to the other one while the query goes on.
         aged: Share of every source partition that is gone when the job starts again.
-        between: The job is killed right after a commit, when its staged files wait, instead of inside a micro-batch.
         zombie: Attempts with old pointers come back after the run.
-        error: Code of the error that it must end in; None when it must end equal.
+        restores: `all` damaged shards must be restored, `some` of them may be (a damage that nothing reads is not
+            noticed), or `none`: nothing that is not damaged is ever restored.
+        error: Code of the error that it must end in; empty when it must end equal.
     """
 
     name: str
     text: str
+    killed: str = ""
     damage: Damage | None = None
     kill_point: str = ""
-    on_restart: bool = False
-    master: str = "local[2]"
+    hosts: bool = False
     aged: float = 0.0
-    between: bool = False
     zombie: bool = False
-    error: str | None = None
+    restores: str = NONE
+    error: str = ""
 
 
 def _both(*damages: Damage) -> Damage:
-    return lambda out, chance: "; ".join(damage(out, chance) for damage in damages)
+    def damage(*args: object) -> tuple[str, tuple[int, ...]]:
+        done = [one(*args) for one in damages]  # type: ignore[arg-type]
+        return "; ".join(text for text, _ in done), done[0][1]
+
+    return damage
 
 
 CATALOGUE = (
-    Scenario("kill-driver", "SIGKILL of the driver with its JVM and workers, inside a micro-batch"),
+    Scenario("kill-driver", "SIGKILL of the driver with its JVM and workers, inside a micro-batch", "inside"),
     Scenario(
         "kill-worker",
         "SIGKILL of a Python worker between its staged file and its changelog record; Spark runs the task again",
         kill_point="after_stage",
-        master="local[2,4]",
     ),
-    Scenario("lose-shard", "the job is killed, and one shard's local state is gone", damage=lose_shard),
-    Scenario("lose-all", "the job is killed, and the disk with all local state is gone", damage=lose_all),
-    Scenario("corrupt-sst", "one byte in an SST file of one shard is flipped", damage=corrupt_database),
+    Scenario(
+        "kill-executor",
+        "SIGKILL of one of two executors inside a micro-batch, its disk is gone; its shards move, the query goes on",
+        hosts=True,
+    ),
+    Scenario(
+        "lose-shard", "the job is killed, and one shard's local state is gone", "inside", lose_shard, restores=ALL
+    ),
+    Scenario(
+        "lose-all", "the job is killed, and the disk with all local state is gone", "inside", lose_all, restores=ALL
+    ),
+    Scenario(
+        "corrupt-sst", "one byte in an SST file of one shard is flipped", "inside", corrupt_database, restores=SOME
+    ),
     Scenario(
         "corrupt-staged",
         "one bit in the staged file that a pointer names is flipped, before it is ingested",
-        damage=corrupt_staged,
-        between=True,
+        "between",
+        corrupt_staged,
+        restores=ALL,
+    ),
+    Scenario(
+        "old-database",
+        "an older copy of one shard's database comes back, and the staged file that a pointer names does not fit on it",
+        "between",
+        old_database,
+        restores=ALL,
     ),
     Scenario(
         "kill-restore",
-        "all local state is gone, and the restore is killed before its proof",
-        damage=lose_all,
+        "all local state is gone, and worker and driver are killed before the restore's proof",
+        "inside",
+        lose_all,
         kill_point="restore_changelog",
-        on_restart=True,
+        restores=ALL,
     ),
     Scenario("zombie", "attempts with old pointers finish late: they must touch nothing", zombie=True),
     Scenario(
         "corrupt-changelog",
         "all local state is gone, and a byte of the changelog is flipped: an error that names the file",
-        damage=_both(lose_all, corrupt_changelog),
+        "inside",
+        _both(lose_all, corrupt_changelog),
         error="ChangelogDamaged",
     ),
     Scenario(
         "lose-tail",
         "all local state is gone, and the changelog's newest record: an error that names the file",
-        damage=_both(lose_all, cut_changelog),
+        "inside",
+        _both(lose_all, cut_changelog),
         error="ChangelogDamaged",
     ),
     Scenario(
         "source-aged",
         "all local state is gone, and the source no longer has what the windows need: an error that names the offsets",
-        damage=lose_all,
+        "inside",
+        lose_all,
         aged=1.0,
         error="HistoryLost",
     ),
@@ -108,3 +144,8 @@ def choose(names: Sequence[str]) -> list[Scenario]:
         if name not in known:
             raise ValueError(f"scenario={name!r}: allowed are {', '.join(known)}")
     return [known[name] for name in names] if names else list(CATALOGUE)
+
+
+def in_order(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Put scenarios in the order in which the fewest processes are started: what kills comes first."""
+    return sorted(scenarios, key=lambda one: (bool(one.hosts), not one.killed, not one.kill_point, one.killed))

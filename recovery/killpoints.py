@@ -1,7 +1,8 @@
 """Named points at which a process can be made to die by SIGKILL: free when off.
 
-`REWIND_KILL=<point>@<file>` arms one point for one death: the first process that passes the point creates the file
-(exclusively, so that only one dies) and kills itself. `REWIND_KILL_VERSION=<n>` waits for that micro-batch.
+`REWIND_KILL=<file>` names an order that may come later: a file that says `<point>` or `<point> <micro-batch>`. The
+first process that passes that point takes the order (renames it to `<file>.taken`, so that only one dies) and kills
+itself.
 `REWIND_KILL_TRACE=<file>` appends each point passed, so that a suite can show that it hit every one.
 """
 
@@ -36,23 +37,48 @@ POINTS = (
 )
 """Every point, in the order in which a micro-batch and then a restore passes them."""
 
-_ARMED = os.environ.get("REWIND_KILL", "")
-_VERSION = os.environ.get("REWIND_KILL_VERSION")
+_ORDER = os.environ.get("REWIND_KILL", "")
 _TRACE = os.environ.get("REWIND_KILL_TRACE")
 
 
 def kill_point(name: str, version: int | None = None) -> None:
-    """Die here if this point is armed; do nothing otherwise."""
-    if not _ARMED and not _TRACE:
+    """Die here if an order says so; do nothing otherwise."""
+    if not _ORDER and not _TRACE:
         return
     if _TRACE:
         with Path(_TRACE).open("a") as trace:
             trace.write(f"{name} {version}\n")
-    point, _, once = _ARMED.partition("@")
-    if point != name or (_VERSION is not None and version is not None and int(_VERSION) != version):
-        return
+    if _ORDER and _is_meant(name, version):
+        try:
+            taken(Path(_ORDER), take=True)
+        except FileNotFoundError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def order(path: Path, point: str, version: int | None = None) -> None:
+    """Order the death of the first process that passes a point, in a micro-batch or in any.
+
+    Raises:
+        ValueError: There is no such point.
+    """
+    if point not in POINTS:
+        raise ValueError(f"point={point!r}: allowed are {', '.join(POINTS)}")
+    taken(path).unlink(missing_ok=True)
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(point if version is None else f"{point} {version}")
+    draft.replace(path)
+
+
+def taken(path: Path, *, take: bool = False) -> Path:
+    """Give the name that an order has once a process has died of it; `take` renames it."""
+    name = path.with_name(f"{path.name}.taken")
+    return path.rename(name) if take else name
+
+
+def _is_meant(name: str, version: int | None) -> bool:
     try:
-        os.close(os.open(once, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
+        point, _, wanted = Path(_ORDER).read_text().partition(" ")
+    except FileNotFoundError:
+        return False
+    return point == name and (not wanted or version is None or int(wanted) == version)

@@ -1,0 +1,53 @@
+"""Broken builds for the drill: loaded by every Python process whose path leads here, workers of Spark included.
+
+Each defect replaces one function of the product while the file that `REWIND_TEST_DEFECT` names says its name; with no
+such file, everything is the product's own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from backend.staging import file_digest
+from backend.store import Staged
+from recovery import opening, planner, replay
+
+DEFECT = Path(os.environ["REWIND_TEST_DEFECT"])
+
+
+def active(name: str) -> bool:
+    return DEFECT.exists() and DEFECT.read_text() == name
+
+
+def defect(where: Any, function: str, name: str, broken: Any) -> None:
+    sound = getattr(where, function)
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (broken if active(name) else sound)(*args, **kwargs)
+
+    setattr(where, function, chosen)
+
+
+def every_staged_file(self: Any, pointer: Any, found: Any, generation: Any, store: Any) -> bool:
+    """`for step in found.steps` became "for every file that lies there"."""
+    for commit in reversed(generation.staged_commits()):
+        path = generation.staged(commit)
+        store.confirm(Staged(path, *file_digest(path), 0))
+    return True
+
+
+def without_the_last(messages: Any, record: Any, sound: Any = replay.accepted) -> Any:
+    """The last message of a chunk is skipped."""
+    return sound(messages, record)[:-1]
+
+
+def any_parent(target: Any, start: Any, steps: Any) -> Any:
+    """A staged file that is here is applied, whatever the database is at."""
+    return (planner.Step(target, steps.parents[target][1]),) if target in steps.parents else None
+
+
+defect(opening.Opening, "_advance", "ingest every staged file", every_staged_file)
+defect(replay, "accepted", "skip the last replayed message", without_the_last)
+defect(planner, "_path", "ignore the parent", any_parent)
