@@ -67,10 +67,14 @@ class _Step:
         retention = kind.spec.retention_ms
         self.gone, gone_before, gone_after = kind.newest.judge(turn)
         self.gone_before = max(self._last_ended(turn.clock, retention), gone_before)
+        start = upkeep.gone_for_good(turn)
+        if start is not None and (last := (start - self.grid.origin) // self.grid.step - 1) > self.gone_before:
+            self.gone_before = last  # the retention is longer than it was
+            self.gone = upkeep.refuse_through(self.gone, last, turn.messages.num_rows)
         self.progress = Progress(
             self._last_ended(turn.clock),
             self._last_ended(turn.clock_after),
-            max(self._last_ended(turn.clock_after, retention), gone_after),
+            max(self._last_ended(turn.clock_after, retention), gone_after, self.gone_before),
             turn.batch.time_ms,
             turn.batch.drain,
         )

@@ -34,6 +34,11 @@ def start_bytes(region: Region, start: int) -> bytes:
     return bytes([region]) + ((start & (2**64 - 1)) ^ (1 << 63)).to_bytes(8, "big")
 
 
+def start_of(key: bytes) -> int:
+    """Inverse of `start_bytes`; of any key of such a region, the start time in it."""
+    return int.from_bytes(key[1:9], "big") - (1 << 63)
+
+
 def join_keys(
     region: Region, starts: IntArray, group_keys: pa.Array, skips: IntArray | None = None, *, skip_bytes: int = 0
 ) -> list[bytes]:

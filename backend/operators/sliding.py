@@ -80,7 +80,11 @@ class _Step:
         before, after = started(turn.clock), started(turn.clock_after)
         self.gone, gone_before, gone_after = kind.newest.judge(turn)
         self.gone_before = max(before - keep - 1, gone_before)
-        gone_after = max(after - keep - 1, gone_after)
+        start = upkeep.gone_for_good(turn)
+        if start is not None and start - 1 > self.gone_before:
+            self.gone_before = start - 1  # the retention is longer than it was
+            self.gone = upkeep.refuse_through(self.gone, start - 1, turn.messages.num_rows)
+        gone_after = max(after - keep - 1, gone_after, self.gone_before)
         self.progress = Progress(before - 1, after - 1, gone_after, turn.batch.time_ms, turn.batch.drain)
         self.tree: tuple[int, BlockTree] | None = None
         self.bound_before = self._bucket_start(self.gone_before + 1 - self.size)

@@ -17,7 +17,7 @@ from backend.batch import OFFSET, PARTITION, STREAM, TIME, Proof
 from backend.messages import digest
 from backend.operators import kept, panes
 from backend.operators.arrays import IntArray, Mask, compress, dense, firsts, least
-from backend.operators.grouping import GroupKeys, KeySpace, start_bytes
+from backend.operators.grouping import GroupKeys, KeySpace, start_bytes, start_of
 from backend.operators.kept import Kept
 from backend.operators.panes import Panes
 from backend.operators.partials import FIRST_CLOCK, PartialStore
@@ -152,6 +152,20 @@ def _source_ranges(
         place = (int(stream[first]), int(partition[first]), int(offset[first]), int(offset[last]))
         found.setdefault(at, []).append(place)
     return found.items()
+
+
+def gone_for_good(turn: Turn) -> int | None:
+    """Give the start time up to which, exclusive, windows have expired; None while none has.
+
+    It is what the retention of the time expired: one that was made longer since reopens nothing.
+    """
+    bound = turn.work.bounds.get(Region.REVISIONS)
+    return start_of(bound) if bound is not None else None
+
+
+def refuse_through(gone: IntArray | None, last: int, messages: int) -> IntArray:
+    """Give per message the last window that is out of retention, which is at least this one."""
+    return np.full(messages, last, np.int64) if gone is None else np.maximum(gone, last)
 
 
 def expire(turn: Turn, gone: Panes | None, bounds: Mapping[Region, int]) -> None:
