@@ -121,11 +121,11 @@ def verify(
 @named_errors
 def show(
     checkpoint: Location,
-    table: Annotated[str, typer.Argument(help="windows, aggregates, messages or rows")] = "windows",
+    table: Annotated[str, typer.Argument(help="windows, aggregates, messages, rows, or a store")] = "windows",
     shard: Annotated[list[int] | None, typer.Option("--shard", help="only these; may be given again")] = None,
-    start: Annotated[datetime | None, typer.Option("--from", help="event time, inclusive, UTC")] = None,
+    start: Annotated[datetime | None, typer.Option("--from", help="event time, inclusive, UTC; or expiration")] = None,
     end: Annotated[datetime | None, typer.Option("--to", help="event time, exclusive, UTC")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="text that a field of the group key contains")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="text that the key contains")] = None,
     version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch")] = None,
     limit: Annotated[int, typer.Option("--limit", help="rows at most", min=1)] = 100,
     local_dir: LocalDir = None,
@@ -152,7 +152,7 @@ def show(
 def export(
     checkpoint: Location,
     out: Annotated[Path, typer.Argument(help="new directory for Parquet files, one per shard")],
-    table: Annotated[str, typer.Option("--table", help="windows, aggregates, messages or rows")] = "rows",
+    table: Annotated[str, typer.Option("--table", help="windows, aggregates, messages, rows, or a store")] = "rows",
     version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch")] = None,
     local_dir: LocalDir = None,
     as_json: Json = False,

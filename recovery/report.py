@@ -18,7 +18,7 @@ from recovery.reset import Reset
 from recovery.survey import Checkpoint, ShardSurvey, region_name
 from recovery.verify import NOTE, PROBLEM, SOUND, Finding
 
-_TIMES = ("start", "end", "_time")
+_TIMES = ("start", "end", "_time", "expires")
 _STYLES = {PROBLEM: "bold red", NOTE: "yellow", SOUND: "green"}
 
 

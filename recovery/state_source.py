@@ -9,7 +9,8 @@ Options, named as those of Spark's `statestore` reader where they mean the same:
 
 ============ =================================================================================
 `path`       The checkpoint.
-`table`      `windows`, `aggregates` or `rows` (every row of the committed state as bytes).
+`table`      `windows`, `aggregates`, `rows` (every row of the committed state as bytes), or a store of
+             `process()` by its name.
 `batchId`    As of this micro-batch; the newest committed one unless given. A version that is
              gone is an error that lists those to be had.
 ============ =================================================================================

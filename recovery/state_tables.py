@@ -2,27 +2,35 @@
 
 Committed rows come from the changelog, so the job may be running. Messages are only in databases: they come from this
 host's copy, which is at the committed micro-batch or the one before it, and the table says which.
+
+Rows are decoded by the operators' own readers, on an operator that is made out of the manifest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from backend.errors import RewindError, StateUnavailable
+from backend.batch import MAX_TIME, MIN_TIME, TIME
+from backend.errors import StateUnavailable
 from backend.keys import decode_columns
-from backend.messages import TIME_FIRST, decode_messages
-from backend.operators import panes
+from backend.memory import MemoryStore
+from backend.operators import panes, views
 from backend.operators.grouping import split_keys
+from backend.operators.window import WindowOperator
 from backend.rocks import RocksStore
-from backend.rows import RowCodec
-from backend.store import Readable, Region, region_range
-from recovery.pointer import COMMIT_KEY, decode_record
+from backend.store import Region, region_range
+from backend.workspace import Workspace
+from recovery.known_operator import store_of, type_of, window_operator
+from recovery.pointer import COMMIT_KEY, CommitRecord, decode_record
+from recovery.store_tables import STORE, as_table, rows_of
 from recovery.survey import PANED, Checkpoint, readable, region_name
 
 TABLES = ("windows", "aggregates", "messages", "rows")
+"""Beside these, each store of `process()` is a table of its name."""
 _SHARD = pa.field("shard", pa.int32(), nullable=False)
 RAW = pa.schema(
     [
@@ -46,16 +54,19 @@ WINDOWS = pa.schema(
 )
 """Panes: start inclusive, end exclusive, in ms; `offsets` is `stream/partition:first-last` per source partition."""
 
+_EDGES = {True: ("start", "end"), False: ("start_offset", "last_offset")}
+"""Of windows that are kept one by one: by event time, or by number of messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which rows.
 
     Attributes:
-        table: One of `TABLES`.
-        start: Event time in ms, inclusive; None from the first on.
-        end: Event time in ms, exclusive; None to the last.
-        key: Text that the group key must contain; None for all.
+        table: One of `TABLES`, or the name of a store.
+        start: Event time in ms, inclusive; None from the first on. Of what has a TTL, the time at which it expires.
+        end: Likewise, exclusive; None to the last.
+        key: Text that the key must contain; None for all.
         version: As of this micro-batch; None for the newest.
     """
 
@@ -66,10 +77,12 @@ class Wanted:
     version: int | None = None
 
     def __post_init__(self) -> None:
-        if self.table not in TABLES:
-            raise ValueError(f"table={self.table!r}: allowed are {', '.join(TABLES)}")
         if self.version is not None and self.table == "messages":
             raise ValueError("version: messages are only as of what this host's database is at; allowed is none")
+
+    def has_key(self, *fields: object) -> bool:
+        """Tell whether a key is wanted."""
+        return self.key is None or any(self.key in str(field) for field in fields)
 
     def within(self, low: int, high: int) -> bool:
         """Tell whether a half-open range of event time meets the wanted one."""
@@ -90,17 +103,22 @@ def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
         "messages": _messages,
         "rows": _rows,
     }
-    return readers[wanted.table](checkpoint, shard, wanted)
+    found = readers.get(wanted.table)
+    return found(checkpoint, shard, wanted) if found is not None else _store(checkpoint, shard, wanted)
 
 
-def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> Readable | None:
+def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> tuple[MemoryStore, CommitRecord] | None:
     commit = checkpoint.committed(shard, wanted.version)
-    return readable(checkpoint.changelog.read(shard, commit)) if commit is not None else None
+    if commit is None:
+        return None
+    history = checkpoint.changelog.read(shard, commit)
+    return readable(history), history.record
 
 
 def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
-    _check_paned(checkpoint, "windows")
-    view = _committed(checkpoint, shard, wanted)
+    if not _is_paned(checkpoint):
+        return _kept_windows(checkpoint, shard, wanted)
+    found = _committed(checkpoint, shard, wanted)
     rows = [
         {
             "shard": shard,
@@ -111,18 +129,66 @@ def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
             "group_keys": pane.groups,
             "offsets": " ".join(f"{s}/{p}:{first}-{last}" for s, p, first, last in pane.sources),
         }
-        for pane in (panes.all_panes(view) if view is not None else [])
+        for pane in (panes.all_panes(found[0]) if found is not None else [])
         if wanted.within(pane.start, pane.end)
     ]
     return pa.Table.from_pylist(rows, WINDOWS)
 
 
+def _kept_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    """Give windows that are kept one by one: sliding ones, sessions, and those by number of messages."""
+    schema, found = table_schema(checkpoint, "windows"), _committed(checkpoint, shard, wanted)
+    if found is None:
+        return schema.empty_table()
+    operator = window_operator(_entry(checkpoint))
+    by_time = operator.spec.window.by_time
+    if not by_time and (wanted.start is not None or wanted.end is not None):
+        raise ValueError("from, to: windows by number of messages have no event time; allowed are none")
+    low = wanted.start if wanted.start is not None else MIN_TIME
+    high = wanted.end if wanted.end is not None else MAX_TIME
+    kept = views.windows(operator.kind, Workspace(found[0], found[1].bounds), low, high)
+    names, (first, last) = _key_names(operator), _EDGES[by_time]
+    rows = [
+        {
+            "shard": shard,
+            first: view.start,
+            last: view.end,
+            **dict(zip(names, view.key or (), strict=False)),
+            "messages": view.messages,
+            "offsets": " ".join(f"{s}/{p}:{low}-{high}" for (s, p), (low, high) in sorted(view.offsets.items())),
+        }
+        for view in kept
+        if wanted.has_key(*(view.key or ("",)))
+    ]
+    return pa.Table.from_pylist(rows, schema)
+
+
+def _store(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    """Give the rows of a store of `process()`, as of the commit's batch time."""
+    named = store_of(wanted.table, _entry(checkpoint))
+    if named is None:
+        raise ValueError(f"table={wanted.table!r}: allowed are {', '.join(_tables(checkpoint))}")
+    found = _committed(checkpoint, shard, wanted)
+    if found is None:
+        return STORE.empty_table()
+    (view, record), (declaration, region) = found, named
+    work = Workspace(view, record.bounds)
+    rows = rows_of(declaration.bind(work, region, record.time_ms), work, region, record.time_ms)
+    return as_table(shard, (row for row in rows if wanted.has_key(row["key"]) and _in_time(row, wanted)))
+
+
+def _in_time(row: dict[str, Any], wanted: Wanted) -> bool:
+    low = row.get("start", row.get("expires"))
+    return low is None or wanted.within(low, row.get("end", low) + 1)
+
+
 def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give one row per (pane, group key): which there are, and how large the partial aggregate is."""
-    _check_paned(checkpoint, "aggregates")
-    fields = [(name, _type(kind)) for name, kind in checkpoint.manifest.entries["operator"].get("keys", [])]
-    view = _committed(checkpoint, shard, wanted)
-    keys, values = view.scan_arrays(*region_range(Region.AGGREGATES)) if view is not None else ([], [])
+    if not _is_paned(checkpoint):
+        raise ValueError(f"table='aggregates': allowed are {', '.join(_tables(checkpoint))}")
+    fields = [(name, type_of(kind)) for name, kind in checkpoint.manifest.entries["operator"].get("keys", [])]
+    found = _committed(checkpoint, shard, wanted)
+    keys, values = found[0].scan_arrays(*region_range(Region.AGGREGATES)) if found is not None else ([], [])
     starts, _, groups = split_keys(keys, skip_bytes=2)
     columns = decode_columns(groups, [kind for _, kind in fields]) if fields else []
     table = pa.table(
@@ -135,7 +201,7 @@ def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     )
     texts = zip(*(column.to_pylist() for column in columns), strict=True) if columns else [()] * len(keys)
     keep = [
-        wanted.within(start, start + 1) and (wanted.key is None or any(wanted.key in str(field) for field in text))
+        wanted.within(start, start + 1) and wanted.has_key(*text)
         for start, text in zip(starts.tolist(), texts, strict=True)
     ]
     return table.filter(pa.array(keep, pa.bool_())).cast(table_schema(checkpoint, "aggregates"))
@@ -153,25 +219,38 @@ def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
         )
     with RocksStore.open(local.path / "db", read_only=True) as store:
         data = store.get(COMMIT_KEY)
-        commit = decode_record(data).commit.name if data is not None else None
-        keys, values = store.scan_arrays(*region_range(Region.MESSAGES))
-    operator = checkpoint.manifest.entries.get("operator", {})
-    schema = _stored_schema(operator)
-    if schema is None or operator.get("window", {}).get("kind") not in PANED:
-        table = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
-    else:
-        table = decode_messages(TIME_FIRST, RowCodec(schema), keys, values)
-        times = table["_time"].to_pylist()
-        table = table.filter(pa.array([wanted.within(time, time + 1) for time in times], pa.bool_()))
+        record = decode_record(data, where=str(local.path)) if data is not None else None
+        table = _message_rows(checkpoint, store, record, wanted)
+    commit = record.commit.name if record is not None else None
     table = table.append_column("shard", pa.repeat(pa.scalar(shard, pa.int32()), table.num_rows))
     return table.append_column("commit", pa.repeat(pa.scalar(commit, pa.string()), table.num_rows))
 
 
+def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecord | None, wanted: Wanted) -> pa.Table:
+    try:
+        operator = window_operator(_entry(checkpoint))
+    except ValueError:  # the job's own types or functions: the bytes, then
+        keys, values = store.scan_arrays(*region_range(Region.MESSAGES))
+        return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+    low = wanted.start if wanted.start is not None else MIN_TIME
+    high = wanted.end if wanted.end is not None else MAX_TIME
+    by_time = operator.spec.window.by_time  # by number of messages the view counts in offsets
+    work = Workspace(store, record.bounds if record is not None else {})
+    table = views.messages(operator.kind, work, *((low, high) if by_time else (MIN_TIME, MAX_TIME)))
+    keys = [table[name].to_pylist() for name in _key_names(operator) if name in table.column_names]
+    times = table[TIME].to_pylist() if TIME in table.column_names else [None] * table.num_rows
+    keep = [
+        (time is None or wanted.within(time, time + 1)) and wanted.has_key(*(field[at] for field in keys))
+        for at, time in enumerate(times)
+    ]
+    return table.filter(pa.array(keep, pa.bool_()))
+
+
 def _rows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
-    view = _committed(checkpoint, shard, wanted)
+    found = _committed(checkpoint, shard, wanted)
     rows = [
         {"shard": shard, "region": region_name(key[0]), "key": key, "value": value}
-        for key, value in (view.scan(b"", None) if view is not None else [])
+        for key, value in (found[0].scan(b"", None) if found is not None else [])
     ]
     return pa.Table.from_pylist(rows, RAW)
 
@@ -182,17 +261,30 @@ def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
     Raises:
         ValueError: There is no such table for this job.
     """
-    operator = checkpoint.manifest.entries.get("operator", {})
-    if table == "windows":
-        _check_paned(checkpoint, table)
+    operator = _entry(checkpoint)
+    keys = [pa.field(name, type_of(kind)) for name, kind in operator.get("keys", [])]
+    if table == "windows" and _is_paned(checkpoint):
         return WINDOWS
-    if table == "aggregates":
-        _check_paned(checkpoint, table)
-        keys = [pa.field(name, _type(kind)) for name, kind in operator.get("keys", [])]
+    if table == "windows" and operator.get("operator") == "window":
+        edges = _EDGES[operator["window"]["unit"] == "time"]
+        ends = [pa.field(edge, pa.int64(), nullable=False) for edge in edges]
+        told = [pa.field("messages", pa.int64()), pa.field("offsets", pa.string(), nullable=False)]
+        return pa.schema([_SHARD, *ends, *keys, *told])
+    if table == "aggregates" and _is_paned(checkpoint):
         return pa.schema([_SHARD, pa.field("start", pa.int64()), *keys, pa.field("partial_bytes", pa.int64())])
     if table == "rows":
         return RAW
-    raise ValueError(f"table={table!r}: allowed are windows, aggregates and rows")
+    if store_of(table, operator) is not None:
+        return STORE
+    raise ValueError(f"table={table!r}: allowed are {', '.join(_tables(checkpoint))}")
+
+
+def _tables(checkpoint: Checkpoint) -> list[str]:
+    """Name the tables of a job."""
+    operator = _entry(checkpoint)
+    if operator.get("operator") != "window":
+        return [*operator.get("stores", {}), "rows"]
+    return ["windows", *(["aggregates"] if _is_paned(checkpoint) else []), "messages", "rows"]
 
 
 def all_shards(checkpoint: Checkpoint, wanted: Wanted, shards: Sequence[int] | None = None) -> Iterator[pa.Table]:
@@ -201,25 +293,15 @@ def all_shards(checkpoint: Checkpoint, wanted: Wanted, shards: Sequence[int] | N
         yield read_table(checkpoint, shard, wanted)
 
 
-def _check_paned(checkpoint: Checkpoint, table: str) -> None:
-    operator = checkpoint.manifest.entries.get("operator", {})
-    if operator.get("window", {}).get("kind") not in PANED or operator.get("window", {}).get("unit") != "time":
-        raise ValueError(f"table={table!r}: allowed are 'messages' and 'rows' for this job's windows")
+def _entry(checkpoint: Checkpoint) -> dict[str, Any]:
+    found: dict[str, Any] = checkpoint.manifest.entries.get("operator", {})
+    return found
 
 
-def _stored_schema(operator: dict[str, object]) -> pa.Schema | None:
-    """Give the schema of stored messages out of the manifest; None when a type's name says too little."""
-    fields = operator.get("fields")
-    if not isinstance(fields, list):
-        return None
-    try:
-        return pa.schema([pa.field(name, _type(kind)) for name, kind in fields])
-    except (ValueError, TypeError, RewindError):
-        return None
+def _key_names(operator: WindowOperator) -> list[str]:
+    return [field.name for field in operator.spec.key_fields]
 
 
-def _type(name: str) -> pa.DataType:
-    if name.startswith("timestamp["):
-        unit, _, zone = name[len("timestamp[") : -1].partition(", tz=")
-        return pa.timestamp(unit, zone or None)
-    return pa.type_for_alias(name)
+def _is_paned(checkpoint: Checkpoint) -> bool:
+    window = _entry(checkpoint).get("window", {})
+    return window.get("kind") in PANED and window.get("unit") == "time"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from backend import aggregates as agg
-from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
+from backend.batch import MESSAGE_FIELDS, NO_TIME, Operator, Position
 from backend.operators.spec import window_spec
 from backend.operators.window import WindowOperator
 from backend.windows import tumbling
@@ -40,6 +40,11 @@ def windows_operator() -> tuple[WindowOperator, tuple[pa.Field, ...]]:
 def make_windows(home: Path) -> Pointer:
     """Make the job's checkpoint and local state below a directory; give the committed pointer."""
     operator, fields = windows_operator()
+    return make_checkpoint(home, operator, fields)
+
+
+def make_checkpoint(home: Path, operator: Operator, fields: tuple[pa.Field, ...]) -> Pointer:
+    """Run `ROWS` in two micro-batches through an operator, the second one staged and not confirmed."""
     location = home / "checkpoint"
     write_manifest(str(location), Manifest(1, (0,), {"operator": operator.describe(), "changelog": "rewind/changelog"}))
     (location / "metadata").write_text(json.dumps({"id": QUERY}))
@@ -53,7 +58,8 @@ def make_windows(home: Path) -> Pointer:
         for at, (time, key, x) in enumerate(part):
             before = max((one[0] * 1000 for one in ROWS[: first + at]), default=NO_TIME)
             place = {"_stream": 0, "_partition": 0, "_offset": first + at, "_time": time * 1000, "_before": before}
-            rows.append({**place, "k": key, "x": x})
+            values = {"k": key, "x": x}
+            rows.append({**place, **{field.name: values[field.name] for field in fields}})
         table = pa.Table.from_pylist(rows, pa.schema([*MESSAGE_FIELDS, *fields]))
         after = {(0, 0): Position(first + len(part), part[-1][0] * 1000, 9_000)}
         done = run_attempt(job, pointer, version, lambda before, t=table, a=after: ShardInput(9_000, t, a))  # type: ignore[misc]

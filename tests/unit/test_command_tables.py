@@ -1,0 +1,179 @@
+"""`rewind show` and `export` of every kind of windows and of every kind of store, decoded out of the manifest alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from backend import aggregates as agg
+from backend import windows as win
+from backend.operators.spec import window_spec
+from backend.operators.window import WindowOperator
+from backend.process import (
+    ProcessOperator,
+    key_value_store,
+    list_state,
+    map_state,
+    session_store,
+    value_state,
+    window_store,
+)
+from backend.stores.session_store import SessionKey
+from recovery.cli import app
+from tests.support.windows import FIELDS, make_checkpoint
+
+
+def show(home: Path, *options: str, code: int = 0) -> Any:
+    local = ("--local-dir", str(home / "local"))
+    result = CliRunner().invoke(app, ["show", str(home / "checkpoint"), *options, *local, "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)["rows"] if code == 0 else result.output
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Make the checkpoint of a kind of windows, once. Messages: anna at 1, 11 and 25 s, bert at 2 and 26 s."""
+    windows = {
+        "sliding": win.sliding("10 s"),
+        "session": win.session("12 s"),
+        "by number": win.tumbling(messages=2),
+    }
+    homes: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in homes:
+            homes[name] = tmp_path_factory.mktemp("tables")
+            spec = window_spec(
+                windows[name],
+                pa.schema(FIELDS),
+                {
+                    "n": agg.count(),
+                    "mid": agg.quantile("x", 0.5),
+                    "edge": agg.first("x", ignore_nulls=True),
+                    "own": agg.over_all("x", function=len, output=pa.int64()),
+                },
+                keys=["k"],
+                retention="1 hour" if name != "by number" else None,
+                max_ahead=None,
+            )
+            operator = WindowOperator(spec)
+            make_checkpoint(homes[name], operator, tuple(pa.schema(FIELDS).field(f) for f in operator.input_fields))
+        return homes[name]
+
+    return make
+
+
+def moment(second: int) -> str:
+    return f"1970-01-01T00:00:{second:02d}.000Z"
+
+
+def test_sessions(made: Callable[[str], Path]) -> None:
+    rows = show(made("session"), "windows")
+    assert [(row["k"], row["start"], row["end"]) for row in rows] == [
+        ("anna", moment(1), moment(11)),
+        ("bert", moment(2), moment(2)),
+        ("anna", moment(25), moment(25)),
+        ("bert", moment(26), moment(26)),
+    ]
+    later = show(made("session"), "windows", "--from", "1970-01-01T00:00:11", "--key", "anna")
+    assert [row["start"] for row in later] == [moment(1), moment(25)]
+
+
+def test_sliding_windows(made: Callable[[str], Path]) -> None:
+    rows = show(made("sliding"), "windows", "--key", "anna")
+    assert [(row["start"], row["end"]) for row in rows] == [
+        ("1969-12-31T23:59:51.000Z", moment(1)),
+        (moment(1), moment(11)),
+        (moment(15), moment(25)),
+    ]
+
+
+def test_windows_by_number_of_messages(made: Callable[[str], Path]) -> None:
+    rows = show(made("by number"), "windows")
+    assert [(row["k"], row["start_offset"], row["last_offset"]) for row in rows] == [("anna", 3, 3)]
+    assert "no event time" in show(made("by number"), "windows", "--from", "1970-01-01", code=2)
+
+
+@pytest.mark.parametrize("name", ["sliding", "session", "by number"])
+def test_messages_of_every_kind(made: Callable[[str], Path], name: str) -> None:
+    """Those of the confirmed micro-batch: anna at 1 and 11 s, bert at 2 s; of windows that are full none is kept."""
+    rows = show(made(name), "messages")
+    found = sorted((row["_offset"], row["k"], row["x"]) for row in rows)
+    kept = [(0, "anna", 1.0), (1, "bert", 2.0), (2, "anna", 3.0)]
+    assert found == kept if name != "by number" else set(found) <= set(kept)
+    assert {row["k"] for row in show(made(name), "messages", "--key", "bert")} == {"bert"}
+
+
+def test_only_what_there_is(made: Callable[[str], Path], tmp_path: Path) -> None:
+    said = show(made("session"), "aggregates", code=2)
+    assert "allowed are windows, messages, rows" in " ".join(said.split())
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["export", str(made("session") / "checkpoint"), str(out), "--table", "windows"])
+    assert result.exit_code == 0, result.output
+    assert pq.read_table(out)["start"].to_pylist() == [1000, 2000, 25_000, 26_000]
+
+
+STORES = [
+    window_store("hours", retention="1 day", window_size="1 hour"),
+    session_store("visits", retention="1 day"),
+    value_state("last", ttl="1 hour"),
+    list_state("all", ttl="1 hour"),
+    map_state("by second"),
+    key_value_store("totals"),
+]
+
+
+def remember(messages: pa.Table, context: Any) -> None:
+    for row in messages.to_pylist():
+        key, time, x = row["k"], row["_time"], row["x"]
+        context["hours"].put(key, x, time)
+        context["visits"].put(SessionKey(key, time, time), {"x": x})
+        context["last"].update(key, x)
+        context["all"].append_value(key, x)
+        context["by second"].update_value(key, time // 1000, x)
+        context["totals"].put((key, "n"), (context["totals"].get((key, "n")) or 0) + 1)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("stores")
+    operator = ProcessOperator(remember, pa.schema([("a", pa.int64())]), stores=STORES, fields=["k", "x"])
+    make_checkpoint(home, operator, FIELDS)
+    return home
+
+
+EXPIRES = "1970-01-01T01:00:09.000Z"  # batch time 9 s and an hour
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("hours", {"key": '"bert"', "start": moment(26), "value": "5.0"}),
+        ("visits", {"key": '"bert"', "start": moment(26), "end": moment(26), "value": '{"x":5.0}'}),
+        ("last", {"key": '"bert"', "expires": EXPIRES, "value": "5.0"}),
+        ("all", {"key": '"bert"', "expires": EXPIRES, "value": "5.0"}),
+        ("by second", {"key": '"bert"', "map_key": "26", "value": "5.0"}),
+        ("totals", {"key": '["bert","n"]', "value": "2"}),
+    ],
+)
+def test_stores_by_name(stores: Path, name: str, wanted: dict[str, str]) -> None:
+    rows = show(stores, name, "--key", "bert")
+    assert {name: value for name, value in rows[-1].items() if value is not None} == {"shard": 0, **wanted}
+    assert all("bert" in row["key"] for row in rows)
+
+
+def test_stores_by_time(stores: Path) -> None:
+    assert len(show(stores, "hours")) == 5
+    assert [row["start"] for row in show(stores, "hours", "--from", "1970-01-01T00:00:25")] == [moment(25), moment(26)]
+    assert show(stores, "last", "--to", "1970-01-01T01:00:00") == [], "none expires before that"
+    assert len(show(stores, "last", "--from", "1970-01-01T01:00:00")) == 2
+    assert "allowed are all, by second, hours, last, totals, visits, rows" in " ".join(
+        show(stores, "lions", code=2).split()
+    )
