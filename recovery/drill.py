@@ -344,7 +344,7 @@ class Drill:
 
     def _listen(self, runner: Runner, run: Run, *, quiet: bool = False) -> None:
         run.error = "the process died"
-        launched = None
+        launched, needless = None, ""
         for event in runner.events():
             if event["event"] == "launched":
                 launched = event["at"]
@@ -358,6 +358,10 @@ class Drill:
                 run.error = event["error"]
             elif event["event"] in ("restoring", "restored"):
                 self.tell(f"  {event['event']} shard {event['shard']} by {event['how']}")
+            if event["event"] == "restoring" and event["shard"] not in run.damaged:
+                needless = f"shard {event['shard']} is restored without need: {event['why']}"
+                runner.kill()  # it has failed: nothing that comes later makes it good
+        run.error = needless or run.error
 
     def _note(self, run: Run, event: str, *, what: str, at: float | None = None) -> None:
         run.events.append({"event": event, "at": time.time() if at is None else at, "what": what})
