@@ -92,7 +92,7 @@ def operator_of(spec: Spec) -> WindowOperator:
             SCHEMA,
             {"n": agg.count(), "total": agg.sum_("value"), "third": third},
             keys=spec.keys,
-            retention=spec.retention_ms if spec.unit == "time" else None,
+            retention=spec.retention_ms if spec.unit == "time" else spec.retention_ms or None,
             policies=Policies(spec.early_ms, True, spec.late_ms),
             idle_after=spec.idle_after_ms,
             max_ahead=spec.max_ahead_ms,
