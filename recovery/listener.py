@@ -57,8 +57,8 @@ class RestoreListener(Protocol):
 
         Args:
             restoring: The restore.
-            end: Per source partition the offset that comes next (exclusive end of this batch); empty when what is
-                restored has no offsets.
+            end: Per source partition the offset that comes next (exclusive end of this batch); empty where pieces
+                come in no order of offsets, as those of a replay in parallel do.
             records: Rows or messages in this batch.
             length: Bytes of their keys and values.
         """

@@ -8,8 +8,11 @@ shard is rebuilt from nothing, in the same call.
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +23,7 @@ from backend.batch import SourcePartition
 from backend.errors import RewindError, StateCorrupted
 from recovery.attempt import ShardJob
 from recovery.changelog import Changelog
-from recovery.files import open_files
+from recovery.files import Files, open_files
 from recovery.listener import Listeners, RestoreListener, Restoring
 from recovery.planner import At, CatchUp, Local, Lost, Nothing, Rebuild, Remote, plan, replay_ranges
 from recovery.pointer import Commit, CommitRecord, Pointer, decode, encode
@@ -29,6 +32,9 @@ from recovery.replay import DIRECTORY, ReplayableJob, build_package, read_pointe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger("rewind.restore")
+POLL_S = 0.25
 
 
 def restore_shards(
@@ -140,7 +146,8 @@ class _Run:
         run = f"{DIRECTORY}/{uuid.uuid4().hex}"
         records = {shard: wanted(chosen) for shard, chosen in plans.items()}
         try:
-            chunks = write_chunks(self.spark, self.job, self.checkpoint, run, records, self.arrow_rows)
+            with following(self.watch, under_way, open_files(self.checkpoint), run):
+                chunks = write_chunks(self.spark, self.job, self.checkpoint, run, records, self.arrow_rows)
             built = self._build(plans, chunks)
         except BaseException as error:
             for restoring in under_way.values():
@@ -198,6 +205,36 @@ class _Run:
             for shard, chosen in sorted(plans.items())
         ]
         return dict(self.spark.sparkContext.parallelize(items, len(items)).mapPartitions(build).collect())
+
+
+@contextmanager
+def following(watch: Listeners, under_way: Mapping[int, Restoring], files: Files, run: str) -> Iterator[None]:
+    """Tell listeners of each chunk of a replay while it is made: where they lie, executors and driver see them all."""
+    ended = threading.Event()
+    seen: set[str] = set()
+
+    def look() -> None:
+        for shard, restoring in under_way.items():
+            for name, length in files.list(f"{run}/{shard}").items():
+                if name not in seen:
+                    seen.add(name)
+                    watch.batch(restoring, {}, int(name.partition("-")[0]), length)
+
+    def follow() -> None:
+        while not ended.wait(POLL_S):
+            try:
+                look()
+            except OSError as error:
+                log.warning("the progress of a restore is not known now: %s", error)
+
+    thread = threading.Thread(target=follow, name="rewind-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+        look()
+    finally:
+        ended.set()
+        thread.join()
 
 
 def wanted(chosen: Rebuild | CatchUp) -> CommitRecord:

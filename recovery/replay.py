@@ -5,7 +5,7 @@ through the same parse and pack input as the stream; each Arrow batch becomes, p
 message-store rows on the checkpoint's filesystem, so memory is bounded by the Arrow batch. Then each shard is built
 from its changelog and its chunks, proven by count and digest, and published as a package, which any executor takes.
 
-Files of a run: `<checkpoint>/rewind/replay/<run uuid>/<shard>/<uuid>.arrow`, removed when the run ends.
+Files of a run: `<checkpoint>/rewind/replay/<run uuid>/<shard>/<rows>-<uuid>.arrow`, removed when the run ends.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def chunk_writer(
                 for shard, record in records.items():
                     mine = accepted(pa.Table.from_batches([messages.filter(pa.array(shard_of == shard))]), record)
                     if mine.num_rows:
-                        yield _chunk(files, operator, mine, record, f"{run}/{shard}/{uuid.uuid4().hex}.arrow")
+                        yield _chunk(files, operator, mine, record, f"{run}/{shard}")
 
     return write
 
@@ -162,9 +162,10 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     return (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
-def _chunk(files: Files, operator: Operator, messages: pa.Table, record: CommitRecord, name: str) -> pa.RecordBatch:
+def _chunk(files: Files, operator: Operator, messages: pa.Table, record: CommitRecord, folder: str) -> pa.RecordBatch:
     """Write messages of one shard as a chunk and give its report."""
     keys, values = above_bounds(operator.replay_rows(messages), record.bounds)
+    name = f"{folder}/{len(keys)}-{uuid.uuid4().hex}.arrow"
     table = pa.table([pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())], CHUNK_SCHEMA)
     files.write(name, [frames.to_ipc(table)])
     report = {"shard": record.shard, "name": name, "rows": len(keys), "bytes": table.nbytes}

@@ -1,0 +1,42 @@
+"""Listeners hear of each chunk of a replay once, while it goes on and at its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery import rebuild
+from recovery.files import LocalFiles
+from recovery.listener import Listeners, Restoring
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, int, int]] = []
+
+    def start(self, restoring: Restoring) -> None: ...
+
+    def batch(self, restoring: Restoring, end: Any, records: int, length: int) -> None:
+        assert end == {}, "chunks come in no order of offsets"
+        self.batches.append((restoring.shard, records, length))
+
+    def suspended(self, restoring: Restoring, why: str) -> None: ...
+
+    def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None: ...
+
+
+def test_each_chunk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebuild, "POLL_S", 0.01)
+    heard, files = Heard(), LocalFiles(tmp_path)
+    under_way = {shard: Restoring(shard, "c", "no local state", "replay") for shard in (0, 1)}
+    with rebuild.following(Listeners([heard]), under_way, files, "run"):
+        files.write("run/0/12-aa.arrow", [b"12345"])
+        deadline = time.monotonic() + 10
+        while not heard.batches and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert heard.batches == [(0, 12, 5)]
+        files.write("run/1/3-bb.arrow", [b"1"])
+    assert sorted(heard.batches) == [(0, 12, 5), (1, 3, 1)]
