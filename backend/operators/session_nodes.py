@@ -45,7 +45,7 @@ class Nodes:
 
     Attributes:
         stored: Number of stored sessions: the first nodes.
-        message_node: Per message the node that it directly belongs to, -1 for refused ones.
+        message_node: Per message the node that it directly belongs to, -1 as long as none is known.
         parts: Of joins: (node, parts) as two arrays, one row per part.
         total: Number of nodes.
     """

@@ -21,6 +21,9 @@ KINDS = {
     "hopping messages": replace(BASE, kind="hopping", size=5, step=2, unit="messages"),
     "sliding messages": replace(BASE, kind="sliding", size=3, unit="messages"),
     "session messages": replace(BASE, kind="session", size=3, unit="messages"),
+    "tumbling messages kept": replace(BASE, size=3, unit="messages", retention_ms=9, retention_messages=4),
+    "sliding messages kept": replace(BASE, kind="sliding", size=3, unit="messages", retention_ms=9),
+    "session messages kept": replace(BASE, kind="session", size=3, unit="messages", retention_ms=9),
 }
 
 
