@@ -22,6 +22,7 @@ from backend.sinks import kafka_commits, kafka_sink, kafka_writer
 from backend.sinks.kafka import produce_frames
 from backend.sinks.kafka_rows import Dedupe
 from backend.sinks.tables import pack
+from tests.spark.test_sinks_in_spark import frames as spark_frames
 
 pytestmark = pytest.mark.kafka
 
@@ -231,3 +232,24 @@ def test_what_cannot_be_written_is_named(kafka_broker, kafka_topics, topics, mon
     monkeypatch.setattr(kafka_commits, "TIMEOUT_S", 1.0)
     with pytest.raises(SinkUnavailable, match=r"127\.0\.0\.1:1"):
         kafka_sink(*topics, servers=gone).open("q")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("guarantee", "copies"), [("exactly_once", 1), ("at_least_once", 2)])
+def test_frames_from_spark_are_published_by_one_action(spark, kafka_broker, topics, guarantee, copies):
+    settings = kafka_broker.settings
+    tasks = spark.sparkContext.accumulator(0)
+    sink = kafka_sink(*topics, servers=settings, guarantee=guarantee)
+    sink.open("q")
+    for _ in range(2):  # the micro-batch runs again after a crash
+        told = sink.publish(spark_frames(spark, 3, tasks), 3)
+    assert told == [
+        {"shard": 0, "results": 2, "errors": 0, "metrics": {"late": 1}},
+        {"shard": 1, "results": 2, "errors": 2, "metrics": {}},
+        {"shard": 2, "results": 0, "errors": 0, "metrics": {}},
+    ]
+    assert tasks.value == 6  # three frames, evaluated once per publication
+    assert sorted(ids(settings, topics[0])) == sorted(["3-0-0", "3-0-1", "3-1-0", "3-1-1"] * copies)
+    assert sorted(ids(settings, topics[1])) == sorted(["3-1-e0", "3-1-e1"] * copies)
+    with pytest.raises(Exception, match="handed to the sink as micro-batch 4"):
+        sink.publish(spark_frames(spark, 3, tasks), 4)
