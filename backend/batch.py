@@ -92,7 +92,17 @@ RESULT_FIELDS = [
 """Leading columns of every operator's result table; the group key's fields and the aggregates follow."""
 
 ADDED_BY_SINKS = ("id", "version", "shard", "sequence", "batch")
-"""Columns that sinks add to identify a result row (`batch` is the directory's): no result can have its own."""
+"""Columns that sinks add to identify a result row (`batch` is the directory's): sinks put `_` behind
+the name of a key or of a joined field that is called so; aggregates cannot be."""
+
+
+def published_name(name: str) -> str:
+    """Give the name that a result column has for readers.
+
+    >>> published_name("id"), published_name("user")
+    ('id_', 'user')
+    """
+    return f"{name}_" if name in ADDED_BY_SINKS else name
 
 
 @dataclass(frozen=True, slots=True)

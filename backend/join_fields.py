@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from backend.batch import published_name
+
 _TAKEN = ("reason", "revision", "left_time", "right_time")
 """Columns that results have anyway."""
 
@@ -119,7 +121,7 @@ def out_columns(
             columns.append((pa.field(name, equal_type((name, name), left[name], right[name])), name, name))
         else:
             columns.append((pa.field(f"right_{name}" if name in left_out else name, right[name]), None, name))
-    names = [column.name for column, _, _ in columns]
+    names = [published_name(column.name) for column, _, _ in columns]
     for name in names:
         if name in _TAKEN or names.count(name) > 1:
             raise ValueError(

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from backend.aggregates import Aggregate, FullPlan, IncrementalPlan, compile_full, compile_incremental
-from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELDS
+from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELDS, published_name
 from backend.policies import Policies
 from backend.windows import Duration, Window, _count, duration_ms
 
@@ -184,8 +184,11 @@ def _check_names(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str
     for name in keys:
         if name not in schema.names:
             raise ValueError(f"keys: {name!r} is not a field; allowed are {schema.names}")
-        if name in taken or list(keys).count(name) > 1:
+        if (
+            name in taken.difference(ADDED_BY_SINKS)
+            or [published_name(key) for key in keys].count(published_name(name)) > 1
+        ):
             raise ValueError(f"keys: {name!r} is taken already; rename the field")
     for name in aggregates:
-        if name in taken or name in keys:
+        if name in taken or name in keys or name in map(published_name, keys):
             raise ValueError(f"aggregates: the result name {name!r} is taken already; allowed is any other name")

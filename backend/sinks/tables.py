@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.batch import ERROR_SCHEMA
+from backend.batch import ERROR_SCHEMA, published_name
 from backend.joins import JOIN_FIELDS
 
 FORMAT = 1
@@ -54,7 +54,7 @@ def unpack(data: bytes) -> pa.Table:
 
 
 def readable(table: pa.Table, kind: str, version: int, shard: int, first: int) -> pa.Table:
-    """Give rows their id, and time as timestamps.
+    """Give rows their id, and time as timestamps; a message's own field `id` is called `id_` then.
 
     Args:
         table: What the operator emitted.
@@ -75,7 +75,7 @@ def readable(table: pa.Table, kind: str, version: int, shard: int, first: int) -
     times = _times(kind, table.schema)
     for field, column in zip(table.schema, table.columns, strict=True):
         is_time = field.name in times and pa.types.is_int64(field.type)
-        fields.append(field.with_type(_TIME) if is_time else field)
+        fields.append(field.with_type(_TIME if is_time else field.type).with_name(published_name(field.name)))
         columns.append(column.cast(_TIME) if is_time else column)
     return pa.table(columns, schema=pa.schema(fields, metadata={"rewind.format": str(FORMAT)}))
 

@@ -11,13 +11,17 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from backend.aggregates import count
 from backend.batch import ERROR_SCHEMA, RESULT_FIELDS
 from backend.errors import ManifestMismatch, UnknownFormat
+from backend.joins import join_spec
+from backend.operators.spec import window_spec
 from backend.sinks import directory as directory_module
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.foreach import CollectSink, ForeachSink
 from backend.sinks.parquet import ParquetSink, write_frames
-from backend.sinks.tables import pack, unpack
+from backend.sinks.tables import pack, readable, unpack
+from backend.windows import tumbling
 
 RESULT_SCHEMA = pa.schema([*RESULT_FIELDS, pa.field("origin", pa.string()), pa.field("flights", pa.int64())])
 HOUR_MS = 3_600_000
@@ -246,3 +250,20 @@ def test_tables_survive_packing() -> None:
     assert packed is not None
     assert unpack(packed).equals(table)
     assert pack(table.slice(0, 0)) is None
+
+
+def test_a_field_of_the_users_called_id_comes_out_beside_the_rows_own_id():
+    table = pa.table({"reason": ["full"], "id": [7], "version": ["v1"]})
+    row = readable(table, "results", 3, 0, 5).to_pylist()[0]
+    assert (row["id"], row["version"], row["id_"], row["version_"]) == ("3-0-5", 3, 7, "v1")
+
+
+def test_two_columns_never_get_one_name():
+    schema = pa.schema([("id", pa.int64()), ("id_", pa.int64())])
+    window_spec(tumbling(1000), schema, {"n": count()}, keys=["id"], retention=0)
+    with pytest.raises(ValueError, match=r"keys: .id_?. is taken already"):
+        window_spec(tumbling(1000), schema, {"n": count()}, keys=["id", "id_"], retention=0)
+    with pytest.raises(ValueError, match="aggregates: the result name 'id_' is taken already"):
+        window_spec(tumbling(1000), schema, {"id_": count()}, keys=["id"], retention=0)
+    with pytest.raises(ValueError, match="two columns of the results would be called 'id_'"):
+        join_spec(schema, schema, on=["id", "id_"], left_retention=1, right_retention=1)
