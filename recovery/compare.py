@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import xxhash
 
+from backend.batch import published_name
 from backend.store import Region
 from recovery.survey import Checkpoint
 
@@ -78,7 +79,7 @@ class Difference:
 
 def read_output(checkpoint: Checkpoint, results: Path, errors: Path) -> Output:
     """Read what a run wrote, and the state that it committed."""
-    keys = [name for name, _ in checkpoint.manifest.entries.get("operator", {}).get("keys", [])]
+    keys = [published_name(name) for name, _ in checkpoint.manifest.entries.get("operator", {}).get("keys", [])]
     windows, windows_doubled = last_revisions(_table(results), keys)
     found: dict[Row, int] = {}
     for row in _rows(_table(errors), ("stream", "partition", "offset", "reason")):
@@ -90,12 +91,12 @@ def read_output(checkpoint: Checkpoint, results: Path, errors: Path) -> Output:
 def last_revisions(results: pa.Table, keys: Sequence[str]) -> tuple[dict[Row, Row], int]:
     """Give the aggregates of each window's last revision, and how many rows are there twice.
 
-    Without windows (the function of `process`), every row is compared: its number of copies stands for a revision.
+    Without windows (a join, the function of `process`), every row is compared: its number of copies stands for a revision.
     """
     names = [name for name in results.column_names if name not in NOT_COMPARED]
     place = [name for name in (*WINDOW, *keys) if name in names]
     rest = [name for name in names if name not in place]
-    if "revision" not in results.column_names:
+    if WINDOW[0] not in results.column_names:
         copies: dict[Row, Row] = {}
         for row in _rows(results, names):
             copies[row] = (copies.get(row, (0,))[0] + 1,)

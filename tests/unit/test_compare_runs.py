@@ -86,3 +86,12 @@ def test_scenarios_are_chosen_by_name() -> None:
     assert choose([]) == list(CATALOGUE)
     with pytest.raises(ValueError, match="lose-all"):
         choose(["lose-everything"])
+
+
+def test_rows_of_a_join_are_compared_one_by_one():
+    pairs = [
+        {"reason": "full", "revision": 0, "left_time": 1, "right_time": right, "user": "a", "id": f"0-0-{n}"}
+        for n, right in enumerate([1, 2, 2])
+    ]
+    copies, _ = last_revisions(pa.Table.from_pylist(pairs), [])
+    assert sorted(copies.items()) == [((1, 1, "a"), (1,)), ((1, 2, "a"), (2,))]
