@@ -91,7 +91,7 @@ def read_output(checkpoint: Checkpoint, results: Path, errors: Path) -> Output:
 def last_revisions(results: pa.Table, keys: Sequence[str]) -> tuple[dict[Row, Row], int]:
     """Give the aggregates of each window's last revision, and how many rows are there twice.
 
-    Without windows (a join, the function of `process`), every row is compared: its number of copies stands for a revision.
+    Without windows (a join, `process`) every row is compared: its number of copies stands for a revision.
     """
     names = [name for name in results.column_names if name not in NOT_COMPARED]
     place = [name for name in (*WINDOW, *keys) if name in names]
