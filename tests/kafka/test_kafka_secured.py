@@ -24,6 +24,7 @@ from recovery.broker import answers
 from recovery.changelog.kafka import KafkaChangelog
 from recovery.cli import app
 from recovery.demo.session import environment
+from recovery.killpoints import order
 from recovery.testing.events import Topics
 from tests.contracts.changelog import as_dict, changes, commit, record
 from tests.kafka.test_kafka_sink import read
@@ -99,7 +100,8 @@ def test_a_job_over_sasl_and_tls_killed_after_publishing_restores_and_tells_no_s
         "REWIND_KAFKA_PASSWORD": settings.password,
         "REWIND_KAFKA_CA_FILE": settings.ca_file,
     }
-    kill = {"REWIND_KILL": f"after_publish@{tmp_path / 'once'}", "REWIND_KILL_VERSION": "1"}
+    kill = {"REWIND_KILL": str(tmp_path / "order")}
+    order(tmp_path / "order", "after_publish", 1)
     command = [sys.executable, "-m", "tests.support.secured_job", settings.servers, topic, str(tmp_path)]
 
     def run(name: str, more: dict[str, str]) -> tuple[int, str]:

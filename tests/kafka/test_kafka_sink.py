@@ -22,6 +22,7 @@ from backend.sinks import kafka_commits, kafka_sink, kafka_writer
 from backend.sinks.kafka import produce_frames
 from backend.sinks.kafka_rows import Dedupe
 from backend.sinks.tables import pack
+from recovery.killpoints import order
 from tests.spark.test_sinks_in_spark import frames as spark_frames
 
 pytestmark = pytest.mark.kafka
@@ -136,7 +137,8 @@ print("done")
 @pytest.mark.parametrize("point", ["before_publish", "during_publish", "after_publish"])
 def test_killed_before_inside_or_after_the_transaction_each_id_is_seen_once(kafka_broker, topics, tmp_path, point):
     settings = kafka_broker.settings
-    environment = os.environ | {"REWIND_KILL": f"{point}@{tmp_path / 'once'}", "REWIND_KILL_VERSION": "1"}
+    environment = os.environ | {"REWIND_KILL": str(tmp_path / "order")}
+    order(tmp_path / "order", point, 1)
     command = [sys.executable, "-c", SCRIPT, settings.servers, *topics]
     first = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert first.returncode == -signal.SIGKILL, first.stderr
