@@ -250,8 +250,15 @@ class RewindQuery:
 
 
 def _committed(query: StreamingQuery) -> int:
+    """Give the newest micro-batch that Spark has committed, -1 for none.
+
+    Spark reports after the commit; but a trigger that found nothing to do reports too, under the number of the
+    micro-batch that will come next. Only a micro-batch that ran has `addBatch` among its durations.
+    """
     progress = query.lastProgress
-    return int(progress["batchId"]) if progress is not None else -1
+    if progress is None:
+        return -1
+    return int(progress["batchId"]) if "addBatch" in progress["durationMs"] else int(progress["batchId"]) - 1
 
 
 def _at(progress: Any, targets: tuple[Mapping[tuple[str, int], int], ...]) -> bool:

@@ -105,3 +105,17 @@ def test_errors_in_user_code_are_not_tried_again() -> None:
     with pytest.raises(RuntimeError, match="the user's own"):
         job.run()
     assert (job.launched, job.restored) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("durations", "committed"),
+    [({"addBatch": 3, "triggerExecution": 9}, 7), ({"latestOffset": 1, "triggerExecution": 2}, 6)],
+)
+def test_a_trigger_without_work_tells_of_no_commit(durations, committed):
+    """Spark numbers the progress of an idle trigger like the micro-batch that has not run yet."""
+
+    class Idle:
+        lastProgress = {"batchId": 7, "durationMs": durations}  # noqa: N815, RUF012 - Spark's name
+
+    assert supervisor._committed(Idle()) == committed
+    assert supervisor._committed(Failing(None)) == -1
