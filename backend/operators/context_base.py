@@ -196,6 +196,9 @@ class Automatic(Context):
     def add_message(self, message: Message, wall_ms: int | None = None) -> None:
         """Add one message; a replay of something already added is a NOOP.
 
+        What the policies have due by now is sent, also when the message itself is refused (SAMZA-552 waits for the next
+        message or `timeout` then).
+
         Raises:
             SelectorDisabled: A downstream refuses output; call `timeout` first.
         """

@@ -315,3 +315,15 @@ def test_the_example_of_the_readme():
         5,
     )
     assert [view.start for view in names["context"].get_windows(0, 120_000)] == [0, 60_000]
+
+
+def test_what_is_due_is_sent_also_when_the_message_itself_is_refused():
+    taken, refused = [], []
+    early = spec(tumbling(10), retention=0, policies=policies(early="5 s"))
+    context = AutomaticContext(early, lambda row: taken.append(as_row(row)) or True, on_error=refused.append)
+    context.add_message(Message(0, 100, {"value": 3}), 0)
+    context.add_message(Message(1, 0, {"value": 9}), 4999)  # its window ended at 10, a retention of 0 before 100
+    assert taken == []
+    context.add_message(Message(2, 1, {"value": 9}), 5000)
+    assert taken == [("early", 0, 100, 110, 3)]
+    assert [row["reason"] for row in refused] == ["out_of_retention", "out_of_retention"]
