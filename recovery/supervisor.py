@@ -107,6 +107,7 @@ class RewindQuery:
         self._done = threading.Event()
         self._drained: dict[int, int] = {}
         self._asked = False
+        self._partitions: dict[int, frozenset[tuple[str, int]]] = {}
         self.progress = Progress()
         self._query = plan.launch(self._publish)
         self._thread = threading.Thread(target=self._run, name="rewind-supervisor", daemon=True)
@@ -230,6 +231,7 @@ class RewindQuery:
             if committed > maintained:
                 self._plan.housekeeping.maintain(committed)
                 maintained = committed
+                self._announce(query.lastProgress)
             if self._plan.targets is not None and self._reached_end(query, committed):
                 self._stopping.set()
                 query.stop()
@@ -237,6 +239,15 @@ class RewindQuery:
             time.sleep(POLL_S)
         failure: BaseException | None = query.exception()
         return failure
+
+    def _announce(self, progress: Any) -> None:
+        """Say in the log which source partitions came while the query runs; Spark reads them from their beginning."""
+        for number, source in enumerate(progress["sources"]):
+            now = _partitions_of(source["endOffset"])
+            known = self._partitions.get(number) or _partitions_of(source["startOffset"]) or now
+            for topic, partition in sorted(now - known):
+                log.warning("topic %s has a new partition, %d: it is read from its beginning", topic, partition)
+            self._partitions[number] = known | now
 
     def _reached_end(self, query: StreamingQuery, committed: int) -> bool:
         if self._asked:
@@ -264,15 +275,25 @@ def _committed(query: StreamingQuery) -> int:
 def _at(progress: Any, targets: tuple[Mapping[tuple[str, int], int], ...]) -> bool:
     """Tell whether every source has reached its target: sources come in the order of the job's inputs."""
     for source, target in zip(progress["sources"], targets, strict=False):
-        end = source["endOffset"]
-        offsets = json.loads(end) if isinstance(end, str) else end
-        if not isinstance(offsets, dict):
-            return False
-        per_topic = offsets.get("next", offsets)
+        per_topic = _per_topic(source["endOffset"])
         for (topic, partition), wanted in target.items():
             if int(per_topic.get(topic, {}).get(str(partition), -1)) < wanted:
                 return False
     return True
+
+
+def _per_topic(offsets: Any) -> dict[str, Any]:
+    """Read a source's offsets out of Spark's progress: topic -> partition -> next offset."""
+    read = json.loads(offsets) if isinstance(offsets, str) else offsets
+    if not isinstance(read, dict):
+        return {}
+    return dict(read.get("next", read))
+
+
+def _partitions_of(offsets: Any) -> frozenset[tuple[str, int]]:
+    """Give the source partitions of a source's offsets; none of the control stream's."""
+    found = _per_topic(offsets)
+    return frozenset((topic, int(p)) for topic, parts in found.items() if isinstance(parts, dict) for p in parts)
 
 
 def _is_restorable(failure: BaseException) -> bool:

@@ -132,7 +132,9 @@ def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
         job.start()
 
 
-def test_a_broker_that_is_killed_and_a_partition_that_is_added_under_a_running_job(spark, local_kafka_broker, tmp_path):
+def test_a_broker_that_is_killed_and_a_partition_that_is_added_under_a_running_job(
+    spark, local_kafka_broker, tmp_path, caplog
+):
     from recovery.testing.events import Topics
 
     topics = Topics(local_kafka_broker.settings)
@@ -165,5 +167,6 @@ def test_a_broker_that_is_killed_and_a_partition_that_is_added_under_a_running_j
         time.sleep(0.1)
     query.stop()
     assert query.exception is None
+    assert f"topic {topic} has a new partition, 1" in caplog.text
     assert last_revisions(tmp_path / "results") == windows_of(rows + added)
     topics.close()

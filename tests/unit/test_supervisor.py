@@ -119,3 +119,22 @@ def test_a_trigger_without_work_tells_of_no_commit(durations, committed):
 
     assert supervisor._committed(Idle()) == committed
     assert supervisor._committed(Failing(None)) == -1
+
+
+def test_partitions_that_come_while_the_query_runs_are_announced_once(caplog):
+    def progress(end, start=None):
+        control = {"startOffset": None, "endOffset": {"logOffset": 0}}
+        return {"sources": [{"startOffset": start, "endOffset": end}, control]}
+
+    query = RewindQuery.__new__(RewindQuery)
+    query._partitions = {}
+    query._announce(progress('{"t": {"0": 5, "1": 7}}'))
+    query._announce(progress({"t": {"0": 9, "1": 7}}))
+    assert caplog.text == ""
+    for _ in range(2):
+        query._announce(progress({"t": {"0": 9, "1": 7, "2": 1}}))
+    assert caplog.text.count("topic t has a new partition, 2") == 1
+    again = RewindQuery.__new__(RewindQuery)
+    again._partitions = {}
+    again._announce(progress({"t": {"0": 9, "1": 7, "2": 1, "3": 0}}, start={"t": {"0": 9, "1": 7, "2": 1}}))
+    assert caplog.text.count("a new partition, 3") == 1
