@@ -95,3 +95,10 @@ def test_rows_of_a_join_are_compared_one_by_one():
     ]
     copies, _ = last_revisions(pa.Table.from_pylist(pairs), [])
     assert sorted(copies.items()) == [((1, 1, "a"), (1,)), ((1, 2, "a"), (2,))]
+
+
+def test_an_output_without_a_single_row_has_no_columns_to_read(tmp_path):
+    from recovery.compare import _rows, _table
+
+    (tmp_path / "errors").mkdir()
+    assert _rows(_table(tmp_path / "errors"), ("stream", "partition")) == []
