@@ -108,7 +108,13 @@ def job_of(pipeline: Pipeline, spark: SparkSession, manifest: Manifest) -> Job:
     """Make the job as `start` would on a checkpoint with this manifest."""
     from backend.spark.start import StartOptions, build_job
 
-    return build_job(pipeline, spark, StartOptions(**pipeline.settings), manifest)
+    return build_job(
+        pipeline,
+        spark,
+        StartOptions(**pipeline.settings),
+        grouping=manifest.grouping,
+        first_offsets=lambda: manifest.entries["first_offsets"],
+    )
 
 
 def shard_maker(checkpoint: Checkpoint, job: Job) -> Callable[[str, int], ShardJob]:

@@ -81,7 +81,7 @@ class Job:
     @property
     def streams(self) -> dict[tuple[str, str], int]:
         """Stream number of each (input name, topic)."""
-        return number_streams(self.inputs)
+        return number_streams([(side.name, side.source) for side in self.inputs])
 
     def sources(self, spark: SparkSession, *, bounded: bool) -> dict[int, tuple[SourcePartition, ...]]:
         """List the source partitions that each shard reads, as far as they are there now.
@@ -183,9 +183,9 @@ class Job:
         )
 
 
-def number_streams(inputs: Sequence[Input]) -> dict[tuple[str, str], int]:
+def number_streams(inputs: Sequence[tuple[str, Source]]) -> dict[tuple[str, str], int]:
     """Give the stream number of each (input name, topic): inputs in order, topics in the order of their source."""
-    pairs = [(side.name, topic) for side in inputs for topic in side.source.topics]
+    pairs = [(name, topic) for name, source in inputs for topic in source.topics]
     return {pair: number for number, pair in enumerate(pairs)}
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from backend.sinks import Sink
-    from backend.spark.stream import FirstOffsets, Pipeline
+    from backend.spark.stream import Pipeline
     from recovery.listener import RestoreListener
 
 DEFAULT_SNAPSHOT_EVERY = 50
@@ -109,7 +109,12 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     """Start a pipeline; see `Pipeline.start`."""
     used = _spark_has_committed(checkpoint)
     stored = read_manifest(checkpoint)
-    job = build_job(pipeline, spark, options, stored)
+
+    @cache
+    def first_offsets() -> list[list[Any]]:
+        return stored.entries["first_offsets"] if stored is not None else _first_offsets(pipeline, spark)
+
+    job = build_job(pipeline, spark, options, grouping=stored.grouping if stored else None, first_offsets=first_offsets)
     entries = describe(
         job,
         {
@@ -117,7 +122,7 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
             "changelog": options.changelog or CHANGELOG_DIRECTORY,
             "release": release(),
             "topics": _topics(job, stored),
-            "first_offsets": _first_offsets(job.inputs, spark) if stored is None else None,
+            "first_offsets": first_offsets(),
             # names the query to its outputs: Spark's own id is known only when the first micro-batch may be running
             "query": stored.entries.get("query", uuid.uuid4().hex) if stored is not None else uuid.uuid4().hex,
         },
@@ -176,14 +181,22 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     )
 
 
-def build_job(pipeline: Pipeline, spark: SparkSession, options: StartOptions, stored: Manifest | None = None) -> Job:
+def build_job(
+    pipeline: Pipeline,
+    spark: SparkSession,
+    options: StartOptions,
+    *,
+    grouping: tuple[int, ...] | None,
+    first_offsets: Callable[[], list[list[Any]]],
+) -> Job:
     """Check a pipeline against its sources' schemas and make the job.
 
     Args:
         pipeline: What the user said.
         spark: Parses schemas.
         options: Shards and route.
-        stored: The manifest, when there is one: grouping and first offsets are those of the first start.
+        grouping: Of the manifest, when there is one.
+        first_offsets: Asked by joins: of the manifest, or what will be written there, so that both say the same.
 
     Raises:
         ValueError: A bad option, by name.
@@ -199,14 +212,10 @@ def build_job(pipeline: Pipeline, spark: SparkSession, options: StartOptions, st
         inputs.append(Input(side.source, side.event_time, side.key, name))
         schemas.append(arrow_schema(fields))
         message_types.update({_read_as(name, field): field.with_name(_read_as(name, field)) for field in schemas[-1]})
-    first_offsets: FirstOffsets = {}
-    if len(inputs) > 1:
-        told = stored.entries["first_offsets"] if stored is not None else _first_offsets(inputs, spark)
-        first_offsets = {(stream, partition): first for stream, partition, first in told}
-    operator = pipeline.make(schemas, first_offsets)
+    told = first_offsets() if len(inputs) > 1 else []
+    operator = pipeline.make(schemas, {(stream, partition): first for stream, partition, first in told})
     if pipeline.routing is not None:
         inputs = [replace(side, key=key) for side, key in zip(inputs, pipeline.routing(operator), strict=True)]
-    grouping = stored.grouping if stored is not None else None
     shards = options.shards
     if grouping is not None:
         shards = shards or len(grouping)
@@ -328,13 +337,14 @@ def _topics(job: Job, stored: Manifest | None) -> dict[str, Any]:
     return {topic: asdict(identity) for topic, identity in found.items()}
 
 
-def _first_offsets(inputs: Sequence[Input], spark: SparkSession) -> list[list[Any]]:
+def _first_offsets(pipeline: Pipeline, spark: SparkSession) -> list[list[Any]]:
     """Give the earliest offset of each source partition when the query first started: joins align windows by it."""
-    streams = number_streams(inputs)
+    sources = [side.source for side in pipeline.streams]
+    streams = number_streams(list(zip(pipeline.sides, sources, strict=True)))
     return sorted(
-        [streams[(side.name, topic)], partition, first]
-        for side in inputs
-        for (topic, partition), (first, _) in side.source.offsets(spark).items()
+        [streams[(side, topic)], partition, first]
+        for side, source in zip(pipeline.sides, sources, strict=True)
+        for (topic, partition), (first, _) in source.offsets(spark).items()
     )
 
 
