@@ -189,8 +189,11 @@ def restore(
 ) -> None:
     """Restore what needs it ahead of a start, with no query running; the next start takes it from there."""
     from recovery.listener import LoggingListener, ProgressListener
+    from recovery.moved import settle_in
     from recovery.user_job import load_pipeline, restore_ahead
 
+    if not dry_run:
+        settle_in(checkpoint)
     with _opened(checkpoint, local_dir, True, master) as (opened, session):
         plans = report.restore_plans(opened)
         if not dry_run:

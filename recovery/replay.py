@@ -29,6 +29,7 @@ from recovery.attempt import ShardJob
 from recovery.files import Files, open_files
 from recovery.jobs import snapshots
 from recovery.killpoints import kill_point
+from recovery.moved import check_settled
 from recovery.opening import read_commit_row
 from recovery.planner import replay_ranges
 from recovery.pointer import Commit, CommitRecord, Pointer, decode
@@ -82,9 +83,13 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
         checkpoint: Spark's checkpoint location.
         shards: Number of shards.
         version: Micro-batch; None for the last committed one.
+
+    Raises:
+        StateUnavailable: The checkpoint was copied or moved, and not started since.
     """
     if not [name for name in open_files(checkpoint).list("commits") if name.isdigit()]:
         return {}
+    check_settled(checkpoint)
     spark.streams.active  # noqa: B018 - starts Spark's state store coordinator, which the reader asks for
     with settings(spark, shards, 1024):
         reader = spark.read.format("statestore").option("stateVarName", "pointer")

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from backend.errors import ManifestMismatch
 from backend.sources.kafka_admin import TopicIdentity, compare
-from backend.spark.control import ask_to_drain, prepare_control
+from backend.spark.control import ask_to_drain
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, describe, number_streams
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
 from backend.spark.resume import check_resumable
@@ -31,6 +31,7 @@ from recovery.files import open_files
 from recovery.housekeeping import Housekeeping
 from recovery.jobs import shard_job, snapshots
 from recovery.manifest import Manifest, read_manifest, settle
+from recovery.moved import settle_in
 from recovery.rebuild import restore_shards
 from recovery.supervisor import QueryPlan, RewindQuery
 
@@ -130,8 +131,8 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
     look = partial(check_resumable, checkpoint, [side.source for side in job.inputs])
     look()
+    settle_in(checkpoint)
     sink.open(entries["query"])
-    prepare_control(checkpoint)
     local_dir = Path(options.local_dir) if options.local_dir is not None else Path(tempfile.gettempdir()) / "rewind"
     changelog_uri = options.changelog or f"{checkpoint.rstrip('/')}/{CHANGELOG_DIRECTORY}"
     open_changelog(changelog_uri).prepare(job.shards)

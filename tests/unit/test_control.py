@@ -1,0 +1,81 @@
+"""The control stream's offsets and rows, without Spark."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from backend.errors import UnknownFormat
+from backend.spark.control import ControlReader, ask_to_drain
+
+LIMIT = ReadAllAvailable()
+
+
+def rows(reader, start, end):
+    return [row for part in reader.partitions(start, end) for row in reader.read(part)]
+
+
+def test_the_first_row_asks_for_nothing_and_each_request_for_one_drain(tmp_path):
+    reader = ControlReader(str(tmp_path))
+    first = reader.initialOffset()
+    begun = reader.latestOffset(first, LIMIT)
+    assert rows(reader, first, begun) == [(False,)]
+    assert reader.latestOffset(begun, LIMIT) == begun
+    ask_to_drain(str(tmp_path))
+    asked = reader.latestOffset(begun, LIMIT)
+    assert asked != begun
+    assert rows(reader, begun, asked) == [(True,)]
+    assert reader.latestOffset(asked, LIMIT) == asked
+    ask_to_drain(str(tmp_path))
+    ask_to_drain(str(tmp_path))
+    again = reader.latestOffset(asked, LIMIT)
+    assert rows(reader, asked, again) == [(True,)]
+    assert 0 == begun["asked"] < asked["asked"] < again["asked"] - 1  # two requests, one drain
+
+
+def test_a_request_before_the_first_micro_batch_drains_it(tmp_path):
+    ask_to_drain(str(tmp_path))
+    reader = ControlReader(str(tmp_path))
+    assert rows(reader, reader.initialOffset(), reader.latestOffset(reader.initialOffset(), LIMIT)) == [(True,)]
+
+
+def test_a_micro_batch_is_the_same_again_also_without_its_files(tmp_path):
+    ask_to_drain(str(tmp_path))
+    reader = ControlReader(str(tmp_path))
+    begun = {"format": 1, "asked": 0}
+    asked = reader.latestOffset(begun, LIMIT)
+    for file in (tmp_path / "rewind/control").iterdir():
+        file.unlink()
+    again = ControlReader(str(tmp_path))
+    assert rows(again, begun, asked) == [(True,)]
+    assert again.latestOffset(asked, LIMIT) == asked  # never back
+    time.sleep(0.002)
+    ask_to_drain(str(tmp_path))
+    assert rows(again, asked, again.latestOffset(asked, LIMIT)) == [(True,)]
+
+
+def test_offsets_of_sparks_file_source_are_read(tmp_path):
+    """An earlier release's checkpoint: `start.json` is in the first micro-batch, each later file asks for a drain."""
+    (tmp_path / "rewind/control").mkdir(parents=True)
+    (tmp_path / "rewind/control/start.json").write_text('{"format": 1, "drain": false}')
+    (tmp_path / "rewind/control/drain-e0ba483f304e4910b3060b56d1a59492.json").write_text('{"format": 1, "drain": true}')
+    reader = ControlReader(str(tmp_path))
+    begun = reader.latestOffset({"logOffset": 1}, LIMIT)
+    assert rows(reader, {"logOffset": 1}, begun) == [(False,)]
+    assert rows(reader, {"logOffset": 0}, {"logOffset": 1}) == [(True,)]
+    assert rows(reader, reader.initialOffset(), {"logOffset": 0}) == [(False,)]
+    ask_to_drain(str(tmp_path))
+    assert rows(reader, {"logOffset": 1}, reader.latestOffset({"logOffset": 1}, LIMIT)) == [(True,)]
+
+
+def test_what_another_release_wrote_is_named(tmp_path):
+    reader = ControlReader(str(tmp_path))
+    with pytest.raises(UnknownFormat, match="format 7"):
+        reader.latestOffset({"format": 7, "asked": 1}, LIMIT)
+    ask_to_drain(str(tmp_path))
+    (request,) = (tmp_path / "rewind/control").iterdir()
+    request.write_text('{"format": 3, "drain": true}')
+    with pytest.raises(UnknownFormat, match=r"drain-\d+.json"):
+        reader.latestOffset(reader.initialOffset(), LIMIT)

@@ -1,0 +1,88 @@
+"""Spark's operator metadata in a checkpoint that was copied or moved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from backend.errors import StateUnavailable
+from recovery.moved import check_settled, settle_in
+
+SCHEMA = "state/0/_stateSchema/default/0_4333821a-0c65-4a0a-842e-7b8f4e5867cf"
+
+
+def metadata(path: Path) -> Path:
+    return path / "state/0/_metadata/v2/0"
+
+
+def named(path: Path) -> list[str]:
+    """As Spark 4.2 writes it: a line with the version, then JSON."""
+    version, text = metadata(path).read_text().split("\n")
+    assert version == "v2"
+    return json.loads(text)["stateStoreInfo"][0]["stateSchemaFilePaths"]
+
+
+@pytest.fixture
+def original(tmp_path):
+    path = tmp_path / "original"
+    for file in (metadata(path), path / SCHEMA):
+        file.parent.mkdir(parents=True)
+    (path / SCHEMA).write_text("the schema")
+    store = {"storeName": "default", "numPartitions": 2, "stateSchemaFilePaths": [f"file:{path}/{SCHEMA}"]}
+    operator = {"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [store], "operatorPropertiesJson": "{}"}
+    metadata(path).write_text("v2\n" + json.dumps(operator))
+    (metadata(path).parent / ".0.crc").write_bytes(b"crc\x00\x00\x00\x02\x00\xdf\x9a")
+    return path
+
+
+def test_at_its_place_nothing_is_touched(original):
+    before = metadata(original).read_bytes()
+    assert settle_in(str(original)) == 0
+    assert settle_in(f"file://{original}") == 0
+    check_settled(str(original))
+    assert metadata(original).read_bytes() == before
+    assert (metadata(original).parent / ".0.crc").exists()
+
+
+def test_a_copy_names_its_own_schema_and_nothing_else_changes(original, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(original, copy)
+    assert settle_in(str(copy)) == 1
+    assert named(copy) == [f"{copy}/{SCHEMA}"]
+    assert not (metadata(copy).parent / ".0.crc").exists()  # of the old text: Spark would refuse the new one
+    assert metadata(copy).read_text().replace(f"{copy}/", f"file:{original}/") == metadata(original).read_text()
+    assert settle_in(str(copy)) == 0
+
+
+def test_readers_change_nothing_and_say_what_mends_it(original, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(original, copy)
+    check_settled(str(copy))  # the original is still there, and Spark reads it
+    shutil.rmtree(original)
+    before = metadata(copy).read_bytes()
+    with pytest.raises(StateUnavailable, match="copied or moved") as error:
+        check_settled(str(copy))
+    assert error.value.command.startswith(f"rewind restore {copy}")
+    assert metadata(copy).read_bytes() == before
+    settle_in(str(copy))
+    check_settled(str(copy))
+
+
+def test_a_copy_without_the_schema_is_left_to_spark(original, tmp_path):
+    """Spark names the missing file; pointing at a file that is not there would hide where it was."""
+    copy = tmp_path / "copy"
+    shutil.copytree(original, copy)
+    (copy / SCHEMA).unlink()
+    assert settle_in(str(copy)) == 0
+    assert named(copy) == [f"file:{original}/{SCHEMA}"]
+
+
+def test_metadata_of_another_version_is_left_alone(original, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(original, copy)
+    metadata(copy).write_text("v3\nnobody knows")
+    assert settle_in(str(copy)) == 0
+    assert metadata(copy).read_text() == "v3\nnobody knows"
