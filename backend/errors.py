@@ -10,6 +10,20 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
+UNDECODABLE = (
+    msgspec.MsgspecError,
+    ValueError,  # UnicodeDecodeError, json's, and Arrow's ArrowInvalid among them
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,  # a length that lies: Arrow asks for all of it at once
+)
+"""What decoders raise for bytes that are not theirs: caught around a decoder, and named."""
+
 _CODE = re.compile(r"\[rewind:([A-Za-z]+)\]")
 
 
@@ -126,6 +140,18 @@ class PointerDamaged(RewindError):
 
 class ManifestMismatch(RewindError):
     """The job differs from the one that wrote the checkpoint in a way that cannot go on."""
+
+
+class FrameDamaged(RewindError):
+    """Messages on their way to a shard, or replayed for it, are not what was packed."""
+
+
+class ControlDamaged(RewindError):
+    """A request to a running query, such as to drain, cannot be read."""
+
+
+class StorageFailed(RewindError):
+    """A disk or filesystem refused: full, broken, not ours. What is committed is not touched; the job can go on."""
 
 
 class SelectorDisabled(RewindError):

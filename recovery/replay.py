@@ -231,5 +231,5 @@ def read_chunks(checkpoint: str, names: Sequence[str]) -> Iterator[Rows]:
     """Read what `write_chunks` wrote, one chunk at a time."""
     files = open_files(checkpoint)
     for name in names:
-        table = frames.from_ipc(files.read(name))
+        table = frames.from_ipc(files.read(name), f"{files.uri}/{name}")
         yield table["key"].to_pylist(), table["value"].to_pylist()

@@ -3,7 +3,7 @@
 Spark's stateful Python operator groups rows one by one in Python, so it is given few, large rows: the *pack stage*, a
 stateless `mapInArrow`, turns every Arrow batch into one frame per shard. The inverse, `assemble`, runs in the shard.
 
-A packed row (format 1)::
+A packed row (format 2)::
 
     shard   int      grouping value of the shard (see backend.spark.routing)
     header  binary   MessagePack: format, batch time, slices, drain
@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from backend.batch import (
     BEFORE,
@@ -46,9 +47,10 @@ from backend.batch import (
     Positions,
     SourcePartition,
 )
-from backend.errors import SourceWentBack, UnknownFormat
+from backend.errors import UNDECODABLE, FrameDamaged, SourceWentBack, UnknownFormat
 
-FORMAT = 1
+FORMAT = 2
+SEAL_BYTES = 8
 
 PACKED_SCHEMA = "shard int, header binary, frame binary, errors binary"
 PACKED_ARROW = pa.schema(
@@ -168,7 +170,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     reasons = _reasons(batch, times, time_ms, plan)
     good = np.array([reason is None for reason in reasons]) if reasons is not None else None
     before, slices = _prefix_maxima(stream, partition, offset, times, good)
-    header = _header_encoder.encode(Header(FORMAT, time_ms, slices))
+    header = _sealed(_header_encoder.encode(Header(FORMAT, time_ms, slices)))
 
     columns = [batch.column(name) for name in (STREAM, PARTITION, OFFSET)]
     carried = plan.carried(np.unique(stream).tolist())
@@ -186,9 +188,8 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
         own = header
         if plan.by_partition:
             wanted = set(zip(stream[mine].tolist(), partition[mine].tolist(), strict=True))
-            own = _header_encoder.encode(
-                Header(FORMAT, time_ms, [s for s in slices if (s.stream, s.partition) in wanted])
-            )
+            told = Header(FORMAT, time_ms, [s for s in slices if (s.stream, s.partition) in wanted])
+            own = _sealed(_header_encoder.encode(told))
         rows.append((plan.grouping[number], own, frame, errors))
     return _packed(rows)
 
@@ -205,7 +206,7 @@ def _pack_control(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     """Hand a control row to every shard. Spark never mixes two sources in one Arrow batch of a union."""
     time_ms = int(batch.column(BATCH_TIME_IN)[0].as_py())
     drain = any(batch.column(DRAIN_IN).to_pylist())
-    header = _header_encoder.encode(Header(FORMAT, time_ms, [], drain))
+    header = _sealed(_header_encoder.encode(Header(FORMAT, time_ms, [], drain)))
     return _packed([(value, header, None, None) for value in plan.grouping])
 
 
@@ -294,17 +295,38 @@ def _ipc(batch: pa.RecordBatch) -> bytes | None:
 
 
 def to_ipc(table: pa.Table) -> bytes:
-    """Serialise a table as one Arrow IPC stream."""
+    """Serialise a table as one Arrow IPC stream, with its checksum at the end (which readers of Arrow pass over)."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return bytes(sink.getvalue())
+    return _sealed(sink.getvalue())
 
 
-def from_ipc(data: bytes) -> pa.Table:
-    """Read what `to_ipc` wrote; the table shares memory with `data`."""
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+def from_ipc(data: bytes, where: str = "") -> pa.Table:
+    """Read what `to_ipc` wrote; the table shares memory with `data`.
+
+    Raises:
+        FrameDamaged: It does not match its checksum.
+    """
+    with pa.ipc.open_stream(pa.py_buffer(_unsealed(data, where))) as reader:
         return reader.read_all()
+
+
+def _sealed(data: bytes | pa.Buffer) -> bytes:
+    return b"".join((data, xxhash.xxh3_64_digest(data)))
+
+
+def _unsealed(data: bytes, where: str) -> memoryview:
+    view = memoryview(data)
+    content, checksum = view[:-SEAL_BYTES], bytes(view[-SEAL_BYTES:])
+    if xxhash.xxh3_64_digest(content) != checksum:
+        raise FrameDamaged(
+            "packed messages do not match their checksum",
+            where=where,
+            why=f"{len(data)} bytes that are not what was written",
+            command="start the query again; if it comes again, check disks and memory of the executors",
+        )
+    return content
 
 
 # --------------------------------------------------------------------------------------------------------- the inverse
@@ -360,18 +382,19 @@ def assemble(
     Raises:
         SourceWentBack: A source partition delivered an offset below its committed position.
         UnknownFormat: Packed by another release.
+        FrameDamaged: A row is not what the pack stage wrote.
     """
     headers: list[Header] = []
     tables: list[pa.Table | None] = []
     errors: list[pa.Table] = []
     for row in rows:
-        header = _header_decoder.decode(row.header)
+        header = _header_of(row.header, where)
         if header.format != FORMAT:
             raise UnknownFormat("a frame has an unknown format", where=where, why=f"{header.format}, not {FORMAT}")
         headers.append(header)
-        tables.append(from_ipc(row.frame) if row.frame is not None else None)
+        tables.append(from_ipc(row.frame, where) if row.frame is not None else None)
         if row.errors is not None:
-            errors.append(from_ipc(row.errors))
+            errors.append(from_ipc(row.errors, where))
     time_ms = max(header.time_ms for header in headers)
     running = {key: position.stream_time for key, position in before.items()}
     after = {key: Position(0, NO_TIME, time_ms) for key in sources} | dict(before)
@@ -399,6 +422,19 @@ def assemble(
         messages = with_fields(messages, fields)
     bad = pa.concat_tables(errors) if errors else ERROR_SCHEMA.empty_table()
     return Assembled(time_ms, messages, after, bad, any(header.drain for header in headers))
+
+
+def _header_of(data: bytes, where: str) -> Header:
+    content = _unsealed(data, where)
+    try:
+        return _header_decoder.decode(content)
+    except UNDECODABLE as error:
+        raise UnknownFormat(
+            "a frame has an unknown format",
+            where=where,
+            why=str(error),
+            command="run driver and executors with one release",
+        ) from error
 
 
 def _join(

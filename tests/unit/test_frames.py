@@ -157,8 +157,10 @@ def test_a_shard_without_rows_still_learns_how_far_the_source_is():
 
 def test_frames_of_another_format_are_refused():
     import msgspec
+    import xxhash
 
-    packed = Packed(msgspec.msgpack.encode([99, 0, [], False]), None, None)
+    header = msgspec.msgpack.encode([99, 0, [], False])
+    packed = Packed(header + xxhash.xxh3_64_digest(header), None, None)
     with pytest.raises(UnknownFormat, match="99"):
         assemble([packed], {})
 
