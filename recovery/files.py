@@ -3,7 +3,8 @@
 Everything that recovery stores beside Spark's checkpoint goes through here, so that there is one answer to "when is it
 durable" and "what does a reader see of a file that is being written": on return, and nothing.
 
-* Local paths: written under a temporary name, fsynced, moved into place, directory fsynced.
+* Local paths: written under a temporary name, fsynced, moved into place, directory fsynced; files are made 0600 and
+  directories 0700, since state holds messages.
 * Object stores: an object appears when its upload is complete; written in place.
 * Other filesystems (HDFS, SFTP, `memory://`, ...): written under a temporary name, then moved.
 
@@ -18,9 +19,11 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import fsspec
+
+from backend.storage import storage
 
 TEMPORARY = ".tmp-"
 """Mark of a name that is not published yet: `<name>.tmp-<uuid>`; listings leave such names out."""
@@ -100,14 +103,14 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a local directory and those above it, durably."""
+    """Create a local directory and those above it, durably; all that are made are this user's alone (0700)."""
     missing = []
     at = path
     while not at.exists():
         missing.append(at)
         at = at.parent
-    path.mkdir(parents=True, exist_ok=True)
-    for made in missing:
+    for made in reversed(missing):
+        made.mkdir(mode=0o700, exist_ok=True)
         sync_directory(made.parent)
 
 
@@ -116,13 +119,14 @@ def copy_file(source: Path, target: Path, *, link: bool) -> None:
     if link:
         try:
             os.link(source, target)
+            target.chmod(0o600)
             return
         except FileNotFoundError:
             raise
         except OSError as error:
             if error.errno not in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
                 raise
-    with source.open("rb") as handle, target.open("xb") as out:
+    with source.open("rb") as handle, _new(target) as out:
         shutil.copyfileobj(handle, out, _COPY_BYTES)
         out.flush()
         os.fsync(out.fileno())
@@ -145,25 +149,27 @@ class LocalFiles:
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
         """Publish a file: temporary name, fsync, move, fsync of the directory."""
-        target = self._target(name)
-        draft = _draft(target)
-        length = 0
-        try:
-            with draft.open("xb") as handle:
-                for chunk in chunks:
-                    length += handle.write(chunk)
-                handle.flush()
-                os.fsync(handle.fileno())
-            draft.replace(target)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-        sync_directory(target.parent)
+        with storage(f"{self.root}/{name}"):
+            target = self._target(name)
+            draft = _draft(target)
+            length = 0
+            try:
+                with _new(draft) as handle:
+                    for chunk in chunks:
+                        length += handle.write(chunk)
+                    handle.flush()
+                    os.fsync(handle.fileno())
+                draft.replace(target)
+            except BaseException:
+                draft.unlink(missing_ok=True)
+                raise
+            sync_directory(target.parent)
         return length
 
     def read(self, name: str) -> bytes:
         """Return a whole file."""
-        return (self.root / name).read_bytes()
+        with storage(f"{self.root}/{name}"):
+            return (self.root / name).read_bytes()
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Iterate over a file's bytes."""
@@ -216,20 +222,22 @@ class LocalFiles:
 
     def put(self, source: Path, name: str, *, link: bool) -> int:
         """Link or copy a local file under a temporary name, then move it into place."""
-        target = self._target(name)
-        draft = _draft(target)
-        try:
-            copy_file(source, draft, link=link)
-            draft.replace(target)
-        finally:
-            # moving a link over another link of the same file leaves the draft: POSIX does nothing then
-            draft.unlink(missing_ok=True)
-        sync_directory(target.parent)
-        return target.stat().st_size
+        with storage(f"{self.root}/{name}"):
+            target = self._target(name)
+            draft = _draft(target)
+            try:
+                copy_file(source, draft, link=link)
+                draft.replace(target)
+            finally:
+                # moving a link over another link of the same file leaves the draft: POSIX does nothing then
+                draft.unlink(missing_ok=True)
+            sync_directory(target.parent)
+            return target.stat().st_size
 
     def get(self, name: str, target: Path, *, link: bool) -> None:
         """Link or copy a file to a local path."""
-        copy_file(self.root / name, target, link=link)
+        with storage(str(target)):
+            copy_file(self.root / name, target, link=link)
 
     def _target(self, name: str) -> Path:
         target = self.root / name
@@ -266,7 +274,10 @@ class RemoteFiles:
 
     def write(self, name: str, chunks: Iterable[bytes]) -> int:
         """Publish a file: in place where an object appears only when complete, else by a move."""
-        target = self._path(name)
+        with storage(f"{self._uri}/{name}"):
+            return self._write(self._path(name), chunks)
+
+    def _write(self, target: str, chunks: Iterable[bytes]) -> int:
         self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
         if self._in_place:
             return self._upload(target, chunks)
@@ -295,7 +306,8 @@ class RemoteFiles:
 
     def read(self, name: str) -> bytes:
         """Return a whole file."""
-        return bytes(self._fs.cat_file(self._path(name)))
+        with storage(f"{self._uri}/{name}"):
+            return bytes(self._fs.cat_file(self._path(name)))
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Iterate over a file's bytes."""
@@ -340,7 +352,7 @@ class RemoteFiles:
 
     def get(self, name: str, target: Path, *, link: bool) -> None:
         """Download a file and fsync it."""
-        with self._fs.open(self._path(name), "rb") as handle, target.open("xb") as out:
+        with storage(str(target)), self._fs.open(self._path(name), "rb") as handle, _new(target) as out:
             shutil.copyfileobj(handle, out, _COPY_BYTES)
             out.flush()
             os.fsync(out.fileno())
@@ -356,6 +368,11 @@ class RemoteFiles:
         except FileNotFoundError:
             return []
         return found
+
+
+def _new(path: Path) -> BinaryIO:
+    """Open a new file for writing that only this user may read."""
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def _draft(target: Path) -> Path:

@@ -3,6 +3,9 @@
 File `<checkpoint>/rewind/manifest.json` (format 1). A changed job on an old checkpoint is told apart here: what can go
 on (another policy, a longer retention) goes on and is recorded; what cannot (another window, another key) stops with
 the difference spelled out.
+
+`checksum` is the xxh3-128 of everything else in it, as JSON with sorted keys and without spaces: the file says under
+which value Spark's state has each shard, and a digit that changed there would lose one.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backend.errors import ManifestMismatch, StateCorrupted, UnknownFormat
+import xxhash
+
+from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
 from recovery.files import open_files
 
 FORMAT = 1
 NAME = "rewind/manifest.json"
+MAX_SHARDS = 100_000
 
 FREE = (
     "operator.policies",
@@ -67,6 +73,8 @@ def read_manifest(checkpoint: str) -> Manifest | None:
     where = f"{checkpoint}/{NAME}"
     try:
         data = json.loads(open_files(checkpoint).read(NAME))
+        checksum = data.pop("checksum", None)
+        found = _checksum(data)
         written = data.pop("format")
         if written != FORMAT:
             raise UnknownFormat(
@@ -75,10 +83,15 @@ def read_manifest(checkpoint: str) -> Manifest | None:
                 why=f"{written!r}, this release reads {FORMAT}",
                 command="install the release that wrote it",
             )
-        return Manifest(int(data.pop("shards")), tuple(int(value) for value in data.pop("grouping")), data)
+        if checksum not in (None, found):  # the first manifests had none
+            raise ValueError(f"checksum {found} found, {checksum} expected")
+        shards, grouping = data.pop("shards"), data.pop("grouping")
+        if type(shards) is not int or not 0 < shards <= MAX_SHARDS or len(set(grouping)) != shards:
+            raise ValueError(f"{shards!r} shards with {len(grouping)} grouping values")
+        return Manifest(shards, tuple(int(value) for value in grouping), data)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNDECODABLE as error:
         raise StateCorrupted(
             "the manifest cannot be read", where=where, why=str(error), command=f"rewind verify {checkpoint}"
         ) from error
@@ -86,7 +99,13 @@ def read_manifest(checkpoint: str) -> Manifest | None:
 
 def write_manifest(checkpoint: str, manifest: Manifest) -> None:
     """Write the manifest atomically; durable on return."""
-    open_files(checkpoint).write(NAME, [json.dumps(manifest.to_json(), indent=1, sort_keys=True).encode()])
+    content = _plain(manifest.to_json())
+    whole = {**content, "checksum": _checksum(content)}
+    open_files(checkpoint).write(NAME, [json.dumps(whole, indent=1, sort_keys=True).encode()])
+
+
+def _checksum(content: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def settle(checkpoint: str, wanted: Manifest, *, used: bool) -> Manifest:

@@ -6,10 +6,12 @@ that makes it, and where the changelog has it. It is a few hundred bytes, Messag
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from backend.batch import Position
-from backend.errors import PointerDamaged, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, PointerDamaged, StateCorrupted, UnknownFormat
 from backend.store import Region
 
 FORMAT = 1
@@ -27,7 +29,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, order=True):
     """
 
     version: int
-    uuid: str
+    uuid: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]  # it becomes part of file names
 
     @property
     def name(self) -> str:
@@ -125,7 +127,7 @@ def decode(data: bytes) -> Pointer:
     """
     try:
         version = msgspec.msgpack.decode(data, type=dict).get("format")
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise PointerDamaged(
             "the pointer in Spark's state cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
         ) from error
@@ -137,7 +139,7 @@ def decode(data: bytes) -> Pointer:
         )
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNDECODABLE as error:
         raise PointerDamaged(
             "the pointer in Spark's state cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
         ) from error
@@ -163,7 +165,7 @@ def decode_record(data: bytes, *, where: str = "the commit row") -> CommitRecord
         version = msgspec.msgpack.decode(data, type=dict).get("format")
         if version == FORMAT:
             return _record_decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise StateCorrupted(
             "a commit record cannot be decoded", where=where, why=str(error), command="rewind verify <checkpoint>"
         ) from error

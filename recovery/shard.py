@@ -18,7 +18,9 @@ import fcntl
 import json
 import os
 import random
+import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -26,12 +28,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.errors import StateCorrupted, StoreLocked, UnknownFormat
+from backend.errors import UNDECODABLE, StateCorrupted, StorageFailed, StoreLocked, UnknownFormat
 from backend.staging import VERIFY
-from recovery.files import sync_directory
+from backend.storage import storage
+from recovery.files import LocalFiles, make_directory, sync_directory
 from recovery.pointer import Commit
 
 FORMAT = 1
+_NAME = re.compile(r"\d{20}_[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,9 @@ class Generation:
         return self.path / "staged" / f"{commit.name}.sst"
 
     def staged_commits(self) -> list[Commit]:
-        """Commits that have a staged file here, oldest first."""
-        return sorted(Commit.of_name(path.stem) for path in (self.path / "staged").glob("*.sst"))
+        """Commits that have a staged file here, oldest first; names that are not ours are left out."""
+        stems = (path.stem for path in (self.path / "staged").glob("*.sst"))
+        return sorted(Commit.of_name(stem) for stem in stems if _NAME.fullmatch(stem))
 
 
 class ShardDirectory:
@@ -83,16 +88,34 @@ class ShardDirectory:
 
         Raises:
             StoreLocked: Another process held it for longer than `wait_s` seconds.
+            StorageFailed: The directory cannot be made, or somebody else made it.
         """
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+        with storage(str(self.path)):
+            make_directory(self.path)
+            self._check_owners()
+            handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             self._acquire(handle, wait_s)
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"pid {os.getpid()}".encode(), 0)
+            with storage(str(self.path)):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"pid {os.getpid()}".encode(), 0)
             yield
         finally:
             os.close(handle)
+
+    def _check_owners(self) -> None:
+        """Refuse directories that somebody else made for us where everybody may write, such as under `/tmp`."""
+        query, local = self.path.parent, self.path.parent.parent
+        shared = local.parent.stat().st_mode & stat.S_ISVTX
+        for path in (self.path, query, local) if shared else (self.path, query):
+            found = path.lstat()
+            if found.st_uid not in (os.geteuid(), 0) or stat.S_ISLNK(found.st_mode):
+                raise StorageFailed(
+                    "local state would lie where another user put something",
+                    where=str(path),
+                    why=f"it belongs to user {found.st_uid}, this process to {os.geteuid()}",
+                    command="choose a local_dir of your own",
+                )
 
     def _acquire(self, handle: int, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
@@ -124,7 +147,7 @@ class ShardDirectory:
             written, name = data["format"], data["generation"]
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except UNDECODABLE as error:
             raise StateCorrupted("CURRENT cannot be read", where=str(path), why=str(error), command=VERIFY) from error
         if written != FORMAT:
             raise UnknownFormat(
@@ -141,18 +164,13 @@ class ShardDirectory:
     def new_generation(self) -> Generation:
         """Make the directories of a new generation; it becomes current with `adopt` only."""
         generation = Generation(self.path / uuid.uuid4().hex)
-        (generation.path / "staged").mkdir(parents=True, mode=0o700)
+        with storage(str(generation.path)):
+            make_directory(generation.path / "staged")
         return generation
 
     def adopt(self, generation: Generation) -> None:
         """Make a generation current, atomically, then remove the others (disposable copies, by definition)."""
-        temporary = self.path / f".CURRENT.{uuid.uuid4().hex}"
-        with temporary.open("w") as file:
-            json.dump({"format": FORMAT, "generation": generation.uuid}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / "CURRENT")
-        sync_directory(self.path)
+        LocalFiles(self.path).write("CURRENT", [json.dumps({"format": FORMAT, "generation": generation.uuid}).encode()])
         for other in self.path.iterdir():
             if other.is_dir() and other.name != generation.uuid:
                 shutil.rmtree(other, ignore_errors=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backend.errors import HistoryLost, RewindError, StateCorrupted, StateUnavailable
+from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateCorrupted, StateUnavailable
 from backend.memory import MemoryStore
 from backend.operators import panes
 from backend.rocks import RocksStore
@@ -24,6 +24,7 @@ from recovery.files import Files, open_files
 from recovery.manifest import Manifest, read_manifest
 from recovery.package import Snapshots
 from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
+from recovery.shard import Generation
 
 CHANGELOG = "rewind/changelog"
 SNAPSHOTS = "rewind/snapshots"
@@ -139,7 +140,7 @@ class Checkpoint:
         """
         try:
             return str(json.loads(self.files.read("metadata"))["id"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        except (*UNDECODABLE, FileNotFoundError) as error:
             raise StateCorrupted(
                 "Spark's metadata of the checkpoint cannot be read",
                 where=f"{self.location}/metadata",
@@ -250,12 +251,12 @@ class Checkpoint:
         try:
             name = json.loads((home / "CURRENT").read_bytes())["generation"]
             path = home / str(name)
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (*UNDECODABLE, FileNotFoundError):
             return None
         if not (path / "db").is_dir():
             return None
         length = sum(_size(file) for file in path.rglob("*"))
-        staged = tuple(sorted(Commit.of_name(file.stem) for file in (path / "staged").glob("*.sst")))
+        staged = tuple(Generation(path).staged_commits())
         try:
             commit = commit_of(path / "db")
         except RewindError as error:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import rocksdict
 
 from backend.errors import KeyInvalid, RewindError, StateCorrupted, StoreClosed, ValueInvalid
 from backend.staging import VERIFY
+from backend.storage import storage_failed
+
+_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+_SIGNS = {number: os.strerror(number) for number in _NUMBERS}
 
 
 def translated(error: Exception, path: Path) -> Exception:
@@ -23,4 +29,7 @@ def translated(error: Exception, path: Path) -> Exception:
         return KeyInvalid("keys must be bytes, sorted where a file is written", where=str(path), why=text)
     if text.startswith("Corruption") or "No such file or directory" in text:
         return StateCorrupted("the database cannot be read", where=str(path), why=text, command=VERIFY)
+    if "IO error" in text:
+        number = next((number for number, sign in _SIGNS.items() if sign in text), None)
+        return storage_failed(OSError(text) if number is None else OSError(number, text), str(path))
     return OSError(f"RocksDB at {path}: {text}")

@@ -11,6 +11,7 @@ from rocksdict import SstFileWriter
 from backend.rocks.errors import translated
 from backend.rocks.options import RocksOptions, native_options
 from backend.staging import seal
+from backend.storage import storage
 from backend.store import Staged
 
 
@@ -40,4 +41,5 @@ def write_sst(
     except Exception as error:
         path.unlink(missing_ok=True)
         raise translated(error, path) from error
-    return seal(path, len(keys))
+    with storage(str(path)):
+        return seal(path, len(keys))

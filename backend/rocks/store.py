@@ -25,6 +25,7 @@ from backend.rocks.lock import open_locked
 from backend.rocks.options import RocksOptions, native_options
 from backend.rocks.scans import Scan, check_ended, until
 from backend.staging import VERIFY, sync_directory, verify
+from backend.storage import storage
 from backend.store import Changes, Staged
 
 _ROOM_WAIT_S = 30.0
@@ -73,6 +74,9 @@ class RocksStore:
         if fresh and path.exists() and any(file.suffix in (".sst", ".log") for file in path.iterdir()):
             # RocksDB would make a new, empty database over the files of the old one
             raise StateCorrupted("the database's CURRENT file is missing", where=str(path), command=VERIFY)
+        if fresh:
+            with storage(str(path)):
+                path.mkdir(mode=0o700, exist_ok=True)
         store = cls(path, open_locked(path, native_options(options), wait_s, read_only), options)
         try:
             found = store.get(FORMAT_KEY)
@@ -193,13 +197,14 @@ class RocksStore:
         verify(staged)
         self._make_room(native)
         link = staged.path.with_name(f".{staged.path.name}.{uuid.uuid4().hex}")
-        try:
-            os.link(staged.path, link)
-        except OSError:  # no hard links on this filesystem
-            shutil.copyfile(staged.path, link)
         ingest = IngestExternalFileOptions()
         ingest.set_move_files(True)
         try:
+            with storage(str(staged.path)):
+                try:
+                    os.link(staged.path, link)
+                except OSError:  # no hard links on this filesystem
+                    shutil.copyfile(staged.path, link)
             native.ingest_external_file([str(link)], ingest)
         except Exception as error:
             raise translated(error, staged.path) from error

@@ -1,0 +1,43 @@
+"""What a filesystem refuses, by name: full, over a limit, broken, read-only, not ours.
+
+Nothing is retried here and nothing given up: what was being written is not published, what is committed is not touched,
+and the job goes on from there when the cause is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from backend.errors import StorageFailed
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_AGAIN = "then start the query again: it goes on after the last committed micro-batch"
+
+
+def storage_failed(error: OSError, where: str) -> StorageFailed:
+    """Give the named error for what the operating system, or a client of a filesystem, raised."""
+    if error.errno in _FULL:
+        what, command = "there is no room to write", f"make room there (df -h, df -i, quota -s), {_AGAIN}"
+    elif error.errno in _FORBIDDEN:
+        what, command = "a filesystem does not let this process write", f"see who owns what is there (ls -ld), {_AGAIN}"
+    else:
+        what, command = "a disk or filesystem failed", f"check it (dmesg, mount), {_AGAIN}"
+    return StorageFailed(what, where=where, why=str(error), command=command)
+
+
+@contextmanager
+def storage(where: str) -> Iterator[None]:
+    """Name what a filesystem refuses in here; a file that is missing, or is there already, is the caller's to judge.
+
+    Raises:
+        StorageFailed: Of every other `OSError`.
+    """
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
+        raise
+    except OSError as error:
+        raise storage_failed(error, where) from error
