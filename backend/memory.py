@@ -14,7 +14,7 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from backend.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
-from backend.errors import KeyInvalid, StateCorrupted, StoreClosed
+from backend.errors import UNDECODABLE, KeyInvalid, StateCorrupted, StoreClosed
 from backend.limits import check_keys, check_values
 from backend.staging import VERIFY, seal, verify
 from backend.store import FORMAT, Changes, Staged
@@ -142,7 +142,7 @@ def _bytes(key: bytes) -> bytes:
 def _read(path: Path) -> tuple[list[bytes], list[bytes | None]]:
     try:
         version, keys, values = msgspec.msgpack.decode(path.read_bytes(), type=_File)
-    except (msgspec.DecodeError, msgspec.ValidationError, FileNotFoundError) as error:
+    except (*UNDECODABLE, FileNotFoundError) as error:
         raise StateCorrupted(
             "a file of a store in memory cannot be read", where=str(path), why=str(error), command=VERIFY
         ) from error

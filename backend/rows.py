@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.errors import StateCorrupted, UnknownFormat, ValueInvalid
+from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid
 from backend.keys import to_binary, to_keys
 from backend.staging import VERIFY
 
@@ -286,7 +286,7 @@ def _from_variable(texts: pa.BinaryArray, leaf: _Leaf, null: npt.NDArray[np.bool
         try:
             cells = [None if skip else revive(unpack(text)) for text, skip in zip(texts.to_pylist(), null, strict=True)]
             return pa.array(cells, _plain(leaf.kind, "")).cast(leaf.kind)
-        except (msgspec.DecodeError, pa.ArrowException, TypeError) as error:
+        except UNDECODABLE as error:
             raise _damaged(str(error)) from error
     if null.any():
         texts = pc.if_else(pa.array(null), pa.scalar(None, pa.binary()), texts)

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from backend.errors import RewindError, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, RewindError, StateCorrupted, UnknownFormat
 from backend.staging import file_digest
 from backend.store import Staged
 from recovery.files import Files, make_directory, open_files, sync_directory
@@ -246,7 +246,7 @@ class Snapshots:
         idle = {name for name in self.files.list(f"{shard}/{SHARED}") if name not in used}
         try:
             before = set(msgspec.json.decode(self.files.read(f"{shard}/idle.json"), type=_Idle).shared)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (*UNDECODABLE, FileNotFoundError):
             before = set()
         return sorted(idle - before), sorted(idle & before)
 

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 import msgspec
 import xxhash
 
-from backend.errors import StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat
 from recovery.pointer import Commit
 
 FORMAT = 1
@@ -107,7 +107,7 @@ def decode_manifest(data: bytes, shard: int, name: str, where: str) -> Package:
                 command="install the release that wrote it",
             )
         package = msgspec.json.decode(body, type=Package)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise damaged(where, f"the manifest cannot be decoded: {error}") from error
     _check_manifest(package, shard, name, where)
     return package

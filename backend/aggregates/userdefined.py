@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from backend.aggregates.groups import Rows
 from backend.aggregates.model import Aggregate, qualified_name
-from backend.errors import StateCorrupted, ValueInvalid
+from backend.errors import UNDECODABLE, StateCorrupted, ValueInvalid
 
 MAX_STATE_BYTES = 1 << 20
 
@@ -126,7 +126,7 @@ class _Coder:
     def decode(self, alias: str, data: bytes) -> Any:
         try:
             return self._decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise StateCorrupted(
                 f"aggregates[{alias!r}]: the stored state of the reducer cannot be decoded", why=str(error)
             ) from error

@@ -26,7 +26,7 @@ import datetime as dt
 import struct
 from typing import Any, Final
 
-from backend.errors import KeyInvalid, StateCorrupted
+from backend.errors import UNDECODABLE, KeyInvalid, StateCorrupted
 
 NULL, FALSE, TRUE, INT, FLOAT, STR, BYTES = 0x05, 0x10, 0x11, 0x20, 0x28, 0x30, 0x38
 AWARE, NAIVE, DATE, TUPLE = 0x40, 0x41, 0x44, 0x50
@@ -111,7 +111,7 @@ def decode(key: bytes) -> Any:
     """
     try:
         value, at = _decode(key, 0)
-    except (IndexError, struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
+    except (*UNDECODABLE, struct.error) as error:
         raise undecodable(key, str(error)) from error
     if at != len(key):
         raise undecodable(key, f"{len(key) - at} bytes are left over")
@@ -157,7 +157,7 @@ def code_end(key: bytes, at: int) -> int:
     """
     try:
         return _decode(key, at)[1]
-    except (IndexError, struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
+    except (*UNDECODABLE, struct.error) as error:
         raise undecodable(key, str(error)) from error
 
 

@@ -191,11 +191,14 @@ class _Reader:
             bits ^= np.where(bits >> np.uint64(63), np.uint64(SIGN64), np.uint64(ALL64))
             return pa.array(bits.view(np.float64), mask=mask).cast(kind)
         integers = pa.array((bits ^ np.uint64(SIGN64)).view(np.int64), mask=mask)
-        if pa.types.is_timestamp(kind):
-            return integers.cast(pa.timestamp("us", kind.tz)).cast(kind)
-        if pa.types.is_date(kind):
-            return integers.cast(pa.int32()).cast(pa.date32()).cast(kind)
-        return integers.cast(kind)
+        try:
+            if pa.types.is_timestamp(kind):
+                return integers.cast(pa.timestamp("us", kind.tz)).cast(kind)
+            if pa.types.is_date(kind):
+                return integers.cast(pa.int32()).cast(pa.date32()).cast(kind)
+            return integers.cast(kind)
+        except pa.ArrowInvalid as error:
+            raise undecodable(b"", f"a value out of the range of {kind}: {error}") from error
 
     def _eight_bytes(self, null: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
         windows = np.lib.stride_tricks.sliding_window_view(self.data, 8)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend import keys as codec
+from backend.keys.codes import undecodable
 from backend.operators.arrays import IntArray, compress, firsts
 from backend.store import Region
 
@@ -57,6 +58,9 @@ def join_keys(
 def split_keys(keys: Sequence[bytes], *, skip_bytes: int = 0) -> tuple[IntArray, IntArray, pa.Array]:
     """Take keys apart: start times, skips (zeros without), group keys. The inverse of `join_keys`."""
     width = _TIME + skip_bytes
+    short = next((key for key in keys if len(key) < width), None)
+    if short is not None:
+        raise undecodable(short, f"{len(short)} bytes, at least {width} were expected")
     head = np.frombuffer(b"".join([key[:width] for key in keys]), np.uint8).reshape(-1, width)
     flipped = np.ascontiguousarray(head[:, 1:_TIME]).view(">u8").reshape(-1).astype(np.uint64)
     skips = np.zeros(len(keys), np.int64)

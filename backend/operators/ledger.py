@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from backend.batch import NO_TIME
-from backend.errors import StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat
 from backend.staging import VERIFY
 from backend.store import Readable, Region
 
@@ -90,7 +90,7 @@ def decode_row(data: bytes, decoder: msgspec.msgpack.Decoder[Row], known: int, w
     """
     try:
         row = decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         _check_format(data, known, what)
         raise StateCorrupted(f"{what} cannot be decoded", why=str(error), command=VERIFY) from error
     if getattr(row, "format", known) != known:
@@ -101,7 +101,7 @@ def decode_row(data: bytes, decoder: msgspec.msgpack.Decoder[Row], known: int, w
 def _check_format(data: bytes, known: int, what: str) -> None:
     try:
         found = msgspec.msgpack.decode(data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise StateCorrupted(f"{what} cannot be decoded", why=str(error), command=VERIFY) from error
     version = found[0] if isinstance(found, list) and found else found
     if version != known:

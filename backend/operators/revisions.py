@@ -108,7 +108,7 @@ def concat(parts: Sequence[Revisions]) -> Revisions:
 
 def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
     data = b"".join(values)
-    if len(data) != len(values) * _ROW.itemsize or any(value[0] != FORMAT for value in values):
+    if len(data) != len(values) * _ROW.itemsize or any(value[:1] != bytes([FORMAT]) for value in values):
         raise UnknownFormat(
             "a row of revisions has an unknown format",
             why=f"known is format {FORMAT}, {_ROW.itemsize} bytes",

@@ -59,7 +59,7 @@ def read_counters(values: Sequence[bytes]) -> npt.NDArray[np.void]:
         UnknownFormat: Another release wrote one.
     """
     data = b"".join(values)
-    if len(data) != len(values) * COUNTER.itemsize or any(value[0] != FORMAT for value in values):
+    if len(data) != len(values) * COUNTER.itemsize or any(value[:1] != bytes([FORMAT]) for value in values):
         raise UnknownFormat(
             "a counter of tuple windows has an unknown format",
             why=f"known is format {FORMAT}, {COUNTER.itemsize} bytes",

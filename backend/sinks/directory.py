@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from backend.errors import ManifestMismatch, UnknownFormat
+from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
 
 FORMAT = 1
 _PRIVATE = "_rewind"
@@ -61,12 +61,22 @@ class VersionedDirectory:
 
         Raises:
             ManifestMismatch: It is another query's.
+            StateCorrupted: The file that says whose it is cannot be read.
         """
         private = self.root / _PRIVATE
         private.mkdir(parents=True, exist_ok=True)
         owner = private / "owner.json"
         if owner.exists():
-            found = msgspec.json.decode(owner.read_bytes(), type=dict[str, Any])
+            try:
+                found = msgspec.json.decode(owner.read_bytes(), type=dict[str, Any])
+            except UNDECODABLE as error:
+                raise StateCorrupted(
+                    "the file that says whose output this is cannot be read",
+                    where=str(owner),
+                    why=str(error),
+                    command=f"see that {self.root} is this query's; then put the file back: "
+                    f'{{"format": {FORMAT}, "query": "{query}"}}',
+                ) from error
             if found.get("format") != FORMAT:
                 raise UnknownFormat(
                     "the output directory has an unknown format",

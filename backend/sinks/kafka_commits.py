@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backend.errors import SinkUnavailable, SourceUnavailable, UnknownFormat
+from backend.errors import UNDECODABLE, SinkUnavailable, SourceUnavailable, UnknownFormat
 from backend.sources.kafka_admin import offsets
 from backend.sources.kafka_settling import while_it_settles
 
@@ -60,7 +60,7 @@ def decode(data: bytes | None, where: str) -> Published:
     """
     try:
         found = msgspec.json.decode(data or b"", type=Published)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         found = None
     if found is None or found.format != FORMAT:
         raise UnknownFormat(

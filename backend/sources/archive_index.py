@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backend.errors import HistoryLost, SourceGap, UnknownFormat
+from backend.errors import UNDECODABLE, HistoryLost, SourceGap, UnknownFormat
 from backend.sources import OffsetRange, TopicPartition
 
 FORMAT = 1
@@ -193,7 +193,7 @@ def read_index_file(filesystem: Any, root: str) -> IndexFile:
         version = msgspec.json.decode(data, type=dict[str, Any]).get("format")
         if version == FORMAT:
             return msgspec.json.decode(data, type=IndexFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise UnknownFormat("the index of the archive cannot be read", where=where, why=str(error)) from error
     raise UnknownFormat(
         "the index of the archive has an unknown format",

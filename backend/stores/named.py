@@ -30,7 +30,7 @@ import numpy as np
 
 from backend import keys as key_codec
 from backend.batch import MAX_TIME, MIN_TIME, NO_TIME
-from backend.errors import KeyInvalid, ManifestMismatch, StateCorrupted, StoreClosed, UnknownFormat
+from backend.errors import UNDECODABLE, KeyInvalid, ManifestMismatch, StateCorrupted, StoreClosed, UnknownFormat
 from backend.store import MAX_KEY_BYTES
 from backend.stores.values import ValueCodec
 from backend.workspace import Workspace
@@ -356,5 +356,5 @@ def _decode_meta(data: bytes, name: str) -> _Meta:
         )
     try:
         return _meta_decoder.decode(memoryview(data)[1:])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise StateCorrupted("the metadata of a named store cannot be decoded", where=name, why=str(error)) from error

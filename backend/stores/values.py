@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backend.errors import StateCorrupted, UnknownFormat, ValueInvalid
+from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid
 from backend.store import MAX_VALUE_BYTES
 
 FORMAT = 1
@@ -96,7 +96,7 @@ class ValueCodec:
             )
         try:
             return self._decode(memoryview(data)[1:])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise StateCorrupted(
                 "a value in a store cannot be decoded",
                 why=f"{error} (value_type is {describe_type(self.value_type)})",

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from backend.errors import ChangelogDamaged, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, ChangelogDamaged, StateCorrupted, UnknownFormat
 from backend.store import UNLOGGED, Changes, region_range
 from recovery.pointer import Commit, CommitRecord, decode_record, encode_record
 
@@ -157,7 +157,8 @@ def decode(data: bytes, where: str) -> LogRecord:
         raise _damaged(where, f"checksum {found.hex()} found, {checksum.hex()} expected")
     try:
         table = pa.ipc.open_stream(pa.py_buffer(memoryview(data)[start : start + length])).read_all()
-    except pa.ArrowInvalid as error:
+        table.validate(full=True)  # offsets are believed by everything that reads them
+    except (*UNDECODABLE, OSError) as error:
         raise _damaged(where, str(error)) from error
     if table.num_rows != rows or table.schema != SCHEMA:
         raise _damaged(where, f"{table.num_rows} rows of {table.schema.names} found, {rows} announced")
