@@ -11,7 +11,6 @@ with processing-time timers (measured), so the end is seen in the query's progre
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.errors import RestoreFailed, RewindError, code_in, kind_of
 from backend.sources.kafka_loss import named_loss
+from backend.sources.spark_offsets import positions_in
 from recovery.housekeeping import Housekeeping
 from recovery.listener import RestoreListener
 from recovery.pointer import Commit
@@ -243,8 +243,8 @@ class RewindQuery:
     def _announce(self, progress: Any) -> None:
         """Say in the log which source partitions came while the query runs; Spark reads them from their beginning."""
         for number, source in enumerate(progress["sources"]):
-            now = _partitions_of(source["endOffset"])
-            known = self._partitions.get(number) or _partitions_of(source["startOffset"]) or now
+            now = frozenset(positions_in(source["endOffset"]))
+            known = self._partitions.get(number) or frozenset(positions_in(source["startOffset"])) or now
             for topic, partition in sorted(now - known):
                 log.warning("topic %s has a new partition, %d: it is read from its beginning", topic, partition)
             self._partitions[number] = known | now
@@ -275,25 +275,10 @@ def _committed(query: StreamingQuery) -> int:
 def _at(progress: Any, targets: tuple[Mapping[tuple[str, int], int], ...]) -> bool:
     """Tell whether every source has reached its target: sources come in the order of the job's inputs."""
     for source, target in zip(progress["sources"], targets, strict=False):
-        per_topic = _per_topic(source["endOffset"])
-        for (topic, partition), wanted in target.items():
-            if int(per_topic.get(topic, {}).get(str(partition), -1)) < wanted:
-                return False
+        reached = positions_in(source["endOffset"])
+        if any(reached.get(partition, -1) < wanted for partition, wanted in target.items()):
+            return False
     return True
-
-
-def _per_topic(offsets: Any) -> dict[str, Any]:
-    """Read a source's offsets out of Spark's progress: topic -> partition -> next offset."""
-    read = json.loads(offsets) if isinstance(offsets, str) else offsets
-    if not isinstance(read, dict):
-        return {}
-    return dict(read.get("next", read))
-
-
-def _partitions_of(offsets: Any) -> frozenset[tuple[str, int]]:
-    """Give the source partitions of a source's offsets; none of the control stream's."""
-    found = _per_topic(offsets)
-    return frozenset((topic, int(p)) for topic, parts in found.items() if isinstance(parts, dict) for p in parts)
 
 
 def _is_restorable(failure: BaseException) -> bool:

@@ -78,11 +78,11 @@ class Meeting:
         self.firsts: dict[SourcePartition, int] = {(s, p): offset for s, p, offset in self.ledger.firsts}
         if not self.spec.by_number:
             return
-        messages = self.batch.messages
-        seen: dict[SourcePartition, int] = {}
-        columns = (numbers(messages, name).tolist() for name in (STREAM, PARTITION, OFFSET))
-        for stream, partition, offset in zip(*columns, strict=True):
-            seen.setdefault((stream, partition), offset)
+        stream, partition, offset = (numbers(self.batch.messages, name) for name in (STREAM, PARTITION, OFFSET))
+        begins = np.ones(len(offset), np.bool_)  # they come sorted by stream, partition and offset
+        begins[1:] = (stream[1:] != stream[:-1]) | (partition[1:] != partition[:-1])
+        first = (column[begins].tolist() for column in (stream, partition, offset))
+        seen = {(s, p): begin for s, p, begin in zip(*first, strict=True)}
         for source, position in self.batch.after.items():
             known = self.batch.before.get(source, position).next_offset
             begin = self.spec.first_offsets.get(source, min(known, seen.get(source, known)))

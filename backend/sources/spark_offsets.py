@@ -1,0 +1,47 @@
+"""Offsets of a source as Spark logs and reports them: JSON of the source's own shape.
+
+* Kafka's: `{"<topic>": {"<partition>": next offset}}`.
+* The archive's: the same below `next`, beside `format` and `first` (`backend.sources.archive_reader`).
+* Others, the control stream's above all, name no source partitions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from backend.sources import TopicPartition
+
+
+def positions_in(offset: Any) -> dict[TopicPartition, int]:
+    """Give the next offset of each source partition.
+
+    Args:
+        offset: JSON as text, as in the offset log and in a query's progress, or already read.
+
+    >>> positions_in('{"t": {"0": 5, "1": 7}}')
+    {('t', 0): 5, ('t', 1): 7}
+    >>> positions_in({"format": 1, "next": {"t": {"0": 5}}, "first": {"t": {"0": 2}}})
+    {('t', 0): 5}
+    >>> positions_in('{"next": {"0": 5}}')  # a topic may be called so
+    {('next', 0): 5}
+    >>> positions_in('{"format": 1, "asked": 3}'), positions_in("-"), positions_in(None)
+    ({}, {}, {})
+    """
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return {}
+    if not isinstance(offset, Mapping):
+        return {}
+    if "format" in offset and isinstance(offset.get("next"), Mapping):
+        offset = offset["next"]
+    return {
+        (topic, int(partition)): int(following)
+        for topic, partitions in offset.items()
+        if isinstance(partitions, Mapping)
+        for partition, following in partitions.items()
+        if partition.isdigit()
+    }
