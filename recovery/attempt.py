@@ -9,7 +9,6 @@ Spark's processor, the operator tester and the simulation all drive this module,
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS, MicroBatch, Operator, Outcome, Position, Positions, SourcePartition
-from backend.errors import RewindError, StateCorrupted
+from backend.errors import StateCorrupted
 from backend.rocks import RocksStore
 from backend.store import Changes, Region, Staged, region_range
 from backend.workspace import Workspace
@@ -31,9 +30,7 @@ from recovery.opening import Opened, Opening
 from recovery.package import Snapshots
 from recovery.pointer import COMMIT_KEY, MAX_ANCESTORS, Commit, CommitRecord, Pointer, encode_record
 from recovery.shard import ShardDirectory
-from recovery.uploads import begin_upload, is_due
-
-log = logging.getLogger("rewind.attempt")
+from recovery.uploads import begin_upload, has_gap, is_due, upload_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class ShardJob:
         changelog: Where commits are logged.
         packages: Copies on the checkpoint's filesystem: where restored and moved shards come from.
         snapshot_every: Publish each staged file, and a whole package every so many commits; None publishes nothing.
-        listeners: Told when a package is fetched.
+        listeners: Told in this process of each try to fetch something; the metrics carry the same to the driver.
         retain: Staged files kept behind the committed version, for stale copies.
         lock_wait_s: Bound on waiting for the shard's lock.
     """
@@ -97,7 +94,7 @@ class Done:
 
     pointer: Pointer
     outcome: Outcome
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | str] = field(default_factory=dict)
 
 
 def positions_of(pointer: Pointer | None) -> dict[SourcePartition, Position]:
@@ -146,10 +143,15 @@ def run_attempt(
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s):
         kill_point("open", version)
+        opening = Opening(directory, job.where, job.packages, job.listeners)
+        fetched = job.packages.fetched_bytes if job.packages is not None else 0
         with watch.step("open"):
-            opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
+            opened = opening.at(pointer)
         try:
-            return _operate(job, directory, opened, pointer, version, given, watch)
+            done = _operate(job, directory, opened, pointer, version, given, watch)
+            fetched = job.packages.fetched_bytes - fetched if job.packages is not None else 0
+            done.metrics |= {"fetched_bytes": fetched, **opening.told.metrics()}
+            return done
         except StateCorrupted:
             directory.condemn()
             raise
@@ -204,7 +206,7 @@ def _operate(
         next_due_ms=outcome.next_due_ms,
         drained=version if given.drain else (pointer.drained if pointer is not None else -1),
     )
-    metrics = {
+    metrics: dict[str, float | str] = {
         **watch.ms,
         "rows": messages.num_rows,
         "results": outcome.results.num_rows,
@@ -260,10 +262,6 @@ def _upload(job: ShardJob, opened: Opened, record: CommitRecord, staged: Staged)
         return 0
     kill_point("upload", record.commit.version)
     row = opened.row
-    if row is not None and is_due(row, job.snapshot_every):
+    if row is not None and (is_due(row, job.snapshot_every) or has_gap(job.packages, job.shard)):
         begin_upload(job.packages, opened.store, row, opened.generation.path)
-    try:
-        return job.packages.publish_step(record, staged).uploaded
-    except (RewindError, OSError) as error:
-        log.warning("shard %d: commit %s was not uploaded: %s", job.shard, record.commit.name, error)
-        return 0
+    return upload_step(job.packages, record, staged)

@@ -16,7 +16,8 @@ from backend.rocks import RocksOptions, RocksStore
 from backend.store import Staged
 from recovery.listener import Listeners, RestoreListener, Restoring
 from recovery.package import Snapshots
-from recovery.planner import Fetch, Local, Nothing, Offer, Remote, Step, plan
+from recovery.package_reader import Broken
+from recovery.planner import Fetch, Local, Nothing, Remote, Step, plan
 from recovery.pointer import COMMIT_KEY, Commit, Pointer, decode_record
 
 
@@ -45,22 +46,24 @@ def fetch_state(
         Whether the database is there, closed, with the pointer's commit row. When not, nothing is at `database`.
     """
     watchers = Listeners(listeners)
-    offers = list(snapshots.offers(pointer.shard))
+    broken: set[Broken] = set()
     while True:
-        found = plan(pointer, Local(Nothing()), Remote(tuple(offers)))
+        offers = snapshots.offers(pointer.shard, toward=pointer.commit, broken=broken)
+        found = plan(pointer, Local(Nothing()), Remote(offers))
         if not isinstance(found, Fetch):
             return False
         restoring = Restoring(pointer.shard, pointer.commit.name, why, "package")
         watchers.start(restoring)
         started = time.monotonic()
-        broken = _try(snapshots, pointer, found, database, staged, options)
-        if not isinstance(broken, tuple):
-            watchers.end(restoring, 0, broken, time.monotonic() - started)
+        before = snapshots.fetched_bytes
+        failed = _try(snapshots, pointer, found, database, staged, options)
+        if failed is None:
+            watchers.end(restoring, 0, snapshots.fetched_bytes - before, time.monotonic() - started)
             return True
-        offer, error = broken
+        piece, error = failed
         why = str(error)
         watchers.suspended(restoring, why)
-        offers = [other for other in offers if (other.commit, other.full) != (offer.commit, offer.full)]
+        broken.add(piece)
 
 
 def fetch_steps(
@@ -81,11 +84,11 @@ def _try(
     database: Path,
     staged: Callable[[Commit], Path],
     options: RocksOptions | None,
-) -> int | tuple[Offer, RewindError]:
-    """Carry out one plan; give the bytes fetched, or what was damaged and how."""
+) -> tuple[Broken, RewindError] | None:
+    """Carry out one plan; give what was damaged and how, None when nothing was."""
     at, full = found.package or found.steps[0].commit, found.package is not None
     try:
-        length = _base(snapshots, pointer, found, database)
+        _base(snapshots, pointer, found, database)
         files = []
         for step in found.steps:
             at, full = step.commit, False
@@ -94,16 +97,16 @@ def _try(
         _apply(database, pointer, files, options)
     except RewindError as error:
         shutil.rmtree(database, ignore_errors=True)
-        return Offer(at, None, full), error
-    return length + sum(file.length for file in files)
+        return (at, full), error
+    return None
 
 
-def _base(snapshots: Snapshots, pointer: Pointer, found: Fetch, database: Path) -> int:
-    """Make the database that the steps are applied to; give the bytes fetched."""
+def _base(snapshots: Snapshots, pointer: Pointer, found: Fetch, database: Path) -> None:
+    """Make the database that the steps are applied to."""
     if found.package is not None:
-        return snapshots.fetch(pointer.shard, found.package, database).length
-    RocksStore.open(database).close()
-    return 0
+        snapshots.fetch(pointer.shard, found.package, database)
+    else:
+        RocksStore.open(database).close()
 
 
 def _step(snapshots: Snapshots, pointer: Pointer, step: Step, staged: Callable[[Commit], Path]) -> Staged:

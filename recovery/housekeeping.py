@@ -10,7 +10,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from backend.errors import RewindError
 from recovery.changelog.protocol import Changelog
 from recovery.package import Snapshots
 from recovery.pointer import Commit
@@ -72,7 +71,7 @@ class Housekeeping:
                 finally:
                     changelog.close()
                 deleted += self._snapshots.prune(shard, keep)
-            except (RewindError, OSError) as error:
+            except Exception as error:  # filesystems raise kinds of their own
                 log.warning(
                     "pruning shard %d failed, it is tried again after %d commits: %s", shard, self._every, error
                 )

@@ -23,6 +23,7 @@ _COUNTERS = {
     "results": "Result rows emitted",
     "errors": "Error rows emitted",
     "restores": "Times that state was restored",
+    "moves": "Times that a task fetched its shard's state from packages",
 }
 
 

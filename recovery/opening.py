@@ -2,11 +2,14 @@
 
 Nothing here reads the source: what cannot be had from the local disk or from packages is `StateUnavailable`, and the
 supervisor restores it. A piece that turns out damaged is left out and the planner is asked again, so the ladder goes
-down one step at a time.
+down one step at a time: the staged file here, the same one among the packages, older packages and more steps. Each try
+is told.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from backend.bounds import reclaim
@@ -15,8 +18,9 @@ from backend.rocks import RocksStore
 from backend.store import Staged
 from recovery.fetch import fetch_state, fetch_steps
 from recovery.killpoints import kill_point
-from recovery.listener import RestoreListener
+from recovery.listener import Listeners, RestoreListener, Restoring
 from recovery.package import Snapshots
+from recovery.package_reader import Broken
 from recovery.planner import (
     Advance,
     Ahead,
@@ -26,6 +30,7 @@ from recovery.planner import (
     Missing,
     Nothing,
     Offer,
+    Plan,
     Remote,
     Start,
     Unreadable,
@@ -34,6 +39,7 @@ from recovery.planner import (
 )
 from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, decode_record
 from recovery.shard import Generation, ShardDirectory
+from recovery.told import Recorder
 
 RESTORE_COMMAND = "start the query again (it restores by itself), or run: rewind restore <checkpoint>"
 
@@ -61,14 +67,17 @@ class Opening:
         directory: The shard's directories.
         where: Names the shard in errors.
         packages: Copies on the checkpoint's filesystem, None when there is no such place.
-        listeners: Told when a package is fetched.
+        listeners: Told of each try to fetch something.
+        told: The same, written down: what the task tells the driver.
     """
 
     directory: ShardDirectory
     where: str
     packages: Snapshots | None = None
     listeners: tuple[RestoreListener, ...] = ()
-    _broken: set[Commit] = field(default_factory=set)
+    told: Recorder = field(default_factory=Recorder)
+    _broken: set[Broken] = field(default_factory=set)
+    _damaged_here: set[Commit] = field(default_factory=set)
 
     def at(self, pointer: Pointer | None) -> Opened:
         """Open the database at the pointer.
@@ -111,16 +120,17 @@ class Opening:
                 return _swept(pointer, generation, store)
             if isinstance(found, Advance):
                 assert generation is not None and store is not None
-                if self._advance(pointer, found, generation, store):
+                if self._advance(pointer, database, found, generation, store):
                     return _swept(pointer, generation, store)
                 # what was ingested stays: it is of the pointer's own lineage; what is damaged is left out from now on
                 row = read_commit_row(store)
                 database = At(row.commit if row is not None else None)
-                staged -= self._broken
-                offers = tuple(offer for offer in offers if offer.full or offer.commit not in self._broken)
+                staged -= self._damaged_here
+                if looked:
+                    offers = self._offers(pointer, database)
                 continue
             if not looked and self.packages is not None:
-                offers, looked = self.packages.offers(pointer.shard), True
+                offers, looked = self._offers(pointer, database), True
                 continue
             if isinstance(found, Fetch) and self.packages is not None:
                 fetched = self._fetch(pointer, found.why)
@@ -129,7 +139,7 @@ class Opening:
             raise StateUnavailable(
                 f"the state of commit {pointer.commit.name} is not here",
                 where=self.where,
-                why=found.why if isinstance(found, Missing | Fetch) else "no package leads to it",
+                why="; ".join(filter(None, [_why(found), self.told.failures])),
                 command=RESTORE_COMMAND,
             )
 
@@ -141,8 +151,31 @@ class Opening:
         self.directory.adopt(fresh)
         return Opened(fresh, empty, None)
 
-    def _advance(self, pointer: Pointer, found: Advance, generation: Generation, store: RocksStore) -> bool:
-        """Ingest the steps; False when one is damaged, with the database at the last sound one before it."""
+    def _offers(self, pointer: Pointer, database: Nothing | Unreadable | At) -> tuple[Offer, ...]:
+        assert self.packages is not None, "asked only where there are packages"
+        start = database if isinstance(database, At) else None
+        return self.packages.offers(pointer.shard, toward=pointer.commit, start=start, broken=self._broken)
+
+    def _advance(
+        self,
+        pointer: Pointer,
+        database: Nothing | Unreadable | At,
+        found: Advance,
+        generation: Generation,
+        store: RocksStore,
+    ) -> bool:
+        """Ingest the steps; False when one is damaged, with the database at the last sound one before it.
+
+        The usual case, this host's own staged file, is no restore and is not told unless it is damaged.
+        """
+        assert isinstance(database, At), "only a sound database is advanced"
+        at = database.commit.name if database.commit is not None else "no commit"
+        restoring = Restoring(pointer.shard, pointer.commit.name, f"the local copy is at {at}", "steps")
+        watch = Listeners((*self.listeners, self.told))
+        fetches = any(not step.local for step in found.steps)
+        started, before = time.monotonic(), self.packages.fetched_bytes if self.packages is not None else 0
+        if fetches:
+            watch.start(restoring)
         for step in found.steps:
             try:
                 file = Staged(generation.staged(step.commit), pointer.staged_length, pointer.staged_digest, 0)
@@ -152,16 +185,25 @@ class Opening:
                 kill_point("before_ingest", step.commit.version)
                 store.confirm(file)
                 kill_point("after_ingest", step.commit.version)
-            except StateCorrupted:
-                self._broken.add(step.commit)
+            except StateCorrupted as error:
+                if step.local:
+                    self._damaged_here.add(step.commit)
+                else:
+                    self._broken.add((step.commit, False))
+                if not fetches:
+                    watch.start(restoring)
+                watch.suspended(restoring, str(error))
                 return False
+        if fetches and self.packages is not None:
+            watch.end(restoring, 0, self.packages.fetched_bytes - before, time.monotonic() - started)
         return True
 
     def _fetch(self, pointer: Pointer, why: str) -> Opened | None:
         assert self.packages is not None, "an offer comes from packages"
         kill_point("fetch", pointer.commit.version)
         fresh = self.directory.new_generation()
-        done = fetch_state(self.packages, pointer, fresh.database, fresh.staged, why=why, listeners=self.listeners)
+        listeners: Iterable[RestoreListener] = (*self.listeners, self.told)
+        done = fetch_state(self.packages, pointer, fresh.database, fresh.staged, why=why, listeners=listeners)
         if not done:
             self.directory.discard(fresh)
             return None
@@ -215,6 +257,10 @@ def _swept(pointer: Pointer, generation: Generation, store: RocksStore) -> Opene
         )
     reclaim(store, row.bounds)
     return Opened(generation, store, row)
+
+
+def _why(found: Plan) -> str:
+    return found.why if isinstance(found, Missing | Fetch) else "no package leads to it"
 
 
 def _ahead(found: Ahead, where: str) -> RewindError:

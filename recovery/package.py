@@ -17,39 +17,41 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from backend.errors import UNDECODABLE, RewindError, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, RewindError
 from backend.staging import file_digest
 from backend.store import Staged
 from recovery.files import Files, make_directory, open_files, sync_directory
 from recovery.package_manifest import (
-    FORMAT,
     SHARED,
     Package,
     PackedFile,
     damaged,
-    decode_manifest,
     differs,
     encode_manifest,
     manifest_name,
     where_of,
 )
-from recovery.planner import Offer
+from recovery.package_reader import Packages
 from recovery.pointer import Commit, CommitRecord
 
 _LEFT_OUT = frozenset({"LOCK", "LOG"})
+IDLE_S = 3600.0
+"""For so long a shared file, or the draft of one, waits for a manifest that names it before it is deleted."""
+_IDLE_FORMAT = 2
 
 
 class _Idle(msgspec.Struct, frozen=True):
     format: int
-    shared: list[str]
+    since: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,21 @@ class Published:
     uploaded: int
 
 
-class Snapshots:
+class Snapshots(Packages):
     """All packages under one base directory.
 
     Args:
         base: `<checkpoint>/rewind/snapshots`: path, fsspec URI, or an opened directory.
+        idle_s: See `IDLE_S`.
+
+    Attributes:
+        fetched_bytes: Of all files that were fetched, damaged ones too.
     """
 
-    def __init__(self, base: str | os.PathLike[str] | Files) -> None:
-        self.files: Files = open_files(base) if isinstance(base, str | os.PathLike) else base
+    def __init__(self, base: str | os.PathLike[str] | Files, *, idle_s: float = IDLE_S) -> None:
+        super().__init__(open_files(base) if isinstance(base, str | os.PathLike) else base)
+        self.fetched_bytes = 0
+        self._idle_s = idle_s
 
     # ------------------------------------------------------------------------------------------------------ publish
 
@@ -94,13 +102,19 @@ class Snapshots:
         folder = f"{record.commit.name}/{uuid.uuid4().hex}"
         packed = [PackedFile(path.name, *file_digest(path)) for path in paths]
         package = Package(record.shard, record.commit, record.parent, folder, packed)
-        present = self.files.list(f"{record.shard}/{SHARED}")
-        uploaded = 0
-        for path, file in zip(paths, packed, strict=True):
-            if file.shared is None or file.shared not in present:
-                uploaded += self.files.put(path, where_of(package, file), link=file.shared is not None)
+        uploaded = self._put_missing(package, paths)
         uploaded += self._write_manifest(package)
+        # nothing named these files before: pruning may have taken those that were there when a slow upload began
+        uploaded += self._put_missing(package, paths)
         return Published(package, uploaded)
+
+    def _put_missing(self, package: Package, paths: Sequence[Path]) -> int:
+        present = self._present(package, self.files.list(f"{package.shard}/{SHARED}"))
+        return sum(
+            self.files.put(path, where_of(package, file), link=file.shared is not None)
+            for path, file in zip(paths, package.files, strict=True)
+            if file not in present
+        )
 
     def publish_step(self, record: CommitRecord, staged: Staged) -> Published:
         """Publish a commit's staged file."""
@@ -111,30 +125,6 @@ class Snapshots:
         return Published(package, uploaded + self._write_manifest(package))
 
     # --------------------------------------------------------------------------------------------------------- read
-
-    def packages(self, shard: int) -> Sequence[Package]:
-        """Read the manifests of a shard, oldest commit first; steps before full packages of the same commit.
-
-        Raises:
-            StateCorrupted: A manifest cannot be read. `offers` leaves such packages out instead.
-            UnknownFormat: A newer release wrote one.
-        """
-        return [self._manifest(shard, name) for name in self._manifests(shard)]
-
-    def offers(self, shard: int) -> tuple[Offer, ...]:
-        """Give what the planner can choose from; a package whose manifest is damaged is not offered."""
-        offers = []
-        for name in self._manifests(shard):
-            try:
-                package = self._manifest(shard, name)
-            except (StateCorrupted, UnknownFormat, FileNotFoundError):
-                continue
-            offers.append(Offer(package.commit, package.parent, package.full))
-        return tuple(offers)
-
-    def shards(self) -> Sequence[int]:
-        """List the shards that have packages, sorted."""
-        return sorted(int(name) for name in self.files.folders() if name.isdecimal())
 
     def fetch(self, shard: int, commit: Commit, target: Path) -> Package:
         """Copy a full package to a new local directory and check every digest; durable on return.
@@ -163,7 +153,8 @@ class Snapshots:
         Raises:
             StateCorrupted: It is missing or differs from the manifest.
         """
-        package = self._manifest(shard, manifest_name(commit, full=False))
+        name = manifest_name(commit, full=False)
+        package = self._steps.get((shard, name)) or self._manifest(shard, name)
         file = package.files[0]
         if target.exists():
             if file_digest(target) == (file.length, file.digest):
@@ -196,9 +187,9 @@ class Snapshots:
     def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
         """Delete what no retained commit needs; only the driver calls it, after a commit.
 
-        A package goes only when its version is not above that of the oldest retained commit. A shared file goes when
-        no package has named it for two calls in a row: an upload that began before the first has written its manifest
-        by then, and one that has not is found out when it is fetched.
+        A package goes only when its version is not above that of the oldest retained commit, and one that has lost a
+        file stands in for no older one. A shared file goes when no package has named it for `idle_s`: an upload that
+        runs has written its manifest by then, and a slower one uploads again what it then misses.
 
         Args:
             shard: The shard.
@@ -212,8 +203,9 @@ class Snapshots:
         if not kept:
             return []
         oldest = kept[0].version
-        needed = _needed(kept, self.offers(shard))
         manifests = self._manifests(shard)
+        shared = self.files.list(f"{shard}/{SHARED}")
+        needed = self._needed(shard, kept, set(manifests), shared)
         doomed = [name for name in manifests if int(name[:20]) <= oldest and name not in needed]
         alive = [name for name in manifests if name not in doomed]
         doomed += [
@@ -221,55 +213,60 @@ class Snapshots:
             for name in self.files.list(str(shard))
             if name.endswith(".step.sst") and int(name[:20]) <= oldest and f"{name[:-4]}.json" not in needed
         ]
+        doomed += [
+            name  # a draft of a writer that died
+            for name in self.files.list(str(shard), temporary=True)
+            if name[:20].isdecimal() and int(name[:20]) <= oldest
+        ]
         folders = [
             f"{shard}/{name}"
             for name in self.files.folders(str(shard))
             if name[:20].isdecimal() and int(name[:20]) <= oldest and f"{name}.full.json" not in needed
         ]
-        idle, gone = self._idle_shared(shard, alive)
+        idle, gone = self._idle_shared(shard, alive, shared)
         names = [*(f"{shard}/{name}" for name in doomed), *(f"{shard}/{SHARED}/{name}" for name in gone)]
         if not dry_run:
             self.files.delete(names)  # manifests first: half a package is none
             for folder in folders:
                 self.files.delete_folder(folder)
-            self.files.write(f"{shard}/idle.json", [msgspec.json.encode({"format": FORMAT, "shared": idle})])
+            self.files.write(f"{shard}/idle.json", [msgspec.json.encode(_Idle(_IDLE_FORMAT, idle))])
         return [*names, *(f"{folder}/" for folder in folders)]
 
-    def _idle_shared(self, shard: int, alive: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Split the shared files that no package names: those newly so, and those that were so last time already."""
+    def _needed(
+        self, shard: int, kept: Iterable[Commit], manifests: Collection[str], shared: Mapping[str, int]
+    ) -> set[str]:
+        """Give the manifests that lead to the retained commits; a path that leads to nothing is not needed."""
+        needed: set[str] = set()
+        for commit in kept:
+            path = self._back(shard, commit, None, manifests, (), shared)
+            if path and (path[-1].full or path[-1].parent is None):
+                needed.update(manifest_name(offer.commit, full=offer.full) for offer in path)
+        return needed
+
+    def _idle_shared(
+        self, shard: int, alive: Iterable[str], shared: Iterable[str]
+    ) -> tuple[dict[str, float], list[str]]:
+        """Split the shared files that no package names: since when the others wait, and those that waited enough."""
         used: set[str | None] = set()
         for name in alive:
-            try:
-                used.update(file.shared for file in self._manifest(shard, name).files)
-            except RewindError:
-                continue  # such a package cannot be used, with or without its files
-        idle = {name for name in self.files.list(f"{shard}/{SHARED}") if name not in used}
+            if name.endswith(".full.json") and (package := self._sound(shard, name)) is not None:
+                used.update(file.shared for file in package.files)
+        idle = {*shared, *self.files.list(f"{shard}/{SHARED}", temporary=True)} - used
+        before: Mapping[str, float] = {}
         try:
-            before = set(msgspec.json.decode(self.files.read(f"{shard}/idle.json"), type=_Idle).shared)
+            found = msgspec.json.decode(self.files.read(f"{shard}/idle.json"), type=_Idle)
+            before = found.since if found.format == _IDLE_FORMAT else {}
         except (*UNDECODABLE, FileNotFoundError):
-            before = set()
-        return sorted(idle - before), sorted(idle & before)
+            pass  # nobody has waited yet
+        now = time.time()
+        gone = sorted(name for name in idle if name in before and now - before[name] >= self._idle_s)
+        return {name: min(before.get(name, now), now) for name in sorted(idle) if name not in gone}, gone
 
     # ------------------------------------------------------------------------------------------------------ details
 
     def _write_manifest(self, package: Package) -> int:
         name = f"{package.shard}/{manifest_name(package.commit, full=package.full)}"
         return self.files.write(name, [encode_manifest(package)])
-
-    def _manifests(self, shard: int) -> list[str]:
-        return sorted(
-            name
-            for name in self.files.list(str(shard))
-            if name.endswith((".full.json", ".step.json")) and name[:20].isdecimal()
-        )
-
-    def _manifest(self, shard: int, name: str) -> Package:
-        where = f"{self.files.uri}/{shard}/{name}"
-        try:
-            data = self.files.read(f"{shard}/{name}")
-        except FileNotFoundError as error:
-            raise damaged(where, "the manifest is missing") from error
-        return decode_manifest(data, shard, name, where)
 
     def _fetch_file(self, package: Package, file: PackedFile, target: Path, *, link: bool) -> None:
         where = where_of(package, file)
@@ -278,6 +275,7 @@ class Snapshots:
         except FileNotFoundError as error:
             raise damaged(f"{self.files.uri}/{where}", "a file of a package is missing") from error
         found = file_digest(target)
+        self.fetched_bytes += found[0]
         if found != (file.length, file.digest):
             target.unlink()
             raise differs(f"{self.files.uri}/{where}", file, found)
@@ -293,29 +291,3 @@ class Snapshots:
             return damaged(f"{self.files.uri}/{where}", "a file of a package is missing")
         found = (length, digest.hexdigest())
         return differs(f"{self.files.uri}/{where}", file, found) if found != (file.length, file.digest) else None
-
-
-def path_to(target: Commit, offers: Iterable[Offer]) -> Iterator[Offer]:
-    """Walk from a commit back over steps to the newest full package; ends early where a step is missing."""
-    full = {offer.commit: offer for offer in offers if offer.full}
-    steps = {offer.commit: offer for offer in offers if not offer.full}
-    at: Commit | None = target
-    while at is not None:
-        if at in full:
-            yield full[at]
-            return
-        step = steps.get(at)
-        if step is None or (step.parent is not None and step.parent.version >= at.version):
-            return
-        yield step
-        at = step.parent
-
-
-def _needed(kept: Sequence[Commit], offers: Sequence[Offer]) -> set[str]:
-    """Give the manifests that lead to the retained commits; a path that leads to nothing is not needed."""
-    needed: set[str] = set()
-    for commit in kept:
-        path = list(path_to(commit, offers))
-        if path and (path[-1].full or path[-1].parent is None):
-            needed.update(manifest_name(offer.commit, full=offer.full) for offer in path)
-    return needed

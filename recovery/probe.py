@@ -122,7 +122,7 @@ def share(job: ShardJob, pointer: Pointer) -> bool:
     with directory.lock(job.lock_wait_s):
         opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
         try:
-            offers = job.packages.offers(job.shard) if job.packages is not None else ()
+            offers = job.packages.offers(job.shard, toward=pointer.commit) if job.packages is not None else ()
             if job.packages is None or any(offer.full and offer.commit == pointer.commit for offer in offers):
                 return False
             assert opened.row is not None, "a pointer's database has a commit row"

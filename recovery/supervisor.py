@@ -24,6 +24,7 @@ from backend.sources.spark_offsets import positions_in
 from recovery.housekeeping import Housekeeping
 from recovery.listener import RestoreListener
 from recovery.pointer import Commit
+from recovery.told import moves, relay
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,6 +82,8 @@ class Progress:
         results: Result rows.
         errors: Error rows.
         restores: Restores made.
+        moves: Times that a task fetched its shard's state, or what its copy lacked, from packages; no restart is
+            needed for that.
         last: Metrics per shard of the newest micro-batch.
     """
 
@@ -90,6 +93,7 @@ class Progress:
     results: int = 0
     errors: int = 0
     restores: int = 0
+    moves: int = 0
     last: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -170,6 +174,9 @@ class RewindQuery:
                 self._plan.housekeeping.made(int(shard["shard"]), Commit.of_name(metrics["commit"]))
             if metrics.get("drained", -1) == version:
                 self._drained[int(shard["shard"])] = version
+            tries = moves(metrics)
+            progress.moves += sum(not one.failed for one in tries)
+            relay(tries, self._plan.listeners)
         progress.last = shards
 
     def _run(self) -> None:

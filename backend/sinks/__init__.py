@@ -41,7 +41,7 @@ class Sink(Protocol):
         """Publish a micro-batch with one action, replacing what this version published before.
 
         Returns:
-            Per shard, in order: `{"shard": int, "results": rows, "errors": rows, "metrics": {name: number}}`.
+            Per shard, in order: `{"shard": int, "results": rows, "errors": rows, "metrics": {name: number or text}}`.
         """
 
     def describe(self) -> dict[str, object]:

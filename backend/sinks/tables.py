@@ -92,13 +92,21 @@ def empty_errors() -> pa.Table:
     return readable(ERROR_SCHEMA.empty_table(), ERRORS, 0, 0, 0)
 
 
-def merge_metrics(texts: Iterable[str | None]) -> dict[str, float]:
-    """Put the metrics of a shard's rows together: counts add up, of `drained` (a version) the largest counts."""
-    total: dict[str, float] = {}
+def merge_metrics(texts: Iterable[str | None]) -> dict[str, Any]:
+    """Put the metrics of a shard's rows together: numbers add up; of texts and of `drained` the last counts.
+
+    >>> merge_metrics(['{"rows": 1, "drained": 4, "commit": "a"}', None, '{"rows": 2, "drained": -1, "commit": "b"}'])
+    {'rows': 3, 'drained': 4, 'commit': 'b'}
+    """
+    total: dict[str, Any] = {}
     for text in texts:
-        for name, number in (json.loads(text) if text else {}).items():
-            if isinstance(number, int | float):
-                total[name] = max(total.get(name, -1), number) if name == "drained" else total.get(name, 0) + number
+        for name, value in (json.loads(text) if text else {}).items():
+            if isinstance(value, str):
+                total[name] = value
+            elif name == "drained":
+                total[name] = max(total.get(name, -1), value)
+            else:
+                total[name] = total.get(name, 0) + value
     return total
 
 
@@ -112,6 +120,6 @@ def check_version(found: int, version: int) -> None:
         raise RuntimeError(f"frames of micro-batch {found} handed to the sink as micro-batch {version}")
 
 
-def summary(shard: int, results: int, errors: int, metrics: dict[str, float]) -> dict[str, Any]:
+def summary(shard: int, results: int, errors: int, metrics: dict[str, Any]) -> dict[str, Any]:
     """Give what `Sink.publish` returns for a shard."""
     return {"shard": shard, "results": results, "errors": errors, "metrics": metrics}

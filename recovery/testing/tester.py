@@ -48,7 +48,7 @@ class Emitted:
 
     results: pa.Table
     errors: pa.Table
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | str]
 
 
 @dataclass(slots=True)

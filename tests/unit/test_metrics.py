@@ -41,6 +41,7 @@ def test_progress_is_served_as_it_is_when_asked():
         "rewind_results_total 20.0",
         "rewind_errors_total 3.0",
         "rewind_restores_total 1.0",
+        "rewind_moves_total 0.0",
         'rewind_shard_rows{shard="0"} 7.0',
         'rewind_shard_rows{shard="1"} 9.0',
         'rewind_shard_operate_ms{shard="0"} 1.5',

@@ -6,6 +6,7 @@ import json
 import shutil
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -14,9 +15,11 @@ from backend.errors import RewindError, StateCorrupted, UnknownFormat
 from backend.rocks import RocksStore
 from backend.store import Changes
 from recovery.fetch import fetch_state, fetch_steps
+from recovery.files import LocalFiles
 from recovery.listener import LoggingListener, Restoring
 from recovery.package import Snapshots
-from recovery.planner import Step
+from recovery.package_manifest import Package
+from recovery.planner import At, Step
 from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, encode_record
 
 SHARD = 3
@@ -64,7 +67,7 @@ BOTH = pytest.mark.parametrize("snapshots", ["local", "memory"], indirect=True)
 @pytest.fixture
 def snapshots(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshots:
     local = getattr(request, "param", "local") == "local"
-    return Snapshots(tmp_path / "snapshots" if local else f"memory://{uuid.uuid4().hex}/snapshots")
+    return Snapshots(tmp_path / "snapshots" if local else f"memory://{uuid.uuid4().hex}/snapshots", idle_s=0)
 
 
 @pytest.fixture
@@ -243,7 +246,87 @@ def test_shared_files_wait_for_a_second_prune(shard: Shard, snapshots: Snapshots
     snapshots.files.write(f"{SHARD}/shared/upload_begun.sst", [b"its manifest comes later"])
     keep = [shard.records[0].commit]
     assert snapshots.prune(SHARD, keep) == []
+    assert snapshots.prune(SHARD, keep, dry_run=True) == [f"{SHARD}/shared/upload_begun.sst"]
+    patient = Snapshots(snapshots.files)
+    assert patient.prune(SHARD, keep) == patient.prune(SHARD, keep) == [], "an hour, unless told"
     assert snapshots.prune(SHARD, keep) == [f"{SHARD}/shared/upload_begun.sst"]
+
+
+def test_drafts_of_dead_writers_go(shard: Shard, snapshots: Snapshots) -> None:
+    for version in range(3):
+        shard.commit({b"\x03a": b"1"}, full=version == 1)
+    names = [f"{SHARD}/{record.commit.name}.step.sst.tmp-{uuid.uuid4().hex}" for record in shard.records]
+    names.append(f"{SHARD}/shared/{'0' * 32}_7.sst.tmp-{uuid.uuid4().hex}")
+    root = Path(snapshots.files.uri)
+    for name in names:
+        (root / name).write_bytes(b"half of it")
+    keep = [shard.records[1].commit, shard.records[2].commit]
+    snapshots.prune(SHARD, keep)
+    snapshots.prune(SHARD, keep)
+    assert [(root / name).exists() for name in names] == [False, False, True, False], "of version 2 one may be written"
+
+
+def test_a_slow_upload_puts_back_what_pruning_took_meanwhile(shard: Shard, snapshots: Snapshots) -> None:
+    class Slow(Snapshots):
+        def _write_manifest(self, package: Package) -> int:
+            for _ in range(2):
+                snapshots.prune(SHARD, [Commit(9, "a" * 32)])  # what has no manifest is in nobody's way
+            assert not self.files.list(f"{SHARD}/shared")
+            assert not self.files.folders(f"{SHARD}/{package.commit.name}")
+            return super()._write_manifest(package)
+
+    pointer = shard.commit({b"\x03a": b"1"}, step=False)
+    shard.snapshots = Slow(snapshots.files)
+    shard.publish()
+    assert snapshots.verify(SHARD) == []
+    assert [offer.commit for offer in snapshots.offers(SHARD)] == [pointer.commit]
+
+
+def test_a_package_that_lost_a_file_stands_in_for_no_older_one(
+    shard: Shard, snapshots: Snapshots, tmp_path: Path
+) -> None:
+    for version in range(5):
+        shard.commit({b"\x03" + bytes([version]): bytes([version]) * 50}, full=version in (1, 3))
+    (newer,) = [p for p in snapshots.packages(SHARD) if p.full and p.commit.version == 3]
+    snapshots.files.delete([f"{SHARD}/{newer.folder}/CURRENT"])
+    snapshots.prune(SHARD, [shard.records[4].commit])
+    left = {(p.commit.version, p.full) for p in snapshots.packages(SHARD)}
+    assert left == {(1, True), (2, False), (3, False), (4, False)}
+    other = Elsewhere(tmp_path)
+    assert other.fetch(snapshots, shard.pointers[4])
+    assert other.rows() == shard.states[4]
+
+
+def test_as_many_manifests_are_read_as_there_are_steps_on_the_way(tmp_path: Path) -> None:
+    class Counted(LocalFiles):
+        manifests = 0
+
+        def read(self, name: str) -> bytes:
+            self.manifests += name.endswith((".full.json", ".step.json"))
+            return super().read(name)
+
+    files = Counted(tmp_path / "snapshots")
+    shard = Shard(tmp_path / "origin", Snapshots(files))
+    for version in range(23):
+        shard.commit({b"\x03a": b"%d" % version}, full=version % 10 == 0)
+
+    def reads(**how: Any) -> tuple[int, list[tuple[int, bool]]]:
+        files.manifests = 0
+        offers = Snapshots(files).offers(SHARD, toward=shard.pointers[22].commit, **how)
+        return files.manifests, [(offer.commit.version, offer.full) for offer in offers]
+
+    assert reads() == (3, [(22, False), (21, False), (20, True)])
+    behind = At(shard.records[18].commit)
+    assert reads(start=behind) == (4, [(version, False) for version in (22, 21, 20, 19)]), "what it lacks, no package"
+    foreign = At(Commit(21, "f" * 32))
+    assert reads(start=foreign) == (3, [(22, False), (21, False), (20, True)])
+    broken = {(shard.records[20].commit, True)}
+    assert reads(broken=broken)[1][-1] == (10, True)
+    files.manifests = 0
+    other = Elsewhere(tmp_path)
+    assert other.fetch(Snapshots(files), shard.pointers[22])
+    assert files.manifests <= 4, "a package's manifest is read again when its files are fetched"
+    assert other.rows() == shard.states[22]
 
 
 def manifest_of(snapshots: Snapshots, change: dict[str, object], *, seal: bool = True) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import random
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,12 +18,16 @@ import pytest
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
 from backend.errors import StateUnavailable
 from backend.rocks import RocksStore
+from backend.sinks.tables import merge_metrics
 from backend.store import Region
+from recovery import uploads
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
 from recovery.files import LocalFiles
+from recovery.listener import LoggingListener, Restoring
 from recovery.package import Snapshots
 from recovery.shard import ShardDirectory
+from recovery.told import moves, relay
 from tests.support.counting import CountingOperator
 
 KEY = (pa.field("key", pa.string()),)
@@ -30,6 +38,7 @@ class CountedFiles(LocalFiles):
 
     fetched = 0
     refuse = False
+    hold: threading.Event | None = None
 
     def get(self, name: str, target: Path, *, link: bool) -> None:
         super().get(name, target, link=False)  # another host: no links
@@ -38,6 +47,8 @@ class CountedFiles(LocalFiles):
     def put(self, source: Path, name: str, *, link: bool) -> int:
         if self.refuse:
             raise OSError("the network is down")
+        if self.hold is not None:
+            assert self.hold.wait(30)
         return super().put(source, name, link=link)
 
 
@@ -64,7 +75,7 @@ class Cluster:
             snapshot_every=self.every,
         )
 
-    def micro_batch(self, host: str, rows: int = 3) -> Done:
+    def micro_batch(self, host: str, rows: int = 3, *, wait: bool = True) -> Done:
         pointer = self.done[-1].pointer if self.done else None
         first = self.rows
         records = [
@@ -77,7 +88,7 @@ class Cluster:
         self.done.append(done)
         self.rows += rows
         for thread in threading.enumerate():
-            if thread.name == "rewind-upload":
+            if wait and thread.name.startswith("rewind-"):
                 thread.join(30)
         return done
 
@@ -99,27 +110,34 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    yield Cluster(tmp_path, every=4)
+def cluster() -> Iterator[Cluster]:
+    memory = "/dev/shm"  # hundreds of small files, each synced: none of it is what is shown here
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as home:
+        yield Cluster(Path(home), every=4)
 
 
-def test_a_shard_that_alternates_between_two_hosts(cluster: Cluster) -> None:
-    cluster.micro_batch("a", rows=2000)
-    fetched = []
-    for version in range(1, 14):
+def test_a_shard_that_alternates_between_two_hosts_50_times(cluster: Cluster) -> None:
+    staged = [cluster.micro_batch("a", rows=2000).metrics["staged_bytes"]]
+    fetched: list[int] = []
+    for version in range(1, 51):
         before = cluster.files.fetched
         host = "ab"[version % 2]
-        cluster.micro_batch(host)
+        done = cluster.micro_batch(host)
+        staged.append(done.metrics["staged_bytes"])
         fetched.append(cluster.files.fetched - before)
+        assert done.metrics["fetched_bytes"] == fetched[-1]
         assert cluster.counts(host) == cluster.expected()
-    whole = fetched[0]  # the first move brings everything
-    assert whole > 10 * max(fetched[1:]), "every later one brings two small steps"
-    assert all(fetched[1:])
+    assert fetched[0] >= staged[0], "the first move brings everything"
+    # the other host's last step: what it staged itself lies there, and nobody looks at the packages of every 4 commits
+    assert fetched[1] == staged[1]
+    assert fetched[2:] == staged[2:-1]
+    whole = max(package.length for package in cluster.snapshots.packages(0) if package.full)
+    assert whole > 10 * max(fetched[2:]), "moves cost what changed, not what there is"
 
 
 def test_another_host_at_random(cluster: Cluster) -> None:
     chance = random.Random(7)
-    for _ in range(14):
+    for _ in range(20):
         host = chance.choice("abc")
         cluster.micro_batch(host)
         if len(cluster.done) > 1:
@@ -139,18 +157,71 @@ def test_an_upload_that_fails_does_not_fail_the_commit(cluster: Cluster) -> None
     cluster.micro_batch("a")
     cluster.micro_batch("a")
     cluster.files.refuse = True
-    cluster.micro_batch("a")
-    cluster.micro_batch("a")
+    last = cluster.micro_batch("a")
+    assert last.metrics["uploaded_bytes"] == 0
+    with pytest.raises(StateUnavailable):
+        cluster.micro_batch("b")  # nothing leads there: the supervisor restores from the changelog
     cluster.files.refuse = False
     last = cluster.micro_batch("a")
     assert cluster.counts("a") == cluster.expected()
     assert last.metrics["uploaded_bytes"] > 0
-    with pytest.raises(StateUnavailable):
-        cluster.micro_batch("b")  # the chain is broken: the supervisor restores from the changelog
+    cluster.micro_batch("b")  # a whole package was due at once
+    assert cluster.counts("b") == cluster.expected()
+    assert not uploads.has_gap(cluster.snapshots, 0)
+
+
+def test_an_upload_that_hangs_does_not_hold_the_commits(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "STEP_WAIT_S", 0.01)
+    cluster.micro_batch("a")
+    cluster.files.hold = threading.Event()
+    waiting = [cluster.micro_batch("a", wait=False) for _ in range(6)]
+    assert [done.metrics["uploaded_bytes"] for done in waiting] == [0] * 6
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("rewind-step") == 1, "the commits after it do not wait behind it"
+    assert names.count("rewind-upload") <= 1
+    cluster.files.hold.set()
+    cluster.files.hold = None
+    monkeypatch.undo()
+    cluster.micro_batch("a")
+    cluster.micro_batch("a")
+    cluster.micro_batch("b")
+    assert cluster.counts("b") == cluster.expected()
+
+
+def test_a_package_that_cannot_be_begun_does_not_fail_the_commit(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.micro_batch("a")
+
+    def full(store: RocksStore, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RocksStore, "checkpoint", full)
+    cluster.micro_batch("a")
+    monkeypatch.undo()
+    cluster.micro_batch("a")
+    assert cluster.counts("a") == cluster.expected()
+    for _ in range(3):
+        cluster.micro_batch("a")
+    assert [package.commit.version for package in cluster.snapshots.packages(0) if package.full] == [4]
+
+
+def test_copies_of_uploads_that_died_are_removed(cluster: Cluster) -> None:
+    cluster.micro_batch("a")
+    generation = ShardDirectory(cluster.home / "a", "q", 0).current()
+    assert generation is not None
+    dead, alive = generation.path / "upload-dead", generation.path / "upload-alive"
+    for copy in (dead, alive):
+        copy.mkdir()
+        (copy / "000001.sst").write_bytes(b"kept by a hard link")
+    with (alive / "LOCK").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cluster.micro_batch("a")
+        assert not dead.exists()
+        assert alive.exists(), "another process uploads it"
     for _ in range(4):
         cluster.micro_batch("a")
-    cluster.micro_batch("b")  # the next package mends it
-    assert cluster.counts("b") == cluster.expected()
+    assert not list(generation.path.glob("upload-*"))
 
 
 def test_without_snapshots_a_shard_cannot_move(cluster: Cluster) -> None:
@@ -173,5 +244,65 @@ def test_a_damaged_step_falls_down_the_ladder(cluster: Cluster) -> None:
     (cluster.files.root / step).unlink()
     cluster.files.write(step, [bytes(data)])
     cluster.micro_batch("a")
-    cluster.micro_batch("b")
+    done = cluster.micro_batch("b")
     assert cluster.counts("b") == cluster.expected()
+    tries = moves(done.metrics)
+    assert [one.how for one in tries] == ["steps", "package"]
+    assert step in tries[0].failed
+    assert not tries[1].failed
+    assert tries[1].length > 0
+
+
+def test_a_damaged_staged_file_is_fetched_before_anything_larger_is(cluster: Cluster) -> None:
+    for _ in range(3):
+        cluster.micro_batch("a")
+    generation = ShardDirectory(cluster.home / "a", "q", 0).current()
+    assert generation is not None
+    mine = generation.staged(cluster.done[-1].pointer.commit)
+    data = bytearray(mine.read_bytes())
+    data[20] ^= 1
+    mine.unlink()  # the package's is a link to it
+    mine.write_bytes(bytes(data))
+    done = cluster.micro_batch("a")
+    assert cluster.counts("a") == cluster.expected()
+    tries = moves(done.metrics)
+    assert [(one.how, bool(one.failed)) for one in tries] == [("steps", True), ("steps", False)]
+    assert done.metrics["fetched_bytes"] == len(data)
+
+
+def test_when_nothing_leads_there_the_error_says_what_was_tried(cluster: Cluster) -> None:
+    for _ in range(3):
+        cluster.micro_batch("a")
+    step = f"0/{cluster.done[-1].pointer.commit.name}.step.sst"
+    (cluster.files.root / step).unlink()
+    with pytest.raises(StateUnavailable) as caught:
+        cluster.micro_batch("b")
+    assert caught.value.why.startswith("no local state; by package: ")
+    assert step in caught.value.why
+
+
+def test_what_a_task_fetched_is_told_to_the_drivers_listeners(cluster: Cluster) -> None:
+    class Heard(LoggingListener):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heard: list[tuple[str, ...]] = []
+
+        def start(self, restoring: Restoring) -> None:
+            self.heard.append(("start", restoring.how, restoring.why))
+
+        def suspended(self, restoring: Restoring, why: str) -> None:
+            self.heard.append(("suspended", restoring.how, why))
+
+        def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
+            self.heard.append(("end", restoring.how, str(length)))
+
+    cluster.micro_batch("a")
+    done = cluster.micro_batch("b")
+    listener = Heard()
+    carried = merge_metrics([json.dumps(done.metrics)])  # as a sink does
+    relay(moves(carried), [listener])
+    assert listener.heard == [
+        ("start", "package", "no local state"),
+        ("end", "package", str(done.metrics["fetched_bytes"])),
+    ]
+    assert moves(merge_metrics([json.dumps(cluster.micro_batch("b").metrics)])) == [], "what lies here is no move"

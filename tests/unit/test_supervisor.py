@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from backend.errors import RestoreFailed, StateUnavailable
+from backend.sinks.tables import merge_metrics, summary
 from recovery import supervisor
 from recovery.housekeeping import Housekeeping
+from recovery.listener import LoggingListener
 from recovery.package import Snapshots
+from recovery.pointer import Commit
 from recovery.supervisor import QueryPlan, RewindQuery
+from recovery.told import Recorder, Try
 
 LATE = "org.apache.spark.SparkException: Python worker failed to connect back."
 MISSING = str(StateUnavailable("no local state", where="shard 0"))
@@ -138,3 +143,27 @@ def test_partitions_that_come_while_the_query_runs_are_announced_once(caplog):
     again._partitions = {}
     again._announce(progress({"t": {"0": 9, "1": 7, "2": 1, "3": 0}}, start={"t": {"0": 9, "1": 7, "2": 1}}))
     assert caplog.text.count("a new partition, 3") == 1
+
+
+def test_what_a_shard_tells_of_a_micro_batch_reaches_housekeeping_and_listeners() -> None:
+    commit, heard = Commit(3, "a" * 32), Recorder()
+    tried = Recorder()
+    tried.tries = [Try(0, commit.name, "no local state", "package", failed="a byte is wrong in 3.sst")]
+    tried.tries += [Try(0, commit.name, "a byte is wrong in 3.sst", "package", length=900, seconds=0.5)]
+    told = json.dumps({"rows": 7, "drained": -1, "commit": commit.name, **tried.metrics()})
+    plan = QueryPlan(
+        spark=None,  # type: ignore[arg-type]
+        checkpoint="checkpoint",
+        launch=lambda publish: publish(None, 3) or Failing(None),
+        publish=lambda frames, version: [summary(0, 1, 0, merge_metrics([told]))],  # as every sink does
+        restore=lambda why: 0,
+        drain=lambda: None,
+        housekeeping=Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
+        shards=1,
+        listeners=(heard, LoggingListener()),
+    )
+    query = RewindQuery(plan)
+    assert query.await_termination(30)
+    assert list(plan.housekeeping._made[0]) == [commit], "what is pruned is told by it"
+    assert heard.tries == tried.tries
+    assert (query.progress.rows, query.progress.moves, query.progress.restores) == (7, 1, 0)
