@@ -2,7 +2,8 @@
 
 It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "zombie": ...}`. What
 happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready` (Spark is up), then per
-run `begun`, `started`, `progress`, `restoring`, `suspended`, `restored`, `ended` or `failed`, and `idle`.
+run `begun`, `started`, `progress`, `restoring`, `suspended`, `restored`, `fetched` (a task took its shard's state from
+packages, which is no restore), `ended` or `failed`, and `idle`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from recovery.manifest import read_manifest
 from recovery.replay import read_pointers
+from recovery.told import FETCHES
 from recovery.user_job import load_pipeline, session
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ class Teller:
 
     def start(self, restoring: Restoring) -> None:
         """Tell why and how."""
-        tell("restoring", shard=restoring.shard, how=restoring.how, why=restoring.why)
+        if restoring.how not in FETCHES:
+            tell("restoring", shard=restoring.shard, how=restoring.how, why=restoring.why)
 
     def batch(self, restoring: Restoring, end: Mapping[SourcePartition, int], records: int, length: int) -> None:
         """Leave the details out."""
@@ -69,7 +72,8 @@ class Teller:
 
     def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
         """Tell the totals."""
-        tell("restored", shard=restoring.shard, how=restoring.how, records=records, bytes=length, seconds=seconds)
+        event = "fetched" if restoring.how in FETCHES else "restored"
+        tell(event, shard=restoring.shard, how=restoring.how, records=records, bytes=length, seconds=seconds)
 
 
 @dataclass(frozen=True)

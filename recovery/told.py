@@ -19,6 +19,8 @@ from recovery.listener import Listeners, RestoreListener, Restoring
 
 MOVES = "moves"
 """Name among a shard's metrics; absent when nothing was fetched."""
+FETCHES = frozenset({"package", "steps"})
+"""How a task comes by its state: `Restoring.how`."""
 MAX_TRIES = 64
 """A ladder has no more rungs worth telling."""
 
