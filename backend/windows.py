@@ -286,6 +286,14 @@ class Grid:
         """Panes between the starts of neighbouring windows."""
         return self.step // self.pane
 
+    def start(self, window: int) -> int:
+        """Give the start of one window."""
+        return window * self.step + self.origin
+
+    def starts(self, windows: IntArray) -> IntArray:
+        """Give the start of each window."""
+        return windows * self.step + self.origin
+
     def pane_of(self, times: IntArray) -> IntArray:
         """Give the pane of each event time."""
         return np.floor_divide(times - self.origin, self.pane)

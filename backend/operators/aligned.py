@@ -83,12 +83,6 @@ class _Step:
         """Give the last window whose end plus a delay is at or before a clock."""
         return self.grid.last_ended_at(started(clock) - delay)
 
-    def _starts(self, windows: IntArray) -> IntArray:
-        return windows * self.grid.step + self.grid.origin
-
-    def _start(self, window: int) -> int:
-        return window * self.grid.step + self.grid.origin
-
     def run(self) -> None:
         """Take the steps."""
         kind, turn, progress = self.kind, self.turn, self.progress
@@ -121,7 +115,7 @@ class _Step:
     def _choose(self) -> None:
         """Decide which updates wait, and which of them go out now."""
         late, early = self._updates()
-        self.stored_revisions = StoredRevisions(self.turn, self.progress, self.gone_before, self._start)
+        self.stored_revisions = StoredRevisions(self.turn, self.progress, self.gone_before, self.grid.start)
         updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
         others = self.stored_revisions.others(*updated, self.placed.keys)
         rows = revisions.concat([self.stored_revisions.due(), others])
@@ -211,7 +205,7 @@ class _Step:
     def _read_messages(self, store: Kept, going: IntArray) -> None:
         """Put the messages of all windows that are sent beside those that just arrived."""
         windows = np.unique(np.concatenate([self.closing, self.open, going]))
-        stored, skip = store.read(self.turn.work, self._starts(windows), self._starts(windows) + self.grid.size)
+        stored, skip = store.read(self.turn.work, self.grid.starts(windows), self.grid.starts(windows) + self.grid.size)
         numbers_, encoded = self.kind.group_keys.encode(stored)
         key = self.space.find(encoded)[numbers_]
         wanted = key >= 0
@@ -230,7 +224,7 @@ class _Step:
     def _send(self) -> None:
         """Send what is full, then what waited, then what is open at the end of the input."""
         full = self.evaluator.results(
-            self.closing, np.searchsorted(self.placed.ends, self._starts(self.closing) + self.grid.size, "left")
+            self.closing, np.searchsorted(self.placed.ends, self.grid.starts(self.closing) + self.grid.size, "left")
         )
         if self.kind.spec.policies.full:
             self._emit(FULL, self.waiting.full(full.window, full.key), full)
@@ -241,12 +235,14 @@ class _Step:
             results = self.evaluator.results(self.open, _all(self.open))
             revision = self.waiting.take(results.window, results.key, np.zeros(len(results), np.int64))
             self._emit(DRAIN, revision, results)
-            self.waiting.remember(self.space, self._starts(results.window), results.window, results.key, revision + 1)
+            self.waiting.remember(
+                self.space, self.grid.starts(results.window), results.window, results.key, revision + 1
+            )
         self.turn.ledger.sent_open |= bool(len(self.open)) or self.kind.spec.policies.early_ms is not None
 
     def _send_updates(self, results: Results) -> None:
         past = results.window <= self.progress.closed_after
-        ends = self._starts(results.window) + self.grid.size
+        ends = self.grid.starts(results.window) + self.grid.size
         usual = np.where(past & (results.clock < ends) & self.kind.spec.policies.full, 1, 0)
         for phase, rows in ((LATE, past), (EARLY, ~past)):
             some = results.where(rows)
@@ -255,7 +251,7 @@ class _Step:
     def _emit(self, phase: int, revision: IntArray, results: Results) -> None:
         if not len(results):
             return
-        starts = self._starts(results.window)
+        starts = self.grid.starts(results.window)
         keys = self.space.keys.take(pa.array(results.key))
         emission = Emission(phase, revision, starts, starts + self.grid.size, keys, results.values)
         self.turn.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
@@ -266,7 +262,7 @@ class _Step:
     def _store(self) -> None:
         """Write what changed, of windows still in retention."""
         kind, turn, progress = self.kind, self.turn, self.progress
-        bound = self._start(progress.gone_after + 1)
+        bound = self.grid.start(progress.gone_after + 1)
         place = (
             np.concatenate([self.stored.pane, self.arrived.pane]),
             np.concatenate([self.stored.skip, self.arrived.skip]),
