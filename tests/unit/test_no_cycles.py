@@ -1,7 +1,7 @@
 """A micro-batch leaves no cycle behind: its Arrow tables and its open database go when it ends.
 
-Python's collector counts objects, not bytes: cycles around tables of megabytes stay for many micro-batches, and a worker
-that keeps 32 MB micro-batches grew by their size with each.
+Python's collector counts objects, not bytes: cycles around tables of megabytes stay for many micro-batches, and a
+worker grew by the size of a micro-batch with each.
 """
 
 from __future__ import annotations
