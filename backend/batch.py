@@ -160,7 +160,7 @@ class Outcome:
             alone would not.
         message_count: Live messages in the message store.
         message_digest: Their digest.
-        metrics: Counters and milliseconds for progress (`windows_open`, `windows_emitted`, `late`, ...).
+        metrics: Counters for progress, of the operator's own: results and errors are counted by reason without it.
     """
 
     results: pa.Table

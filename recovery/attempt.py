@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backend.batch import MESSAGE_FIELDS, MicroBatch, Operator, Outcome, Position, Positions, SourcePartition
 from backend.errors import StateCorrupted
@@ -186,7 +187,7 @@ def _operate(
         kill_point("after_stage", version)
     with watch.step("changelog"):
         kill_point("before_changelog", version)
-        location = job.changelog.append(record, changes)
+        logged = job.changelog.append(record, changes)
         _log_base(job, store, row)
     with watch.step("upload"):
         uploaded = _upload(job, opened, record, staged)
@@ -202,7 +203,7 @@ def _operate(
         staged_digest=staged.digest,
         positions=record.positions,
         bounds=record.bounds,
-        changelog=location,
+        changelog=logged.location,
         next_due_ms=outcome.next_due_ms,
         drained=version if given.drain else (pointer.drained if pointer is not None else -1),
     )
@@ -213,11 +214,21 @@ def _operate(
         "errors": outcome.errors.num_rows,
         "messages_stored": outcome.message_count,
         "staged_bytes": staged.length,
+        "logged_bytes": logged.length,
         "uploaded_bytes": uploaded,
         "drained": new.drained,
+        **by_reason("results", outcome.results),
+        **by_reason("errors", outcome.errors),
         **outcome.metrics,
     }
     return Done(new, outcome, metrics)
+
+
+def by_reason(of: str, table: pa.Table) -> dict[str, int]:
+    """Count rows by their reason: `results_late`, `errors_too_late`; nothing for rows that have none."""
+    if "reason" not in table.column_names:
+        return {}
+    return {f"{of}_{row['values']}": row["counts"] for row in pc.value_counts(table["reason"]).to_pylist()}
 
 
 def _record(

@@ -31,7 +31,7 @@ from backend.operators.panes import Panes
 from backend.operators.partials import PartialStore, Stored, concat
 from backend.operators.results import Evaluator, Results
 from backend.operators.spec import WindowSpec
-from backend.operators.turn import DRAIN, EARLY, FULL, LATE, REASONS, Emission, Turn, numbers
+from backend.operators.turn import DRAIN, EARLY, FULL, LATE, Emission, Turn, numbers
 from backend.operators.waiting import Progress, StoredRevisions, Waiting
 from backend.store import Region
 from backend.windows import Grid
@@ -255,7 +255,6 @@ class _Step:
         keys = self.space.keys.take(pa.array(results.key))
         emission = Emission(phase, revision, starts, starts + self.grid.size, keys, results.values)
         self.turn.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
-        self.turn.metrics[REASONS[phase]] += len(results)
 
     # -- store ----------------------------------------------------------------------------------------------------
 

@@ -121,7 +121,6 @@ class Meeting:
         above = refused.filter(pa.array(numbers(refused, TIME) >= bound))
         columns = (numbers(above, name).tolist() for name in (STREAM, PARTITION, OFFSET))
         self.rejected += zip(*columns, strict=True)
-        self.metrics[reason] += refused.num_rows
 
     def _accept(self, side: int, table: pa.Table) -> tuple[pa.Table, Rows]:
         """Refuse what is out of retention; give the rest, and its rows."""

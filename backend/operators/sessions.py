@@ -97,7 +97,6 @@ class Sessions:
         values = compute(self.value_fields, (self.plan, self.full), partials, events, gathered.nodes, contents)
         if len(events.row):
             turn.results.append(lay_out(found, events, values, self.result_schema, self.keys))
-            turn.metrics["windows_emitted"] += len(events.node)
         store.write(self.rows, partials, values, self.held, contents)
 
     def _terms(self, turn: Turn) -> Terms:

@@ -37,7 +37,7 @@ from backend.operators.partials import FIRST_CLOCK, PartialStore
 from backend.operators.results import Results
 from backend.operators.revisions import Revisions
 from backend.operators.spec import WindowSpec
-from backend.operators.turn import DRAIN, EARLY, FULL, LATE, REASONS, Emission, Turn, numbers
+from backend.operators.turn import DRAIN, EARLY, FULL, LATE, Emission, Turn, numbers
 from backend.operators.waiting import Progress, StoredRevisions, Waiting
 from backend.store import Region
 from backend.windows import Grid
@@ -270,7 +270,6 @@ class _Step:
         keys = self.space.keys.take(pa.array(results.key))
         emission = Emission(phase, revision, results.window - self.size, results.window, keys, results.values)
         self.turn.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
-        self.turn.metrics[REASONS[phase]] += len(results)
 
     # -- store ----------------------------------------------------------------------------------------------------
 

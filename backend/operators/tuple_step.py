@@ -267,7 +267,6 @@ class TupleStep:
         codes = self.space.keys.take(pa.array(key))
         emission = Emission(phase, revision, None, None, codes, values, start, last)
         self.turn.results.append(emission.table(kind.result_schema, kind.keys))
-        self.turn.metrics["windows_emitted"] += len(window)
 
     # -- store ----------------------------------------------------------------------------------------------------
 

@@ -88,7 +88,6 @@ class Turn:
         self.errors.append(error_rows(refused, reason, detail))
         self.refused.append(refused)
         self.messages = self.messages.filter(pa.array(~rows))
-        self.metrics[reason] += int(rows.sum())
 
     def wait_until(self, due_ms: int | None, *, afresh: bool) -> None:
         """Note when something is due; `afresh` when everything that waits was looked at."""

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from backend.batch import ERROR_SCHEMA, Positions, SourcePartition
 from backend.errors import RewindError
 from backend.spark.frames import assemble, packed_rows, to_ipc
-from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
+from recovery.attempt import Done, ShardInput, ShardJob, by_reason, run_attempt
 from recovery.killpoints import kill_point
 from recovery.pointer import Pointer, decode, encode
 
@@ -159,7 +159,7 @@ def _task() -> tuple[str, int]:
 
 def _output(shard: int, version: int, done: Done, bad: pa.Table) -> pd.DataFrame:
     errors = pa.concat_tables([bad, done.outcome.errors.cast(ERROR_SCHEMA)])
-    done.metrics["errors"] = errors.num_rows
+    done.metrics |= {"errors": errors.num_rows, **by_reason("errors", errors)}
     results = done.outcome.results
     return pd.DataFrame(
         {

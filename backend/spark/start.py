@@ -21,6 +21,7 @@ from backend.errors import ManifestMismatch
 from backend.sources.kafka_admin import TopicIdentity, compare
 from backend.spark.control import ask_to_drain
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, describe, number_streams
+from backend.spark.observed import observed
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
 from backend.spark.resume import check_resumable
 from backend.spark.routing import grouping_values
@@ -150,7 +151,7 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
             states = packed.groupBy("shard").transformWithStateInPandas(
                 ShardProcessor(plan), OUTPUT_SCHEMA, "Append", "ProcessingTime"
             )
-            writer = states.writeStream.foreachBatch(publish).option("checkpointLocation", checkpoint)
+            writer = observed(states).writeStream.foreachBatch(publish).option("checkpointLocation", checkpoint)
             if options.name is not None:
                 writer = writer.queryName(options.name)
             every_ms = duration_ms(options.trigger, "trigger", least=0)

@@ -6,11 +6,11 @@ import os
 from functools import lru_cache
 
 from recovery.changelog.file import FileChangelog
-from recovery.changelog.protocol import Changelog, Entry, History
+from recovery.changelog.protocol import Changelog, Entry, History, Logged
 
 KAFKA = "kafka://"
 
-__all__ = ["Changelog", "Entry", "FileChangelog", "History", "open_changelog"]
+__all__ = ["Changelog", "Entry", "FileChangelog", "History", "Logged", "open_changelog"]
 
 
 def open_changelog(uri: str | os.PathLike[str]) -> Changelog:

@@ -18,7 +18,7 @@ from functools import partial
 
 from backend.errors import ChangelogDamaged, RewindError, UnknownFormat
 from backend.store import Changes
-from recovery.changelog.protocol import Entry, History, read_history
+from recovery.changelog.protocol import Entry, History, Logged, read_history
 from recovery.changelog.records import Kind, LogRecord, check_commit, decode, decode_header, encode_base, encode_delta
 from recovery.files import Files, open_files
 from recovery.pointer import Commit, CommitRecord
@@ -72,7 +72,7 @@ class FileChangelog:
     def prepare(self, shards: int) -> None:
         """Do nothing: directories are made at the first write."""
 
-    def append(self, record: CommitRecord, changes: Changes) -> str:
+    def append(self, record: CommitRecord, changes: Changes) -> Logged:
         """Publish a commit's delta."""
         name = _name(record.shard, record.commit, Kind.DELTA)
         length = self.files.write(name, [encode_delta(record, changes)])
@@ -83,7 +83,7 @@ class FileChangelog:
             grown.deltas += 1
         else:
             self._grown.pop(record.shard, None)
-        return name
+        return Logged(name, length)
 
     def append_base(self, record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> str:
         """Publish every row as of a commit."""

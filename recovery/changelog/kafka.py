@@ -27,7 +27,7 @@ from recovery.changelog.kafka_index import CACHE_BYTES, Lineage, ShardIndex
 from recovery.changelog.kafka_reader import PartitionReader
 from recovery.changelog.kafka_topic import TIMEOUT_S, admin, prepare_topic, unavailable
 from recovery.changelog.kafka_writer import PartitionWriter
-from recovery.changelog.protocol import Entry, History, read_history
+from recovery.changelog.protocol import Entry, History, Logged, read_history
 from recovery.changelog.records import Kind, LogRecord, check_commit, decode, encode_base, encode_delta
 from recovery.pointer import Commit, CommitRecord
 
@@ -89,7 +89,7 @@ class KafkaChangelog:
         """
         prepare_topic(self._settings, self._topic, shards, replication)
 
-    def append(self, record: CommitRecord, changes: Changes) -> str:
+    def append(self, record: CommitRecord, changes: Changes) -> Logged:
         """Append a commit's delta in a transaction of its own; acknowledged by all in-sync replicas on return.
 
         Raises:
@@ -101,7 +101,7 @@ class KafkaChangelog:
             growth = lineage.growth_after(record.parent, len(data))
             first = self._writer.append(record.shard, record.commit, growth, data)
             lineage.add_delta(record.commit, record.parent, len(data), growth)
-        return self._location(record.shard, first)
+        return Logged(self._location(record.shard, first), len(data))
 
     def append_base(self, record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> str:
         """Append every row as of a commit, piece by piece in bounded memory.

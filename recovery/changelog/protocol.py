@@ -67,6 +67,19 @@ class Entry:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What appending a delta gave.
+
+    Attributes:
+        location: Where it is, for the pointer.
+        length: Bytes, without what the medium adds.
+    """
+
+    location: str
+    length: int
+
+
 class Changelog(Protocol):
     """A log with bases, one lineage of records per shard."""
 
@@ -77,8 +90,8 @@ class Changelog(Protocol):
             ValueError: The place is there and not fit for a changelog.
         """
 
-    def append(self, record: CommitRecord, changes: Changes) -> str:
-        """Append a commit's delta; durable on return. Give its location, for the pointer."""
+    def append(self, record: CommitRecord, changes: Changes) -> Logged:
+        """Append a commit's delta; durable on return."""
 
     def append_base(self, record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> str:
         """Append every row as of a commit; durable on return. Give its location.

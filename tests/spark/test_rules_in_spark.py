@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from backend import archive, count, max_, median, session, stream, tumbling
@@ -102,6 +103,24 @@ def test_the_windows_are_right_whatever_the_cuts(spark, ran):
     path, query = ran
     assert query.progress.rows == 1000
     assert last_revisions(spark, path) == expected(messages(1000))
+
+
+def test_sparks_progress_has_the_figures_of_each_micro_batch(ran):
+    """What a `StreamingQueryListener` is told; counts by hand, or by what was published."""
+    path, query = ran
+    told = [progress["observedMetrics"]["rewind"] for progress in query.query.recentProgress if _ran(progress)]
+    assert sum(figures["rows"] or 0 for figures in told) == 1000
+    published = pq.read_table(path / "results")["reason"].to_pylist()
+    assert sum(figures["results"] or 0 for figures in told) == len(published)
+    assert sum(figures["results_late"] or 0 for figures in told) == published.count("late") > 0
+    assert told[-1]["messages_stored"] == 1000
+    first = max(told, key=lambda figures: figures["rows"] or 0)
+    assert first["staged_bytes"] > first["logged_bytes"] > 0  # the messages are staged and not logged
+    assert first["operate_ms"] > 0
+
+
+def _ran(progress):
+    return "addBatch" in progress["durationMs"]
 
 
 def test_sparks_state_holds_the_pointer_only(spark, ran):

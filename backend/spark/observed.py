@@ -1,0 +1,39 @@
+"""A micro-batch's figures in Spark's own progress: `observedMetrics["rewind"]` in a query's progress and to listeners.
+
+Every shard's task sends its figures with its output; Spark sums them up as observed metrics on the way to the sink, so
+a `StreamingQueryListener` gets them without a job of its own. Per shard they are in `RewindQuery.progress.last`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NAME = "rewind"
+SUMS = (
+    "rows",
+    "results",
+    "results_late",
+    "errors",
+    "messages_stored",
+    "staged_bytes",
+    "logged_bytes",
+    "uploaded_bytes",
+    "fetched_bytes",
+)
+"""Over all shards: messages folded, rows emitted, and of them by late updates, messages in the store, bytes."""
+LONGEST = ("open_ms", "operate_ms", "stage_ms", "changelog_ms", "upload_ms")
+"""Milliseconds of each step (opening confirms the parent too) on the shard that took longest for it."""
+
+
+def observed(states: DataFrame) -> DataFrame:
+    """Let Spark observe the figures in the column `metrics`; null where no shard has one of that name."""
+    from pyspark.sql import functions as f
+
+    schema = ", ".join([*(f"{name} bigint" for name in SUMS), *(f"{name} double" for name in LONGEST)])
+    told = f.from_json("metrics", schema)
+    sums = [f.sum(told.getField(name)).alias(name) for name in SUMS]
+    longest = [f.max(told.getField(name)).alias(name) for name in LONGEST]
+    return states.observe(NAME, *sums, *longest)
