@@ -6,7 +6,7 @@ Staged files are real files, so that crashes between stage and confirm can be si
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from backend.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
 from backend.errors import UNDECODABLE, KeyInvalid, StateCorrupted, StoreClosed
 from backend.limits import check_keys, check_values
 from backend.staging import VERIFY, seal, verify
-from backend.store import FORMAT, Changes, Staged
+from backend.store import FORMAT, Changes, Staged, nothing
 
 _CHECKPOINT = "rows.msgpack"
 _File = tuple[int, list[bytes], list[bytes | None]]
@@ -83,16 +83,21 @@ class MemoryStore:
         """Apply changes at once."""
         self._apply(*rows_of(changes))
 
-    def stage(self, changes: Changes, path: Path) -> Staged:
+    def stage(self, changes: Changes, path: Path, *, midway: Callable[[], object] = nothing) -> Staged:
         """Write changes to a new file at `path` and sync file and directory; the store itself is not touched.
+
+        `midway` is called when half of the bytes are written.
 
         Raises:
             FileExistsError: There is a file already: names of staged files are never used again.
         """
         keys, values = rows_of(changes)
         _ = self._open
+        data = msgspec.msgpack.encode([FORMAT, keys, values])
         with path.open("xb") as file:
-            file.write(msgspec.msgpack.encode([FORMAT, keys, values]))
+            file.write(data[: len(data) // 2])
+            midway()
+            file.write(data[len(data) // 2 :])
         return seal(path, len(keys))
 
     def confirm(self, staged: Staged) -> None:

@@ -13,7 +13,7 @@ All ranges in this package are half-open: `[start, end)`, and `end=None` means "
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -100,6 +100,10 @@ class Staged:
     rows: int
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class Readable(Protocol):
     """Reads that every store, snapshot and workspace answers alike."""
 
@@ -122,8 +126,11 @@ class Store(Readable, Protocol):
     def write(self, changes: Changes) -> None:
         """Apply changes at once, atomically and durably: the standalone way, without Spark."""
 
-    def stage(self, changes: Changes, path: Path) -> Staged:
-        """Write changes to a new file at `path` and sync file and directory; the store itself is not touched."""
+    def stage(self, changes: Changes, path: Path, *, midway: Callable[[], object] = nothing) -> Staged:
+        """Write changes to a new file at `path` and sync file and directory; the store itself is not touched.
+
+        `midway` is called when half of the rows are written: a place to die for those who want to see what comes of it.
+        """
 
     def confirm(self, staged: Staged) -> None:
         """Check length and digest of a staged file, then apply it atomically. The file is left where it is."""

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -183,7 +184,7 @@ def _operate(
     with watch.step("stage"):
         kill_point("before_stage", version)
         whole = Changes([COMMIT_KEY, *changes.keys], [encode_record(record), *changes.values], changes.bounds)
-        staged = store.stage(whole, generation.staged(commit))
+        staged = store.stage(whole, generation.staged(commit), midway=partial(kill_point, "during_stage", version))
         kill_point("after_stage", version)
     with watch.step("changelog"):
         kill_point("before_changelog", version)
@@ -261,6 +262,7 @@ def _record(
 def _log_base(job: ShardJob, store: RocksStore, row: CommitRecord | None) -> None:
     """Append a complete base when the deltas have grown: of the committed state, so that it is never an orphan."""
     if row is not None and job.changelog.wants_base(job.shard, row.commit):
+        kill_point("before_base", row.commit.version)
         job.changelog.append_base(row, store.scan(region_range(Region.MESSAGES)[0], None))
 
 

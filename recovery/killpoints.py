@@ -10,32 +10,47 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 POINTS = (
     "open",
+    "fetch",
+    "during_fetch",
+    "after_fetch",
     "before_ingest",
     "after_ingest",
     "before_stage",
     "during_stage",
     "after_stage",
     "before_changelog",
+    "before_base",
+    "upload",
+    "during_upload",
     "after_changelog",
+    "prune",
     "before_pointer",
     "after_pointer",
     "before_publish",
     "during_publish",
     "after_publish",
-    "prune",
-    "fetch",
-    "restore_changelog",
+    "prune_changelog",
+    "prune_packages",
     "restore_replay",
+    "during_replay",
+    "restore_changelog",
     "restore_proof",
     "restore_commit",
     "restore_publish",
-    "upload",
 )
-"""Every point, in the order in which a micro-batch and then a restore passes them."""
+"""Every point, in the order in which a micro-batch, what the driver tidies up behind it, and a restore pass them.
+
+`during_fetch` and `during_upload` lie behind every file of a package, the last one before its manifest or its use;
+`prune_changelog` and `prune_packages` behind every file that the driver deletes; `during_replay` behind every chunk.
+"""
 
 _ORDER = os.environ.get("REWIND_KILL", "")
 _TRACE = os.environ.get("REWIND_KILL_TRACE")
@@ -54,6 +69,13 @@ def kill_point(name: str, version: int | None = None) -> None:
         except FileNotFoundError:
             return
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def passing(things: Iterable[T], name: str, version: int | None = None) -> Iterator[T]:
+    """Give things one by one, with a point behind each: for what deletes or copies many of them."""
+    for thing in things:
+        yield thing
+        kill_point(name, version)
 
 
 def order(path: Path, point: str, version: int | None = None) -> None:

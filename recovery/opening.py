@@ -208,6 +208,7 @@ class Opening:
             self.directory.discard(fresh)
             return None
         store = RocksStore.open(fresh.database, create=False)
+        kill_point("after_fetch", pointer.commit.version)
         self.directory.adopt(fresh)
         return _swept(pointer, fresh, store)
 

@@ -30,6 +30,7 @@ from backend.errors import UNDECODABLE, RewindError
 from backend.staging import file_digest
 from backend.store import Staged
 from recovery.files import Files, make_directory, open_files, sync_directory
+from recovery.killpoints import kill_point, passing
 from recovery.package_manifest import (
     SHARED,
     Package,
@@ -110,11 +111,12 @@ class Snapshots(Packages):
 
     def _put_missing(self, package: Package, paths: Sequence[Path]) -> int:
         present = self._present(package, self.files.list(f"{package.shard}/{SHARED}"))
-        return sum(
-            self.files.put(path, where_of(package, file), link=file.shared is not None)
-            for path, file in zip(paths, package.files, strict=True)
-            if file not in present
-        )
+        uploaded = 0
+        for path, file in zip(paths, package.files, strict=True):
+            if file not in present:
+                uploaded += self.files.put(path, where_of(package, file), link=file.shared is not None)
+                kill_point("during_upload", package.commit.version)
+        return uploaded
 
     def publish_step(self, record: CommitRecord, staged: Staged) -> Published:
         """Publish a commit's staged file."""
@@ -122,6 +124,7 @@ class Snapshots(Packages):
             record.shard, record.commit, record.parent, "", [PackedFile("staged.sst", staged.length, staged.digest)]
         )
         uploaded = self.files.put(staged.path, where_of(package, package.files[0]), link=True)
+        kill_point("during_upload", record.commit.version)
         return Published(package, uploaded + self._write_manifest(package))
 
     # --------------------------------------------------------------------------------------------------------- read
@@ -226,8 +229,8 @@ class Snapshots(Packages):
         idle, gone = self._idle_shared(shard, alive, shared)
         names = [*(f"{shard}/{name}" for name in doomed), *(f"{shard}/{SHARED}/{name}" for name in gone)]
         if not dry_run:
-            self.files.delete(names)  # manifests first: half a package is none
-            for folder in folders:
+            self.files.delete(passing(names, "prune_packages", oldest))  # manifests first: half a package is none
+            for folder in passing(folders, "prune_packages", oldest):
                 self.files.delete_folder(folder)
             self.files.write(f"{shard}/idle.json", [msgspec.json.encode(_Idle(_IDLE_FORMAT, idle))])
         return [*names, *(f"{folder}/" for folder in folders)]
@@ -279,6 +282,7 @@ class Snapshots(Packages):
         if found != (file.length, file.digest):
             target.unlink()
             raise differs(f"{self.files.uri}/{where}", file, found)
+        kill_point("during_fetch", package.commit.version)
 
     def _check(self, where: str, file: PackedFile) -> RewindError | None:
         digest = xxhash.xxh3_128()

@@ -157,6 +157,7 @@ def chunk_writer(
                     mine = accepted(pa.Table.from_batches([messages.filter(pa.array(shard_of == shard))]), record)
                     if mine.num_rows:
                         yield _chunk(files, operator, mine, record, f"{run}/{shard}")
+                        kill_point("during_replay", record.commit.version)
 
     return write
 

@@ -28,6 +28,7 @@ from backend.rocks import RocksOptions, RocksStore
 from backend.store import REPLAYED, Changes, Region, region_range
 from backend.workspace import Workspace
 from recovery.changelog.protocol import History
+from recovery.killpoints import kill_point
 from recovery.planner import replay_ranges
 from recovery.pointer import COMMIT_KEY, CommitRecord, encode_record
 from recovery.proof import Proving, prove
@@ -201,7 +202,9 @@ def _fill(
             operator.settle(work)
             store.write(work.changes())
         proofs = list(operator.proofs(Workspace(store, record.bounds)))
+        kill_point("restore_proof", record.commit.version)
         count = prove(store, record, proofs)
+        kill_point("restore_commit", record.commit.version)
         store.write(Changes([COMMIT_KEY], [encode_record(record)], record.bounds))
     return Restored(record, history.rows, count, runs.length, len(proofs), time.monotonic() - started)
 

@@ -11,7 +11,7 @@ import shutil
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from backend.rocks.options import RocksOptions, native_options
 from backend.rocks.scans import Scan, check_ended, until
 from backend.staging import VERIFY, sync_directory, verify
 from backend.storage import storage
-from backend.store import Changes, Staged
+from backend.store import Changes, Staged, nothing
 
 _ROOM_WAIT_S = 30.0
 
@@ -175,14 +175,16 @@ class RocksStore:
         except Exception as error:
             raise translated(error, self._path) from error
 
-    def stage(self, changes: Changes, path: Path) -> Staged:
+    def stage(self, changes: Changes, path: Path, *, midway: Callable[[], object] = nothing) -> Staged:
         """Write changes to a new SST file at `path` and sync file and directory; the store itself is not touched.
+
+        `midway` is called when half of the rows are written.
 
         Raises:
             FileExistsError: There is a file already: names of staged files are never used again.
         """
         _ = self._open
-        return write_sst(path, *rows_of(changes), options=self._options)
+        return write_sst(path, *rows_of(changes), options=self._options, midway=midway)
 
     def confirm(self, staged: Staged) -> None:
         """Check length and digest of a staged file, then apply it atomically. The file is left where it is.

@@ -21,6 +21,7 @@ from backend.store import Changes
 from recovery.changelog.protocol import Entry, History, Logged, read_history
 from recovery.changelog.records import Kind, LogRecord, check_commit, decode, decode_header, encode_base, encode_delta
 from recovery.files import Files, open_files
+from recovery.killpoints import passing
 from recovery.pointer import Commit, CommitRecord
 
 MAX_DELTAS = 64
@@ -145,7 +146,7 @@ class FileChangelog:
             if name[:20].isdecimal() and int(name[:20]) <= oldest
         ]
         if not dry_run:
-            self.files.delete(doomed)
+            self.files.delete(passing(doomed, "prune_changelog", oldest))
         return doomed
 
     def verify(self, shard: int, commit: Commit | None = None) -> list[RewindError]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from backend.errors import RewindError, StateAhead
 from recovery.jobs import snapshots
+from recovery.killpoints import POINTS
 from recovery.pointer import decode
 from recovery.shard import ShardDirectory
 
 QUERY = "sim"
+PUBLISHING = ("before_publish", "during_publish", "after_publish")
+PRUNING = ("prune_changelog", "prune_packages")
+REPLAYING = tuple(point for point in POINTS if point.startswith("restore") or point == "during_replay")
+FETCHING = ("fetch", "during_fetch", "after_fetch")
+RESTORING = (*REPLAYING, *REPLAYING, *FETCHING, "before_ingest", "after_ingest", "during_upload")
+IN_ATTEMPTS = (*(p for p in POINTS if p not in (*PUBLISHING, *PRUNING, *REPLAYING)), *FETCHING * 3)
 
 
 class Death(BaseException):
@@ -26,19 +33,20 @@ class Faults:
     def _fault(self, version: int, shard: int, host: int) -> Iterator[None]:
         """Arm a death, or another attempt of the same task on the other host, at some kill point."""
         kind = self.random.random()
-        if kind > 0.2:
+        if kind > 0.25:
             yield
             return
-        left = self.random.randint(0, 8)
-        nested = kind < 0.04
+        if kind > 0.04:
+            with self._may_die(IN_ATTEMPTS):
+                yield
+            return
+        left = self.random.randint(1, 12)
 
         def hook(point: str) -> None:
             nonlocal left
             left -= 1
             if left == 0:
                 self.hook = None
-                if not nested:
-                    raise Death(point)
                 self._rival(version, shard, 1 - host)
 
         self.hook = hook
@@ -46,6 +54,34 @@ class Faults:
             yield
         finally:
             self.hook = None
+
+    @contextmanager
+    def _may_die(self, points: Sequence[str]) -> Iterator[None]:
+        """Arm a death at one of these points, where it is passed for the first, second or third time."""
+        wanted, left = self.random.choice(points), self.random.choice((1, 1, 2, 3))
+
+        def hook(point: str) -> None:
+            nonlocal left
+            left -= point == wanted
+            if left == 0:
+                self.hook = None
+                self.note(f"died at {point}")
+                raise Death(point)
+
+        self.hook = hook
+        try:
+            yield
+        finally:
+            self.hook = None
+
+    @contextmanager
+    def _driver_may_die(self, points: Sequence[str], share: float = 0.1) -> Iterator[None]:
+        """Arm a death, or not."""
+        if self.chance(share):
+            with self._may_die(points):
+                yield
+        else:
+            yield
 
     def _rival(self, version: int, shard: int, host: int) -> None:
         """Run another attempt of a task while one is under way elsewhere."""
@@ -98,11 +134,13 @@ class Faults:
             keep = [decode(state[shard]).commit for state in retained]
             # pruning trusts a base that is there; one that was damaged takes the place of nothing any more
             sound = shard not in self.unsound
-            if sound and self.chance(0.15) and self.job(shard, 0).changelog.prune(shard, keep):
-                self.note("changelog pruned", f"shard {shard}")
-                self.pruned.add(shard)
-            if self.chance(0.15) and snapshots(self.checkpoint).prune(shard, keep):
-                self.note("packages pruned", f"shard {shard}")
+            with suppress(Death), self._driver_may_die(PRUNING, 0.3):
+                if sound and self.chance(0.15):
+                    self.pruned.add(shard)
+                    if self.job(shard, 0).changelog.prune(shard, keep):
+                        self.note("changelog pruned", f"shard {shard}")
+                if self.chance(0.15) and snapshots(self.checkpoint).prune(shard, keep):
+                    self.note("packages pruned", f"shard {shard}")
         if self.stale and self.chance(0.2):
             self._zombie(*self.stale.pop(self.random.randrange(len(self.stale))))
         if self.chance(0.1):

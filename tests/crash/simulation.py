@@ -31,15 +31,16 @@ from backend.batch import MAX_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
 from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable
 from backend.spark import frames
 from backend.store import Region
-from recovery import attempt, fetch, opening, probe, rebuild, replay, restore
+from recovery import attempt, fetch, killpoints, opening, package, probe, rebuild, replay, restore
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
 from recovery.changelog.file import FileChangelog
 from recovery.jobs import snapshots
 from recovery.killpoints import POINTS
 from recovery.listener import Restoring
-from recovery.pointer import Pointer, decode, encode
+from recovery.package import Snapshots
+from recovery.pointer import CommitRecord, Pointer, decode, encode
 from recovery.shard import ShardDirectory
-from tests.crash.sim_faults import QUERY, Death, Faults
+from tests.crash.sim_faults import PUBLISHING, QUERY, RESTORING, Death, Faults
 from tests.crash.sim_job import START_MS, Planned, operator_of, pieces_of, source_of, spec_of
 from tests.crash.sim_store import SimStore
 from tests.model.window_driver import SCHEMA, Driver, shard_of
@@ -72,8 +73,11 @@ RARE = (
     "moved to a package",
     "rolled back to nothing",
     "shared with the other host",
+    "died again in the restore after a death",
+    "package uploaded beside a commit",
+    *(f"died at {point}" for point in POINTS),
 )
-"""What must have happened in the runs of a suite, each at least once."""
+"""What must have happened in the runs of a suite, each at least once: every kill point is one that killed."""
 
 MAX_TRIES = 40
 MAX_RESTORES = 4
@@ -111,11 +115,18 @@ class World(Faults):
         self.pruned: set[int] = set()
         self.unsound: set[int] = set()
         self.max_deltas = self.random.choice((2, 3, 5))
+        self.snapshot_every = self.random.choice((None, None, 2))
 
     def note(self, what: str, detail: object = "") -> None:
         """Remember that something happened."""
         self.seen[what] += 1
         self.trace.append(f"{what} {detail}".strip())
+
+    def at(self, point: str, version: int | None = None) -> None:
+        """Pass a kill point."""
+        assert point in POINTS
+        if self.hook is not None:
+            self.hook(point)
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share
@@ -133,6 +144,7 @@ class World(Faults):
             message_fields=self.fields,
             changelog=log,
             packages=snapshots(self.checkpoint),
+            snapshot_every=self.snapshot_every,
             listeners=(_Moved(self, host),),
             retain=2,
             lock_wait_s=0.0,
@@ -184,24 +196,35 @@ class World(Faults):
             assert self.failures <= MAX_RESTORES, f"micro-batch {version} does not end: {error}"
             self._supervise(version - 1)
             return False
-        rows: list[Any] = []
-        errors: list[Any] = []
-        for shard in sorted(made):
-            rows += self._rows(made[shard][1].outcome.results)
-            errors += self._errors(made[shard][1])
-        self.outputs[version] = (rows, errors + self._bad_input(version))
-        if self.chance(0.05):
-            self.note("driver died after the sink published", version)
+        try:
+            with self._driver_may_die(PUBLISHING):
+                self._publish(version, made)
+        except Death as death:
+            if str(death) == "after_publish":
+                self.note("driver died after the sink published", version)
             return False
         self.states.append({shard: data for shard, (data, _) in made.items()})
         return True
+
+    def _publish(self, version: int, made: dict[int, tuple[bytes, Done]]) -> None:
+        """Be the sink: a micro-batch's results, then its errors, each replaced as a whole."""
+        rows: list[Any] = []
+        errors: list[Any] = self._bad_input(version)
+        for shard in sorted(made):
+            rows += self._rows(made[shard][1].outcome.results)
+            errors += self._errors(made[shard][1])
+        self.at("before_publish")
+        self.outputs[version] = (rows, self.outputs.get(version, ([], []))[1])
+        self.at("during_publish")
+        self.outputs[version] = (rows, errors)
+        self.at("after_publish")
 
     def _task(self, version: int, shard: int) -> tuple[bytes, Done]:
         """Run attempts of one task until one succeeds, as Spark does."""
         for _ in range(MAX_TRIES):
             host = self._host(shard)
             fault = self.random.random()
-            if fault < 0.06:
+            if fault < 0.08:
                 self._damage(version - 1, shard, host)
             try:
                 with self._fault(version, shard, host):
@@ -237,6 +260,8 @@ class World(Faults):
         log = self.job(shard, host)
         bases = {entry.location for entry in log.changelog.entries(shard) if entry.location.endswith(".base")}
         done = run_attempt(log, at, version, lambda positions: self._input(version, shard, positions))
+        self.at("before_pointer")
+        self.at("after_pointer")
         if row is not None and row == before and at is not None:
             self.note("staged file of the parent ingested")
         after = {entry.location for entry in log.changelog.entries(shard) if entry.location.endswith(".base")}
@@ -333,14 +358,17 @@ class World(Faults):
 
     def _supervise(self, version: int) -> None:
         """Restore what cannot be opened at its pointer, with no task running; begin again when death interrupts."""
-        for _ in range(MAX_TRIES):
+        for number in range(MAX_TRIES):
             try:
-                found = [self._restore(version, shard) for shard in range(self.shards)]
-                if not any(found):
-                    self._share(version)
+                with self._driver_may_die(RESTORING, 0.6):
+                    found = [self._restore(version, shard) for shard in range(self.shards)]
+                    if not any(found):
+                        self._share(version)
                 return
             except Death:
                 self.note("died in a restore")
+                if number:
+                    self.note("died again in the restore after a death")
         raise AssertionError("the restore does not end")
 
     def _share(self, version: int) -> None:
@@ -362,24 +390,10 @@ class World(Faults):
         if pointer is None:
             self.note("rolled back to nothing", why)
             return True
-        if self.chance(0.3):
-            left = self.random.randint(1, 5)
-
-            def hook(point: str) -> None:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    self.hook = None
-                    raise Death(point)
-
-            self.hook = hook
-        try:
-            record = job.changelog.read(shard, pointer.commit).record
-            if not self._catch_up(job, pointer, why):
-                names = self._chunks(shard, record)
-                replay.build_package(job, pointer.commit, self.checkpoint, names)
-        finally:
-            self.hook = None
+        record = job.changelog.read(shard, pointer.commit).record
+        if not self._catch_up(job, pointer, why):
+            names = self._chunks(shard, record)
+            replay.build_package(job, pointer.commit, self.checkpoint, names)
         self.note("restored", f"shard {shard} at batch {version}: {why}")
         if record.message_count:
             self.note("restored with messages replayed", record.message_count)
@@ -405,6 +419,7 @@ class World(Faults):
 
     def _chunks(self, shard: int, record: Any) -> list[str]:
         """Replay the source as `restore_shards` does on Spark, Arrow batches in any order."""
+        self.at("restore_replay")
         ranges = replay.replay_ranges(record)
         starts = {p: low for (_, p), (low, _) in ranges.items()}
         ends = {p: high for (_, p), (_, high) in ranges.items()}
@@ -510,10 +525,13 @@ def _comparable(rows: list[Any]) -> list[Any]:
 def simulated(world: World) -> Iterator[None]:
     """Put the hook behind the kill points, and the twin in the place of RocksDB."""
 
-    def point(name: str, version: int | None = None) -> None:
-        assert name in POINTS
-        if world.hook is not None:
-            world.hook(name)
+    def upload(packages: Snapshots, store: Any, row: CommitRecord, scratch: Path) -> None:
+        """Be `begin_upload`, but at once."""
+        copy = scratch / f"upload-{uuid.uuid4().hex}"
+        store.checkpoint(copy)
+        packages.publish(row, copy)
+        shutil.rmtree(copy)
+        world.note("package uploaded beside a commit", row.commit.name)
 
     names = random.Random(f"names of {world.seed}")
 
@@ -522,8 +540,9 @@ def simulated(world: World) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(uuid, "uuid4", uuid4))
-        for module in (attempt, opening, replay):
-            stack.enter_context(mock.patch.object(module, "kill_point", point))
+        stack.enter_context(mock.patch.object(attempt, "begin_upload", upload))
+        for module in (attempt, killpoints, opening, package, replay, restore):
+            stack.enter_context(mock.patch.object(module, "kill_point", world.at))
         if not world.rocks:
             for module in (attempt, opening, probe, replay, restore, fetch):
                 stack.enter_context(mock.patch.object(module, "RocksStore", SimStore))
