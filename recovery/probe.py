@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from backend.rocks import RocksStore
 from recovery.attempt import ShardJob
 from recovery.opening import Opening, read_commit_row
 from recovery.pointer import CommitRecord, Pointer, decode, decode_record, encode, encode_record
+from recovery.scratch import scratch_directory
 from recovery.shard import ShardDirectory
 
 if TYPE_CHECKING:
@@ -126,13 +125,9 @@ def share(job: ShardJob, pointer: Pointer) -> bool:
             if job.packages is None or any(offer.full and offer.commit == pointer.commit for offer in offers):
                 return False
             assert opened.row is not None, "a pointer's database has a commit row"
-            scratch = job.local_dir / job.query_id / f"share-{uuid.uuid4().hex}"
-            scratch.mkdir(parents=True, mode=0o700)
-            try:
+            with scratch_directory(job.local_dir / job.query_id, "share") as scratch:
                 opened.store.checkpoint(scratch / "copy")
                 job.packages.publish(opened.row, scratch / "copy")
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
         finally:
             opened.store.close()
     return True

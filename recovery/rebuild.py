@@ -78,6 +78,7 @@ def restore_shards(
     plans = plan_restores(
         {shard: pointers[shard] for shard in reasons}, found, make(query_id, 0).changelog, job.offsets(spark), why
     )
+    open_files(checkpoint).delete_folder(DIRECTORY)  # of a restore whose driver died: nobody else restores now
     run = _Run(spark, job, checkpoint, partial(make, query_id), pointers, Listeners(listeners), arrow_rows)
     failed = run.carry_out(plans)
     if failed:  # what an older copy lacked did not make it whole: from nothing, then

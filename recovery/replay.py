@@ -10,7 +10,6 @@ Files of a run: `<checkpoint>/rewind/replay/<run uuid>/<shard>/<rows>-<uuid>.arr
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from recovery.opening import read_commit_row
 from recovery.planner import replay_ranges
 from recovery.pointer import Commit, CommitRecord, Pointer, decode
 from recovery.restore import Restored, Rows, above_bounds, accepted, catch_up, restore_shard
+from recovery.scratch import scratch_directory
 from recovery.shard import ShardDirectory
 
 if TYPE_CHECKING:
@@ -195,9 +195,7 @@ def build_package(
     """
     kill_point("restore_changelog", commit.version)
     history = job.changelog.read(job.shard, commit)
-    scratch = job.local_dir / job.query_id / f"restore-{uuid.uuid4().hex}"
-    scratch.mkdir(parents=True, mode=0o700)
-    try:
+    with scratch_directory(job.local_dir / job.query_id, "restore") as scratch:
         chunks = read_chunks(checkpoint, names)
         if start is None:
             restored = restore_shard(history, chunks, job.operator, scratch / "db")
@@ -208,8 +206,6 @@ def build_package(
         with RocksStore.open(scratch / "db", create=False) as store:
             store.checkpoint(scratch / "copy")
         snapshots(checkpoint).publish(history.record, scratch / "copy")
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return restored
 
 

@@ -174,6 +174,8 @@ class ShardDirectory:
         for other in self.path.iterdir():
             if other.is_dir() and other.name != generation.uuid:
                 shutil.rmtree(other, ignore_errors=True)
+            elif other.name.startswith(".CURRENT."):
+                other.unlink(missing_ok=True)
 
     def condemn(self) -> None:
         """Put the current generation aside: the next attempt finds no local state; the files stay for inspection."""
@@ -187,7 +189,8 @@ class ShardDirectory:
     def prune(self, generation: Generation, committed: Commit, retain: int) -> int:
         """Delete staged files that no reader can need: `version <= committed.version - retain`.
 
-        A file newer than the committed version may be another attempt's work and is never touched.
+        A file newer than the committed version may be another attempt's work and is never touched. A hidden link
+        of one is left over from an attempt that died while it was ingesting: the caller holds the lock.
 
         Returns:
             The number of files deleted.
@@ -195,4 +198,6 @@ class ShardDirectory:
         old = [commit for commit in generation.staged_commits() if commit.version <= committed.version - retain]
         for commit in old:
             generation.staged(commit).unlink(missing_ok=True)
+        for link in (generation.path / "staged").glob(".*.sst.*"):
+            link.unlink(missing_ok=True)
         return len(old)

@@ -1,9 +1,9 @@
 """The supervisor: the handle that `start()` returns, around Spark's streaming query.
 
 It runs the query, and when a task says that its state is missing or damaged, it restores the shards concerned, with no
-task running, and starts the query again. Where Spark itself failed in a way that passes (a Python worker that did not
-come up in time on a busy host), it only starts it again. Tries count only without progress, each is reported. Errors of
-another kind, user code's above all, are raised and not tried again.
+task running, and starts the query again. Where Spark itself failed in a way that passes (a Python worker did not come
+up in time on a busy host, a worker or executor died too often), it only starts it again. Tries count only without
+progress, each is reported. Errors of another kind, user code's above all, are raised and not tried again.
 
 A bounded run (`until="end"`) reads what the source held at the start, then drains: Spark's `availableNow` never ends
 with processing-time timers (measured), so the end is seen in the query's progress.
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("rewind.supervisor")
 
 RESTORABLE = frozenset({"StateUnavailable", "StateCorrupted", "StateAhead"})
-PASSING = ("Python worker failed to connect back",)
-"""What Spark says when the host was too busy: nothing is wrong with job or state."""
+PASSING = ("Python worker failed to connect back", "Python worker exited unexpectedly", "ExecutorLostFailure")
+"""What Spark says when processes did not come up, or died (by the kernel for want of memory, say) more often than Spark
+tries a task again, once in `local[n]`: nothing is known to be wrong with job or state."""
 MAX_TRIES = 4
 BACKOFF_S = 0.5
 POLL_S = 0.05

@@ -287,6 +287,16 @@ def test_staged_files_are_deleted_only_behind_the_committed_pointer(job):
     assert [commit.version for commit in generation.staged_commits()] == [3, 4, 5]
 
 
+def test_links_of_an_attempt_that_died_while_ingesting_are_deleted_with_the_lock_held(job):
+    pointer = run_attempt(job, None, 0, given([0])).pointer
+    staged = directory(job).current().path / "staged"
+    left = staged / f".{pointer.commit.name}.sst.{'0' * 32}"
+    left.hardlink_to(staged / f"{pointer.commit.name}.sst")
+    run_attempt(job, pointer, 1, given([1]))
+    assert not left.exists()
+    assert (staged / f"{pointer.commit.name}.sst").exists()
+
+
 def test_a_state_newer_than_the_pointer_is_left_alone(job):
     first = run_attempt(job, None, 0, given([0])).pointer
     second = run_attempt(job, first, 1, given([1])).pointer

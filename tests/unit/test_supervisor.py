@@ -19,6 +19,14 @@ from recovery.supervisor import QueryPlan, RewindQuery
 from recovery.told import Recorder, Try
 
 LATE = "org.apache.spark.SparkException: Python worker failed to connect back."
+CRASHED = (
+    "Job aborted due to stage failure: Task 0 in stage 5.0 failed 4 times, most recent failure: Lost task 0.3 in stage"
+    " 5.0 (TID 12): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+)
+LOST = (
+    "Job aborted due to stage failure: Task 1 in stage 5.0 failed 4 times, most recent failure: Lost task 1.3 in stage"
+    " 5.0 (TID 12) (10.0.0.1 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the running tasks)"
+)
 MISSING = str(StateUnavailable("no local state", where="shard 0"))
 
 
@@ -77,8 +85,9 @@ def test_missing_state_is_restored_and_the_query_goes_on() -> None:
     assert "no local state" in job.restored[0]
 
 
-def test_a_worker_that_did_not_come_up_is_tried_again_without_a_restore() -> None:
-    job = Job([LATE, LATE, None])
+@pytest.mark.parametrize("text", [LATE, CRASHED, LOST])
+def test_a_worker_that_did_not_come_up_or_died_is_tried_again_without_a_restore(text: str) -> None:
+    job = Job([text, text, None])
     job.run()
     assert (job.launched, job.restored) == (3, [])
 
