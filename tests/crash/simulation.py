@@ -21,7 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -31,14 +33,13 @@ from backend.batch import MAX_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
 from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable
 from backend.spark import frames
 from backend.store import Region
-from recovery import attempt, fetch, killpoints, opening, package, probe, rebuild, replay, restore
+from recovery import attempt, fetch, killpoints, opening, package, probe, rebuild, replay, restore, uploads
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
 from recovery.changelog.file import FileChangelog
 from recovery.jobs import snapshots
 from recovery.killpoints import POINTS
 from recovery.listener import Restoring
-from recovery.package import Snapshots
-from recovery.pointer import CommitRecord, Pointer, decode, encode
+from recovery.pointer import Pointer, decode, encode
 from recovery.shard import ShardDirectory
 from tests.crash.sim_faults import PUBLISHING, QUERY, RESTORING, Death, Faults
 from tests.crash.sim_job import START_MS, Planned, operator_of, pieces_of, source_of, spec_of
@@ -525,13 +526,22 @@ def _comparable(rows: list[Any]) -> list[Any]:
 def simulated(world: World) -> Iterator[None]:
     """Put the hook behind the kill points, and the twin in the place of RocksDB."""
 
-    def upload(packages: Snapshots, store: Any, row: CommitRecord, scratch: Path) -> None:
-        """Be `begin_upload`, but at once."""
-        copy = scratch / f"upload-{uuid.uuid4().hex}"
-        store.checkpoint(copy)
-        packages.publish(row, copy)
-        shutil.rmtree(copy)
-        world.note("package uploaded beside a commit", row.commit.name)
+    class AtOnce:
+        """A thread of an upload that runs where it is started, so that a seed is one run, and a death ends it all."""
+
+        def __init__(self, target: Callable[..., None], name: str, args: tuple[Any, ...] = (), **_: Any) -> None:
+            self.run, self.name = partial(target, *args), name
+
+        def start(self) -> None:
+            self.run()
+            if self.name == "rewind-upload":
+                world.note("package uploaded beside a commit")
+
+        def join(self, timeout_s: float) -> None:
+            pass
+
+        def is_alive(self) -> bool:
+            return False
 
     names = random.Random(f"names of {world.seed}")
 
@@ -540,7 +550,7 @@ def simulated(world: World) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(uuid, "uuid4", uuid4))
-        stack.enter_context(mock.patch.object(attempt, "begin_upload", upload))
+        stack.enter_context(mock.patch.object(uploads, "threading", SimpleNamespace(Thread=AtOnce)))
         for module in (attempt, killpoints, opening, package, replay, restore):
             stack.enter_context(mock.patch.object(module, "kill_point", world.at))
         if not world.rocks:
