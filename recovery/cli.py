@@ -23,6 +23,7 @@ from recovery.survey import Checkpoint
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, rich_markup_mode="rich")
 
+TABLES_TOLD = "windows, aggregates, messages, rows; of a join left, right; or a store"
 Location = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Spark's checkpoint location: path or URI")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="module:function, given a SparkSession, returns the pipeline")]
 LocalDir = Annotated[
@@ -121,7 +122,7 @@ def verify(
 @named_errors
 def show(
     checkpoint: Location,
-    table: Annotated[str, typer.Argument(help="windows, aggregates, messages, rows, or a store")] = "windows",
+    table: Annotated[str, typer.Argument(help=TABLES_TOLD)] = "windows",
     shard: Annotated[list[int] | None, typer.Option("--shard", help="only these; may be given again")] = None,
     start: Annotated[datetime | None, typer.Option("--from", help="event time, inclusive, UTC; or expiration")] = None,
     end: Annotated[datetime | None, typer.Option("--to", help="event time, exclusive, UTC")] = None,
@@ -152,7 +153,7 @@ def show(
 def export(
     checkpoint: Location,
     out: Annotated[Path, typer.Argument(help="new directory for Parquet files, one per shard")],
-    table: Annotated[str, typer.Option("--table", help="windows, aggregates, messages, rows, or a store")] = "rows",
+    table: Annotated[str, typer.Option("--table", help=TABLES_TOLD)] = "rows",
     version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch")] = None,
     local_dir: LocalDir = None,
     as_json: Json = False,

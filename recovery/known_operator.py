@@ -12,6 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from backend import aggregates as agg
+from backend.join_options import SIDES
+from backend.joins import JoinSpec, Side
+from backend.messages import MessageLayout, Part
 from backend.operators.spec import window_spec
 from backend.operators.window import WindowOperator
 from backend.policies import Policies
@@ -64,6 +67,48 @@ def window_operator(entry: Mapping[str, Any]) -> WindowOperator:
             idle_after=entry["idle_after_ms"],
             max_ahead=entry["max_ahead_ms"],
         )
+    )
+
+
+def known_join(entry: Mapping[str, Any]) -> JoinSpec | None:
+    """Give the specification of a join out of the manifest's entry; None when the job is no join.
+
+    Fields that neither come out nor are joined on are not in it: they do not travel.
+
+    Raises:
+        ValueError: A field has a type that the manifest says too little of.
+    """
+    if entry.get("operator") != "join":
+        return None
+    free = entry["free"]
+    left, right = (_side(number, entry, free) for number in range(2))
+    return JoinSpec(
+        left,
+        right,
+        entry["how"],
+        entry["before"],
+        entry["after"],
+        tuple(entry["session_key"]),
+        MessageLayout(tuple(Part(part) for part in entry["message_key"].split("_"))),
+        free["on_time_ms"],
+        free["late_ms"],
+        entry["idle_after_ms"],
+        entry["max_ahead_ms"],
+        entry["left_streams"],
+    )
+
+
+def _side(number: int, entry: Mapping[str, Any], free: Mapping[str, Any]) -> Side:
+    told = entry[SIDES[number]]
+    return Side(
+        number,
+        pa.schema([pa.field(name, type_of(kind)) for name, kind in told["fields"]]),
+        tuple(told["on"]),
+        tuple(told["out"]),
+        Window(**told["window"]) if told["window"] is not None else None,
+        free["retention_ms"][number],
+        free["retention_messages"][number],
+        entry["how"] in (SIDES[number], "outer"),
     )
 
 

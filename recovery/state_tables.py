@@ -16,21 +16,24 @@ import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME, TIME
 from backend.errors import StateUnavailable
+from backend.join_options import SIDES
+from backend.joins import JoinSpec
 from backend.keys import decode_columns
 from backend.memory import MemoryStore
 from backend.operators import panes, views
 from backend.operators.grouping import split_keys
+from backend.operators.join_views import SideView
 from backend.operators.window import WindowOperator
 from backend.rocks import RocksStore
 from backend.store import Region, region_range
 from backend.workspace import Workspace
-from recovery.known_operator import store_of, type_of, window_operator
+from recovery.known_operator import known_join, store_of, type_of, window_operator
 from recovery.pointer import COMMIT_KEY, CommitRecord, decode_record
 from recovery.store_tables import STORE, as_table, rows_of
 from recovery.survey import PANED, Checkpoint, readable, region_name
 
 TABLES = ("windows", "aggregates", "messages", "rows")
-"""Beside these, each store of `process()` is a table of its name."""
+"""A join has `left` and `right` for the messages of its sides. Each store of `process()` is a table of its name."""
 _SHARD = pa.field("shard", pa.int32(), nullable=False)
 RAW = pa.schema(
     [
@@ -103,6 +106,8 @@ def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
         "messages": _messages,
         "rows": _rows,
     }
+    if wanted.table in SIDES and known_join(_entry(checkpoint)) is not None:
+        return _messages(checkpoint, shard, wanted)
     found = readers.get(wanted.table)
     return found(checkpoint, shard, wanted) if found is not None else _store(checkpoint, shard, wanted)
 
@@ -227,6 +232,9 @@ def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
 
 
 def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecord | None, wanted: Wanted) -> pa.Table:
+    join = known_join(_entry(checkpoint))
+    if join is not None:
+        return _side_rows(join, Workspace(store, record.bounds if record is not None else {}), wanted)
     try:
         operator = window_operator(_entry(checkpoint))
     except ValueError:  # the job's own types or functions: the bytes, then
@@ -242,6 +250,18 @@ def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecor
     keep = [
         (time is None or wanted.within(time, time + 1)) and wanted.has_key(*(field[at] for field in keys))
         for at, time in enumerate(times)
+    ]
+    return table.filter(pa.array(keep, pa.bool_()))
+
+
+def _side_rows(join: JoinSpec, work: Workspace, wanted: Wanted) -> pa.Table:
+    """Give the messages of a join's side that can still be joined."""
+    side = join.sides[SIDES.index(wanted.table)]
+    table = SideView(join, side, work).get_messages(MIN_TIME, MAX_TIME)
+    keys = [table[name].to_pylist() for name in side.on]
+    keep = [
+        wanted.within(time, time + 1) and wanted.has_key(*(field[at] for field in keys))
+        for at, time in enumerate(table[TIME].to_pylist())
     ]
     return table.filter(pa.array(keep, pa.bool_()))
 
@@ -282,6 +302,8 @@ def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
 def _tables(checkpoint: Checkpoint) -> list[str]:
     """Name the tables of a job."""
     operator = _entry(checkpoint)
+    if operator.get("operator") == "join":
+        return [*SIDES, "rows"]
     if operator.get("operator") != "window":
         return [*operator.get("stores", {}), "rows"]
     return ["windows", *(["aggregates"] if _is_paned(checkpoint) else []), "messages", "rows"]

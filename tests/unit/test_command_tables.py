@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from backend import aggregates as agg
 from backend import windows as win
+from backend.joins import join_spec
+from backend.operators.join import JoinOperator
 from backend.operators.spec import window_spec
 from backend.operators.window import WindowOperator
 from backend.process import (
@@ -27,6 +29,9 @@ from backend.process import (
 )
 from backend.stores.session_store import SessionKey
 from recovery.cli import app
+from recovery.manifest import Manifest, write_manifest
+from recovery.testing import OperatorTester
+from recovery.testing.tester import QUERY_ID
 from tests.support.windows import FIELDS, make_checkpoint
 
 
@@ -118,6 +123,38 @@ def test_only_what_there_is(made: Callable[[str], Path], tmp_path: Path) -> None
     result = CliRunner().invoke(app, ["export", str(made("session") / "checkpoint"), str(out), "--table", "windows"])
     assert result.exit_code == 0, result.output
     assert pq.read_table(out)["start"].to_pylist() == [1000, 2000, 25_000, 26_000]
+
+
+def join_checkpoint(home: Path) -> Path:
+    """Left: anna at 1 and 11 s, bert at 2 s; right: anna at 5 s. One micro-batch confirmed, an empty one staged."""
+    side = pa.schema([("k", pa.string()), ("x", pa.int64()), ("unused", pa.binary())])
+    kept = {"left_retention": "1 hour", "right_retention": "1 hour", "left_fields": ["x"], "right_fields": ["x"]}
+    spec = join_spec(side, side, on="k", within="10 s", max_ahead=None, **kept)
+    operator = JoinOperator(spec)
+    tester = OperatorTester(operator, pa.schema([f for s in spec.sides for f in s.columns]), home, now_ms=9_000)
+    left = [("anna", 1, 10), ("bert", 2, 20), ("anna", 11, 30)]
+    tester.send([{"_time": at * 1000, "left.k": k, "left.x": x} for k, at, x in left], stream=0)
+    tester.send([{"_time": 5_000, "right.k": "anna", "right.x": 40}], stream=1)
+    tester.batch()
+    tester.batch()
+    location = home / "checkpoint"
+    entries = {"operator": operator.describe(), "changelog": str(home / "changelog")}
+    write_manifest(str(location), Manifest(1, (0,), entries))
+    (location / "metadata").write_text(json.dumps({"id": QUERY_ID}))
+    (location / "commits").mkdir()
+    for version in range(2):
+        (location / "commits" / str(version)).write_text("v1")
+    return home
+
+
+def test_sides_of_a_join(tmp_path: Path) -> None:
+    home = join_checkpoint(tmp_path)
+    left = show(home, "left")
+    assert [(row["_offset"], row["k"], row["x"]) for row in left] == [(0, "anna", 10), (1, "bert", 20), (2, "anna", 30)]
+    assert [row["x"] for row in show(home, "right")] == [40]
+    assert [row["x"] for row in show(home, "left", "--key", "anna", "--from", "1970-01-01T00:00:02")] == [30]
+    assert "unused" not in left[0]
+    assert "allowed are left, right, rows" in " ".join(show(home, "windows", code=2).split())
 
 
 STORES = [

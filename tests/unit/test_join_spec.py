@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 
 from backend.joins import join_spec
 from backend.windows import hopping, session, tumbling
+from recovery.known_operator import known_join
 
 ORDERS = pa.schema([("id", pa.int64()), ("value", pa.int64()), ("user", pa.string())])
 SHIPMENTS = pa.schema([("id", pa.int32()), ("cost", pa.int64()), ("user", pa.string())])
@@ -35,7 +38,16 @@ N3 = tumbling(messages=3)
     ],
 )
 def test_the_matrix_gives_the_message_key(options, parts):
-    assert join_spec(ORDERS, SHIPMENTS, **options).layout.name == parts
+    spec = join_spec(ORDERS, SHIPMENTS, **options)
+    assert spec.layout.name == parts
+    again = known_join(json.loads(json.dumps(spec.describe())))  # as the manifest keeps it
+    assert again is not None
+    assert (again.layout, again.session_key) == (spec.layout, spec.session_key)
+    assert (again.before, again.after) == (spec.before, spec.after)
+    for mine, theirs in zip(again.sides, spec.sides, strict=True):
+        assert (mine.on, mine.out, mine.fields, mine.window) == (theirs.on, theirs.out, theirs.fields, theirs.window)
+        assert mine.retention_ms == theirs.retention_ms
+        assert mine.retention_messages == theirs.retention_messages
 
 
 @pytest.mark.parametrize(
