@@ -11,6 +11,8 @@ BENCHES = {
     "windows": ["--quick"],
     "restore": ["--quick"],
     "join": ["--quick"],
+    "failover": ["--quick"],
+    "snapshots": ["--quick"],
     "changelog_kafka": ["--quick"],
 }
 """Benchmark -> its arguments for a quick run."""

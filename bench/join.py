@@ -15,7 +15,6 @@ import argparse
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,8 +26,9 @@ import pyarrow.parquet as pq
 
 from backend import archive, join, stream
 from backend.sources.archive_files import write_archive
+from bench.session import session, size, sparks_own_store
 from bench.table import report
-from bench.windows import ROCKSDB, START_MS, WARM_UP, _durations
+from bench.windows import START_MS, WARM_UP, _durations
 
 SPAN_MS = 10_000
 RANGE = "10 seconds"
@@ -67,12 +67,6 @@ def write(directory: Path, batches: int, rows: int) -> None:
             os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 
-def size(path: Path, *suffixes: str) -> int:
-    """Give the bytes of all files below a directory, of those with one of the suffixes when any is given."""
-    files = [f for f in path.rglob("*") if f.is_file() and not f.is_symlink()]
-    return sum(f.stat().st_size for f in files if not suffixes or f.suffix in suffixes)
-
-
 def run_ours(spark: Any, directory: Path, rows: int, run: Path) -> tuple[list[float], tuple[int, int], int, int]:
     """Run our join; give milliseconds per micro-batch, the pairs, state bytes and logged bytes."""
     sides = [
@@ -101,9 +95,7 @@ def run_sparks(spark: Any, directory: Path, run: Path) -> tuple[list[float], tup
     """Run Spark's own join over the same files."""
     from pyspark.sql import functions as f
 
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    sparks_own_store(spark)
     left, right = (
         spark.readStream.schema(VALUE)
         .option("maxFilesPerTrigger", 1)
@@ -138,23 +130,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small, for correctness only")
     options = parser.parse_args()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.memory", "2g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
     batches, rows, rounds = (5, 5_000, 1) if options.quick else (10, 100_000, 2)
     started = time.perf_counter()
     taken: dict[str, list[float]] = {"ours": [], "Spark's own": []}
     bytes_of: dict[str, tuple[int, int]] = {}
     pairs: set[tuple[int, int]] = set()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, session() as spark:
         directory = Path(name)
         write(directory, batches, rows)
         for number in range(rounds):
@@ -168,7 +149,6 @@ def main() -> None:
                 bytes_of[label] = (sizes[0], sizes[1])
                 pairs.add(found)
                 shutil.rmtree(run)
-    spark.stop()
     assert len(pairs) == 1, f"the two joins differ: {pairs}"
     messages = 2 * batches * rows
     matched = next(iter(pairs))[0]

@@ -12,7 +12,6 @@ import argparse
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,13 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backend import archive, count, hopping, max_, median, policies, session, stream, sum_, tumbling
+from backend import archive, count, hopping, max_, median, policies, stream, sum_, tumbling
+from backend import session as sessions
 from backend.sources.archive_files import write_archive
+from bench.session import session, sparks_own_store
 from bench.table import report
 
 START_MS = 1_700_000_000_000
 WARM_UP = 2
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ CASES = [
     Case("tumbling", 1_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds")),
     Case("keys", 100_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds")),
     Case("hopping", 1_000, 10_000, _sums(hopping("10 seconds", "1 second")), _spark_sums("10 seconds", "1 second")),
-    Case("session", 1_000, 10_000, _sums(session("5 seconds")), _spark_sums(gap="5 seconds")),
+    Case("session", 1_000, 10_000, _sums(sessions("5 seconds")), _spark_sums(gap="5 seconds")),
     Case("median", 1_000, 10_000, _median, _spark_median),
 ]
 
@@ -139,9 +139,7 @@ def run_ours(spark: Any, directory: Path, case: Case, rows: int, run: Path) -> t
 
 def run_sparks(spark: Any, directory: Path, case: Case, run: Path) -> tuple[list[float], int]:
     """Run Spark's own operator over the same files in append mode, as far as windows close."""
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    sparks_own_store(spark)
     rows = (
         spark.readStream.schema("key string, at timestamp, x long")
         .option("maxFilesPerTrigger", 1)
@@ -203,25 +201,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small, for correctness only")
     parser.add_argument("--case", choices=[case.name for case in CASES])
     options = parser.parse_args()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.memory", "2g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
     batches, rows, rounds = (5, 20_000, 1) if options.quick else (8, 500_000, 2)
     started = time.perf_counter()
-    found = [
-        compare(spark, case, batches=batches, rows=rows, rounds=rounds)
-        for case in CASES
-        if options.case in (None, case.name)
-    ]
-    spark.stop()
+    with session() as spark:
+        found = [
+            compare(spark, case, batches=batches, rows=rows, rounds=rounds)
+            for case in CASES
+            if options.case in (None, case.name)
+        ]
     report(
         "windows-quick" if options.quick else "windows",
         "Milliseconds per micro-batch beside Spark's own operators, two cores",

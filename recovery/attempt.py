@@ -51,6 +51,7 @@ class ShardJob:
         listeners: Told in this process of each try to fetch something; the metrics carry the same to the driver.
         retain: Staged files kept behind the committed version, for stale copies.
         lock_wait_s: Bound on waiting for the shard's lock.
+        launch: Number of the query's start that the task belongs to, see `CommitRecord`.
     """
 
     query_id: str
@@ -64,6 +65,7 @@ class ShardJob:
     listeners: tuple[RestoreListener, ...] = ()
     retain: int = 2
     lock_wait_s: float = 30.0
+    launch: int = 0
 
     @property
     def where(self) -> str:
@@ -145,7 +147,7 @@ def run_attempt(
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s):
         kill_point("open", version)
-        opening = Opening(directory, job.where, job.packages, job.listeners)
+        opening = Opening(directory, job.where, job.packages, job.listeners, job.launch)
         fetched = job.packages.fetched_bytes if job.packages is not None else 0
         with watch.step("open"):
             opened = opening.at(pointer)
@@ -256,6 +258,7 @@ def _record(
         rejected=rejected,
         message_count=outcome.message_count,
         message_digest=outcome.message_digest,
+        launch=job.launch,
     )
 
 

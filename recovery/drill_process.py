@@ -205,12 +205,18 @@ def strike_host(runner: Runner, out: Path, at: int) -> str | None:
 
 def _executor(runner: Runner, disk: Path) -> list[psutil.Process]:
     """Give the executor that writes on a disk."""
-    found = []
-    for process in runner.family():
+    found = executors(runner.family()).get(str(disk))
+    return [found] if found is not None else []
+
+
+def executors(family: Sequence[psutil.Process]) -> dict[str, psutil.Process]:
+    """Give the executors among some processes, by the disk that each has of its own."""
+    found = {}
+    for process in family:
         with suppress(psutil.Error):
-            mine = process.environ().get("SPARK_EXECUTOR_DIRS", "").split(os.pathsep)
-            if process.name() == "java" and str(disk) in mine:
-                found.append(process)
+            disk = process.environ().get("SPARK_EXECUTOR_DIRS", "")
+            if process.name() == "java" and disk:
+                found[disk.split(os.pathsep)[0]] = process
     return found
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,9 +13,12 @@ import pyarrow as pa
 from backend.batch import Operator
 from recovery.attempt import ShardJob
 from recovery.changelog import open_changelog
+from recovery.files import open_files
 from recovery.package import Snapshots
 
 SNAPSHOTS_DIRECTORY = "rewind/snapshots"
+LAUNCHES = "rewind/launches.json"
+_LAUNCHES_FORMAT = 1
 
 
 def snapshots(checkpoint: str) -> Snapshots:
@@ -55,3 +61,24 @@ def shard_job(
         snapshot_every=snapshot_every,
         retain=retain,
     )
+
+
+def of_launch(make: Callable[[str, int], ShardJob], launch: int, query_id: str, shard: int) -> ShardJob:
+    """Make the job of one shard for the tasks of one start of the query."""
+    return replace(make(query_id, shard), launch=launch)
+
+
+def next_launch(checkpoint: str) -> int:
+    """Count the starts of a query, restarts by the supervisor too; durable on return.
+
+    `<checkpoint>/rewind/launches.json` (format 1): `{"format": 1, "launch": 7}`. What cannot be read counts as none:
+    then a database that is ahead looks like a zombie's again, which the supervisor copes with.
+    """
+    files, last = open_files(checkpoint), 0
+    try:
+        found = json.loads(files.read(LAUNCHES))
+        last = int(found["launch"]) if found["format"] == _LAUNCHES_FORMAT else 0
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        last = 0
+    files.write(LAUNCHES, [json.dumps({"format": _LAUNCHES_FORMAT, "launch": last + 1}).encode()])
+    return last + 1

@@ -68,6 +68,8 @@ class Opening:
         where: Names the shard in errors.
         packages: Copies on the checkpoint's filesystem, None when there is no such place.
         listeners: Told of each try to fetch something.
+        launch: The query's start that asks. A database that is newer than the pointer and was made by an earlier start
+            is no sign of a zombie: Spark was rolled back in between, and the database is done without.
         told: The same, written down: what the task tells the driver.
     """
 
@@ -75,6 +77,7 @@ class Opening:
     where: str
     packages: Snapshots | None = None
     listeners: tuple[RestoreListener, ...] = ()
+    launch: int = 0
     told: Recorder = field(default_factory=Recorder)
     _broken: set[Broken] = field(default_factory=set)
     _damaged_here: set[Commit] = field(default_factory=set)
@@ -113,7 +116,11 @@ class Opening:
             if isinstance(found, Start):
                 return self._start(generation, store)
             if isinstance(found, Ahead):
-                raise _ahead(found, self.where)
+                row = read_commit_row(store) if store is not None else None
+                if row is None or row.launch >= self.launch:
+                    raise _ahead(found, self.where)
+                database, store, staged = Unreadable(f"Spark's checkpoint was rolled back: {found.why}"), None, set()
+                continue
             assert pointer is not None, "without a pointer the plan is Start or Ahead"
             if isinstance(found, Use):
                 assert generation is not None and store is not None

@@ -59,6 +59,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
         rejected: (stream, partition, offset) that a replay leaves out.
         message_count: Live messages.
         message_digest: Their digest.
+        launch: Which start of the query made it: a later start has a larger number.
     """
 
     shard: int
@@ -72,6 +73,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
     rejected: list[tuple[int, int, int]] = []
     message_count: int = 0
     message_digest: int = 0
+    launch: int = 0
     format: int = FORMAT
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from backend.errors import RewindError, StateAhead, StateCorrupted
 from backend.rocks import RocksStore
 from recovery.attempt import ShardJob
-from recovery.opening import Opening, read_commit_row
+from recovery.opening import Opened, Opening, read_commit_row
 from recovery.pointer import CommitRecord, Pointer, decode, decode_record, encode, encode_record
 from recovery.scratch import scratch_directory
 from recovery.shard import ShardDirectory
@@ -78,8 +79,8 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
         if pointer is None and directory.current() is None:
             return None
         try:
-            opened = Opening(directory, job.where, job.packages, job.listeners).at(pointer)
-        except (StateAhead, StateCorrupted) as error:
+            opened = _opened(job, directory, pointer)
+        except StateCorrupted as error:
             directory.condemn()
             return str(error)
         except RewindError as error:
@@ -92,6 +93,21 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
         finally:
             opened.store.close()
     return None
+
+
+def _opened(job: ShardJob, directory: ShardDirectory, pointer: Pointer | None) -> Opened:
+    """Open a shard; what is newer than the pointer is put aside, and packages may lead to the pointer then."""
+    opening = partial(Opening, directory, job.where, job.packages, job.listeners)
+    try:
+        return opening().at(pointer)
+    except StateAhead as error:
+        directory.condemn()
+        if pointer is None:
+            raise
+        try:
+            return opening().at(pointer)
+        except RewindError:
+            raise error from None
 
 
 def share_all(spark: SparkSession, pointers: Mapping[int, Pointer], make: Callable[[int], ShardJob]) -> int:

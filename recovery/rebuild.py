@@ -29,6 +29,7 @@ from recovery.planner import At, CatchUp, Local, Lost, Nothing, Rebuild, Remote,
 from recovery.pointer import Commit, CommitRecord, Pointer, decode, encode
 from recovery.probe import Unusable, probe, share_all
 from recovery.replay import DIRECTORY, ReplayableJob, build_package, read_pointers, write_chunks
+from recovery.time_travel import committed_record, with_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,17 +105,17 @@ def plan_restores(
         why: What the query failed with, where the probe cannot say better.
 
     Raises:
-        HistoryLost: A shard cannot be restored from what there is.
+        HistoryLost: A shard cannot be restored from what there is; names the versions to be had, if any.
         ChangelogDamaged: The changelog is damaged.
     """
     plans: dict[int, Rebuild | CatchUp] = {}
     for shard, pointer in pointers.items():
-        record = changelog.read(shard, pointer.commit).record
+        record = committed_record(changelog, pointer, pointers, source)
         row = found[shard].row
         here = At(row.commit, _next_offsets(row)) if row is not None else Nothing()
         chosen = plan(pointer, Local(here), Remote(record=record, source=source), in_task=False)
         if isinstance(chosen, Lost):
-            raise chosen.error
+            raise with_versions(chosen.error, changelog, pointers, source)
         text = found[shard].why or why
         if isinstance(chosen, CatchUp):
             plans[shard] = replace(chosen, why=text)

@@ -30,7 +30,7 @@ from backend.windows import Duration, duration_ms
 from recovery.changelog import open_changelog
 from recovery.files import open_files
 from recovery.housekeeping import Housekeeping
-from recovery.jobs import shard_job, snapshots
+from recovery.jobs import next_launch, of_launch, shard_job, snapshots
 from recovery.manifest import Manifest, read_manifest, settle
 from recovery.moved import settle_in
 from recovery.rebuild import restore_shards
@@ -143,9 +143,10 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
         shard_job, local_dir, checkpoint, changelog_uri, job.operator, job.message_fields, options.retain, every
     )
     sources = job.sources(spark, bounded=options.until == "end")
-    plan = ProcessorPlan({value: shard for shard, value in enumerate(job.grouping)}, make, sources)
+    shards = {value: shard for shard, value in enumerate(job.grouping)}
 
     def launch(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        plan = ProcessorPlan(shards, partial(of_launch, make, next_launch(checkpoint)), sources)
         with settings(spark, job.shards, options.arrow_rows):
             packed = job.streaming(spark, checkpoint)
             states = packed.groupBy("shard").transformWithStateInPandas(

@@ -20,10 +20,13 @@ from backend.rocks import RocksStore
 from backend.store import Changes, Region, Staged
 from recovery.attempt import ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
+from recovery.jobs import next_launch
 from recovery.opening import Opening, read_commit_row
 from recovery.package import Snapshots
 from recovery.pointer import decode, encode
+from recovery.probe import unusable
 from recovery.shard import ShardDirectory
+from recovery.told import moves
 from tests.support.counting import CountingOperator
 
 KEY = (pa.field("key", pa.string()),)
@@ -368,3 +371,50 @@ def test_an_unknown_generation_file_is_refused(job):
     current.write_text(json.dumps({"format": 1, "generation": "../../../etc"}))
     with pytest.raises(StateCorrupted):
         directory(job).current()
+
+
+def ahead_of(job, packages):
+    """Run four micro-batches; give the pointers."""
+    pointers = [None]
+    for version in range(4):
+        pointers.append(run_attempt(replace(job, packages=packages), pointers[-1], version, given([version])).pointer)
+    return pointers[1:]
+
+
+def test_a_later_start_of_the_query_goes_back_with_spark(job, tmp_path):
+    packages = Snapshots(str(tmp_path / "packages"))
+    first = replace(job, launch=1, snapshot_every=2)
+    pointers = ahead_of(first, packages)
+    for other in (first, replace(first, launch=0)):  # a zombie of this start, or of an earlier one
+        with pytest.raises(StateAhead):
+            run_attempt(replace(other, packages=packages), pointers[0], 1, given([1]))
+    later = replace(first, launch=2)
+    with pytest.raises(StateUnavailable, match="rolled back"):
+        run_attempt(later, pointers[0], 1, given([1]))  # nothing leads there but changelog and source
+    done = run_attempt(replace(later, packages=packages), pointers[0], 1, given([1]))
+    assert counted(done) == {"a": 2}
+    assert [(one.how, one.failed) for one in moves(done.metrics)] == [("package", "")]
+    again = run_attempt(replace(later, packages=packages), done.pointer, 2, given([2]))
+    assert counted(again) == {"a": 3}
+
+
+def test_a_later_start_begins_anew_when_spark_went_back_to_nothing(job, tmp_path):
+    ahead_of(replace(job, launch=1), None)
+    done = run_attempt(replace(job, launch=2), None, 0, given([0]))
+    assert counted(done) == {"a": 1}
+
+
+def test_starts_are_counted(tmp_path):
+    checkpoint = str(tmp_path / "checkpoint")
+    assert [next_launch(checkpoint) for _ in range(3)] == [1, 2, 3]
+    (tmp_path / "checkpoint" / "rewind" / "launches.json").write_text("{")
+    assert next_launch(checkpoint) == 1
+
+
+def test_a_probe_puts_aside_what_is_ahead_and_takes_packages(job, tmp_path):
+    packages = Snapshots(str(tmp_path / "packages"))
+    with_packages = replace(job, packages=packages, snapshot_every=2)
+    pointers = ahead_of(with_packages, packages)
+    assert "the local database is ahead" in str(unusable(job, pointers[0]))
+    pointers = ahead_of(replace(with_packages, local_dir=tmp_path / "other"), packages)
+    assert unusable(replace(with_packages, local_dir=tmp_path / "other"), pointers[0]) is None

@@ -1,0 +1,205 @@
+"""An executor dies: ours beside Spark's own state store: `python -m bench.failover [--quick] [--case NAME]`.
+
+Two executors, each a process with one core and a disk of its own. The same messages for both: windows with incremental
+aggregates, and a median, which keeps every message. As soon as a certain micro-batch has begun, the same executor of
+each is killed with its Python workers (SIGKILL), and its disk is lost. Ours fetches the shard's packages on another
+executor, Spark's loads its RocksDB snapshot and changelog; nobody restarts a query.
+
+Shown: seconds from the death until that micro-batch is committed, and for comparison the median of the undisturbed
+micro-batches around it. Both must count every message once. Aim: within twice the time of Spark's own store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from backend import archive, stream
+from bench.session import CLUSTER, session, sparks_own_store
+from bench.table import report
+from bench.windows import CASES, Case, write
+from recovery.drill_process import each, executors
+
+DISK = "rewind"
+SNAPSHOT_EVERY = 5
+WAIT_S = 300.0
+POLL_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one run took.
+
+    Attributes:
+        without_s: From the death to the next commit.
+        undisturbed_s: Median between commits, without the first ones and the disturbed one.
+        total: Messages counted in the results.
+    """
+
+    without_s: float
+    undisturbed_s: float
+    total: int
+
+
+def until(there: Callable[[], bool], what: str) -> None:
+    """Wait.
+
+    Raises:
+        TimeoutError: It does not happen.
+    """
+    deadline = time.monotonic() + WAIT_S
+    while not there():
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(POLL_S)
+
+
+def two_executors() -> dict[str, psutil.Process]:
+    """Wait until both executors run (the one that was killed is replaced); give them by disk."""
+    found: dict[str, psutil.Process] = {}
+
+    def there() -> bool:
+        found.clear()
+        found.update(executors(psutil.Process().children(recursive=True)))
+        return len(found) == 2
+
+    until(there, "there are no two executors")
+    return found
+
+
+def strike(checkpoint: Path, at: int, victim: tuple[str, psutil.Process]) -> float:
+    """Kill an executor once micro-batch `at` has begun; give the seconds until it is committed."""
+    disk, executor = victim
+    until((checkpoint / "offsets" / str(at)).exists, f"micro-batch {at} does not begin")
+    each([*executor.children(recursive=True), executor], "kill")
+    died = time.monotonic()
+    shutil.rmtree(Path(disk) / DISK, ignore_errors=True)
+    until((checkpoint / "commits" / str(at)).exists, f"micro-batch {at} is not committed after a death")
+    return time.monotonic() - died
+
+
+def between(checkpoint: Path, at: int) -> float:
+    """Give the median of the seconds between commits, the first two and the disturbed one left out."""
+    paths = sorted((path for path in (checkpoint / "commits").iterdir() if path.name.isdecimal()), key=_version)
+    times = [path.stat().st_mtime for path in paths]
+    gaps = [b - a for number, (a, b) in enumerate(pairwise(times), 1) if number not in (1, at)]
+    return statistics.median(gaps)
+
+
+def _version(path: Path) -> int:
+    return int(path.name)
+
+
+def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, at: int) -> Taken:
+    """Run our job, with an executor killed."""
+    victim = sorted(two_executors().items())[0]
+    source = archive(
+        str(directory / "archive"), value="key string, at timestamp, x long", format="typed",
+        max_offsets_per_batch=rows, max_offsets_per_task=(rows + 1) // 2,
+    )  # fmt: skip
+    query = case.ours(stream(source, event_time="at", key="key")).start(
+        spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
+        local_dir=f"$SPARK_EXECUTOR_DIRS/{DISK}", snapshots=SNAPSHOT_EVERY, trigger="0 seconds", until="end",
+    )  # fmt: skip
+    without = strike(run / "checkpoint", at, victim)
+    query.await_termination()
+    if query.progress.restores:
+        raise RuntimeError("the query was restarted: nothing was moved")
+    found = spark.read.parquet(str(run / "results")).where("reason in ('full', 'drain')").agg({"n": "sum"}).collect()
+    return Taken(without, between(run / "checkpoint", at), int(found[0][0]))
+
+
+def sparks(spark: Any, directory: Path, case: Case, run: Path, at: int) -> Taken:
+    """Run Spark's own operator, with an executor killed; in update mode, so that open windows are seen too."""
+    victim = sorted(two_executors().items())[0]
+    sparks_own_store(spark)
+    rows = (
+        spark.readStream.schema("key string, at timestamp, x long")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(directory / "files"))
+    )
+    out = str(run / "results")
+
+    def publish(frame: Any, version: int) -> None:
+        frame.write.mode("overwrite").parquet(f"{out}/batch={version}")
+
+    query = (
+        case.sparks(rows)
+        .writeStream.foreachBatch(publish)
+        .option("checkpointLocation", str(run / "checkpoint"))
+        .outputMode("update")
+        .trigger(availableNow=True)
+        .start()
+    )
+    without = strike(run / "checkpoint", at, victim)
+    query.awaitTermination()
+    newest = spark.read.parquet(out).groupBy("w", "key").agg({"n": "max"}).agg({"max(n)": "sum"}).collect()
+    return Taken(without, between(run / "checkpoint", at), int(newest[0][0]))
+
+
+def compare(spark: Any, case: Case, home: Path, *, batches: int, rows: int, rounds: int) -> dict[str, Any]:
+    """Run both in turn."""
+    directory = home / case.name
+    directory.mkdir()
+    write(directory, case, batches, rows)
+    taken: dict[str, list[Taken]] = {"ours": [], "sparks": []}
+    at = batches // 2
+    for number in range(rounds):
+        run = directory / f"ours-{number}"
+        taken["ours"].append(ours(spark, directory, case, rows, run, at))
+        run = directory / f"sparks-{number}"
+        taken["sparks"].append(sparks(spark, directory, case, run, at))
+    totals = {one.total for runs in taken.values() for one in runs}
+    if totals != {batches * rows}:
+        raise RuntimeError(f"{batches * rows} messages, counted {totals}")
+    mine, theirs = ([one.without_s for one in taken[label]] for label in ("ours", "sparks"))
+    return {
+        "case": case.name,
+        "keys": case.keys,
+        "messages before the death": at * rows,
+        "ours s": statistics.median(mine),
+        "ours min-max": f"{min(mine):.1f}-{max(mine):.1f}",
+        "ours undisturbed s": statistics.median(one.undisturbed_s for one in taken["ours"]),
+        "Spark's own s": statistics.median(theirs),
+        "Spark min-max": f"{min(theirs):.1f}-{max(theirs):.1f}",
+        "Spark undisturbed s": statistics.median(one.undisturbed_s for one in taken["sparks"]),
+        "ours / Spark": statistics.median(mine) / statistics.median(theirs),
+    }
+
+
+def main() -> None:
+    """Run it."""
+    names = ("tumbling", "keys", "median")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    parser.add_argument("--case", choices=names)
+    options = parser.parse_args()
+    batches, rows, rounds = (6, 2_000, 1) if options.quick else (16, 100_000, 3)
+    chosen = [options.case] if options.case else ["median"] if options.quick else names
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        conf = {"spark.local.dir": str(home / "disks"), "spark.executor.memory": "1g"}
+        with session(CLUSTER, memory="1g", conf=conf) as spark:
+            cases = [case for case in CASES if case.name in chosen]
+            found = [compare(spark, case, home, batches=batches, rows=rows, rounds=rounds) for case in cases]
+    report(
+        "failover-quick" if options.quick else "failover",
+        f"Seconds without results after an executor's death, {rows:,} messages per micro-batch, two cores",
+        found,
+        [f"{time.perf_counter() - started:.0f} s in all; medians of {rounds}; both counted every message once"],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Bytes that go to the checkpoint's filesystem per event: `python -m bench.snapshots [--quick]`.
+
+The same messages for all: windows with incremental aggregates (few keys, many keys) and a median, which keeps every
+message. Ours with snapshots every so many commits, and without (changelog only); Spark's own RocksDB store with and
+without changelog checkpointing. Counted is what lies in the checkpoint at the end, under `rewind/changelog` and
+`rewind/snapshots`, or under `state`: nothing is pruned in so few micro-batches, and what is named by its content was
+uploaded once. (Our pointers in Spark's own state are counted with ours.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from backend import archive, stream
+from bench.session import session, size, sparks_own_store
+from bench.table import report
+from bench.windows import CASES, Case, write
+
+SNAPSHOT_EVERY = 10
+NAMES = {"tumbling": "incremental, few keys", "keys": "incremental, many keys", "median": "full state"}
+
+
+def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, snapshots: str | int) -> dict[str, int]:
+    """Run our job; give the bytes."""
+    source = archive(
+        str(directory / "archive"), value="key string, at timestamp, x long", format="typed",
+        max_offsets_per_batch=rows, max_offsets_per_task=(rows + 1) // 2,
+    )  # fmt: skip
+    query = case.ours(stream(source, event_time="at", key="key")).start(
+        spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
+        local_dir=run / "local", snapshots=snapshots, trigger="0 seconds", until="end",
+    )  # fmt: skip
+    query.await_termination()
+    checkpoint = run / "checkpoint"
+    steps = sum(path.stat().st_size for path in (checkpoint / "rewind" / "snapshots").glob("*/*.step.*"))
+    return {
+        "log": size(checkpoint / "rewind" / "changelog"),
+        "steps": steps,
+        "snapshots": size(checkpoint / "rewind" / "snapshots") - steps,
+        "pointers": size(checkpoint / "state"),
+    }
+
+
+def sparks(spark: Any, directory: Path, case: Case, run: Path, *, changelog: bool) -> dict[str, int]:
+    """Run Spark's own operator; give the bytes."""
+    sparks_own_store(spark, changelog=changelog)
+    rows = (
+        spark.readStream.schema("key string, at timestamp, x long")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(directory / "files"))
+    )
+    query = (
+        case.sparks(rows)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(run / "checkpoint"))
+        .outputMode("append")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    log = size(run / "checkpoint" / "state", ".changelog")
+    return {"log": log, "steps": 0, "snapshots": size(run / "checkpoint" / "state") - log, "pointers": 0}
+
+
+def compare(spark: Any, case: Case, directory: Path, *, batches: int, rows: int) -> list[dict[str, Any]]:
+    """Run all four over the same messages."""
+    write(directory, case, batches, rows)
+    runs = {
+        f"ours, snapshots every {SNAPSHOT_EVERY}": lambda run: ours(spark, directory, case, rows, run, SNAPSHOT_EVERY),
+        "ours, no snapshots": lambda run: ours(spark, directory, case, rows, run, "off"),
+        "Spark's, changelog checkpointing": lambda run: sparks(spark, directory, case, run, changelog=True),
+        "Spark's, snapshots only": lambda run: sparks(spark, directory, case, run, changelog=False),
+    }
+    found = []
+    for label, go in runs.items():
+        run = directory / "run"
+        taken = go(run)
+        shutil.rmtree(run)
+        events = batches * rows
+        found.append(
+            {
+                "windows": NAMES[case.name],
+                "store": label,
+                "bytes per event": sum(taken.values()) / events,
+                "changelog": taken["log"] / events,
+                "staged files": taken["steps"] / events,
+                "snapshots": taken["snapshots"] / events,
+                "pointers": taken["pointers"] / events,
+            }
+        )
+    return found
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    options = parser.parse_args()
+    batches, rows = (4, 5_000) if options.quick else (40, 50_000)
+    started = time.perf_counter()
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name, session() as spark:
+        for case in CASES:
+            if case.name in NAMES:
+                directory = Path(name) / case.name
+                directory.mkdir()
+                found += compare(spark, case, directory, batches=batches, rows=rows)
+                shutil.rmtree(directory)
+    report(
+        "snapshots-quick" if options.quick else "snapshots",
+        f"Bytes to the checkpoint's filesystem per event, {batches} micro-batches of {rows:,} messages",
+        found,
+        [f"{time.perf_counter() - started:.0f} s in all"],
+    )
+
+
+if __name__ == "__main__":
+    main()

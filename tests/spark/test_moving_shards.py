@@ -1,0 +1,130 @@
+"""Shards that move between executors with a disk each: at every micro-batch, and because executors die.
+
+The query goes on all the while, and the results are those of plain loops over the messages. A move costs what changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from backend.sources.archive_files import write_archive
+from recovery.told import moves
+from tests.support.moving_job import KILLS, SNAPSHOT_EVERY
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+START_MS, SIZE_MS = 1_700_000_000_000, 10_000
+ROWS = 300
+MICRO_BATCHES = {"few": 8, "many": 12}
+Told = dict[str, list[dict[str, Any]]]
+
+
+def make(directory: Path, rows: int) -> list[tuple[str, int, int]]:
+    """Write an archive of one source partition; give its (key, event time, x)."""
+    random = np.random.default_rng(11)
+    keys = [f"k{number}" for number in random.integers(0, 40, rows)]
+    times = (np.sort(random.integers(0, rows * 20, rows)) + START_MS).tolist()
+    values = random.integers(0, 1000, rows).tolist()
+    at = pa.array(times, pa.timestamp("ms", tz="UTC"))
+    table = pa.table(
+        {
+            "topic": pa.repeat(pa.scalar("t"), rows),
+            "partition": pa.array(np.zeros(rows, np.int32)),
+            "offset": pa.array(np.arange(rows)),
+            "timestamp": at,
+            "key": pa.nulls(rows, pa.binary()),
+            "value": pa.StructArray.from_arrays([pa.array(keys), at, pa.array(values)], ["key", "at", "x"]),
+        }
+    )
+    write_archive(directory, table, rows_per_file=rows, row_group_rows=rows)
+    return list(zip(keys, times, values, strict=True))
+
+
+def expected(messages: list[tuple[str, int, int]]) -> dict[tuple[str, int], tuple[int, int, float]]:
+    """Count, sum and median per key and window, by plain loops."""
+    windows: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for key, time, value in messages:
+        windows[key, time // SIZE_MS * SIZE_MS].append(value)
+    return {where: (len(v), sum(v), float(statistics.median(v))) for where, v in windows.items()}
+
+
+def found(results: Path) -> tuple[dict[tuple[str, int], tuple[int, int, float]], int]:
+    """Give the newest row of each window, and how many rows had one of the same id before them."""
+    rows = ds.dataset(results, format="parquet", partitioning=None).to_table().to_pylist()
+    newest: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: (row["version"], row["sequence"])):
+        newest[row["key"], int(row["window_start"].timestamp() * 1000)] = row
+    doubled = len(rows) - len({row["id"] for row in rows})
+    return {where: (row["n"], row["total"], row["typical"]) for where, row in newest.items()}, doubled
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("moving")
+
+
+@pytest.fixture(scope="module")
+def messages(home: Path) -> dict[str, list[tuple[str, int, int]]]:
+    return {name: make(home / name, ROWS * number) for name, number in MICRO_BATCHES.items()}
+
+
+@pytest.fixture(scope="module")
+def told(home: Path, messages: dict[str, Any]) -> Told:
+    """Run both jobs; give what they told, by job."""
+    command = [sys.executable, "-m", "tests.support.moving_job", str(home), str(ROWS)]
+    with (home / "log").open("w") as log:
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=log,
+            text=True, check=False, timeout=540,
+        )  # fmt: skip
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert done.returncode == 0, (lines[-1:], (home / "log").read_text()[-3000:])
+    cut = next(at for at, line in enumerate(lines) if line["what"] == "ended") + 1
+    return {"alternate": lines[:cut], "kill": lines[cut:]}
+
+
+def test_a_shard_alternates_between_two_executors_at_every_micro_batch(
+    home: Path, told: Told, messages: dict[str, Any]
+) -> None:
+    published = [line for line in told["alternate"] if line["what"] == "published"]
+    # after the data there may be a micro-batch in which no shard takes part: it has its turn all the same
+    published = published[: MICRO_BATCHES["few"]]
+    held = [line["held"] for line in published]
+    assert len(set(held)) == 2
+    assert all(a != b for a, b in pairwise(held)), "another executor each time"
+    shards = [line["shards"][0] for line in published]
+    how = [[(one.how, one.failed) for one in moves(shard)] for shard in shards]
+    assert how[0] == []
+    assert how[1] in ([("package", "")], [("steps", "")]), "the first move brings everything"
+    assert all(one == [("steps", "")] for one in how[2:]), "later ones what the other executor staged"
+    fetched = [shard["fetched_bytes"] for shard in shards]
+    assert fetched[2:] == [shard["staged_bytes"] for shard in shards[1:-1]]
+    assert told["alternate"][-1] == {"what": "ended", "job": "alternate", "same": True, "restores": 0}
+    assert found(home / "alternate" / "results") == (expected(messages["few"]), 0)
+
+
+def test_executors_die_in_turn_and_the_query_goes_on(home: Path, told: Told, messages: dict[str, Any]) -> None:
+    kills = [line for line in told["kill"] if line["what"] == "killed"]
+    print(*(f"time without results: {line['without_results_s']:.1f} s" for line in kills), sep="\n")
+    assert [line["left"] for line in kills] == [1, 0], "each time another one"
+    assert told["kill"][-1] == {"what": "ended", "job": "kill", "same": True, "restores": 0}
+    assert found(home / "kill" / "results") == (expected(messages["many"]), 0)
+    published = [line for line in told["kill"] if line["what"] == "published"]
+    moved = [line["version"] for line in published for shard in line["shards"] if moves(shard)]
+    assert {version for version in moved if version > KILLS[0]}, "somebody took over what was lost"
+    packages = [path.name for path in (home / "kill").glob("checkpoint/rewind/snapshots/*/*.full.json")]
+    assert len(packages) > MICRO_BATCHES["many"] // SNAPSHOT_EVERY
