@@ -106,6 +106,10 @@ class SourceGap(RewindError):
     """Offsets are missing, or step back, in a source that does not declare it."""
 
 
+class SourceDamaged(RewindError):
+    """A file of the source cannot be read: torn, or not what was written."""
+
+
 class SourceUnavailable(RewindError):
     """The source does not answer, or one of its topics does not exist."""
 

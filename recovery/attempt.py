@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import MESSAGE_FIELDS, MicroBatch, Operator, Outcome, Position, Positions, SourcePartition
-from backend.errors import StateCorrupted
+from backend.errors import PointerDamaged, StateCorrupted
 from backend.rocks import RocksStore
 from backend.store import Changes, Region, Staged, region_range
 from backend.workspace import Workspace
@@ -140,8 +140,17 @@ def run_attempt(
         StateUnavailable: The state that the pointer names is not here and cannot be fetched.
         StateAhead: The local state is newer than the pointer; nothing was touched.
         StateCorrupted: The local state is damaged; it is put aside, the next attempt does not use it.
+        PointerDamaged: The pointer is another shard's.
+        StorageFailed: A disk or filesystem refused; nothing that is committed was touched.
     """
     watch = _Watch()
+    if pointer is not None and pointer.shard != job.shard:
+        raise PointerDamaged(
+            "the pointer in Spark's state is another shard's",
+            where=job.where,
+            why=f"it is of shard {pointer.shard}",
+            command="rewind verify <checkpoint>",
+        )
     before = positions_of(pointer)
     given = read(before)
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)

@@ -1,7 +1,13 @@
 """The pointer: what Spark's state holds per shard, and therefore what is committed.
 
 Spark commits the pointer atomically with the source offsets, so it names the state exactly: the commit, the staged file
-that makes it, and where the changelog has it. It is a few hundred bytes, MessagePack, format version first.
+that makes it, and where the changelog has it. It is a few hundred bytes (format 2)::
+
+    +----------------------------+--------------------------+
+    | MessagePack of a `Pointer` | xxh3-64 of it, 8 bytes   |
+    +----------------------------+--------------------------+
+
+Format 1 was the same without the checksum, and is read.
 """
 
 from __future__ import annotations
@@ -9,12 +15,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+import xxhash
 
 from backend.batch import Position
 from backend.errors import UNDECODABLE, PointerDamaged, StateCorrupted, UnknownFormat
 from backend.store import Region
 
 FORMAT = 1
+"""Of the commit record."""
+POINTER_FORMAT = 2
+_SEAL_BYTES = 8
 
 COMMIT_KEY = bytes([Region.COMMIT]) + b"commit"
 """Key of the commit row: its value is `encode_record` of the commit that the database is at; written last."""
@@ -107,7 +117,7 @@ class Pointer(msgspec.Struct, frozen=True):
     changelog: str
     next_due_ms: int | None = None
     drained: int = -1
-    format: int = FORMAT
+    format: int = POINTER_FORMAT
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -117,7 +127,8 @@ _record_decoder = msgspec.msgpack.Decoder(CommitRecord)
 
 def encode(pointer: Pointer) -> bytes:
     """Encode a pointer for Spark's state."""
-    return _encoder.encode(pointer)
+    content = _encoder.encode(pointer)
+    return content if pointer.format == FORMAT else content + xxhash.xxh3_64_digest(content)
 
 
 def decode(data: bytes) -> Pointer:
@@ -127,24 +138,22 @@ def decode(data: bytes) -> Pointer:
         UnknownFormat: A newer release wrote it.
         PointerDamaged: The bytes are not a pointer.
     """
+    content = data[:-_SEAL_BYTES]
+    sealed = len(data) > _SEAL_BYTES and xxhash.xxh3_64_digest(content) == data[-_SEAL_BYTES:]
     try:
-        version = msgspec.msgpack.decode(data, type=dict).get("format")
+        version = msgspec.msgpack.decode(content if sealed else data, type=dict).get("format")
+        if version == (POINTER_FORMAT if sealed else FORMAT):
+            return _decoder.decode(content if sealed else data)
     except UNDECODABLE as error:
+        why = str(error) if sealed else f"{len(data)} bytes that do not match their checksum"
         raise PointerDamaged(
-            "the pointer in Spark's state cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
+            "the pointer in Spark's state cannot be decoded", why=why, command="rewind verify <checkpoint>"
         ) from error
-    if version != FORMAT:
-        raise UnknownFormat(
-            "the pointer in Spark's state has an unknown format",
-            why=f"format {version!r}, this release reads {FORMAT}",
-            command="install the release that wrote it",
-        )
-    try:
-        return _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise PointerDamaged(
-            "the pointer in Spark's state cannot be decoded", why=str(error), command="rewind verify <checkpoint>"
-        ) from error
+    raise UnknownFormat(
+        "the pointer in Spark's state has an unknown format",
+        why=f"format {version!r}, this release reads {FORMAT} and {POINTER_FORMAT}",
+        command="install the release that wrote it",
+    )
 
 
 def encode_record(record: CommitRecord) -> bytes:

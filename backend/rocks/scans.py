@@ -5,7 +5,8 @@
 * `set_iterate_lower_bound` sets the upper bound: scans against the order check their start themselves.
 * An iterator points to the upper bound inside its `ReadOptions` and does not keep them: once they are let go of, the
   scan ends early and silently. Every scan keeps its own.
-* `close` keeps the LOCK while an iterator or a snapshot lives: a scan can be released.
+* `close` keeps the LOCK while an iterator or a snapshot lives: a scan can be released, and what raises here keeps no
+  iterator in its frame, because an error that somebody holds on to keeps its frames.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Scan(Iterator[tuple[bytes, bytes]]):
                 native.status()
             except Exception as error:
                 raise translated(error, self._path) from error
+            finally:
+                del native
             raise StopIteration
         key: bytes = native.key()
         if self._reverse and key < self._start:
@@ -83,10 +86,13 @@ def until(end: bytes | None) -> ReadOptions:
 
 def check_ended(probe: rocksdict.RdictIter, last: bytes | None, start: bytes, path: Path) -> None:
     """Check that rows which ended after `last` ended because there are no more, not because of a corrupt block."""
-    probe.seek(start if last is None else last)
-    if last is not None and probe.valid():
-        probe.next()
-    if not probe.valid():
-        probe.status()
-        return
+    try:
+        probe.seek(start if last is None else last)
+        if last is not None and probe.valid():
+            probe.next()
+        if not probe.valid():
+            probe.status()
+            return
+    finally:
+        del probe
     raise StateCorrupted("a scan stopped before its end", where=str(path), why=f"after {last!r}", command=VERIFY)

@@ -120,7 +120,7 @@ class _ShardWriter:
             return
         if kind not in self._open:
             path = Path(self.attempts[kind], f"{kind}-{self.shard:05d}-{uuid.uuid4().hex}.parquet")
-            self._open[kind] = path, pq.ParquetWriter(path, table.schema, compression="zstd")
+            self._open[kind] = path, pq.ParquetWriter(path, table.schema, compression="zstd", write_page_checksum=True)
         self._open[kind][1].write_table(table)
         self.rows[kind] += table.num_rows
 

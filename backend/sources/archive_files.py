@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backend.sources import OffsetRange
-from backend.sources.archive_index import REQUIRED, Archive, Gap, Slice, check_rows, covered, gap_error
+from backend.sources.archive_index import REQUIRED, Archive, Gap, Slice, check_rows, covered, gap_error, readable
 
 BATCH_ROWS = 65_536
 """Rows of one Arrow batch handed to Spark: large, because each batch costs a round trip."""
@@ -55,13 +55,14 @@ def read_range(
 
     Raises:
         SourceGap: Rows are missing, come twice or step back; nothing of the batch concerned is handed out.
+        SourceDamaged: A file cannot be read.
     """
     filesystem, root = fsspec.core.url_to_fs(uri)
     start, end = wanted
     expected = start
     for piece in slices:
-        with filesystem.open(f"{root}/{piece.path}", "rb") as handle:
-            parquet = pq.ParquetFile(handle)
+        with filesystem.open(f"{root}/{piece.path}", "rb") as handle, readable(f"{root}/{piece.path}"):
+            parquet = pq.ParquetFile(handle, page_checksum_verification=True)
             groups = _row_groups(parquet, start, end)
             for batch in parquet.iter_batches(BATCH_ROWS, row_groups=groups, columns=list(REQUIRED), use_threads=False):
                 rows = _rows_of(batch, topic, partition, start, end)
@@ -153,7 +154,9 @@ def write_archive(
         for at in range(0, part.num_rows, rows_per_file):
             piece = part.slice(at, rows_per_file)
             name = f"{topic}-{partition}-{piece.column('offset')[0].as_py():020d}.parquet"
-            pq.write_table(piece, target / name, row_group_size=row_group_rows, compression="zstd")
+            pq.write_table(
+                piece, target / name, row_group_size=row_group_rows, compression="zstd", write_page_checksum=True
+            )
     Archive(str(target)).write_index(declared)
     return declared
 

@@ -20,7 +20,8 @@ checked when they are read, and a task that fails there has counted nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -31,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backend.errors import UNDECODABLE, HistoryLost, SourceGap, UnknownFormat
+from backend.errors import UNDECODABLE, HistoryLost, SourceDamaged, SourceGap, UnknownFormat
 from backend.sources import OffsetRange, TopicPartition
 
 FORMAT = 1
@@ -157,7 +158,7 @@ class Archive:
         for path, size in sizes.items():
             entry = cached.get(path)
             if entry is None or entry.bytes != size:
-                with filesystem.open(f"{root}/{path}", "rb") as handle:
+                with filesystem.open(f"{root}/{path}", "rb") as handle, readable(f"{root}/{path}"):
                     entry = FileEntry(path, size, read_spans(handle, path))
             entries[path] = entry
         self._checked = check(entries.values(), stored.gaps)
@@ -194,13 +195,38 @@ def read_index_file(filesystem: Any, root: str) -> IndexFile:
         if version == FORMAT:
             return msgspec.json.decode(data, type=IndexFile)
     except UNDECODABLE as error:
-        raise UnknownFormat("the index of the archive cannot be read", where=where, why=str(error)) from error
+        raise UnknownFormat(
+            "the index of the archive cannot be read",
+            where=where,
+            why=str(error),
+            command="put the file back, or write the index again",
+        ) from error
     raise UnknownFormat(
         "the index of the archive has an unknown format",
         where=where,
         why=f"format {version!r}, this release reads {FORMAT}",
         command="install the release that wrote it, or write the index again",
     )
+
+
+@contextmanager
+def readable(where: str) -> Iterator[None]:
+    """Name a Parquet file that cannot be read in here.
+
+    Raises:
+        SourceDamaged: It is torn, or a page does not match its checksum.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException, LookupError) as error:
+        raise SourceDamaged(
+            "a file of the archive cannot be read",
+            where=where,
+            why=str(error),
+            command="put the file back from where the archive was made",
+        ) from error
 
 
 def read_spans(handle: Any, path: str) -> list[Span]:

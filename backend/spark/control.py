@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from backend.errors import UnknownFormat
+from backend.errors import UNDECODABLE, ControlDamaged, UnknownFormat
 from recovery.files import open_files
 
 if TYPE_CHECKING:
@@ -96,20 +96,14 @@ class ControlReader(DataSourceStreamReader):
 
         Raises:
             UnknownFormat: Another release wrote the newest request.
+            ControlDamaged: The newest request cannot be read.
         """
         asked = max(_asked(start), 0)
         newest = _newest(self._checkpoint)
         if newest <= asked:
             return _offset(asked)
         name = f"{DIRECTORY}/drain-{newest}.json"
-        request = json.loads(open_files(self._checkpoint).read(name))
-        if request.get("format") != REQUEST_FORMAT:
-            raise UnknownFormat(
-                "a request to the job has an unknown format",
-                where=f"{self._checkpoint}/{name}",
-                why=f"format {request.get('format')!r}, this release reads {REQUEST_FORMAT}",
-                command="install the release that wrote it, or delete the file",
-            )
+        _check(open_files(self._checkpoint).read(name), f"{self._checkpoint}/{name}")
         return _offset(newest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -121,6 +115,26 @@ class ControlReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[tuple[bool]]:
         """Give the row."""
         return iter([(partition.drain,)] if isinstance(partition, Row) else [])
+
+
+def _check(data: bytes, where: str) -> None:
+    try:
+        request = json.loads(data)
+        written, drain = request.get("format"), request.get("drain")
+    except UNDECODABLE as error:
+        raise ControlDamaged(
+            "a request to the job cannot be read",
+            where=where,
+            why=str(error),
+            command="delete the file, start the query, and ask again",
+        ) from error
+    if written != REQUEST_FORMAT or drain is not True:
+        raise UnknownFormat(
+            "a request to the job has an unknown format",
+            where=where,
+            why=f"format {written!r}, this release reads {REQUEST_FORMAT}, and only requests to drain",
+            command="install the release that wrote it, or delete the file",
+        )
 
 
 def _newest(checkpoint: str) -> int:

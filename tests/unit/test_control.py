@@ -7,7 +7,7 @@ import time
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from backend.errors import UnknownFormat
+from backend.errors import ControlDamaged, UnknownFormat
 from backend.spark.control import ControlReader, ask_to_drain
 
 LIMIT = ReadAllAvailable()
@@ -79,3 +79,18 @@ def test_what_another_release_wrote_is_named(tmp_path):
     request.write_text('{"format": 3, "drain": true}')
     with pytest.raises(UnknownFormat, match=r"drain-\d+.json"):
         reader.latestOffset(reader.initialOffset(), LIMIT)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '"drain"', "[" * 50_000, '{"format": 2, "drain": false}', '{"format": 3}']
+)
+def test_a_request_that_cannot_be_read_is_named(tmp_path, content):
+    ask_to_drain(str(tmp_path))
+    (request,) = (tmp_path / "rewind/control").iterdir()
+    request.write_text(content)
+    reader = ControlReader(str(tmp_path))
+    with pytest.raises((ControlDamaged, UnknownFormat)) as caught:
+        reader.latestOffset(reader.initialOffset(), None)
+    assert request.name in caught.value.where
+    assert caught.value.command
+    assert request.read_text() == content
