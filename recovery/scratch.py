@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from recovery.files import make_directory
+
 
 @contextmanager
 def scratch_directory(parent: Path, kind: str) -> Iterator[Path]:
@@ -51,7 +53,7 @@ def sweep(parent: Path, kind: str) -> list[Path]:
 def _make(parent: Path, kind: str) -> tuple[Path, int]:
     while True:
         path = parent / f"{kind}-{uuid.uuid4().hex}"
-        path.mkdir(parents=True, mode=0o700)
+        make_directory(path)
         handle = _lock(path)
         if handle is not None and path.is_dir():
             return path, handle
