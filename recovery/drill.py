@@ -13,7 +13,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from backend.errors import RewindError, code_in
 from recovery.compare import Difference, Output, compare, read_output
 from recovery.drill_job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, HOSTS, LOCAL, OFFSETS, RESULTS
 from recovery.drill_process import BEFORE, Runner, snapshot, strike, strike_host, strike_restore
-from recovery.drill_scenarios import ALL, Scenario
+from recovery.drill_run import Run, unmoved, wrongly_restored
+from recovery.drill_scenarios import Scenario
 from recovery.killpoints import order, taken
 from recovery.pointer import Commit
 from recovery.survey import Checkpoint
@@ -31,35 +32,6 @@ MICRO_BATCHES = 6
 """How many the drill's own job is cut into."""
 MASTER, HOSTS_MASTER = "local[2,4]", "local-cluster[2,1,1024]"
 """Four tries of a task, as on a cluster."""
-
-
-@dataclass(slots=True)
-class Run:
-    """One run of a scenario, or the control.
-
-    Attributes:
-        events: What its processes told, and what the drill did, in order; `at` is seconds since the epoch.
-        error: The named error's text that ended it; empty when it ended well.
-        seconds: From the first start to the end.
-        version: The micro-batch in which it was broken, -1 when it was not.
-        broken_at: When it was broken, None when it was not.
-        damaged: Shards whose local state was damaged.
-    """
-
-    events: list[dict[str, Any]] = field(default_factory=list)
-    error: str = ""
-    seconds: float = 0.0
-    version: int = -1
-    broken_at: float | None = None
-    damaged: tuple[int, ...] = ()
-
-    def first(self, event: str, after: float = 0.0) -> float | None:
-        """Give when an event first happened after a time."""
-        return next((one["at"] for one in self.events if one["event"] == event and one["at"] > after), None)
-
-    def last(self, event: str) -> float | None:
-        """Give when an event last happened."""
-        return next((one["at"] for one in reversed(self.events) if one["event"] == event), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +102,7 @@ class Drill:
         self._control: Output | None = None
         self._broken: dict[str, Run] = {}
         self._runner: Runner | None = None
+        self._cluster: Runner | None = None
 
     def __enter__(self) -> Drill:
         return self
@@ -138,10 +111,11 @@ class Drill:
         self.close()
 
     def close(self) -> None:
-        """End the process that still runs."""
-        if self._runner is not None:
-            self._runner.close()
-        self._runner = None
+        """End the processes that still run."""
+        for runner in (self._runner, self._cluster):
+            if runner is not None:
+                runner.close()
+        self._runner = self._cluster = None
 
     def control(self) -> Output:
         """Run the job undisturbed, once.
@@ -233,17 +207,17 @@ class Drill:
         return out
 
     def _host(self, scenario: Scenario, run: Run) -> Path:
-        out = self._directory(scenario.name)
-        conf = {"spark.local.dir": str(out / HOSTS), "spark.executor.memory": "512m"}
-        runner = self._launch(HOSTS_MASTER, conf)
-        try:
-            runner.ask(out=str(out), hosts=True)
-            run.version = self._at("inside")
-            lost = strike_host(runner, out, run.version)
-            broken_at = time.time()
+        out, runner = self._directory(scenario.name), self._cluster_ready()
+        runner.ask(out=str(out), hosts=True, turns=scenario.turns)
+        if scenario.turns:
+            run.version, run.broken_at = 0, time.time()
+            self._note(run, "moving", what="the other executor runs the tasks at every micro-batch")
             self._listen(runner, run)
-        finally:
-            runner.close()
+            return out
+        run.version = self._at("inside")
+        lost = strike_host(runner, out, self.out / HOSTS, run.version)
+        broken_at = time.time()
+        self._listen(runner, run)
         if lost is not None:
             run.broken_at = broken_at
             self._note(run, "killed", at=broken_at, what=f"executor killed in micro-batch {run.version}, its disk lost")
@@ -279,7 +253,7 @@ class Drill:
                 why = "" if difference.equal else "differs from the control: " + "; ".join(difference.samples)
             except RewindError as error:
                 why = str(error)
-            why = why or _wrongly_restored(scenario, run)
+            why = why or wrongly_restored(scenario, run) or unmoved(scenario, run)
         broken_at = run.broken_at or 0.0
         again = run.first("begun", broken_at) or broken_at
         restoring, restored = run.first("restoring", broken_at), run.last("restored")
@@ -332,10 +306,27 @@ class Drill:
     def _ready(self) -> Runner:
         """Give a process that is alive: the one that runs already, if it is."""
         if self._runner is not None and not self._runner.alive:
-            self.close()
+            self._runner.close()
+            self._runner = None
         if self._runner is None:
             self._runner = self._launch(MASTER)
         return self._runner
+
+    def _cluster_ready(self) -> Runner:
+        """Give a process with two executors; one that was killed is replaced, so one process serves all scenarios."""
+        if self._cluster is not None and not self._cluster.alive:
+            self._cluster.close()
+            self._cluster = None
+        if self._cluster is None:
+            conf = {
+                "spark.local.dir": str(self.out / HOSTS),
+                "spark.executor.memory": "512m",
+                "spark.locality.wait": "0s",
+                "spark.shuffle.io.maxRetries": "1",  # of an executor that is dead: not four times five seconds
+                "spark.shuffle.io.retryWait": "200ms",
+            }
+            self._cluster = self._launch(HOSTS_MASTER, conf)
+        return self._cluster
 
     def _follow(self, runner: Runner, run: Run, out: Path, **how: Any) -> None:
         """Run the job to its end, or until it dies."""
@@ -373,14 +364,3 @@ class Drill:
         commits = ended[-1]["commits"] if ended else {}
         pointers = {int(shard): Commit.of_name(name) for shard, name in commits.items()} or None
         return read_output(Checkpoint(str(out / CHECKPOINT), out / LOCAL, pointers), out / RESULTS, out / ERRORS)
-
-
-def _wrongly_restored(scenario: Scenario, run: Run) -> str:
-    """Say which shards were restored and need not be, or were not and must be; empty when all is right."""
-    since = run.broken_at or 0.0
-    found = {event["shard"] for event in run.events if event["event"] == "restored" and event["at"] > since}
-    found |= {-1} if not found and any(event.get("restores") for event in run.events) else set()
-    if not found <= set(run.damaged):
-        return f"restored without need: {', '.join(str(shard) for shard in sorted(found - set(run.damaged)))}"
-    missed = set(run.damaged) - found if scenario.restores == ALL else set()
-    return f"damaged and not restored: {', '.join(str(shard) for shard in sorted(missed))}" if missed else ""

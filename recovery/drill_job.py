@@ -1,9 +1,9 @@
 """The runs of a drill, in a process of their own that `recovery.drill` starts, tells what to run, and kills.
 
-It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "zombie": ...}`. What
-happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready` (Spark is up), then per
-run `begun`, `started`, `progress`, `restoring`, `suspended`, `restored`, `fetched` (a task took its shard's state from
-packages, which is no restore), `ended` or `failed`, and `idle`.
+It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "turns": ...,
+"zombie": ...}`. What happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready`
+(Spark is up), then per run `begun`, `started`, `progress`, `restoring`, `suspended`, `restored`, `fetched` (a task took
+its shard's state from packages, which is no restore), `ended` or `failed`, and `idle`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recovery.drill_turns import InTurns, Turns
 from recovery.manifest import read_manifest
 from recovery.replay import read_pointers
 from recovery.told import FETCHES
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from backend.spark.stream import Pipeline
     from recovery.listener import Restoring
 
-CHECKPOINT, RESULTS, ERRORS, LOCAL, HOSTS = "checkpoint", "results", "errors", "local", "hosts"
+CHECKPOINT, RESULTS, ERRORS, LOCAL, HOSTS, TURNS = "checkpoint", "results", "errors", "local", "hosts", "turns"
 DEFAULT_JOB = "recovery.drill_job:departures"
 DATA = "REWIND_DRILL_DATA"
 OFFSETS = "REWIND_DRILL_OFFSETS"
@@ -126,7 +127,7 @@ def aged(pipeline: Pipeline, share: float) -> Pipeline:
     return replace(pipeline, streams=tuple(replace(side, source=Aged(side.source, share)) for side in pipeline.streams))
 
 
-def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = False) -> None:
+def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = False, turns: bool = False) -> None:
     """Run the job to the end of what its sources hold, telling of progress.
 
     Args:
@@ -134,13 +135,14 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
         pipeline: The job.
         out: The run's directory.
         hosts: Executors have a disk each, and take shards from each other.
+        turns: There are two of them, and each runs every other micro-batch alone.
     """
+    alternating = Turns(spark, out / TURNS) if turns else None
     own_disks: dict[str, Any] = {"local_dir": f"$SPARK_EXECUTOR_DIRS/{LOCAL}", "snapshots": SNAPSHOT_EVERY}
     query = pipeline.start(
         spark,
         checkpoint=out / CHECKPOINT,
-        results=out / RESULTS,
-        errors=out / ERRORS,
+        **_output(out, alternating),
         until="end",
         trigger="0 seconds",
         listeners=(Teller(),),
@@ -148,17 +150,27 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
     )
     tell("started")
     told, ended = -1, False
-    while not ended:
-        ended = query.await_termination(0.05)
-        if query.progress.version > told:
-            told = query.progress.version
-            tell("progress", version=told, rows=query.progress.rows, results=query.progress.results)
+    try:
+        while not ended:
+            ended = query.await_termination(0.05)
+            if query.progress.version > told:
+                told = query.progress.version
+                tell("progress", version=told, rows=query.progress.rows, results=query.progress.results)
+    finally:
+        if alternating is not None:
+            alternating.end()
     # a killed attempt leaves a record of its own in the changelog: only Spark's state says which one is committed
     checkpoint = str(out / CHECKPOINT)
     manifest = read_manifest(checkpoint)
     pointers = read_pointers(spark, checkpoint, manifest.shards) if manifest is not None else {}
     commits = {str(shard): pointer.commit.name for shard, pointer in pointers.items()}
     tell("ended", version=query.progress.version, restores=query.progress.restores, commits=commits)
+
+
+def _output(out: Path, turns: Turns | None) -> dict[str, Any]:
+    if turns is not None:
+        return {"sink": InTurns(out / RESULTS, out / ERRORS, turns)}
+    return {"results": out / RESULTS, "errors": out / ERRORS}
 
 
 def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
@@ -174,7 +186,7 @@ def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
             return
         if asked.get("aged"):
             pipeline = aged(pipeline, float(asked["aged"]))
-        run(spark, pipeline, out, hosts=bool(asked.get("hosts")))
+        run(spark, pipeline, out, hosts=bool(asked.get("hosts")), turns=bool(asked.get("turns")))
     except Exception as error:
         tell("failed", error=said(error))
     finally:

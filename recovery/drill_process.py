@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from recovery.drill_damage import OLD
-from recovery.drill_job import CHECKPOINT, HOSTS, LOCAL
+from recovery.drill_job import CHECKPOINT, LOCAL
 from recovery.killpoints import taken
 
 START_TIMEOUT_S = 600.0
@@ -181,8 +181,14 @@ def strike_restore(runner: Runner) -> bool:
     return _hold(runner, taken(runner.order).exists, runner.kill)
 
 
-def strike_host(runner: Runner, out: Path, at: int) -> str | None:
+def strike_host(runner: Runner, out: Path, disks: Path, at: int) -> str | None:
     """Kill the executor that is inside micro-batch `at` with its workers, and delete its disk.
+
+    Args:
+        runner: Runs the job.
+        out: The job's directory.
+        disks: Executors have theirs below it.
+        at: The micro-batch.
 
     Returns:
         The executor's disk; None when the job ended by itself.
@@ -190,8 +196,8 @@ def strike_host(runner: Runner, out: Path, at: int) -> str | None:
     found: list[Path] = []
 
     def there() -> bool:
-        disks = [path for path in (out / HOSTS).glob("*/executor-*") if inside(path / LOCAL, at)]
-        found[:] = [disk for disk in disks if _executor(runner, disk)]
+        here = [one for one in disks.glob("*/executor-*") if inside(one / LOCAL, at, _query_id(out))]
+        found[:] = [disk for disk in here if _executor(runner, disk)]
         return bool(found)
 
     def lose() -> None:
@@ -243,9 +249,17 @@ def _committed(out: Path, version: int) -> bool:
     return (out / CHECKPOINT / "commits" / str(version)).exists()
 
 
-def inside(local: Path, version: int) -> bool:
+def inside(local: Path, version: int, query_id: str = "*") -> bool:
     """Tell whether a micro-batch has files staged: the worst moment to die, if it is not committed."""
-    return next(local.glob(f"*/*/*/staged/{version:020d}_*.sst"), None) is not None
+    return next(local.glob(f"{query_id}/*/*/staged/{version:020d}_*.sst"), None) is not None
+
+
+def _query_id(out: Path) -> str:
+    """Give the job's query id, as soon as it has one: executors keep the state of earlier jobs beside its own."""
+    try:
+        return str(json.loads((out / CHECKPOINT / "metadata").read_text())["id"])
+    except (FileNotFoundError, ValueError):
+        return "none yet"
 
 
 def each(family: Sequence[psutil.Process], what: str) -> None:

@@ -34,8 +34,10 @@ class Scenario:
         damage: Done to the dead job's directory; gives what was done, and to which shards.
         kill_point: A Python worker dies at this point of an attempt; with `killed` the driver too, with a worker that
             dies at this point of the restore.
-        hosts: The job runs on two executors with a disk each; one executor is killed inside a micro-batch, its disk
-            is lost, and its shards move to the other one while the query goes on.
+        hosts: The job runs on two executors with a disk each, and snapshots are on. With `turns` the other executor
+            runs the tasks at every micro-batch. Without, one executor is killed inside a micro-batch, and its disk is
+            lost. Shards must move, and the query goes on.
+        turns: See `hosts`.
         aged: Share of every source partition that is gone when the job starts again.
         zombie: Attempts with old pointers come back after the run.
         restores: `all` damaged shards must be restored, `some` of them may be (a damage that nothing reads is not
@@ -49,6 +51,7 @@ class Scenario:
     damage: Damage | None = None
     kill_point: str = ""
     hosts: bool = False
+    turns: bool = False
     aged: float = 0.0
     zombie: bool = False
     restores: str = NONE
@@ -71,7 +74,13 @@ CATALOGUE = (
         kill_point="after_stage",
     ),
     Scenario(
-        "kill-executor",
+        "move",
+        "every shard moves to the other one of two executors at every micro-batch; the query goes on",
+        hosts=True,
+        turns=True,
+    ),
+    Scenario(
+        "lose-executor-with-snapshots",
         "SIGKILL of one of two executors inside a micro-batch, its disk is gone; its shards move, the query goes on",
         hosts=True,
     ),
@@ -148,4 +157,4 @@ def choose(names: Sequence[str]) -> list[Scenario]:
 
 def in_order(scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Put scenarios in the order in which the fewest processes are started: what kills comes first."""
-    return sorted(scenarios, key=lambda one: (bool(one.hosts), not one.killed, not one.kill_point, one.killed))
+    return sorted(scenarios, key=lambda one: (one.hosts, not one.turns, not one.killed, not one.kill_point, one.killed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from recovery.package import Snapshots
 SNAPSHOTS_DIRECTORY = "rewind/snapshots"
 LAUNCHES = "rewind/launches.json"
 _LAUNCHES_FORMAT = 1
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 def snapshots(checkpoint: str) -> Snapshots:
@@ -40,7 +42,7 @@ def shard_job(
     """Make the job of one shard; all but the last two arguments are the same for every shard of a query.
 
     Args:
-        local_dir: Local state of all queries on the host; `$NAME` is that of the environment where this is called.
+        local_dir: See `place`.
         checkpoint: Where packages of restored or moved shards are.
         changelog_uri: For `open_changelog`.
         operator: The stateful operator.
@@ -53,7 +55,7 @@ def shard_job(
     return ShardJob(
         query_id=query_id,
         shard=shard,
-        local_dir=Path(os.path.expandvars(local_dir)),
+        local_dir=place(local_dir, shard),
         operator=operator,
         message_fields=message_fields,
         changelog=open_changelog(changelog_uri),
@@ -61,6 +63,25 @@ def shard_job(
         snapshot_every=snapshot_every,
         retain=retain,
     )
+
+
+def place(local_dir: Path, shard: int) -> Path:
+    """Give the directory of a shard's local state on this executor.
+
+    Args:
+        local_dir: Local state of all queries on the host, where all executors that are given the same one share it.
+            `$NAME` is that of the environment where this is called; of a list of directories, as Spark gives an
+            executor in `SPARK_EXECUTOR_DIRS`, each shard takes one. A variable that is not set stays, and is refused
+            later.
+        shard: The shard.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        text = os.environ.get(found.group(1) or found.group(2))
+        paths = text.split(os.pathsep) if text else [found.group(0)]
+        return paths[shard % len(paths)]
+
+    return Path(_VARIABLE.sub(value, str(local_dir)))
 
 
 def of_launch(make: Callable[[str, int], ShardJob], launch: int, query_id: str, shard: int) -> ShardJob:

@@ -8,13 +8,10 @@ What came of it is told on standard output, one JSON object per line.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ import psutil
 from backend import archive, count, median, policies, stream, sum_, tumbling
 from backend.sinks.parquet import ParquetSink
 from recovery.drill_process import each, executors, inside
+from recovery.drill_turns import Turns, until
 from recovery.user_job import session
 
 VALUE = "key string, at timestamp, x long"
@@ -32,26 +30,10 @@ SNAPSHOT_EVERY = 4
 DISK = "state"
 KILLS = (2, 5)
 """Micro-batches in which an executor dies; each time another one."""
-WAIT_S = 240.0
 
 
 def tell(what: str, **details: Any) -> None:
     print(json.dumps({"what": what, **details}), flush=True)
-
-
-def until(there: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not there():
-        if time.monotonic() > deadline:
-            raise TimeoutError(what)
-        time.sleep(0.01)
-
-
-def hold(folder: Path, turn: int, _: Any) -> None:
-    """Hold the slot of the executor that this runs on, and tell which one it is."""
-    (folder / f".{turn}").write_text(os.environ["SPARK_EXECUTOR_DIRS"])
-    (folder / f".{turn}").rename(folder / f"held-{turn}")
-    until((folder / f"release-{turn}").exists, f"turn {turn} is not released")
 
 
 class Reporting(ParquetSink):
@@ -68,27 +50,6 @@ class Reporting(ParquetSink):
         self.published.append((version, time.monotonic()))
         tell("published", version=version, held=elsewhere, shards=[shard["metrics"] for shard in shards])
         return shards
-
-
-class Turns:
-    """Lets one executor only run tasks, the other one at the next turn."""
-
-    def __init__(self, spark: Any, folder: Path) -> None:
-        self.context, self.folder, self.turn = spark.sparkContext, folder, -1
-        folder.mkdir()
-
-    def next(self) -> str:
-        """Hold the slot that is free, release the other one; give the disk of the executor that is held."""
-        self.turn += 1
-        task = partial(hold, self.folder, self.turn)
-        threading.Thread(target=lambda: self.context.parallelize([0], 1).foreach(task), daemon=True).start()
-        held = self.folder / f"held-{self.turn}"
-        until(held.exists, f"turn {self.turn} found no slot")
-        (self.folder / f"release-{self.turn - 1}").touch()
-        return held.read_text()
-
-    def end(self) -> None:
-        (self.folder / f"release-{self.turn}").touch()
 
 
 def start(spark: Any, data: Path, out: Path, sink: ParquetSink, shards: int, rows: int) -> Any:
