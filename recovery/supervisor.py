@@ -36,6 +36,12 @@ RESTORABLE = frozenset({"StateUnavailable", "StateCorrupted", "StateAhead"})
 PASSING = ("Python worker failed to connect back", "Python worker exited unexpectedly", "ExecutorLostFailure")
 """What Spark says when processes did not come up, or died (by the kernel for want of memory, say) more often than Spark
 tries a task again, once in `local[n]`: nothing is known to be wrong with job or state."""
+INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling publish: java.lang.InterruptedException"
+"""How Spark knows from a Python sink that a micro-batch ended because the query was stopped.
+
+It looks for that in the text by a regular expression that needs stack for every character between the two names: given
+the real text, with all of the JVM's stack trace, Spark's thread died of a StackOverflowError (measured with Spark 4.2).
+"""
 MAX_TRIES = 4
 BACKOFF_S = 0.5
 POLL_S = 0.05
@@ -162,7 +168,12 @@ class RewindQuery:
     # ------------------------------------------------------------------------------------------------ the supervisor
 
     def _publish(self, frames: DataFrame, version: int) -> None:
-        shards = self._plan.publish(frames, version)
+        try:
+            shards = self._plan.publish(frames, version)
+        except Exception:
+            if self._stopping.is_set():
+                raise InterruptedError(INTERRUPTED) from None
+            raise
         progress = self.progress
         progress.version = version
         progress.micro_batches += 1
@@ -186,6 +197,9 @@ class RewindQuery:
             while not self._stopping.is_set():
                 failure = self._watch()
                 if failure is None:
+                    return
+                if self._stopping.is_set() and (code_in(str(failure)) is None or _is_restorable(failure)):
+                    log.info("the query was stopped in the middle of something: %s", _text_of(failure))
                     return
                 if not _is_restorable(failure) and not _passes(failure):
                     raise self._cause(failure)

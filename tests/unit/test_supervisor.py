@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -176,3 +178,66 @@ def test_what_a_shard_tells_of_a_micro_batch_reaches_housekeeping_and_listeners(
     assert list(plan.housekeeping._made[0]) == [commit], "what is pruned is told by it"
     assert heard.tries == tried.tries
     assert (query.progress.rows, query.progress.moves, query.progress.restores) == (7, 1, 0)
+
+
+class Running(Failing):
+    """A query in the middle of a micro-batch that `stop` interrupts: what its sink raised then ends it."""
+
+    def __init__(self, publish: Any, own: str | None = None) -> None:
+        super().__init__(own)
+        self.isActive, self._publish = True, publish
+
+    def stop(self) -> None:
+        try:
+            self._publish(None, 0)
+        except Exception as error:
+            self.text = self.text or traceback.format_exc()
+            self.error = error
+        self.isActive = False
+
+
+def stopped(own: str | None = None) -> tuple[RewindQuery, Running]:
+    """Start a query whose running action fails as Spark's do when the thread is interrupted, and stop it."""
+    made: list[Running] = []
+
+    def launch(publish: Any) -> Any:
+        made.append(Running(publish, own))
+        return made[-1]
+
+    def publish(frames: Any, version: int) -> list[Any]:
+        raise RuntimeError(
+            "py4j.protocol.Py4JJavaError: An error occurred while calling o1.collect\n" + "at x\n" * 9000
+        )
+
+    plan = QueryPlan(
+        spark=None,  # type: ignore[arg-type]
+        checkpoint="checkpoint",
+        launch=launch,
+        publish=publish,
+        restore=lambda why: 0,
+        drain=lambda: None,
+        housekeeping=Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
+        shards=1,
+    )
+    query = RewindQuery(plan)
+    query.stop()
+    return query, made[0]
+
+
+def test_spark_can_read_in_few_characters_that_a_sink_was_interrupted() -> None:
+    """The expression is Spark's own (StreamExecution.PROXY_ERROR, Spark 4.2); it needs stack for each character."""
+    query, spark_query = stopped()
+    found = re.search(
+        r"py4j.protocol.Py4JJavaError: An error occurred while calling((.|\r\n|\r|\n)*)(java.lang.InterruptedException)",
+        str(spark_query.text),
+    )
+    assert found is not None
+    assert len(found[0]) < 200
+    assert len(str(spark_query.text)) < 2000, "the JVM's own text is not in it"
+    assert query.exception is None
+
+
+@pytest.mark.parametrize(("text", "kept"), [("initialization failed: null", False), (MISSING, True)])
+def test_what_a_stop_interrupts_is_no_failure_of_the_query_but_a_named_error_is(text: str, kept: bool) -> None:
+    query, _ = stopped(text)
+    assert (query.exception is not None) == kept
