@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backend.errors import RestoreFailed, StateUnavailable
+from backend.errors import HistoryLost, RestoreFailed, StateUnavailable
 from backend.sinks.tables import merge_metrics, summary
 from recovery import supervisor
 from recovery.housekeeping import Housekeeping
@@ -29,6 +29,7 @@ LOST = (
     "Job aborted due to stage failure: Task 1 in stage 5.0 failed 4 times, most recent failure: Lost task 1.3 in stage"
     " 5.0 (TID 12) (10.0.0.1 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the running tasks)"
 )
+GONE = str(HistoryLost("offsets are gone", where="t-0"))
 MISSING = str(StateUnavailable("no local state", where="shard 0"))
 
 
@@ -205,9 +206,8 @@ def stopped(own: str | None = None) -> tuple[RewindQuery, Running]:
         return made[-1]
 
     def publish(frames: Any, version: int) -> list[Any]:
-        raise RuntimeError(
-            "py4j.protocol.Py4JJavaError: An error occurred while calling o1.collect\n" + "at x\n" * 9000
-        )
+        text = "py4j.protocol.Py4JJavaError: An error occurred while calling o1\n"
+        raise RuntimeError(text + "at x\n" * 9000)
 
     plan = QueryPlan(
         spark=None,  # type: ignore[arg-type]
@@ -228,7 +228,8 @@ def test_spark_can_read_in_few_characters_that_a_sink_was_interrupted() -> None:
     """The expression is Spark's own (StreamExecution.PROXY_ERROR, Spark 4.2); it needs stack for each character."""
     query, spark_query = stopped()
     found = re.search(
-        r"py4j.protocol.Py4JJavaError: An error occurred while calling((.|\r\n|\r|\n)*)(java.lang.InterruptedException)",
+        r"py4j.protocol.Py4JJavaError: An error occurred while calling"
+        r"((.|\r\n|\r|\n)*)(java.lang.InterruptedException)",
         str(spark_query.text),
     )
     assert found is not None
@@ -237,7 +238,8 @@ def test_spark_can_read_in_few_characters_that_a_sink_was_interrupted() -> None:
     assert query.exception is None
 
 
-@pytest.mark.parametrize(("text", "kept"), [("initialization failed: null", False), (MISSING, True)])
+@pytest.mark.parametrize(("text", "kept"), [("no worker", False), (MISSING, False), (GONE, True)])
 def test_what_a_stop_interrupts_is_no_failure_of_the_query_but_a_named_error_is(text: str, kept: bool) -> None:
     query, _ = stopped(text)
     assert (query.exception is not None) == kept
+    assert query.progress.restores == 0
