@@ -1,7 +1,7 @@
 # Needs make, Python 3.11+ and, for all but `lint` and `test-fast`, Java 17+. Everything else comes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup java torture demo demo-kafka test test-fast lint bench bench-quick clean
+.PHONY: help setup java peers torture demo demo-kafka test test-fast lint bench bench-quick clean
 
 PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python
 
@@ -37,10 +37,14 @@ lint: setup ## Style, types, and the arrows between packages
 	@.venv/bin/mypy
 	@PYTHONPATH="$(CURDIR)" .venv/bin/lint-imports --no-cache --no-logo
 
-bench: java setup ## Side by side with Spark's own operators
+peers: setup ## Make .venv-peers with what the benchmarks compare with; never needed by the product
+	@.venv-peers/bin/python -c "import quixstreams" 2>/dev/null || { .venv/bin/python -m venv .venv-peers && \
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --retries 5 quixstreams==3.28.1; }
+
+bench: java peers ## Side by side with Spark's own operators
 	@$(PY) -m bench $(ARGS)
 
-bench-quick: java setup ## The same, small
+bench-quick: java peers ## The same, small
 	@$(PY) -m bench --quick $(ARGS)
 
 clean: ## Remove what runs left behind, not .venv

@@ -14,6 +14,7 @@ BENCHES = {
     "failover": ["--quick"],
     "snapshots": ["--quick"],
     "changelog_kafka": ["--quick"],
+    "kafka": ["--quick"],
 }
 """Benchmark -> its arguments for a quick run."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from backend import count, kafka, max_, median, policies, stream, sum_, tumbling
+from bench.session import session
 from bench.table import report
 from recovery.broker import Broker, open_broker
 
@@ -240,29 +240,18 @@ def main() -> int:
     if not options.peers.exists():
         print(f"{options.peers} is not there: run make peers, or give --peers", file=sys.stderr)
         return 2
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.memory", "2g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
     started = time.perf_counter()
-    broker, close = open_broker()
     rows = []
+    broker, close = open_broker()
     try:
         messages, peers = (200_000, 50_000) if options.quick else (options.messages, options.messages // 8)
         sizes = {"messages": messages, "peers": peers, "per_second": 1_000 if options.quick else 10_000}
-        for full_state in (False, True):
-            rows += compare(spark, broker, options.peers, full_state=full_state, **sizes)
-            print(json.dumps(rows[-3:]), flush=True)
+        with session() as spark:
+            for full_state in (False, True):
+                rows += compare(spark, broker, options.peers, full_state=full_state, **sizes)
+                print(json.dumps(rows[-3:]), flush=True)
     finally:
         close()
-        spark.stop()
     report(
         "kafka-quick" if options.quick else "kafka",
         "From a Kafka topic to windows, broker on the same two cores",
