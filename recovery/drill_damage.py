@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 
+from backend.errors import RewindError
+from backend.rocks import RocksOptions, RocksStore
 from recovery.drill_job import CHECKPOINT, LOCAL
 from recovery.pointer import Commit
 from recovery.survey import Checkpoint
@@ -16,6 +19,9 @@ Done = tuple[str, tuple[int, ...]]
 
 Damage = Callable[[Path, random.Random], Done]
 """Does something to a dead job's directory."""
+
+_CACHES = count(1024 * 1024)
+"""Sizes of block caches: RocksDB shares one between databases that were copied from each other, by its size here."""
 
 OLD = "local-before"
 """Beside a job's local state: a copy of it from some micro-batches before."""
@@ -37,11 +43,28 @@ def lose_shard(out: Path, chance: random.Random) -> Done:
 
 
 def corrupt_database(out: Path, chance: random.Random) -> Done:
-    """Flip a byte in the data of the largest SST file of one shard."""
+    """Flip a byte in the data of the largest SST file of one shard, and see that a check of the database finds it.
+
+    Raises:
+        ValueError: A whole read of the database finds nothing: a damage that nobody can notice proves nothing.
+    """
     home = chance.choice(_shards(out / LOCAL))
     path = max(home.glob("*/db/*.sst"), key=lambda file: file.stat().st_size)
     # data blocks come first; index, properties and footer are at the end
-    return _flip(path, chance, 0, path.stat().st_size // 2), (int(home.name),)
+    told = _flip(path, chance, 0, path.stat().st_size // 2)
+    return f"{told}; a check names it: {_damage_found(path.parent)}", (int(home.name),)
+
+
+def _damage_found(database: Path) -> str:
+    """Read a database as `rewind verify` does, past what this process has in its cache of sound copies."""
+    size = next(_CACHES)
+    try:
+        with RocksStore.open(database, read_only=True, options=RocksOptions(block_cache_bytes=size)) as store:
+            for _ in store.scan(b"", None):
+                pass
+    except RewindError as error:
+        return error.code
+    raise ValueError(f"{database}: a byte was flipped, and reading every row does not find it")
 
 
 def old_database(out: Path, chance: random.Random) -> Done:

@@ -91,7 +91,11 @@ CATALOGUE = (
         "lose-all", "the job is killed, and the disk with all local state is gone", "inside", lose_all, restores=ALL
     ),
     Scenario(
-        "corrupt-sst", "one byte in an SST file of one shard is flipped", "inside", corrupt_database, restores=SOME
+        "corrupt-sst",
+        "one byte in an SST file of one shard is flipped, and a check of the database finds it",
+        "inside",
+        corrupt_database,
+        restores=SOME,
     ),
     Scenario(
         "corrupt-staged",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -111,10 +111,32 @@ def error_rows(messages: pa.Table, reason: str, detail: str) -> pa.Table:
         "event_time": messages.column(TIME),
         "reason": pa.repeat(reason, count),
         "detail": pa.repeat(detail, count),
-        "value": pa.array([msgspec.json.encode(row, enc_hook=str) for row in fields.to_pylist()] or [b"{}"] * count),
+        "value": pa.array([msgspec.json.encode(row, enc_hook=str) for row in _plain_rows(fields)] or [b"{}"] * count),
     }
     arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in ERROR_SCHEMA]
     return pa.table([array.cast(f.type) for array, f in zip(arrays, ERROR_SCHEMA, strict=True)], schema=ERROR_SCHEMA)
+
+
+def _plain_rows(fields: pa.Table) -> list[dict[str, Any]]:
+    """Give rows as Python has them; a time that Python has no date for (year 10,000) as text."""
+    try:
+        rows: list[dict[str, Any]] = fields.to_pylist()
+        return rows
+    except (OverflowError, ValueError):
+        columns = {name: _plain_values(fields.column(name)) for name in fields.column_names}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _plain_values(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        values = [value.cast(pa.int64()).as_py() if _is_time(value.type) else str(value) for value in column]
+    return values
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date64(kind) or pa.types.is_date32(kind))
 
 
 class KeyDecoder(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import rocksdict
@@ -12,6 +13,8 @@ from backend.errors import KeyInvalid, RewindError, StateCorrupted, StoreClosed,
 from backend.staging import VERIFY
 from backend.storage import storage_failed
 
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""Of what rocksdict writes itself."""
 _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 _SIGNS = {number: os.strerror(number) for number in _NUMBERS}
 
@@ -29,7 +32,8 @@ def translated(error: Exception, path: Path) -> Exception:
         return KeyInvalid("keys must be bytes, sorted where a file is written", where=str(path), why=text)
     if text.startswith("Corruption") or "No such file or directory" in text:
         return StateCorrupted("the database cannot be read", where=str(path), why=text, command=VERIFY)
-    if "IO error" in text:
-        number = next((number for number, sign in _SIGNS.items() if sign in text), None)
+    own = _OS_ERROR.search(text)
+    if "IO error" in text or own:
+        number = int(own[1]) if own else next((number for number, sign in _SIGNS.items() if sign in text), None)
         return storage_failed(OSError(text) if number is None else OSError(number, text), str(path))
     return OSError(f"RocksDB at {path}: {text}")

@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 
 from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
+from backend.storage import storage
 
 FORMAT = 1
 _PRIVATE = "_rewind"
@@ -121,8 +122,13 @@ class VersionedDirectory:
             files: (name, length in bytes), each written and synced; empty withdraws the version.
 
         Raises:
-            OSError: A file is missing or of another length: the executors do not share this directory.
+            FileNotFoundError: A file is missing: the executors do not share this directory.
+            StorageFailed: A file is of another length, or the filesystem refused; readers see what they saw before.
         """
+        with storage(str(self.root)):
+            self._publish(version, attempt, files)
+
+    def _publish(self, version: int, attempt: Path, files: Sequence[tuple[str, int]]) -> None:
         target = self.path(version)
         private = self.root / _PRIVATE
         if files:

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.tables import ERRORS, RESULTS, check_version, merge_metrics, readable, summary, unpack
+from backend.storage import storage
 from recovery.killpoints import kill_point
 
 if TYPE_CHECKING:
@@ -155,11 +156,13 @@ def write_frames(
             shard = row["shard"]
             if shard not in writers:
                 writers[shard] = _ShardWriter(shard, version, attempts)
-            for kind in _KINDS:
-                writers[shard].add(kind, row[kind])
+            with storage(attempts[RESULTS]):
+                for kind in _KINDS:
+                    writers[shard].add(kind, row[kind])
             writers[shard].metrics.append(row["metrics"])
     if writers:
-        reports = [writers[shard].close() for shard in sorted(writers)]
+        with storage(attempts[RESULTS]):
+            reports = [writers[shard].close() for shard in sorted(writers)]
         yield pa.RecordBatch.from_pylist(reports, schema=_REPORT)
 
 

@@ -13,13 +13,25 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
-from pyspark.sql.types import DateType, IntegralType, LongType, TimestampNTZType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    DateType,
+    IntegralType,
+    LongType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator, SourcePartition
 from backend.sources import Source
 from backend.spark import frames
 from backend.spark.control import control_rows
 from backend.spark.frames import PackPlan, packer
+
+MAX_KEY_TEXT_BYTES = 30_000
+"""Texts of a key, all together: encoded, and with whatever comes before, they stay below `store.MAX_KEY_BYTES`, even if
+each byte has to be escaped. A message with a longer key is malformed, not the end of the job."""
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -164,7 +176,13 @@ class Job:
             ).cast("int")
         else:
             place = f.lit(0)
-        bad = f.col("malformed").isNotNull() | time.isNull()
+        length = _key_length(rows, side.key)
+        too_long = length > MAX_KEY_TEXT_BYTES
+        allowed = f.lit(f" bytes, at most {MAX_KEY_TEXT_BYTES} are allowed")
+        said = f.when(too_long, f.concat(f.lit("the key has "), length.cast("string"), allowed))
+        malformed = f.coalesce(f.col("malformed"), said)
+        raw = f.coalesce(f.col("raw"), f.when(too_long, f.to_json(f.col("fields")).cast("binary")))
+        bad = malformed.isNotNull() | time.isNull()
         here = set(rows.schema["fields"].dataType.fieldNames())
         return rows.select(
             stream.alias(STREAM),
@@ -175,8 +193,8 @@ class Job:
             f.col("topic").alias(frames.TOPIC_IN),
             f.unix_millis("timestamp").alias(frames.TIMESTAMP_IN),
             f.when(bad, f.col("key")).alias(frames.KEY_IN),
-            f.when(bad, f.col("raw")).alias(frames.RAW_IN),
-            f.col("malformed").alias(frames.MALFORMED_IN),
+            f.when(bad, raw).alias(frames.RAW_IN),
+            malformed.alias(frames.MALFORMED_IN),
             f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN),
             f.lit(None).cast("boolean").alias(frames.DRAIN_IN),
             *[_field(side.field_of(field.name), field, here) for field in self.message_fields],
@@ -187,6 +205,16 @@ def number_streams(inputs: Sequence[tuple[str, Source]]) -> dict[tuple[str, str]
     """Give the stream number of each (input name, topic): inputs in order, topics in the order of their source."""
     pairs = [(name, topic) for name, source in inputs for topic in source.topics]
     return {pair: number for number, pair in enumerate(pairs)}
+
+
+def _key_length(rows: DataFrame, key: Sequence[str]) -> Column:
+    """Give the bytes of the texts in a row's key."""
+    kinds = {field.name: field.dataType for field in rows.schema["fields"].dataType}
+    total = f.lit(0)
+    for name in key:
+        if isinstance(kinds[name], (StringType, BinaryType)):
+            total += f.coalesce(f.octet_length(f.col("fields").getField(name)), f.lit(0))
+    return total
 
 
 def _like(rows: DataFrame, control: DataFrame) -> DataFrame:

@@ -13,7 +13,7 @@ import pytest
 
 from backend.aggregates import count
 from backend.batch import ERROR_SCHEMA, RESULT_FIELDS
-from backend.errors import ManifestMismatch, UnknownFormat
+from backend.errors import ManifestMismatch, StorageFailed, UnknownFormat
 from backend.joins import join_spec
 from backend.operators.spec import window_spec
 from backend.sinks import directory as directory_module
@@ -187,7 +187,7 @@ def test_a_file_that_is_shorter_than_written_is_not_published(tmp_path: Path) ->
     directory = VersionedDirectory(tmp_path)
     attempt = directory.attempt(0)
     (attempt / "a").write_bytes(b"x")
-    with pytest.raises(OSError, match="the task wrote 2"):
+    with pytest.raises(StorageFailed, match="the task wrote 2"):
         directory.publish(0, attempt, [("a", 2)])
     assert directory.published() == []
 

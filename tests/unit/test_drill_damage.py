@@ -1,0 +1,38 @@
+"""What a drill does to a database must be damage that can be noticed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from backend.rocks import RocksStore
+from backend.store import Changes
+from recovery import drill_damage
+from recovery.drill_job import LOCAL
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    database = tmp_path / LOCAL / "query" / "0" / "generation" / "db"
+    database.parent.mkdir(parents=True)
+    rng = random.Random(1)
+    with RocksStore.open(database) as store:
+        keys = [b"\x03%04d" % number for number in range(2000)]
+        store.confirm(store.stage(Changes(keys, [rng.randbytes(50) for _ in keys]), tmp_path / "staged.sst"))
+        list(store.scan(b"", None))  # what is in the cache is of the sound file
+    return tmp_path
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flipped_byte_is_one_that_a_check_finds(out: Path, seed: int) -> None:
+    told, shards = drill_damage.corrupt_database(out, random.Random(seed))
+    assert "flipped; a check names it: StateCorrupted" in told
+    assert shards == (0,)
+
+
+def test_a_damage_that_nobody_can_notice_is_no_drill(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill_damage, "_flip", lambda *_: "nothing flipped")
+    with pytest.raises(ValueError, match="does not find it"):
+        drill_damage.corrupt_database(out, random.Random(0))
