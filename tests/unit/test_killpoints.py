@@ -1,0 +1,46 @@
+"""Kill points: one process dies of an order, where it says; passing is free of effects otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recovery import killpoints
+from recovery.killpoints import order, passing, taken
+
+PASSER = """
+from recovery.killpoints import kill_point
+for version in range(3):
+    kill_point("open", version)
+    print(version, flush=True)
+"""
+
+
+def passed(path: Path) -> tuple[int, list[str]]:
+    env = {**os.environ, "REWIND_KILL": str(path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", PASSER], env=env, stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stdout.split()
+
+
+def test_the_first_process_that_passes_dies_and_no_other(tmp_path: Path) -> None:
+    order(tmp_path / "order", "open", 1)
+    assert passed(tmp_path / "order") == (-9, ["0"])
+    assert taken(tmp_path / "order").exists()
+    assert passed(tmp_path / "order") == (0, ["0", "1", "2"])
+
+
+def test_a_point_that_does_not_exist_cannot_be_ordered(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="point='lunch': allowed are open"):
+        order(tmp_path / "order", "lunch")
+
+
+def test_a_point_lies_behind_every_thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = tmp_path / "trace"
+    monkeypatch.setattr(killpoints, "_TRACE", str(trace))
+    for number, _ in enumerate(passing("abc", "prune_packages", 7)):
+        assert (trace.read_text().count("\n") if trace.exists() else 0) == number
+    assert trace.read_text() == "prune_packages 7\n" * 3
