@@ -8,6 +8,8 @@ import sys
 BENCHES = {
     "stores": ["--rows", "20000"],
     "panes": ["--quick"],
+    "growth": ["--quick"],
+    "fixed": ["--quick"],
     "windows": ["--quick"],
     "restore": ["--quick"],
     "join": ["--quick"],
@@ -15,6 +17,7 @@ BENCHES = {
     "snapshots": ["--quick"],
     "changelog_kafka": ["--quick"],
     "kafka": ["--quick"],
+    "latency": ["--quick"],
 }
 """Benchmark -> its arguments for a quick run."""
 

@@ -1,0 +1,203 @@
+"""What a micro-batch costs beside its rows: `python -m bench.fixed [--quick]`.
+
+Micro-batches of 200 messages (100 keys, tumbling windows of ten seconds, every micro-batch closes some), so that rows
+cost nothing: milliseconds per micro-batch, and of the first one, of
+
+* ours, with 1, 2 and 4 shards;
+* `empty`: a stateful operator in Python that only consumes the same frames and publishes nothing (the floor of
+  `transformWithStateInPandas`), with as many shards;
+* Spark's own windows on the JVM, with its RocksDB store and changelog checkpointing, with as many partitions.
+
+They run in turn, in one session; medians over micro-batches, the first three of each query left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from backend import archive, count, max_, policies, stream, sum_, tumbling
+from backend.sources.archive_files import write_archive
+from backend.spark.settings import settings
+from backend.spark.start import StartOptions, build_job
+from bench.session import session, sparks_own_store
+from bench.table import report
+
+START_MS = 1_700_000_000_000
+ROWS = 200
+WARM_UP = 3
+VALUE = "key string, at timestamp, x long"
+
+
+class Empty(StatefulProcessor):
+    """Consumes its rows and gives nothing."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Keep nothing."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+        """Read and forget."""
+        for _ in rows:
+            pass
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def write(directory: Path, batches: int) -> None:
+    """Write the archive: two source partitions, half of each micro-batch in each."""
+    random = np.random.default_rng(5)
+    tables = []
+    for partition in range(2):
+        n = batches * ROWS // 2
+        at = pa.array(START_MS + np.arange(n) * 60, pa.timestamp("ms", tz="UTC"))
+        keys = pa.array([f"k{number:03d}" for number in range(100)]).take(pa.array(random.integers(0, 100, n)))
+        value = pa.StructArray.from_arrays([keys, at, pa.array(random.integers(0, 1000, n))], ["key", "at", "x"])
+        columns = {
+            "topic": pa.repeat(pa.scalar("t"), n),
+            "partition": pa.array(np.full(n, partition, np.int32)),
+            "offset": pa.array(np.arange(n)),
+            "timestamp": at,
+            "key": pa.nulls(n, pa.binary()),
+            "value": value,
+        }
+        tables.append(pa.table(columns))
+    write_archive(directory / "archive", pa.concat_tables(tables), rows_per_file=10**6, row_group_rows=10**4)
+
+
+def source(directory: Path) -> Any:
+    """Give the archive, read in micro-batches of `ROWS`."""
+    return archive(str(directory / "archive"), value=VALUE, format="typed", max_offsets_per_batch=ROWS // 2)
+
+
+def pipeline(directory: Path) -> Any:
+    """Give our job."""
+    windowed = stream(source(directory), event_time="at", key="key").window(
+        tumbling("10 seconds"), retention="1 second", max_ahead=None, policies=policies(late="off")
+    )
+    return windowed.aggregate(n=count(), total=sum_("x"), worst=max_("x"))
+
+
+def durations(query: Any) -> tuple[float, list[float]]:
+    """Give milliseconds of the first micro-batch with rows, and of those after the warm-up."""
+    taken = [float(p["durationMs"]["triggerExecution"]) for p in query.recentProgress if p["numInputRows"] > 1]
+    return taken[0], taken[WARM_UP:]
+
+
+def until_read(query: Any, batches: int) -> tuple[float, list[float]]:
+    """Let a query without an end read everything; stop it."""
+    deadline = time.monotonic() + 300
+    while sum(p["numInputRows"] > 1 for p in query.recentProgress) < batches:
+        if query.exception() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the query did not read everything: {query.exception()}")
+        time.sleep(0.1)
+    found = durations(query)
+    query.stop()
+    return found
+
+
+def run_ours(spark: Any, directory: Path, run: Path, shards: int, batches: int) -> tuple[float, list[float]]:
+    """Run our job to its end."""
+    query = pipeline(directory).start(
+        spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=shards,
+        local_dir=run / "local", trigger="0 seconds", until="end",
+    )  # fmt: skip
+    query.await_termination()
+    assert query.progress.rows == batches * ROWS
+    return durations(query.query)
+
+
+def run_empty(spark: Any, directory: Path, run: Path, shards: int, batches: int) -> tuple[float, list[float]]:
+    """Run the same frames into an operator that does nothing."""
+    job = build_job(pipeline(directory), spark, StartOptions(shards=shards), grouping=None, first_offsets=list)
+    with settings(spark, shards, StartOptions().arrow_rows):
+        states = (
+            job.streaming(spark, str(run / "checkpoint"))
+            .groupBy("shard")
+            .transformWithStateInPandas(Empty(), "shard int", "Append", "ProcessingTime")
+        )
+        query = (
+            states.writeStream.foreachBatch(lambda frames, _: frames.collect())
+            .option("checkpointLocation", str(run / "checkpoint"))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+    return until_read(query, batches)
+
+
+def run_sparks(spark: Any, directory: Path, run: Path, shards: int, batches: int) -> tuple[float, list[float]]:
+    """Run Spark's own windows over the same archive."""
+    from pyspark.sql import functions as f
+
+    sparks_own_store(spark, partitions=shards)
+    query = (
+        source(directory)
+        .stream(spark)
+        .select("fields.*")
+        .withWatermark("at", "1 second")
+        .groupBy(f.window("at", "10 seconds").alias("w"), "key")
+        .agg(f.count("*").alias("n"), f.sum("x").alias("total"), f.max("x").alias("worst"))
+        .writeStream.format("parquet")
+        .option("path", str(run / "results"))
+        .option("checkpointLocation", str(run / "checkpoint"))
+        .outputMode("append")
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    return until_read(query, batches)
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    options = parser.parse_args()
+    batches, rounds = (6, 1) if options.quick else (25, 2)
+    rows = []
+    with session() as spark, tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        write(directory, batches)
+        for number, warm in enumerate((run_empty, run_ours, run_sparks)):
+            warm(spark, directory, directory / f"warm-{number}", 1, batches)
+        for shards in (1, 2) if options.quick else (1, 2, 4):
+            taken: dict[str, list[float]] = {"ours": [], "empty": [], "sparks": []}
+            first: dict[str, list[float]] = {"ours": [], "empty": [], "sparks": []}
+            for number in range(rounds):
+                for who, run in (("empty", run_empty), ("ours", run_ours), ("sparks", run_sparks)):
+                    begun, rest = run(spark, directory, directory / f"{who}-{shards}-{number}", shards, batches)
+                    taken[who] += rest
+                    first[who].append(begun)
+            ours, empty, sparks = (statistics.median(taken[who]) for who in ("ours", "empty", "sparks"))
+            rows.append(
+                {
+                    "shards": shards,
+                    "ours ms": ours,
+                    "empty operator ms": empty,
+                    "Spark's own ms": sparks,
+                    "ms per shard above empty": (ours - empty) / shards,
+                    "first: ours ms": statistics.median(first["ours"]),
+                    "first: empty ms": statistics.median(first["empty"]),
+                    "first: Spark's own ms": statistics.median(first["sparks"]),
+                }
+            )
+    report(
+        "fixed-quick" if options.quick else "fixed",
+        f"Micro-batches of {ROWS} messages, two cores",
+        rows,
+        ["a whole query of each ran before, unmeasured: the JVM is warm"],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""From a message to its result: `python -m bench.latency [--quick] [--seconds N]`.
+
+1,000 messages a second into a Kafka topic of two partitions, steadily; ten keys, tumbling windows of one second by
+event time, which is the moment of sending. Latency is from a window's end (its last message was sent then) until its
+row can be read: our sink's directory has its name, Spark's file sink has logged the file. Default triggers: ours one
+second, Spark's own as soon as it can. Spark's windows close by a watermark without delay, ours at the first message
+behind the end. The first windows, while a query starts, are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from backend import count, kafka, policies, stream, sum_, tumbling
+from bench.session import session, sparks_own_store
+from bench.table import report
+from recovery.broker import Broker, open_broker
+
+PER_SECOND = 1_000
+WARM_UP = 5
+"""Micro-batches with messages, at the start of a query, that are not measured."""
+
+
+class Sender(threading.Thread):
+    """Sends messages steadily until told to stop."""
+
+    def __init__(self, broker: Broker, topic: str) -> None:
+        super().__init__(daemon=True)
+        from confluent_kafka import Producer
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient(broker.settings.for_client())
+        for made in admin.create_topics([NewTopic(topic, 2, 1)]).values():
+            made.result()
+        self._producer = Producer({**broker.settings.for_client(), "linger.ms": 2})
+        self._topic, self.ended = topic, threading.Event()
+
+    def run(self) -> None:
+        """Send ten messages every ten milliseconds."""
+        number, began = 0, time.time()
+        while not self.ended.is_set():
+            for _ in range(PER_SECOND // 100):
+                text = f'{{"key":"k{number % 10}","x":{number % 7},"at":{int(time.time() * 1000)}}}'
+                self._producer.produce(self._topic, text.encode(), partition=number % 2)
+                number += 1
+            self._producer.poll(0)
+            time.sleep(max(0.0, began + number / PER_SECOND - time.time()))
+        self._producer.flush(30)
+
+
+def warm(query: Any) -> float:
+    """Wait until a query has run a few micro-batches; give the time in milliseconds."""
+    deadline = time.monotonic() + 180
+    while sum(p["numInputRows"] > 1 for p in query.recentProgress) < WARM_UP:
+        if query.exception() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the query does not run: {query.exception()}")
+        time.sleep(0.1)
+    return time.time() * 1000
+
+
+def ours(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> list[float]:
+    """Run our job; give the milliseconds from the end of each window until its row was readable."""
+    source = kafka(topic, servers=broker.settings.servers, value="key string, x long, at long", starting="latest")
+    query = (
+        stream(source, event_time="at", key="key")
+        .window(tumbling("1 second"), retention="10 seconds", policies=policies(late="off"))
+        .aggregate(n=count(), total=sum_("x"))
+        .start(spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
+               local_dir=run / "local")
+    )  # fmt: skip
+    began = warm(query.query)
+    time.sleep(seconds)
+    query.stop()
+    found = []
+    for directory in (run / "results").glob("batch=*"):
+        readable = directory.stat().st_ctime * 1000  # of its last change: when it got its name
+        for file in directory.glob("*.parquet"):
+            ends = pq.read_table(file, columns=["window_end"])["window_end"].cast("timestamp[ms, tz=UTC]")
+            found += [readable - end for end in ends.cast("int64").to_pylist() if end > began]
+    return found
+
+
+def sparks(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> list[float]:
+    """Run Spark's own windows; give the same."""
+    from pyspark.sql import functions as f
+
+    sparks_own_store(spark)
+    query = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", broker.settings.servers)
+        .option("subscribe", topic)
+        .load()
+        .select(f.from_json(f.col("value").cast("string"), "key string, x long, at long").alias("m"))
+        .select("m.*", f.timestamp_millis("m.at").alias("time"))
+        .withWatermark("time", "0 seconds")
+        .groupBy(f.window("time", "1 second").alias("w"), "key")
+        .agg(f.count("*").alias("n"), f.sum("x").alias("total"))
+        .select("w.end", "key", "n", "total")
+        .writeStream.format("parquet")
+        .option("path", str(run / "results"))
+        .option("checkpointLocation", str(run / "checkpoint"))
+        .outputMode("append")
+        .start()
+    )
+    began = warm(query)
+    time.sleep(seconds)
+    query.stop()
+    found = []
+    for log in (run / "results" / "_spark_metadata").glob("[0-9]*"):
+        readable = log.stat().st_ctime * 1000
+        for line in log.read_text().splitlines()[1:]:
+            file = Path(json.loads(line)["path"].removeprefix("file://"))
+            ends = pq.read_table(file, columns=["end"])["end"].cast("timestamp[ms, tz=UTC]")
+            found += [readable - end for end in ends.cast("int64").to_pylist() if end > began]
+    return found
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    parser.add_argument("--seconds", type=int, default=45)
+    options = parser.parse_args()
+    seconds = 5 if options.quick else options.seconds
+    rows: list[dict[str, Any]] = []
+    sender = None
+    broker, close = open_broker()
+    try:
+        topic = f"latency-{uuid.uuid4().hex[:8]}"
+        sender = Sender(broker, topic)
+        sender.start()
+        with session() as spark, tempfile.TemporaryDirectory() as name:
+            for who, run in (("ours", ours), ("Spark's own", sparks)):
+                late = run(spark, broker, topic, Path(name) / who[:4], seconds)
+                assert late, f"{who} gave no windows"
+                p50, p99 = (float(np.percentile(late, q)) for q in (50, 99))
+                rows.append({"who": who, "windows": len(late), "p50 ms": p50, "p99 ms": p99})
+    finally:
+        if sender is not None:
+            sender.ended.set()
+            sender.join()
+        close()
+    report(
+        "latency-quick" if options.quick else "latency",
+        f"From a window's end to its readable row, {PER_SECOND:,} messages a second, broker on the same two cores",
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    main()
