@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backend import count, kafka, policies, stream, sum_, tumbling
@@ -85,7 +86,7 @@ def ours(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> lis
     for directory in (run / "results").glob("batch=*"):
         readable = directory.stat().st_ctime * 1000  # of its last change: when it got its name
         for file in directory.glob("*.parquet"):
-            ends = pq.read_table(file, columns=["window_end"])["window_end"].cast("timestamp[ms, tz=UTC]")
+            ends = pq.read_table(file, columns=["window_end"])["window_end"].cast(pa.timestamp("ms", "UTC"))
             found += [readable - end for end in ends.cast("int64").to_pylist() if end > began]
     return found
 
@@ -120,7 +121,7 @@ def sparks(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> l
         readable = log.stat().st_ctime * 1000
         for line in log.read_text().splitlines()[1:]:
             file = Path(json.loads(line)["path"].removeprefix("file://"))
-            ends = pq.read_table(file, columns=["end"])["end"].cast("timestamp[ms, tz=UTC]")
+            ends = pq.read_table(file, columns=["end"])["end"].cast(pa.timestamp("ms", "UTC"))
             found += [readable - end for end in ends.cast("int64").to_pylist() if end > began]
     return found
 
