@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small, for correctness only")
     parser.add_argument("--seconds", type=int, default=45)
     options = parser.parse_args()
-    seconds = 5 if options.quick else options.seconds
+    seconds = 20 if options.quick else options.seconds
     rows: list[dict[str, Any]] = []
     sender = None
     broker, close = open_broker()
