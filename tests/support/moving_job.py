@@ -85,7 +85,7 @@ def strike(query: Any, out: Path, known: dict[str, psutil.Process], at: int) -> 
         while (out / "checkpoint" / "commits" / str(version)).exists():
             version += 1
         for disk, executor in known.items():
-            if inside(Path(disk) / DISK, version):
+            if inside(Path(disk) / DISK, version, query.query.id):  # the job before left files of its own there
                 each([*executor.children(recursive=True), executor], "kill")
                 shutil.rmtree(Path(disk) / DISK, ignore_errors=True)
                 del known[disk]
