@@ -26,10 +26,8 @@ test: java setup lint ## Lint, then all tests
 test-fast: setup ## Unit and model tests, no JVM: under a minute
 	@$(PY) -m pytest tests/unit tests/model $(ARGS)
 
-torture: setup ## Hunt: thousands of examples per property, SEEDS simulated failures; hours, not minutes
-	@HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -o timeout=0 tests/model $(ARGS)
-	@$(PY) -m tests.crash.simulation 0-$(or $(SEEDS),5000)
-	@$(PY) -m tests.crash.simulation --rocks 0-$(or $(ROCKS_SEEDS),200)
+torture: setup ## Hunt for MINUTES=480: simulated failures, damages, failing disks, fuzzed bytes and messages, properties
+	@$(PY) -m tests.crash.torture $(or $(MINUTES),480) $(or $(SEED),0)
 
 lint: setup ## Style, types, and the arrows between packages
 	@.venv/bin/ruff check .

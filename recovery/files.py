@@ -83,14 +83,30 @@ def open_files(uri: str | os.PathLike[str]) -> Files:
         uri: `/path`, `file:/path`, `file:///path`, `s3a://bucket/path`, `memory://path`, ...
 
     Raises:
-        ValueError: The URI's protocol is not known or its package is not installed.
+        ValueError: The URI's protocol is not known or its package is not installed, or there is a password in it.
     """
     text = os.fspath(uri)
+    check_location(text)
     if text.startswith("file:"):
         text = "/" + text[len("file:") :].lstrip("/")
     if "://" not in text:
         return LocalFiles(Path(text))
     return RemoteFiles(text)
+
+
+def check_location(uri: str) -> None:
+    """Refuse a location with a password in it: locations are in the manifest, in logs and in errors.
+
+    Raises:
+        ValueError: Says where, without the password.
+    """
+    scheme, found, rest = uri.partition("://")
+    user, at, host = rest.split("/", 1)[0].rpartition("@")
+    if found and at and ":" in user:
+        raise ValueError(
+            f"location {scheme}://{user.split(':', 1)[0]}:...@{host}: a password in it would be told in manifest and"
+            " logs: allowed is to give it to the filesystem's client (its environment variables or configuration file)"
+        )
 
 
 def sync_directory(path: Path) -> None:

@@ -28,7 +28,7 @@ from backend.spark.routing import grouping_values
 from backend.spark.settings import settings
 from backend.windows import Duration, duration_ms
 from recovery.changelog import open_changelog
-from recovery.files import open_files
+from recovery.files import check_location, open_files
 from recovery.housekeeping import Housekeeping
 from recovery.jobs import next_launch, of_launch, shard_job, snapshots
 from recovery.manifest import Manifest, read_manifest, settle
@@ -93,6 +93,8 @@ class StartOptions:
         if self.route not in ROUTES:
             raise ValueError(f"route={self.route!r}: allowed are {', '.join(ROUTES)}")
         duration_ms(self.trigger, "trigger", least=0)
+        if self.changelog is not None:
+            check_location(self.changelog)
         if self.until not in (None, "end"):
             raise ValueError(f"until={self.until!r}: allowed are None and 'end'")
         if self.snapshots not in (None, "off") and (

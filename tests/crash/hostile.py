@@ -1,8 +1,8 @@
 """Messages that somebody made to hurt: whatever comes, each is counted once or refused with its reason, and it goes on.
 
-`python -m tests.crash.hostile <seeds> [<keys>]` runs so many fuzzed jobs through the pack stage, its inverse and an
-attempt on a shard, and then one micro-batch of so many distinct keys. What is checked needs no model of windows: with
-tumbling windows a message is in one window, so the last revisions' counts and the errors add up to what was sent.
+`python -m tests.crash.hostile <first>-<last> [<keys>]` runs a fuzzed job per seed through the pack stage, its inverse
+and an attempt on a shard, and then one micro-batch of so many distinct keys. What is checked needs no model of windows:
+with tumbling windows a message is in one window, so the last revisions' counts and the errors add up to what was sent.
 """
 
 from __future__ import annotations
@@ -238,14 +238,15 @@ def many_keys(home: Path, keys: int) -> float:
 
 def main(arguments: list[str]) -> int:
     """Run from the command line."""
-    seeds, keys = int(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 0
+    first, _, last = arguments[0].partition("-")
+    seeds, keys = range(int(first), int(last or first) + 1), int(arguments[1]) if len(arguments) > 1 else 0
     refused: Counter[str] = Counter()
     home = Path(tempfile.mkdtemp(prefix="rewind-hostile-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
-        for seed in range(seeds):
+        for seed in seeds:
             refused += fuzzed(home / str(seed), seed)
             shutil.rmtree(home / str(seed))
-        print(f"{seeds} streams; refused: " + ", ".join(f"{n} {reason}" for reason, n in sorted(refused.items())))
+        print(f"{len(seeds)} streams; refused: " + ", ".join(f"{n} {reason}" for reason, n in sorted(refused.items())))
         if keys:
             print(f"{keys} distinct keys in one micro-batch: {many_keys(home / 'keys', keys):.0f} MB at the highest")
     finally:

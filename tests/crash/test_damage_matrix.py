@@ -7,6 +7,7 @@ ended it, and what is damaged is still there. `-`: there is no such thing.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import tempfile
@@ -36,6 +37,7 @@ from tests.crash.damage import DAMAGES, LAST, PLACES, QUERY, Job, commit_of, rep
 from tests.crash.told import told
 
 SWAP, OLD = "swap", "old"
+SEED = os.environ.get("DAMAGE_SEED", "")
 COLUMNS = (*DAMAGES, SWAP, OLD)
 
 
@@ -232,7 +234,7 @@ def test_files(template: Template, scratch: Path, thing: Thing) -> None:
     assert sound == control
     for name in COLUMNS:
         for number in range(DAMAGES[name][1] if name in DAMAGES else PLACES):
-            rng = random.Random(f"{thing.name} {name} {number}")
+            rng = random.Random(f"{SEED}{thing.name} {name} {number}")
             job = at(scratch / f"{name}{number}", template.home, template.pointers)
             hurt: dict[Path, bytes] = {}
             damage = partial(damaged, template, thing, job.home, name, rng, hurt)
@@ -287,7 +289,7 @@ def test_the_pointer(template: Template, scratch: Path) -> None:
     sound = template.pointers[-1]
     for name in COLUMNS:
         for number in range(4 * PLACES):
-            rng = random.Random(f"pointer {name} {number}")
+            rng = random.Random(f"{SEED}pointer {name} {number}")
             if name == OLD:  # Spark went back with it: it runs the micro-batches after it again
                 job = at(scratch / f"{number}", template.home, template.pointers[: rng.randrange(3, LAST)])
                 told.note("pointer", name, outcome(lambda job=job: go_on(job), expected(template), job))
@@ -350,7 +352,7 @@ def test_a_changelog_in_kafka(template: Template, part: int) -> None:
     control = read(sound)
     for name in COLUMNS:
         for number in range(12 * PLACES):
-            rng = random.Random(f"kafka {part} {name} {number}")
+            rng = random.Random(f"{SEED}kafka {part} {name} {number}")
             log = [list(message) for message in sound]
             one = rng.randrange(len(log))
             if name in DAMAGES:

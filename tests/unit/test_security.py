@@ -14,7 +14,9 @@ import pytest
 
 from backend.errors import PointerDamaged, StateCorrupted, StorageFailed, UnknownFormat
 from backend.rocks import RocksStore
-from recovery.files import LocalFiles, RemoteFiles
+from backend.spark.start import StartOptions
+from recovery.changelog import FileChangelog
+from recovery.files import LocalFiles, RemoteFiles, open_files
 from recovery.jobs import shard_job, snapshots
 from recovery.manifest import MAX_SHARDS, NAME, Manifest, read_manifest, write_manifest
 from recovery.pointer import Commit, Pointer, decode, decode_record, encode, encode_record
@@ -221,3 +223,23 @@ def test_a_shard_that_is_a_link_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed), ShardDirectory(tmp_path / "local", "q", 0).lock():
         raise AssertionError("it was locked")
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+# -- secrets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "uri", ["sftp://ann:s3cret@host/path", "kafka://ann:s3cret@host:9092/topic", "s3://k:s3cret@b/c"]
+)
+def test_a_location_with_a_password_is_refused_without_telling_it(uri: str) -> None:
+    for use in (open_files, lambda uri: StartOptions(changelog=uri), FileChangelog):
+        with pytest.raises(ValueError, match="password") as caught:
+            use(uri)
+        assert "s3cret" not in str(caught.value)
+        assert "ann" in str(caught.value) or "k:" in str(caught.value)
+
+
+def test_locations_without_one_are_fine() -> None:
+    for uri in ("/a/b@c:d/e", "memory://a@b/c", "file:///x:y@z/p"):
+        open_files(uri)
+    StartOptions(changelog="kafka://host:9092/topic")
