@@ -343,8 +343,12 @@ def hurt(sound: bytes, rng: random.Random) -> bytes:
 
 
 def cases(decoder: Decoder, count: int, rng: random.Random) -> Iterator[bytes]:
-    """Give hurt bytes for a decoder, with every bomb alone first."""
+    """Give hurt bytes for a decoder, with every bomb alone first, then a length that lies at every place."""
     yield from BOMBS
+    for at in range(len(decoder.sound[0]) if decoder.seal is not None else 0):
+        for lie in (2**31, 2**62):
+            data = decoder.sound[0][:at] + struct.pack("<Q", lie) + decoder.sound[0][at + 8 :]
+            yield decoder.seal(data)
     for number in range(count):
         data = hurt(rng.choice(decoder.sound), rng)
         yield decoder.seal(data) if decoder.seal is not None and number % 2 else data
