@@ -18,7 +18,7 @@ from tests.crash.faulty_disk import scratch
 from tests.crash.hostile import ENDS, NOW, YEAR_1, YEAR_9999, Hostile, fuzzed, many_keys, plain
 from tests.crash.told import told
 
-STREAMS = 12
+STREAMS = 8
 
 
 def test_fuzzed_streams() -> None:
