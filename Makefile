@@ -26,7 +26,8 @@ test: java setup lint ## Lint, then all tests
 test-fast: setup ## Unit and model tests, no JVM: under a minute
 	@$(PY) -m pytest tests/unit tests/model $(ARGS)
 
-torture: setup ## Hunt for MINUTES=480: simulated failures, damages, failing disks, fuzzed bytes and messages, properties
+torture: java setup ## Hunt: processes killed at random for DURATION=120 s, then MINUTES=480 of faults, damages, fuzz
+	@$(PY) -m tests.crash.random_kills --seconds $(or $(DURATION),120) --seed $(or $(SEED),0)
 	@$(PY) -m tests.crash.torture $(or $(MINUTES),480) $(or $(SEED),0)
 
 lint: setup ## Style, types, and the arrows between packages
