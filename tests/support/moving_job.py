@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,15 @@ def strike(query: Any, out: Path, known: dict[str, psutil.Process], at: int) -> 
     return version
 
 
+def both(spark: Any) -> str:
+    """Wait until both executors are there: a new one takes over from the next to die, not only the other old one."""
+    driver = 1
+    until(lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - driver >= 2, "no second executor")
+    return ""
+
+
 def kill(spark: Any, data: Path, out: Path, rows: int) -> None:
-    sink = Reporting(out)
+    sink = Reporting(out, partial(both, spark))
     query = start(spark, data, out, sink, 2, rows)
     run = str(query.query.runId)
     known = executors(psutil.Process().children(recursive=True))
