@@ -199,7 +199,7 @@ def zero(data: bytes, rng: random.Random) -> bytes:
 
 PLACES = int(os.environ.get("DAMAGE_PLACES", "1"))
 DAMAGES: dict[str, tuple[Callable[[bytes, random.Random], bytes], int]] = {
-    "flip": (flip, 2 * PLACES),
+    "flip": (flip, 3 * PLACES),
     "cut": (cut, PLACES),
     "empty": (empty, 1),
     "zero": (zero, PLACES),
