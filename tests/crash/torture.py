@@ -25,8 +25,8 @@ Command = tuple[str, int, dict[str, str], list[str]]
 
 def round_of(number: int) -> Iterator[Command]:
     """Give the commands of a round."""
-    low = 100_000 + 300 * number
-    yield "simulated runs", 300, {}, ["-m", "tests.crash.simulation", f"{low}-{low + 299}"]
+    low = 100_000 + 100 * number
+    yield "simulated runs", 100, {}, ["-m", "tests.crash.simulation", f"{low}-{low + 99}"]
     rocks = 500_000 + 20 * number
     yield "simulated runs on RocksDB", 20, {}, ["-m", "tests.crash.simulation", "--rocks", f"{rocks}-{rocks + 19}"]
     yield (
