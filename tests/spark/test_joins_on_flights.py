@@ -14,6 +14,7 @@ import pytest
 from backend import archive, join, stream, tumbling
 from recovery.demo import weather
 from recovery.demo.flights import make_archive, read_flights
+from recovery.killpoints import order, taken
 
 pytestmark = pytest.mark.spark
 
@@ -102,20 +103,19 @@ def test_departures_with_their_weather_are_what_batch_sql_gives(spark, data, tmp
     assert len({row["id"] for row in rows}) == len(rows)
 
 
-def test_a_join_that_loses_its_disk_in_the_middle_gives_the_same(spark, data, tmp_path):
-    pipeline = joined(data, "left")
-    query = start(spark, pipeline, tmp_path)
-    deadline = time.monotonic() + 200
-    while query.progress.version < 2 and time.monotonic() < deadline:
-        query.await_termination(0.1)
-    query.stop()
-    held = query.progress.version
-    assert held >= 2
+def test_a_join_whose_worker_is_killed_and_whose_disk_is_lost_gives_the_same(spark, data, tmp_path, monkeypatch):
+    """SIGKILL between a staged file and its changelog record; `local[2]` tries no task again, so the query fails."""
+    order_file = tmp_path / "order"
+    order(order_file, "after_stage", 2)
+    monkeypatch.setitem(spark.sparkContext.environment, "REWIND_KILL", str(order_file))
+    query = start(spark, joined(data, "left"), tmp_path, until="end")
+    deadline = time.monotonic() + 280
+    while not taken(order_file).exists() and time.monotonic() < deadline:
+        assert not query.await_termination(0.01), "nobody died"
     shutil.rmtree(tmp_path / "local")
-    again = start(spark, pipeline, tmp_path, until="end")
-    assert again.await_termination(280)
-    assert again.progress.restores == 1
-    assert again.progress.version > held
+    assert query.await_termination(280)
+    assert query.progress.restores == 1
+    assert query.progress.version > 2
     assert ordered(spark.read.parquet(str(tmp_path / "results")).collect()) == expected(spark, "left")
 
 
