@@ -21,7 +21,7 @@ demo-kafka: java setup ## The same on a Kafka broker, which it starts itself
 	@$(PY) -m recovery.demo --kafka $(ARGS)
 
 test: java setup lint ## Lint, then all tests
-	@$(PY) -m pytest $(ARGS)
+	@PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
 
 test-fast: setup ## Unit and model tests, no JVM: under a minute
 	@$(PY) -m pytest tests/unit tests/model $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,11 @@ settings.register_profile("nightly", deadline=None, max_examples=5000, suppress_
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure() -> None:
+    """End by SIGTERM as by Ctrl-C: fixtures end their brokers, JVMs and processes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def spark_environment() -> dict[str, str]:

@@ -5,13 +5,14 @@ A departure of one of the hour's first thirty minutes has a partner, the observa
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from backend import archive, join, stream, tumbling
+from recovery import supervisor
 from recovery.demo import weather
 from recovery.demo.flights import make_archive, read_flights
 from recovery.killpoints import order, taken
@@ -108,12 +109,18 @@ def test_a_join_whose_worker_is_killed_and_whose_disk_is_lost_gives_the_same(spa
     order_file = tmp_path / "order"
     order(order_file, "after_stage", 2)
     monkeypatch.setitem(spark.sparkContext.environment, "REWIND_KILL", str(order_file))
+
+    def sleep(seconds: float) -> None:
+        """Lose the disk while no query runs: the supervisor sleeps for nothing before its first new start."""
+        if not seconds and taken(order_file).exists() and not lost.exists():
+            (tmp_path / "local").rename(lost)
+        time.sleep(seconds)
+
+    lost = tmp_path / "lost"
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(sleep=sleep))
     query = start(spark, joined(data, "left"), tmp_path, until="end")
-    deadline = time.monotonic() + 280
-    while not taken(order_file).exists() and time.monotonic() < deadline:
-        assert not query.await_termination(0.01), "nobody died"
-    shutil.rmtree(tmp_path / "local")
     assert query.await_termination(280)
+    assert lost.exists(), "nobody died"
     assert query.progress.restores == 1
     assert query.progress.version > 2
     assert ordered(spark.read.parquet(str(tmp_path / "results")).collect()) == expected(spark, "left")

@@ -30,7 +30,7 @@ def defect(where: Any, function: str, name: str, broken: Any) -> None:
     setattr(where, function, chosen)
 
 
-def every_staged_file(self: Any, pointer: Any, found: Any, generation: Any, store: Any) -> bool:
+def every_staged_file(self: Any, pointer: Any, database: Any, found: Any, generation: Any, store: Any) -> bool:
     """`for step in found.steps` became "for every file that lies there"."""
     for commit in reversed(generation.staged_commits()):
         path = generation.staged(commit)
