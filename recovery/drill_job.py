@@ -112,8 +112,9 @@ class Aged:
 
 
 def tell(event: str, **details: object) -> None:
-    """Write one event."""
-    print(json.dumps({"event": event, "at": time.time(), **details}), flush=True)
+    """Write one event, a line in one piece: listeners, sinks and the main thread all tell, and `print` writes twice."""
+    sys.stdout.write(json.dumps({"event": event, "at": time.time(), **details}) + "\n")
+    sys.stdout.flush()
 
 
 def said(error: Exception) -> str:
@@ -148,7 +149,8 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
         listeners=(Teller(),),
         **(own_disks if hosts else {"local_dir": out / LOCAL}),
     )
-    tell("started")
+    run = str(query.query.runId)
+    tell("started", run=run)
     told, ended = -1, False
     try:
         while not ended:
@@ -164,7 +166,8 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
     manifest = read_manifest(checkpoint)
     pointers = read_pointers(spark, checkpoint, manifest.shards) if manifest is not None else {}
     commits = {str(shard): pointer.commit.name for shard, pointer in pointers.items()}
-    tell("ended", version=query.progress.version, restores=query.progress.restores, commits=commits)
+    same = run == str(query.query.runId)
+    tell("ended", version=query.progress.version, restores=query.progress.restores, commits=commits, same=same)
 
 
 def _output(out: Path, turns: Turns | None) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def strike_host(runner: Runner, out: Path, disks: Path, at: int) -> str | None:
     found: list[Path] = []
 
     def there() -> bool:
-        here = [one for one in disks.glob("*/executor-*") if inside(one / LOCAL, at, _query_id(out))]
+        here = [one for one in disks.glob("*/executor-*") if inside(one / LOCAL, at, query_id(out))]
         found[:] = [disk for disk in here if _executor(runner, disk)]
         return bool(found)
 
@@ -254,7 +254,7 @@ def inside(local: Path, version: int, query_id: str = "*") -> bool:
     return next(local.glob(f"{query_id}/*/*/staged/{version:020d}_*.sst"), None) is not None
 
 
-def _query_id(out: Path) -> str:
+def query_id(out: Path) -> str:
     """Give the job's query id, as soon as it has one: executors keep the state of earlier jobs beside its own."""
     try:
         return str(json.loads((out / CHECKPOINT / "metadata").read_text())["id"])

@@ -20,6 +20,7 @@ import psutil
 
 from backend import archive, count, median, policies, stream, sum_, tumbling
 from backend.sinks.parquet import ParquetSink
+from recovery.drill_job import tell
 from recovery.drill_process import each, executors, inside
 from recovery.drill_turns import Turns, until
 from recovery.user_job import session
@@ -31,10 +32,6 @@ SNAPSHOT_EVERY = 4
 DISK = "state"
 KILLS = (2, 5)
 """Micro-batches in which an executor dies; each time another one."""
-
-
-def tell(what: str, **details: Any) -> None:
-    print(json.dumps({"what": what, **details}), flush=True)
 
 
 class Reporting(ParquetSink):
@@ -49,8 +46,16 @@ class Reporting(ParquetSink):
         elsewhere = self.before()
         shards = super().publish(frames, version)
         self.published.append((version, time.monotonic()))
-        tell("published", version=version, held=elsewhere, shards=[shard["metrics"] for shard in shards])
+        metrics = [shard["metrics"] for shard in shards]
+        tell("published", version=version, held=elsewhere, shards=metrics, state_bytes=state_bytes(self.out))
         return shards
+
+
+def state_bytes(out: Path) -> int:
+    """Give the bytes of the newest whole package of shard 0; 0 before there is one."""
+    manifests = sorted(out.glob("checkpoint/rewind/snapshots/0/*.full.json"))
+    body = json.loads(manifests[-1].read_text())["body"] if manifests else {"files": []}
+    return sum(file["length"] for file in body["files"])
 
 
 def start(spark: Any, data: Path, out: Path, sink: ParquetSink, shards: int, rows: int) -> Any:
