@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from backend import count, max_, mean, median, stream, tumbling
 from backend.sources.kafka import kafka
-from recovery.listener import LoggingListener, PrometheusListener
+from recovery.displays import PrometheusListener
+from recovery.listener import LoggingListener
 from recovery.metrics import serve_metrics
 
 

@@ -189,7 +189,8 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Restore what needs it ahead of a start, with no query running; the next start takes it from there."""
-    from recovery.listener import LoggingListener, ProgressListener
+    from recovery.displays import ProgressListener
+    from recovery.listener import LoggingListener
     from recovery.moved import settle_in
     from recovery.user_job import load_pipeline, restore_ahead
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from ruamel.yaml import YAML
 
-from recovery.listener import PrometheusListener
+from recovery.displays import PrometheusListener
 from recovery.metrics import ProgressCollector
 from recovery.supervisor import Progress
 

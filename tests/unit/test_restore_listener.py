@@ -9,14 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from recovery.listener import (
-    Listeners,
-    LoggingListener,
-    ProgressListener,
-    PrometheusListener,
-    RestoreListener,
-    Restoring,
-)
+from recovery.displays import ProgressListener, PrometheusListener
+from recovery.listener import Listeners, LoggingListener, RestoreListener, Restoring
 
 KNOWN = Restoring(3, "00000000000000000007_ab", "checksum mismatch in 000012.sst", "replay", 2000, {(0, 1): (10, 2010)})
 UNKNOWN = Restoring(4, "00000000000000000007_cd", "no local state", "package")
