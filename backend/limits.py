@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from backend.errors import KeyInvalid, ValueInvalid
 from backend.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
 
+MAX_KEY_TEXT_BYTES = 30_000
+"""Texts of a message's key, all together: encoded, and with whatever comes before, they stay below `MAX_KEY_BYTES`,
+even if each byte has to be escaped. A message with a longer key is malformed, not the end of the job."""
+
 
 def check_key(key: bytes) -> None:
     """Raise `KeyInvalid` unless the key is bytes, 1 to `MAX_KEY_BYTES` of them."""

@@ -163,7 +163,8 @@ def run_attempt(
         try:
             done = _operate(job, directory, opened, pointer, version, given, watch)
             fetched = job.packages.fetched_bytes - fetched if job.packages is not None else 0
-            done.metrics |= {"fetched_bytes": fetched, **opening.told.metrics()}
+            ingest_ms = round(opening.ingest_s * 1000, 3)
+            done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **opening.told.metrics()}
             return done
         except StateCorrupted:
             directory.condemn()

@@ -39,8 +39,8 @@ class Files(Protocol):
     def uri(self) -> str:
         """Where the directory is, as users write it."""
 
-    def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """Publish a file atomically, replacing one of that name; durable on return. Give its bytes."""
+    def write(self, name: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> int:
+        """Publish a file atomically, replacing one of that name; durable on return if asked for. Give its bytes."""
 
     def read(self, name: str) -> bytes:
         """Return a whole file. Raises `FileNotFoundError`."""
@@ -163,8 +163,8 @@ class LocalFiles:
         """The path."""
         return str(self.root)
 
-    def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """Publish a file: temporary name, fsync, move, fsync of the directory."""
+    def write(self, name: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> int:
+        """Publish a file: temporary name, fsync, move, fsync of the directory; the fsyncs only if `durable`."""
         with storage(f"{self.root}/{name}"):
             target = self._target(name)
             draft = _draft(target)
@@ -174,12 +174,14 @@ class LocalFiles:
                     for chunk in chunks:
                         length += handle.write(chunk)
                     handle.flush()
-                    os.fsync(handle.fileno())
+                    if durable:
+                        os.fsync(handle.fileno())
                 draft.replace(target)
             except BaseException:
                 draft.unlink(missing_ok=True)
                 raise
-            sync_directory(target.parent)
+            if durable:
+                sync_directory(target.parent)
         return length
 
     def read(self, name: str) -> bytes:
@@ -288,12 +290,12 @@ class RemoteFiles:
         """The URI."""
         return self._uri
 
-    def write(self, name: str, chunks: Iterable[bytes]) -> int:
-        """Publish a file: in place where an object appears only when complete, else by a move."""
+    def write(self, name: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> int:
+        """Publish a file: in place where an object appears only when complete, else by a move; always durable."""
         with storage(f"{self._uri}/{name}"):
             return self._write(self._path(name), chunks)
 
-    def _write(self, target: str, chunks: Iterable[bytes]) -> int:
+    def _write(self, target: str, chunks: Iterable[bytes | memoryview]) -> int:
         self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
         if self._in_place:
             return self._upload(target, chunks)
@@ -308,7 +310,7 @@ class RemoteFiles:
             raise
         return length
 
-    def _upload(self, target: str, chunks: Iterable[bytes]) -> int:
+    def _upload(self, target: str, chunks: Iterable[bytes | memoryview]) -> int:
         handle = self._fs.open(target, "wb")
         try:
             length: int = sum(handle.write(chunk) for chunk in chunks)

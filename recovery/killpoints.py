@@ -1,8 +1,9 @@
-"""Named points at which a process can be made to die by SIGKILL: free when off.
+"""Named points at which a process can be made to die by SIGKILL, or to stop there for a while: free when off.
 
 `REWIND_KILL=<file>` names an order that may come later: a file that says `<point>` or `<point> <micro-batch>`. The
 first process that passes that point takes the order (renames it to `<file>.taken`, so that only one dies) and kills
-itself.
+itself. If the order ends with `stop`, it writes its process id into `<file>.taken` and stops itself by SIGSTOP instead;
+whoever gave the order lets it go on.
 `REWIND_KILL_TRACE=<file>` appends each point passed, so that a suite can show that it hit every one.
 """
 
@@ -54,6 +55,7 @@ POINTS = (
 
 _ORDER = os.environ.get("REWIND_KILL", "")
 _TRACE = os.environ.get("REWIND_KILL_TRACE")
+_STOP = " stop"
 
 
 def kill_point(name: str, version: int | None = None) -> None:
@@ -65,10 +67,13 @@ def kill_point(name: str, version: int | None = None) -> None:
             trace.write(f"{name} {version}\n")
     if _ORDER and _is_meant(name, version):
         try:
-            taken(Path(_ORDER), take=True)
+            mine = taken(Path(_ORDER), take=True)
         except FileNotFoundError:
             return
-        os.kill(os.getpid(), signal.SIGKILL)
+        if not mine.read_text().endswith(_STOP):
+            os.kill(os.getpid(), signal.SIGKILL)
+        mine.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def passing(things: Iterable[T], name: str, version: int | None = None) -> Iterator[T]:
@@ -78,8 +83,8 @@ def passing(things: Iterable[T], name: str, version: int | None = None) -> Itera
         kill_point(name, version)
 
 
-def order(path: Path, point: str, version: int | None = None) -> None:
-    """Order the death of the first process that passes a point, in a micro-batch or in any.
+def order(path: Path, point: str, version: int | None = None, *, stop: bool = False) -> None:
+    """Order the death of the first process that passes a point, in a micro-batch or in any; or that it stops there.
 
     Raises:
         ValueError: There is no such point.
@@ -88,7 +93,7 @@ def order(path: Path, point: str, version: int | None = None) -> None:
         raise ValueError(f"point={point!r}: allowed are {', '.join(POINTS)}")
     taken(path).unlink(missing_ok=True)
     draft = path.with_name(f".{path.name}")
-    draft.write_text(point if version is None else f"{point} {version}")
+    draft.write_text((point if version is None else f"{point} {version}") + (_STOP if stop else ""))
     draft.replace(path)
 
 
@@ -100,7 +105,7 @@ def taken(path: Path, *, take: bool = False) -> Path:
 
 def _is_meant(name: str, version: int | None) -> bool:
     try:
-        point, _, wanted = Path(_ORDER).read_text().partition(" ")
+        point, _, wanted = Path(_ORDER).read_text().removesuffix(_STOP).partition(" ")
     except FileNotFoundError:
         return False
     return point == name and (not wanted or version is None or int(wanted) == version)

@@ -71,6 +71,7 @@ class Opening:
         launch: The query's start that asks. A database that is newer than the pointer and was made by an earlier start
             is no sign of a zombie: Spark was rolled back in between, and the database is done without.
         told: The same, written down: what the task tells the driver.
+        ingest_s: Seconds that ingesting staged files took, checks of their digests included.
     """
 
     directory: ShardDirectory
@@ -79,6 +80,7 @@ class Opening:
     listeners: tuple[RestoreListener, ...] = ()
     launch: int = 0
     told: Recorder = field(default_factory=Recorder)
+    ingest_s: float = 0.0
     _broken: set[Broken] = field(default_factory=set)
     _damaged_here: set[Commit] = field(default_factory=set)
 
@@ -190,7 +192,9 @@ class Opening:
                     assert self.packages is not None, "an offer comes from packages"
                     [file] = fetch_steps(self.packages, pointer, [step], generation.staged)
                 kill_point("before_ingest", step.commit.version)
+                ingesting = time.monotonic()
                 store.confirm(file)
+                self.ingest_s += time.monotonic() - ingesting
                 kill_point("after_ingest", step.commit.version)
             except StateCorrupted as error:
                 if step.local:

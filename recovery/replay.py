@@ -22,7 +22,7 @@ from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, Operator, SourceParti
 from backend.errors import StateUnavailable
 from backend.rocks import RocksStore
 from backend.sources.kafka_loss import losses_named
-from backend.spark import frames
+from backend.spark import frames, packing
 from backend.spark.settings import settings
 from recovery.attempt import ShardJob
 from recovery.files import Files, open_files
@@ -71,8 +71,14 @@ class ReplayableJob(Protocol):
     def offsets(self, spark: SparkSession) -> Mapping[SourcePartition, tuple[int, int]]:
         """Give what the sources hold: earliest offset and end, exclusive."""
 
-    def replay(self, spark: SparkSession, ranges: Mapping[SourcePartition, tuple[int, int]]) -> DataFrame | None:
-        """Give the rows of the pack stage for exactly these offsets."""
+    def replay(
+        self,
+        spark: SparkSession,
+        ranges: Mapping[SourcePartition, tuple[int, int]],
+        stage: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        schema: str,
+    ) -> DataFrame | None:
+        """Put exactly these offsets through a stage that takes the rows of the pack stage."""
 
 
 def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: int | None = None) -> dict[int, Pointer]:
@@ -118,12 +124,13 @@ def write_chunks(
         return {}
     kill_point("restore_replay")
     with settings(spark, len(job.grouping), arrow_rows):
-        rows = job.replay(spark, whole)
-        if rows is None:
-            return {}
         write = chunk_writer(job.operator, job.message_fields, records, checkpoint, run)
-        with losses_named(lambda: job.replay(spark, whole)):  # retention may take offsets away while they are read
-            reports = rows.mapInArrow(write, _REPORT).collect()
+        chunks = job.replay(spark, whole, write, _REPORT)
+        if chunks is None:
+            return {}
+        # retention may take offsets away while they are read
+        with losses_named(lambda: job.replay(spark, whole, write, _REPORT)):
+            reports = chunks.collect()
     names: dict[int, list[str]] = {}
     for report in reports:
         names.setdefault(report["shard"], []).append(report["name"])
@@ -143,7 +150,7 @@ def chunk_writer(
         files = open_files(checkpoint)
         for batch in batches:
             for piece in pieces(batch):
-                good = piece.filter(frames.is_good(piece))
+                good = piece.filter(packing.is_good(piece))
                 schema = pa.schema([*MESSAGE_FIELDS, *message_fields])
                 columns = [
                     good.column(frames.column_name(field.name)).cast(field.type)
@@ -173,7 +180,8 @@ def _chunk(files: Files, operator: Operator, messages: pa.Table, record: CommitR
     keys, values = above_bounds(operator.replay_rows(messages), record.bounds)
     name = f"{folder}/{len(keys)}-{uuid.uuid4().hex}.arrow"
     table = pa.table([pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())], CHUNK_SCHEMA)
-    files.write(name, [frames.to_ipc(table)])
+    data = memoryview(frames.to_ipc_buffer(table))
+    files.write(name, [data], durable=False)  # a restore that dies is made again from its beginning
     report = {"shard": record.shard, "name": name, "rows": len(keys), "bytes": table.nbytes}
     return pa.RecordBatch.from_pylist([report], _REPORT_ARROW)
 

@@ -1,6 +1,6 @@
 """Scratch directories: removed at the end of their use, or after their user's death by the next user.
 
-A directory `<parent>/<kind>-<uuid>` is locked (flock) as long as its user lives. Whoever makes one of the same kind
+A directory `<parent>/<kind>-<uuid>` is locked (flock, `hold`) while its user lives. Whoever makes one of the same kind
 first removes those that nobody has locked any more: a process that was killed leaves its copy of a database behind, and
 hard links in it keep the bytes of files that were deleted elsewhere long ago.
 """
@@ -39,7 +39,7 @@ def sweep(parent: Path, kind: str) -> list[Path]:
     """Remove the directories of a kind whose users are dead; give them."""
     gone = []
     for path in parent.glob(f"{kind}-*"):
-        handle = _lock(path)
+        handle = hold(path)
         if handle is None:
             continue
         try:
@@ -54,15 +54,15 @@ def _make(parent: Path, kind: str) -> tuple[Path, int]:
     while True:
         path = parent / f"{kind}-{uuid.uuid4().hex}"
         make_directory(path)
-        handle = _lock(path)
+        handle = hold(path)
         if handle is not None and path.is_dir():
             return path, handle
         if handle is not None:  # swept between the two calls
             os.close(handle)
 
 
-def _lock(path: Path) -> int | None:
-    """Lock a directory; None when somebody has it, or it is gone."""
+def hold(path: Path) -> int | None:
+    """Lock a directory until the handle that this gives is closed; None when somebody has it, or it is gone."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):

@@ -31,7 +31,7 @@ from pathlib import Path
 from backend.errors import UNDECODABLE, StateCorrupted, StorageFailed, StoreLocked, UnknownFormat
 from backend.staging import VERIFY
 from backend.storage import storage
-from recovery.files import LocalFiles, make_directory, sync_directory
+from recovery.files import TEMPORARY, LocalFiles, make_directory, sync_directory
 from recovery.pointer import Commit
 
 FORMAT = 1
@@ -174,7 +174,7 @@ class ShardDirectory:
         for other in self.path.iterdir():
             if other.is_dir() and other.name != generation.uuid:
                 shutil.rmtree(other, ignore_errors=True)
-            elif other.name.startswith(".CURRENT."):
+            elif other.name.startswith(f"CURRENT{TEMPORARY}"):  # of a process that died while it wrote
                 other.unlink(missing_ok=True)
 
     def condemn(self) -> None:

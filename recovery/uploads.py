@@ -8,7 +8,6 @@ there nothing leads to later commits, so a full package is due at once.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -20,12 +19,13 @@ from backend.rocks import RocksStore
 from backend.store import Staged
 from recovery.package import Snapshots
 from recovery.pointer import CommitRecord
+from recovery.scratch import hold, sweep
 
 log = logging.getLogger("rewind.uploads")
 
 STEP_WAIT_S = 20.0
 """For so long a commit waits for its step to be uploaded; it goes on without it then."""
-_PREFIX = "upload-"
+_KIND = "upload"
 
 _busy = threading.Semaphore(1)
 _steps: dict[tuple[str, int], threading.Thread] = {}
@@ -87,11 +87,12 @@ def begin_upload(packages: Snapshots, store: RocksStore, row: CommitRecord, scra
     """
     if not _busy.acquire(blocking=False):
         return None
-    copy = scratch / f"{_PREFIX}{uuid.uuid4().hex}"
+    copy = scratch / f"{_KIND}-{uuid.uuid4().hex}"
     try:
-        _sweep(scratch)
+        sweep(scratch, _KIND)  # hard links in copies of dead uploads keep files that the database has deleted
         store.checkpoint(copy)
-        lock = _hold(copy)
+        lock = hold(copy)
+        assert lock is not None, "nobody else knows this name, and the caller holds the shard's lock"
         thread = threading.Thread(target=_upload, args=(packages, row, copy, lock), name="rewind-upload", daemon=True)
         thread.start()
     except Exception as error:  # a full disk, above all
@@ -114,26 +115,3 @@ def _upload(packages: Snapshots, row: CommitRecord, copy: Path, lock: int) -> No
         shutil.rmtree(copy, ignore_errors=True)
         os.close(lock)
         _busy.release()
-
-
-def _hold(copy: Path) -> int:
-    """Lock a copy for as long as this process lives or the upload runs; packages leave the file out."""
-    handle = os.open(copy / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    return handle
-
-
-def _sweep(scratch: Path) -> None:
-    """Remove the copies of uploads whose process died: their hard links keep files that the database has deleted."""
-    for copy in scratch.glob(f"{_PREFIX}*"):
-        try:
-            handle = os.open(copy / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
-        except FileNotFoundError:
-            continue  # it ended just now
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(copy, ignore_errors=True)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(handle)

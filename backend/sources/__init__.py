@@ -6,10 +6,11 @@ could not be parsed, and only then `raw` holds its bytes: bad input travels to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -48,3 +49,35 @@ class Source(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry: what must stay the same for a replay to give the same messages."""
+
+
+@runtime_checkable
+class Bundling(Source, Protocol):
+    """A source that can also hand over its rows as bundles (`backend.spark.bundles`), when its values are columns."""
+
+    @property
+    def bundled(self) -> bool:
+        """Tell whether this source does: the job may then use the two methods."""
+
+    def stream_bundles(self, spark: SparkSession, names: Collection[str]) -> DataFrame:
+        """Give the streaming DataFrame of bundles, column `bundle`; the same offsets as `stream`.
+
+        Args:
+            spark: The session.
+            names: Fields of the values that are needed; at least these are in the bundles.
+        """
+
+    def pieces(
+        self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]
+    ) -> tuple[Sequence[Any], Callable[[Any], Iterator[pa.RecordBatch]]]:
+        """Give what `batch` gives as pieces, and the function that reads one where a task runs; both can be pickled.
+
+        Args:
+            spark: The session.
+            ranges: Half-open.
+            names: Fields of the values that are needed.
+
+        Raises:
+            HistoryLost: The source no longer has a part of the ranges.
+            SourceGap: Offsets are missing within it.
+        """

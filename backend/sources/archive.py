@@ -8,8 +8,9 @@ offsets per partition, and offsets that are missing, come twice or step back are
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,11 @@ from backend.sources.archive_index import Archive
 from backend.sources.formats import ValueFormat, parse
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from backend.sources.archive_reader import Piece
 
 DEFAULT_MAX_OFFSETS = 100_000
 DEFAULT_OFFSETS_PER_TASK = 500_000
@@ -43,7 +47,7 @@ class ArchiveSource:
 
     def stream(self, spark: SparkSession) -> DataFrame:
         """Give the streaming DataFrame; a query that starts anew begins at the earliest offsets."""
-        return self._load(spark, None)
+        return parse(self._stream(spark, self._options(None)), self.value)
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
         """Give exactly the messages of half-open offset ranges, each range in order within its tasks.
@@ -52,17 +56,11 @@ class ArchiveSource:
             HistoryLost: A range reaches outside of what the archive holds.
             SourceGap: Offsets are missing within it.
         """
-        here = self.offsets(spark)
-        for (topic, partition), (start, end) in sorted(ranges.items()):
-            earliest, latest = here.get((topic, partition), (0, 0))
-            if start < end and (start < earliest or end > latest):
-                raise HistoryLost(
-                    "the archive does not hold the offsets that a replay needs",
-                    where=f"{self.path}, {topic}-{partition}",
-                    why=f"needed are {start} to {end - 1}, there are {earliest} to {latest - 1}",
-                    command="put the files back, or accept the loss and begin anew: rewind reset",
-                )
-        return self._load(spark, ranges)
+        from backend.sources.archive_reader import RewindArchive
+
+        self._check_held(spark, ranges)
+        spark.dataSource.register(RewindArchive)
+        return parse(spark.read.format(RewindArchive.name()).options(**self._options(ranges)).load(), self.value)
 
     def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it."""
@@ -77,23 +75,56 @@ class ArchiveSource:
         """Give the manifest's entry; the path is not part of it, an archive may move."""
         return {"kind": "archive", "topics": list(self.topics), "value": self.value.describe()}
 
-    def _load(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange] | None) -> DataFrame:
-        from backend.sources.archive_reader import RewindArchive, row_schema
+    @property
+    def bundled(self) -> bool:
+        """Tell whether the values are columns already."""
+        return self.value.name == "typed"
+
+    def stream_bundles(self, spark: SparkSession, names: Collection[str]) -> DataFrame:
+        """Give the streaming DataFrame of bundles."""
+        return self._stream(spark, self._options(None) | {"bundled": json.dumps(sorted(names))})
+
+    def pieces(
+        self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]
+    ) -> tuple[Sequence[Piece], Callable[[Piece], Iterator[pa.RecordBatch]]]:
+        """Give what `batch` gives, piece by piece; raises as it does."""
+        from backend.sources.archive_reader import ArchiveBatchReader, read_piece
+
+        self._check_held(spark, ranges)
+        reader = ArchiveBatchReader(self._options(ranges) | {"bundled": json.dumps(sorted(names))})
+        return reader.planned(), partial(read_piece, self.path, reader.arrow_schema)
+
+    def _check_held(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        here = self.offsets(spark)
+        for (topic, partition), (start, end) in sorted(ranges.items()):
+            earliest, latest = here.get((topic, partition), (0, 0))
+            if start < end and (start < earliest or end > latest):
+                raise HistoryLost(
+                    "the archive does not hold the offsets that a replay needs",
+                    where=f"{self.path}, {topic}-{partition}",
+                    why=f"needed are {start} to {end - 1}, there are {earliest} to {latest - 1}",
+                    command="put the files back, or accept the loss and begin anew: rewind reset",
+                )
+
+    def _stream(self, spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+        from backend.sources.archive_reader import RewindArchive
 
         spark.dataSource.register(RewindArchive)
-        options = {
+        return spark.readStream.format(RewindArchive.name()).options(**options).load()
+
+    def _options(self, ranges: Mapping[TopicPartition, OffsetRange] | None) -> dict[str, str]:
+        """Give the reader's options; without ranges it reads on and on."""
+        from backend.sources.archive_reader import row_schema
+
+        wanted = [[*key, *bounds] for key, bounds in sorted((ranges or {}).items())]
+        return {
             "path": self.path,
             "schema_json": row_schema(self.value).json(),
             "topics": json.dumps(self.only),
             "max_offsets_per_batch": str(self.max_offsets_per_batch),
             "max_offsets_per_task": str(self.max_offsets_per_task),
+            "ranges": json.dumps(wanted),
         }
-        if ranges is None:
-            rows = spark.readStream.format(RewindArchive.name()).options(**options).load()
-        else:
-            options["ranges"] = json.dumps([[*key, *bounds] for key, bounds in sorted(ranges.items())])
-            rows = spark.read.format(RewindArchive.name()).options(**options).load()
-        return parse(rows, self.value)
 
 
 def archive(

@@ -19,6 +19,9 @@ from backend.sources.archive_index import REQUIRED, Archive, Gap, Slice, check_r
 
 BATCH_ROWS = 65_536
 """Rows of one Arrow batch handed to Spark: large, because each batch costs a round trip."""
+_SAMPLE_ROWS = 256
+BATCH_BYTES = 16 * 1024 * 1024
+"""Bytes of one, about: a worker has several copies of a batch at once."""
 
 WRITE_SCHEMA = pa.schema(
     [
@@ -51,7 +54,8 @@ def read_range(
         wanted: Half-open; offsets in declared gaps give no rows.
         slices: What the index has for that range, in offset order.
         gaps: The declared gaps that overlap it.
-        schema: Of the batches: `archive_index.REQUIRED` in this order.
+        schema: Of the batches: `archive_index.REQUIRED` in this order. Fields of values that it does not have are not
+            read.
 
     Raises:
         SourceGap: Rows are missing, come twice or step back; nothing of the batch concerned is handed out.
@@ -64,7 +68,9 @@ def read_range(
         with filesystem.open(f"{root}/{piece.path}", "rb") as handle, readable(f"{root}/{piece.path}"):
             parquet = pq.ParquetFile(handle, page_checksum_verification=True)
             groups = _row_groups(parquet, start, end)
-            for batch in parquet.iter_batches(BATCH_ROWS, row_groups=groups, columns=list(REQUIRED), use_threads=False):
+            columns = _columns(schema)
+            rows_at_once = _batch_rows(parquet, groups, columns)
+            for batch in parquet.iter_batches(rows_at_once, row_groups=groups, columns=columns, use_threads=False):
                 rows = _rows_of(batch, topic, partition, start, end)
                 expected = check_rows(rows.column("offset"), expected, gaps, piece.path, topic, partition)
                 if rows.num_rows:
@@ -88,6 +94,22 @@ def _row_groups(parquet: pq.ParquetFile, start: int, end: int) -> list[int]:
         if statistics is None or not statistics.has_min_max or (statistics.min < end and statistics.max >= start):
             chosen.append(number)
     return chosen
+
+
+def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str]) -> int:
+    """Give the rows of an Arrow batch: fewer where the first ones are long. Footers tell encoded lengths only."""
+    for batch in parquet.iter_batches(_SAMPLE_ROWS, row_groups=groups[:1], columns=columns, use_threads=False):
+        fitting: int = BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)
+        return max(1, min(BATCH_ROWS, fitting))
+    return BATCH_ROWS
+
+
+def _columns(schema: pa.Schema) -> list[str]:
+    """Give what is read of a file: of values that are structs the fields of the schema only."""
+    value = schema.field("value").type
+    if not pa.types.is_struct(value) or any("." in field.name for field in value):  # a path could mean another field
+        return list(REQUIRED)
+    return [*REQUIRED[:-1], *(f"value.{field.name}" for field in value)]
 
 
 def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end: int) -> pa.RecordBatch:

@@ -35,6 +35,7 @@ from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_files import read_range
 from backend.sources.archive_index import Archive, PartitionIndex, Slice, gap_error
 from backend.sources.formats import ValueFormat
+from backend.spark.bundles import BUNDLE, bundle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,28 +79,34 @@ class RewindArchive(DataSource):
         return "rewind_archive"
 
     def schema(self) -> StructType:
-        """Give the schema that `row_schema` made for the options."""
+        """Give the schema that `row_schema` made for the options; with `bundled`, of bundles of such rows."""
+        if "bundled" in self.options:
+            return StructType([StructField(BUNDLE, BinaryType())])
         return StructType.fromJson(json.loads(self.options["schema_json"]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Read fixed ranges."""
-        return ArchiveBatchReader(dict(self.options), schema)
+        return ArchiveBatchReader(dict(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Read on and on."""
-        return ArchiveStreamReader(dict(self.options), schema)
+        return ArchiveStreamReader(dict(self.options))
 
 
 class _Reader:
     """What both readers share: options, the index, planning and reading."""
 
-    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+    def __init__(self, options: dict[str, str]) -> None:
         self._path = options["path"]
         self._topics = set(json.loads(options["topics"]))
         self._per_batch = int(options["max_offsets_per_batch"])
         self._per_task = int(options["max_offsets_per_task"])
         self._ranges = json.loads(options.get("ranges", "[]"))
-        self._schema = schema
+        schema = StructType.fromJson(json.loads(options["schema_json"]))
+        self._bundled = "bundled" in options
+        if self._bundled:
+            schema = with_fields(schema, json.loads(options["bundled"]))
+        self.arrow_schema = to_arrow_schema(schema, timezone="UTC")
         self._archive = Archive(self._path)
 
     def index(self) -> dict[TopicPartition, PartitionIndex]:
@@ -134,10 +141,22 @@ class _Reader:
         """Read one piece, checked, as Arrow batches; runs in a task."""
         if not isinstance(partition, Piece):  # Spark's stand-in for "no partitions at all"
             return iter(())
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        piece = partition
-        wanted = (piece.start, piece.end)
-        return read_range(self._path, piece.topic, piece.partition, wanted, piece.slices, piece.gaps, schema)
+        rows = read_piece(self._path, self.arrow_schema, partition)
+        return map(bundle, rows) if self._bundled else rows
+
+
+def read_piece(path: str, schema: pa.Schema, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """Read one piece, checked, as Arrow batches of a schema of `archive_index.REQUIRED` columns."""
+    wanted = (piece.start, piece.end)
+    return read_range(path, piece.topic, piece.partition, wanted, piece.slices, piece.gaps, schema)
+
+
+def with_fields(rows: StructType, names: Sequence[str]) -> StructType:
+    """Leave fields of the values out of a schema of rows; one stays at least, to tell a null value."""
+    value = rows["value"].dataType
+    assert isinstance(value, StructType), "only typed values have fields"
+    kept = [field for field in value.fields if field.name in names] or value.fields[:1]
+    return StructType([*rows.fields[:-1], StructField("value", StructType(kept))])
 
 
 class ArchiveBatchReader(_Reader, DataSourceReader):
@@ -145,6 +164,10 @@ class ArchiveBatchReader(_Reader, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the ranges."""
+        return self.planned()
+
+    def planned(self) -> list[Piece]:
+        """Give the pieces of the ranges."""
         return [piece for wanted in self._ranges for piece in self.plan(*wanted)]
 
 

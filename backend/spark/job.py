@@ -1,13 +1,15 @@
 """A job: sources, routing and operator put together into Spark plans, the same for the stream and for a replay.
 
-The way of a message: source rows -> `pack_input` (select in the JVM: event time, shard, the fields the operator reads)
--> the pack stage -> `groupBy(shard)` -> the stateful operator -> one row per shard and micro-batch for the sink.
+The way of a message: source rows -> `pack_input` (select in the JVM: event time, shard, the fields the operator reads;
+for bundles the same over columns, in Python) -> the pack stage -> `groupBy(shard)` -> the stateful operator -> one row
+per shard and micro-batch for the sink.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,14 +26,12 @@ from pyspark.sql.types import (
 )
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator, SourcePartition
-from backend.sources import Source
+from backend.limits import MAX_KEY_TEXT_BYTES
+from backend.sources import Bundling, Source
 from backend.spark import frames
+from backend.spark.bundles import BUNDLE, BundleInput, Stage, can_bundle, reading, unbundled
 from backend.spark.control import control_rows
-from backend.spark.frames import PackPlan, packer
-
-MAX_KEY_TEXT_BYTES = 30_000
-"""Texts of a key, all together: encoded, and with whatever comes before, they stay below `store.MAX_KEY_BYTES`, even if
-each byte has to be escaped. A message with a longer key is malformed, not the end of the job."""
+from backend.spark.packing import PackPlan, packer
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -95,6 +95,11 @@ class Job:
         """Stream number of each (input name, topic)."""
         return number_streams([(side.name, side.source) for side in self.inputs])
 
+    @property
+    def bundled(self) -> bool:
+        """Tell whether the rows of all inputs cross the JVM as bundles."""
+        return all(_bundling(side) is not None for side in self.inputs)
+
     def sources(self, spark: SparkSession, *, bounded: bool) -> dict[int, tuple[SourcePartition, ...]]:
         """List the source partitions that each shard reads, as far as they are there now.
 
@@ -123,20 +128,36 @@ class Job:
 
     def streaming(self, spark: SparkSession, checkpoint: str) -> DataFrame:
         """Give the packed rows of the live streams and of the control stream."""
-        rows = [self.pack_input(side, side.source.stream(spark)) for side in self.inputs]
-        control = control_rows(spark, checkpoint)
-        rows.append(_like(rows[0], control))
-        whole = rows[0]
-        for other in rows[1:]:
-            whole = whole.union(other)
-        return whole.mapInArrow(packer(self.pack_plan(self.max_ahead_ms)), frames.PACKED_SCHEMA)
+        stage = packer(self.pack_plan(self.max_ahead_ms))
+        packed = []
+        for side in self.inputs:  # Spark's offset log has the sources in this order
+            source = _bundling(side)
+            if source is not None:
+                what = self._bundle_input(side)
+                timed = source.stream_bundles(spark, what.names).select(
+                    BUNDLE, f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN)
+                )
+                packed.append(timed.mapInArrow(unbundled(what, stage), frames.PACKED_SCHEMA))
+            else:
+                rows = self.pack_input(side, side.source.stream(spark))
+                packed.append(rows.mapInArrow(stage, frames.PACKED_SCHEMA))
+        control = control_rows(spark, checkpoint).select(
+            f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN),
+            f.coalesce(f.col("drain"), f.lit(False)).alias(frames.DRAIN_IN),
+        )
+        packed.append(control.mapInArrow(stage, frames.PACKED_SCHEMA))
+        return _union(packed)
 
-    def replay(self, spark: SparkSession, ranges: Mapping[tuple[int, int], tuple[int, int]]) -> DataFrame | None:
-        """Give the rows of the pack stage for exactly these offsets, in batch mode; None for empty ranges.
+    def replay(
+        self, spark: SparkSession, ranges: Mapping[tuple[int, int], tuple[int, int]], stage: Stage, schema: str
+    ) -> DataFrame | None:
+        """Put exactly these offsets through a stage that takes the rows of the pack stage; None for empty ranges.
 
         Args:
             spark: The session.
             ranges: (stream, partition) -> half-open offset range.
+            stage: For `mapInArrow`, after `pack_input`.
+            schema: Of what the stage gives, as DDL.
         """
         streams = {number: pair for pair, number in self.streams.items()}
         parts = []
@@ -146,12 +167,32 @@ class Job:
                 for (stream, partition), bounds in ranges.items()
                 if streams[stream][0] == side.name and bounds[0] < bounds[1]
             }
-            if wanted:
-                parts.append(self.pack_input(side, side.source.batch(spark, wanted)))
-        whole = parts[0] if parts else None
-        for other in parts[1:]:
-            whole = whole.union(other)  # type: ignore[union-attr]
-        return whole
+            source = _bundling(side)
+            if wanted and source is not None:
+                what = self._bundle_input(side)
+                pieces, read = source.pieces(spark, wanted, what.names)
+                numbers = spark.range(0, len(pieces), 1, max(1, len(pieces)))
+                parts.append(numbers.mapInArrow(reading(pieces, read, what, stage), schema))
+            elif wanted:
+                rows = self.pack_input(side, side.source.batch(spark, wanted))
+                parts.append(rows.mapInArrow(stage, schema))
+        return _union(parts) if parts else None
+
+    def _bundle_input(self, side: Input) -> BundleInput:
+        """Say of an input's rows what `pack_input` says of them."""
+        here = set(side.source.fields().fieldNames())
+        own = [side.field_of(field.name) for field in self.message_fields]
+        return BundleInput(
+            {topic: self.streams[(side.name, topic)] for topic in side.source.topics},
+            side.event_time,
+            side.key,
+            self.route == "partition",
+            self.shards,
+            tuple(
+                (field, name if name in here else None) for field, name in zip(self.message_fields, own, strict=True)
+            ),
+            widen=bool(side.name),
+        )
 
     def pack_plan(self, max_ahead_ms: int | None) -> PackPlan:
         """Give the plan of the pack stage; a replay has no clock to compare with and passes None."""
@@ -160,7 +201,8 @@ class Job:
             names = [f.name for f in self.message_fields]
             own = {side.name: frozenset(n for n in names if side.field_of(n) is not None) for side in self.inputs}
             sides = {number: own[side] for (side, _), number in self.streams.items()}
-        return PackPlan(self.grouping, self.message_fields, self.route == "partition", max_ahead_ms, sides)
+        topics = {number: topic for (_, topic), number in self.streams.items()}
+        return PackPlan(self.grouping, self.message_fields, self.route == "partition", max_ahead_ms, topics, sides)
 
     def pack_input(self, side: Input, rows: DataFrame) -> DataFrame:
         """Select what the pack stage reads out of source rows."""
@@ -190,13 +232,11 @@ class Job:
             f.col("offset").alias(OFFSET),
             time.cast("long").alias(TIME),
             place.alias(frames.SHARD_IN),
-            f.col("topic").alias(frames.TOPIC_IN),
             f.unix_millis("timestamp").alias(frames.TIMESTAMP_IN),
             f.when(bad, f.col("key")).alias(frames.KEY_IN),
             f.when(bad, raw).alias(frames.RAW_IN),
             malformed.alias(frames.MALFORMED_IN),
             f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN),
-            f.lit(None).cast("boolean").alias(frames.DRAIN_IN),
             *[_field(side.field_of(field.name), field, here) for field in self.message_fields],
         )
 
@@ -217,19 +257,16 @@ def _key_length(rows: DataFrame, key: Sequence[str]) -> Column:
     return total
 
 
-def _like(rows: DataFrame, control: DataFrame) -> DataFrame:
-    """Give control rows the columns of source rows."""
-    values = {
-        STREAM: f.lit(0),
-        PARTITION: f.lit(-1),
-        OFFSET: f.lit(-1),
-        frames.SHARD_IN: f.lit(0),
-        frames.BATCH_TIME_IN: f.unix_millis(f.current_timestamp()),
-        frames.DRAIN_IN: f.coalesce(f.col("drain"), f.lit(False)),
-    }
-    return control.select(
-        *[values.get(field.name, f.lit(None)).cast(field.dataType).alias(field.name) for field in rows.schema]
-    )
+def _bundling(side: Input) -> Bundling | None:
+    """Give an input's source if its rows can cross the JVM as bundles."""
+    if not isinstance(side.source, Bundling) or not side.source.bundled:
+        return None
+    kinds = to_arrow_type(side.source.fields(), timezone="UTC")
+    return side.source if can_bundle(kinds, side.event_time, side.key) else None
+
+
+def _union(parts: Sequence[DataFrame]) -> DataFrame:
+    return reduce(lambda whole, other: whole.union(other), parts)
 
 
 def _millis(rows: DataFrame, name: str) -> Column:

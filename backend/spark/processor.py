@@ -27,7 +27,8 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from backend.batch import ERROR_SCHEMA, Positions, SourcePartition
 from backend.errors import RewindError
-from backend.spark.frames import assemble, packed_rows, to_ipc
+from backend.spark.assembling import assemble, packed_rows
+from backend.spark.frames import to_ipc
 from recovery.attempt import Done, ShardInput, ShardJob, by_reason, run_attempt
 from recovery.killpoints import kill_point
 from recovery.pointer import Pointer, decode, encode

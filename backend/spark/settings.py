@@ -16,8 +16,16 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 
 @contextmanager
-def settings(spark: SparkSession, shards: int, arrow_rows: int) -> Iterator[None]:
-    """Set what a query needs while it is started; Spark clones the session then, so the user's is put back after."""
+def settings(spark: SparkSession, shards: int, arrow_rows: int, *, few_rows: bool = False) -> Iterator[None]:
+    """Set what a query needs while it is started; Spark clones the session then, so the user's is put back after.
+
+    Args:
+        spark: The session.
+        shards: Number of shuffle partitions.
+        arrow_rows: Rows of an Arrow batch.
+        few_rows: The JVM sees packed rows only. Code generated for them costs more than it saves: Spark writes it anew
+            for each task and micro-batch (measured: 50 ms of planning and 100 ms in all per micro-batch).
+    """
     wanted = {
         "spark.sql.shuffle.partitions": str(shards),
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
@@ -29,6 +37,8 @@ def settings(spark: SparkSession, shards: int, arrow_rows: int) -> Iterator[None
         "spark.sql.execution.arrow.transformWithStateInPandas.maxRecordsPerBatch": "64",
         "spark.sql.session.timeZone": spark.conf.get("spark.sql.session.timeZone"),
     }
+    if few_rows:
+        wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     before = {name: spark.conf.get(name, None) for name in wanted}
     try:
         for name, value in wanted.items():

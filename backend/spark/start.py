@@ -149,7 +149,7 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
 
     def launch(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
         plan = ProcessorPlan(shards, partial(of_launch, make, next_launch(checkpoint)), sources)
-        with settings(spark, job.shards, options.arrow_rows):
+        with settings(spark, job.shards, options.arrow_rows, few_rows=job.bundled):
             packed = job.streaming(spark, checkpoint)
             states = packed.groupBy("shard").transformWithStateInPandas(
                 ShardProcessor(plan), OUTPUT_SCHEMA, "Append", "ProcessingTime"

@@ -110,13 +110,17 @@ def test_sparks_progress_has_the_figures_of_each_micro_batch(ran):
     path, query = ran
     told = [progress["observedMetrics"]["rewind"] for progress in query.query.recentProgress if _ran(progress)]
     assert sum(figures["rows"] or 0 for figures in told) == 1000
-    published = pq.read_table(path / "results")["reason"].to_pylist()
+    results = pq.read_table(path / "results", columns=["reason", "shard", "window_start"])
+    published = results["reason"].to_pylist()
+    begun = set(zip(results["shard"].to_pylist(), results["window_start"].to_pylist(), strict=True))
+    assert sum(figures["opened"] or 0 for figures in told) == len(begun)
     assert sum(figures["results"] or 0 for figures in told) == len(published)
     assert sum(figures["results_late"] or 0 for figures in told) == published.count("late") > 0
     assert told[-1]["messages_stored"] == 1000
     first = max(told, key=lambda figures: figures["rows"] or 0)
     assert first["staged_bytes"] > first["logged_bytes"] > 0  # the messages are staged and not logged
     assert first["operate_ms"] > 0
+    assert max(figures["ingest_ms"] or 0 for figures in told) > 0
 
 
 def _ran(progress):

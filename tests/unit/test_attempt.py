@@ -7,6 +7,8 @@ of an attempt is handed to the next one, "Spark does not" that it is thrown away
 from __future__ import annotations
 
 import json
+import os
+import pathlib
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -99,6 +101,14 @@ def test_the_database_changes_only_when_the_next_attempt_confirms(job):
     assert committed_state(job) == {}
     run_attempt(job, first.pointer, 1, given([1]))
     assert committed_state(job)[bytes([Region.AGGREGATES]) + b"a"] == b"1"
+
+
+def test_the_time_of_ingesting_the_parent_is_a_part_of_opening(job):
+    first = run_attempt(job, None, 0, given([0]))
+    second = run_attempt(job, first.pointer, 1, given([1]))
+    again = run_attempt(job, first.pointer, 1, given([1]))  # the parent is in the database already
+    assert first.metrics["ingest_ms"] == again.metrics["ingest_ms"] == 0
+    assert 0 < second.metrics["ingest_ms"] < second.metrics["open_ms"]
 
 
 def test_a_staged_file_is_ingested_on_its_parent_only(job):
@@ -298,6 +308,23 @@ def test_links_of_an_attempt_that_died_while_ingesting_are_deleted_with_the_lock
     run_attempt(job, pointer, 1, given([1]))
     assert not left.exists()
     assert (staged / f"{pointer.commit.name}.sst").exists()
+
+
+def test_drafts_of_a_process_that_died_while_it_adopted_are_removed_by_the_next(job, monkeypatch):
+    here = directory(job)
+    with here.lock():
+        before = here.new_generation()
+        with monkeypatch.context() as patch:
+            patch.setattr(pathlib.Path, "replace", lambda *_: os._exit(9))
+            child = os.fork()
+            if child == 0:
+                here.adopt(before)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        (draft,) = here.path.glob("CURRENT?*")
+        assert here.current() is None, "a draft counts for nothing"
+        here.adopt(here.new_generation())
+        assert not draft.exists()
+        assert sorted(path.name for path in here.path.iterdir() if path.is_file()) == ["CURRENT", "LOCK"]
 
 
 def test_a_state_newer_than_the_pointer_is_left_alone(job):

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from backend.batch import NO_TIME, Position
 from backend.errors import SourceWentBack, UnknownFormat
 from backend.spark import frames
-from backend.spark.frames import Packed, PackPlan, assemble, from_ipc, pack
+from backend.spark.assembling import Packed, assemble
+from backend.spark.frames import from_ipc
+from backend.spark.packing import PackPlan, pack
 
 KEY = (pa.field("key", pa.string()),)
 
@@ -26,20 +28,20 @@ def source_rows(rows, *, time_ms=1_000_000, shards=2):
             "_offset": pa.array(offset, pa.int64()),
             "_time": pa.array(time, pa.int64()),
             "_shard": pa.array([o % shards for o in offset], pa.int32()),
-            "_topic": pa.array(["t"] * n),
             "_timestamp": pa.array(offset, pa.int64()),
             "_key": pa.array([b"k"] * n, pa.binary()),
             "_raw": pa.array([b"raw" if m else None for m in malformed], pa.binary()),
             "_malformed": pa.array(malformed, pa.string()),
             "_batch_ms": pa.array([time_ms] * n, pa.int64()),
-            "_drain": pa.array([None] * n, pa.bool_()),
             "key": pa.array([f"k{o}" for o in offset]),
         }
     )
 
 
 def plan(shards=2, **more):
-    return PackPlan(tuple(range(shards)), KEY, more.get("by_partition", False), more.get("max_ahead_ms"))
+    return PackPlan(
+        tuple(range(shards)), KEY, more.get("by_partition", False), more.get("max_ahead_ms"), {0: "t", 1: "t"}
+    )
 
 
 def of_shard(batches, shard):
@@ -175,6 +177,7 @@ SIDES = PackPlan(
     (pa.field("left.key", pa.string()), pa.field("right.cost", pa.int64())),
     False,
     None,
+    {0: "l", 1: "r"},
     {0: frozenset({"left.key"}), 1: frozenset({"right.cost"})},
 )
 
@@ -183,7 +186,7 @@ def side_rows(stream, offsets):
     n = len(offsets)
     rows = source_rows([(0, offset, offset, None) for offset in offsets], shards=1).to_pydict()
     del rows["key"]
-    batch = pa.RecordBatch.from_pydict(rows, source_rows([(0, 0, 0, None)]).schema.remove(12))
+    batch = pa.RecordBatch.from_pydict(rows, source_rows([(0, 0, 0, None)]).schema.remove(10))
     batch = batch.set_column(0, "_stream", pa.array([stream] * n, pa.int32()))
     left = [f"k{o}" if stream == 0 else None for o in offsets]
     right = [o * 10 if stream == 1 else None for o in offsets]

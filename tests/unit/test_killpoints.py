@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,20 @@ def test_the_first_process_that_passes_dies_and_no_other(tmp_path: Path) -> None
     assert passed(tmp_path / "order") == (-9, ["0"])
     assert taken(tmp_path / "order").exists()
     assert passed(tmp_path / "order") == (0, ["0", "1", "2"])
+
+
+def test_the_first_process_that_passes_stops_and_goes_on_when_it_may(tmp_path: Path) -> None:
+    path = tmp_path / "order"
+    order(path, "open", 1, stop=True)
+    env = {**os.environ, "REWIND_KILL": str(path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", PASSER], env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+            assert taken(path).read_text() == str(process.pid)
+            assert passed(path) == (0, ["0", "1", "2"]), "one process took the order"
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert process.communicate()[0].split() == ["0", "1", "2"]
 
 
 def test_a_point_that_does_not_exist_cannot_be_ordered(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from backend.batch import Outcome
-from backend.spark import frames, processor
+from backend.spark import frames, packing, processor
 from backend.spark.processor import ProcessorPlan, ShardProcessor
 from recovery.attempt import ShardJob
 from recovery.changelog import open_changelog
@@ -93,18 +93,16 @@ def packed(offsets, time_ms, *, drain=False):
                 "_offset": pa.array(offsets, pa.int64()),
                 "_time": pa.array([o * 10 for o in offsets], pa.int64()),
                 "_shard": pa.array([0] * n, pa.int32()),
-                "_topic": pa.array(["t"] * n),
                 "_timestamp": pa.array([0] * n, pa.int64()),
                 "_key": pa.array([None] * n, pa.binary()),
                 "_raw": pa.array([None] * n, pa.binary()),
                 "_malformed": pa.array([None] * n, pa.string()),
                 "_batch_ms": pa.array([time_ms] * n, pa.int64()),
-                "_drain": pa.array([None] * n, pa.bool_()),
                 "key": pa.array(["a"] * n),
             }
         )
-    plan = frames.PackPlan((12,), KEY, False, None)
-    return iter([frames.pack(batch, plan).to_pandas()])
+    plan = packing.PackPlan((12,), KEY, False, None)
+    return iter([packing.pack(batch, plan).to_pandas()])
 
 
 def rows_of(outputs):

@@ -26,6 +26,8 @@ from recovery.changelog import open_changelog
 from recovery.files import LocalFiles
 from recovery.listener import LoggingListener, Restoring
 from recovery.package import Snapshots
+from recovery.pointer import CommitRecord
+from recovery.scratch import sweep
 from recovery.shard import ShardDirectory
 from recovery.told import moves, relay
 from tests.support.counting import CountingOperator
@@ -214,13 +216,38 @@ def test_copies_of_uploads_that_died_are_removed(cluster: Cluster) -> None:
     for copy in (dead, alive):
         copy.mkdir()
         (copy / "000001.sst").write_bytes(b"kept by a hard link")
-    with (alive / "LOCK").open("w") as lock:
+    lock = os.open(alive, os.O_RDONLY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cluster.micro_batch("a")
         assert not dead.exists()
         assert alive.exists(), "another process uploads it"
+    finally:
+        os.close(lock)
     for _ in range(4):
         cluster.micro_batch("a")
+    assert not list(generation.path.glob("upload-*"))
+
+
+def test_the_copy_of_an_upload_that_runs_is_its_own(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever works on the shard next sweeps, in another process too: the lock is on the directory."""
+    begun, done = threading.Event(), threading.Event()
+
+    def publish(packages: Snapshots, record: CommitRecord, database: Path) -> None:
+        begun.set()
+        done.wait(30)
+
+    monkeypatch.setattr(Snapshots, "publish", publish)
+    cluster.micro_batch("a", wait=False)
+    cluster.micro_batch("a", wait=False)  # its first commit becomes a package
+    assert begun.wait(30)
+    generation = ShardDirectory(cluster.home / "a", "q", 0).current()
+    assert generation is not None
+    assert sweep(generation.path, "upload") == []
+    assert len(list(generation.path.glob("upload-*"))) == 1
+    done.set()
+    [running] = [thread for thread in threading.enumerate() if thread.name == "rewind-upload"]
+    running.join(30)
     assert not list(generation.path.glob("upload-*"))
 
 
