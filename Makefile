@@ -26,8 +26,9 @@ test: java setup lint ## Lint, then all tests
 test-fast: setup ## Unit and model tests, no JVM: under a minute
 	@$(PY) -m pytest tests/unit tests/model $(ARGS)
 
-torture: java setup ## Hunt: processes killed at random for DURATION=120 s, then MINUTES=480 of faults, damages, fuzz
+torture: java setup ## Hunt: processes killed at random for twice DURATION=120 s, then MINUTES=480 of faults and fuzz
 	@$(PY) -m tests.crash.random_kills --seconds $(or $(DURATION),120) --seed $(or $(SEED),0)
+	@$(PY) -m tests.crash.random_kills --seconds $(or $(DURATION),120) --seed $(or $(SEED),0) --standalone
 	@$(PY) -m tests.crash.torture $(or $(MINUTES),480) $(or $(SEED),0)
 
 lint: setup ## Style, types, and the arrows between packages

@@ -106,13 +106,11 @@ def source_rows(messages: int, fields: tuple[pa.Field, ...]) -> Iterator[pa.Reco
         columns: dict[str, Any] = {
             **{name: rows[name].combine_chunks() for name in (STREAM, PARTITION, OFFSET, TIME)},
             frames.SHARD_IN: pa.array(np.zeros(count), pa.int32()),
-            frames.TOPIC_IN: pa.repeat("t", count),
             frames.TIMESTAMP_IN: pa.nulls(count, pa.int64()),
             frames.KEY_IN: pa.nulls(count, pa.binary()),
             frames.RAW_IN: pa.nulls(count, pa.binary()),
             frames.MALFORMED_IN: pa.nulls(count, pa.string()),
             frames.BATCH_TIME_IN: pa.array(np.zeros(count), pa.int64()),
-            frames.DRAIN_IN: pa.nulls(count, pa.bool_()),
             **{field.name: rows[field.name].combine_chunks() for field in fields},
         }
         yield pa.RecordBatch.from_pydict(columns)

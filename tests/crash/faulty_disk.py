@@ -1,7 +1,9 @@
 """A job on a disk that fails: it stops by name, and goes on to the control's end when the disk is well.
 
 `python -m tests.crash.faulty_disk limit <bytes>...` limits the size of files in this process (RLIMIT_FSIZE: EFBIG, also
-for what RocksDB writes) and prints what came of it. `python -m tests.crash.faulty_disk preload <count> [<seed>]`
+for what RocksDB writes) and prints what came of it. `python -m tests.crash.faulty_disk full <kilobytes>...` mounts a
+filesystem with so much room left (`unshare`, `mount -t tmpfs`), where that is allowed, and makes it larger when the job
+has stopped; exit code 77 where it is not. `python -m tests.crash.faulty_disk preload <count> [<seed>]`
 compiles `faulty_io.c` and lets as many jobs run with a write or sync that fails, of RocksDB or of ours.
 """
 
@@ -24,6 +26,7 @@ from tests.crash.damage import LAST, Job
 HERE = Path(__file__).parent
 BATCHES = 4
 """Micro-batches before the disk fails."""
+NOT_ALLOWED = 77
 
 
 def scratch() -> Path:
@@ -83,6 +86,45 @@ def limited(sizes: list[int]) -> int:
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return 0
+
+
+def full(rooms: list[int]) -> int:
+    """Run on filesystems with so many kilobytes left; the job must stop by name, and go on when there is room."""
+    root = scratch()
+    disk = root / "disk"
+    disk.mkdir()
+    try:
+        job, expected = control(root)
+        used = sum(path.stat().st_blocks * 512 for path in job.home.rglob("*")) // 1024
+        for room in rooms:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={used + room}k", "tmpfs", disk], check=True)
+            try:
+                one = Job(disk / "job", pointers=list(job.pointers))
+                shutil.copytree(job.home, one.home)
+                error = try_on(one)
+                subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
+                no_draft_counts(one)
+                assert one.finish() == compared(expected, one), f"{room} kB: another end"
+            finally:
+                subprocess.run(["umount", "--lazy", disk], check=True)  # `error` still holds a file
+            print(f"{room} kB: {error if error is not None else 'it had room enough'}", flush=True)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return 0
+
+
+def in_a_namespace(arguments: list[str]) -> int:
+    """Run `full` where this process may mount, which leaves nothing behind."""
+    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
+    may = f"mount -t tmpfs tmpfs {tempfile.gettempdir()}"
+    try:
+        subprocess.run([*namespace, "sh", "-c", may], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"mounting is not allowed here: {error}")
+        return NOT_ALLOWED
+    return subprocess.run(
+        [*namespace, sys.executable, "-m", "tests.crash.faulty_disk", *arguments], check=False
+    ).returncode
 
 
 def compared(expected: Any, job: Job) -> Any:
@@ -153,6 +195,10 @@ def main(arguments: list[str]) -> int:
     """Run from the command line."""
     if arguments[0] == "child":
         return child()
+    if arguments[0] == "full":
+        return in_a_namespace(["mounted", *arguments[1:]])
+    if arguments[0] == "mounted":
+        return full([int(room) for room in arguments[1:]])
     if arguments[0] == "limit":
         return limited([int(size) for size in arguments[1:]])
     if shutil.which("cc") is None:

@@ -35,7 +35,8 @@ from backend.sinks import kafka_commits
 from backend.sinks.directory import VersionedDirectory
 from backend.sources.archive_index import INDEX_NAME, IndexFile, read_index_file
 from backend.spark import frames
-from backend.spark.frames import Header, Packed, Slice, assemble, to_ipc
+from backend.spark.assembling import Packed, assemble
+from backend.spark.frames import Header, Slice, to_ipc
 from backend.store import Changes, Staged
 from backend.stores.values import ValueCodec
 from recovery import manifest, pointer

@@ -24,7 +24,7 @@ from backend.batch import MAX_TIME, MIN_TIME, OFFSET, PARTITION, STREAM, TIME
 from backend.operators.spec import window_spec
 from backend.operators.window import WindowOperator
 from backend.policies import Policies
-from backend.spark import frames
+from backend.spark import assembling, frames, packing
 from backend.windows import tumbling
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
 from recovery.changelog.file import FileChangelog
@@ -101,17 +101,17 @@ class Hostile:
         """Run and commit a micro-batch: packed, put together, folded, staged, logged."""
         for message in messages:
             self.sent[message.partition, message.offset] = message
-        plan = frames.PackPlan((0,), self.fields, False, self.max_ahead_ms)
+        plan = packing.PackPlan((0,), self.fields, False, self.max_ahead_ms, {0: "topic"})
         packed = []
         for partition in sorted({m.partition for m in messages}):
             rows = [m for m in messages if m.partition == partition]
-            packed += frames.pack(self._arrow(rows, time_ms, None), plan).to_pylist()
-        packed += frames.pack(self._arrow([], time_ms, drain), plan).to_pylist()
-        rows = [frames.Packed(row["header"], row["frame"], row["errors"]) for row in packed]
+            packed += packing.pack(self._arrow(rows, time_ms, None), plan).to_pylist()
+        packed += packing.pack(self._arrow([], time_ms, drain), plan).to_pylist()
+        rows = [assembling.Packed(row["header"], row["frame"], row["errors"]) for row in packed]
         bad: list[dict[str, Any]] = []
 
         def read(before: Any) -> ShardInput:
-            given = frames.assemble(rows, before, fields=self.fields)
+            given = assembling.assemble(rows, before, fields=self.fields)
             bad[:] = given.errors.to_pylist()
             ahead = tuple((e["stream"], e["partition"], e["offset"]) for e in bad if e["reason"] == "in_future")
             return ShardInput(given.time_ms, given.messages, given.after, ahead, drain=given.drain)
@@ -161,14 +161,15 @@ class Hostile:
             OFFSET: pa.array([m.offset for m in rows] or [0], pa.int64()),
             TIME: pa.array([m.time for m in rows] or [0], pa.int64()),
             frames.SHARD_IN: pa.array([0] * count, pa.int32()),
-            frames.TOPIC_IN: pa.array(["topic"] * count),
             frames.TIMESTAMP_IN: pa.nulls(count, pa.int64()),
             frames.KEY_IN: pa.array([m.key for m in rows] or [None], pa.binary()),
             frames.RAW_IN: pa.array([m.raw for m in rows] or [None], pa.binary()),
             frames.MALFORMED_IN: pa.array([m.malformed for m in rows] or [None], pa.string()),
             frames.BATCH_TIME_IN: pa.array([time_ms] * count, pa.int64()),
-            frames.DRAIN_IN: pa.array([drain] * count, pa.bool_()),
         }
+        if control:
+            columns = {frames.BATCH_TIME_IN: columns[frames.BATCH_TIME_IN], frames.DRAIN_IN: pa.array([drain])}
+            return pa.RecordBatch.from_pydict(columns)
         for entry in self.fields:
             columns[entry.name] = pa.array([getattr(m, entry.name) for m in rows] or [None], entry.type)
         return pa.RecordBatch.from_pydict(columns)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from backend.spark.stream import Pipeline
 
 ARCHIVE = "REWIND_KILL_JOB_ARCHIVE"
-NAME = "tests.crash.kill_job:job"
+NAME, ON_ONE_SHARD = "tests.crash.kill_job:job", "tests.crash.kill_job:on_one_shard"
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 START_MS = 1_700_000_040_000  # a full minute
 PER_BATCH = 16
@@ -39,6 +39,11 @@ def job(spark: SparkSession) -> Pipeline:
         .aggregate(n=count(), worst=max_("x"), typical=median("x"))
         .options(shards=2, snapshots=2)
     )
+
+
+def on_one_shard(spark: SparkSession) -> Pipeline:
+    """Give the same job with one shard: a second process in a micro-batch is another attempt of the same task."""
+    return job(spark).options(shards=1)
 
 
 def messages(count: int) -> list[dict[str, Any]]:

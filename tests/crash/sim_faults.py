@@ -1,13 +1,16 @@
-"""How a simulated run fails: deaths, rivals, damaged disks, zombies, lost commits, a trimmed source."""
+"""How a simulated run fails: deaths, rivals, full and damaged disks, zombies, lost commits, a trimmed source."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from backend.errors import RewindError, StateAhead
+from backend.storage import storage_failed
 from recovery.jobs import snapshots
 from recovery.killpoints import POINTS
 from recovery.pointer import decode
@@ -19,6 +22,8 @@ PRUNING = ("prune_changelog", "prune_packages")
 REPLAYING = tuple(point for point in POINTS if point.startswith("restore") or point == "during_replay")
 FETCHING = ("fetch", "during_fetch", "after_fetch")
 RESTORING = (*REPLAYING, *REPLAYING, *FETCHING, "before_ingest", "after_ingest", "during_upload")
+WRITING = ("during_fetch", "before_ingest", "before_stage", "during_stage", "before_changelog", "before_base", "upload",
+           "during_upload")  # fmt: skip
 IN_ATTEMPTS = (*(p for p in POINTS if p not in (*PUBLISHING, *PRUNING, *REPLAYING)), *FETCHING * 3)
 
 
@@ -36,8 +41,12 @@ class Faults:
         if kind > 0.25:
             yield
             return
-        if kind > 0.04:
+        if kind > 0.08:
             with self._may_die(IN_ATTEMPTS):
+                yield
+            return
+        if kind > 0.04:
+            with self._no_room():
                 yield
             return
         left = self.random.randint(1, 12)
@@ -67,6 +76,25 @@ class Faults:
                 self.hook = None
                 self.note(f"died at {point}")
                 raise Death(point)
+
+        self.hook = hook
+        try:
+            yield
+        finally:
+            self.hook = None
+
+    @contextmanager
+    def _no_room(self) -> Iterator[None]:
+        """Let the disk be full from some write on, to the end of the attempt; then there is room again."""
+        left = self.random.randint(0, 4)
+
+        def hook(point: str) -> None:
+            nonlocal left
+            if point in WRITING:
+                left -= 1
+                if left < 0:
+                    self.note("disk full", point)
+                    raise storage_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), point)
 
         self.hook = hook
         try:

@@ -30,8 +30,8 @@ from unittest import mock
 import pyarrow as pa
 
 from backend.batch import MAX_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
-from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable
-from backend.spark import frames
+from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable, StorageFailed
+from backend.spark import assembling, frames, packing
 from backend.store import Region
 from recovery import attempt, fetch, killpoints, opening, package, probe, rebuild, replay, restore, uploads
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
@@ -54,6 +54,7 @@ RARE = (
     "two attempts of one task",
     "result of a task lost",
     "attempt running while another commits",
+    "attempt stopped by a full disk",
     "late file of a zombie",
     "zombie stopped by a newer state",
     "driver died after the sink published",
@@ -234,6 +235,9 @@ class World(Faults):
                 self.note("died in an attempt", f"batch {version} shard {shard} host {host}")
                 self.note("attempt discarded")
                 continue
+            except StorageFailed as error:  # the query ends by this name, and is started again when there is room
+                self.note("attempt stopped by a full disk", f"batch {version} shard {shard} host {host}: {error.where}")
+                continue
             if self.chance(0.06):
                 self.note("result of a task lost", f"batch {version} shard {shard}")
                 continue
@@ -294,14 +298,14 @@ class World(Faults):
         messages = self.source.read(starts, planned.ends)
         rng = random.Random(f"{self.seed} {version} {shard} {self.random.random()}")
         packed = []
-        plan = frames.PackPlan(tuple(range(self.shards)), self.fields, False, self.spec.max_ahead_ms)
+        plan = packing.PackPlan(tuple(range(self.shards)), self.fields, False, self.spec.max_ahead_ms, {0: "topic"})
         for part in pieces_of(rng, messages):
-            packed += frames.pack(self._arrow(part, planned, drain=False), plan).to_pylist()
-        control = frames.pack(self._arrow([], planned, drain=planned.drain, control=True), plan)
+            packed += packing.pack(self._arrow(part, planned, drain=False), plan).to_pylist()
+        control = packing.pack(self._arrow([], planned, drain=planned.drain, control=True), plan)
         packed += control.to_pylist()
         rng.shuffle(packed)
-        mine = [frames.Packed(r["header"], r["frame"], r["errors"]) for r in packed if r["shard"] == shard]
-        given = frames.assemble(mine, positions, sources=[(0, p) for p in range(self.partitions)])
+        mine = [assembling.Packed(r["header"], r["frame"], r["errors"]) for r in packed if r["shard"] == shard]
+        given = assembling.assemble(mine, positions, sources=[(0, p) for p in range(self.partitions)])
         ahead = [e for e in given.errors.to_pylist() if e["reason"] == "in_future"]
         in_future = tuple((e["stream"], e["partition"], e["offset"]) for e in ahead)
         return ShardInput(given.time_ms, given.messages, given.after, in_future, drain=given.drain)
@@ -321,14 +325,15 @@ class World(Faults):
             frames.SHARD_IN: pa.array(
                 [shard_of(tuple(m.fields[name] for name in key), self.shards) for m in messages] or [0], pa.int32()
             ),
-            frames.TOPIC_IN: pa.array(["topic"] * count),
             frames.TIMESTAMP_IN: pa.nulls(count, pa.int64()),
             frames.KEY_IN: pa.nulls(count, pa.binary()),
             frames.RAW_IN: pa.nulls(count, pa.binary()),
             frames.MALFORMED_IN: pa.array(["not JSON" if b else None for b in bad] or [None], pa.string()),
             frames.BATCH_TIME_IN: pa.array([planned.time_ms] * count, pa.int64()),
-            frames.DRAIN_IN: pa.array([drain if control else None] * count, pa.bool_()),
         }
+        if control:
+            columns = {frames.BATCH_TIME_IN: columns[frames.BATCH_TIME_IN], frames.DRAIN_IN: pa.array([drain])}
+            return pa.RecordBatch.from_pydict(columns)
         for entry in self.fields:
             columns[entry.name] = pa.array([m.fields[entry.name] for m in messages] or [None], entry.type)
         return pa.RecordBatch.from_pydict(columns)

@@ -1,6 +1,7 @@
 """A disk that is full, broken or slow: the job stops by name, and goes on to the control's end when it is well.
 
-RocksDB's own writes are made to fail by the limit here, and by a shim in `make torture` (`tests.crash.faulty_disk`).
+RocksDB's own writes are made to fail by a full filesystem and a limit here, and by a shim in `make torture`
+(`tests.crash.faulty_disk`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from backend.storage import storage
 from recovery import files
 from recovery.files import LocalFiles, RemoteFiles
 from tests.crash.damage import Job
-from tests.crash.faulty_disk import compared, control, no_draft_counts, scratch, try_on
+from tests.crash.faulty_disk import NOT_ALLOWED, compared, control, no_draft_counts, scratch, try_on
 from tests.crash.told import told
 
 ROOT = Path(__file__).resolve().parents[2]
+ROOMS_KB = ("0", "20", "60", "20000")
 
 
 def test_no_room_for_files_of_some_size() -> None:
@@ -40,6 +42,19 @@ def test_no_room_for_files_of_some_size() -> None:
     assert all("[rewind:StorageFailed] there is no room to write" in line for line in lines[: len(sizes)]), lines
     assert lines[-1] == "100000000: nothing was refused"
     told.count("sizes at which the disk was full", str(len(sizes)))
+
+
+def test_a_filesystem_that_is_full() -> None:
+    """Needs to mount one; where that is not allowed it is skipped, and the limit above stands for it."""
+    command = [sys.executable, "-m", "tests.crash.faulty_disk", "full", *ROOMS_KB]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode == NOT_ALLOWED:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert all("[rewind:StorageFailed] there is no room to write" in line for line in lines[:-1]), lines
+    assert lines[-1] == f"{ROOMS_KB[-1]} kB: it had room enough"
+    told.count("rooms in which the filesystem became full", str(len(lines) - 1))
 
 
 @pytest.fixture(scope="module")

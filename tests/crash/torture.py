@@ -40,6 +40,8 @@ def round_of(number: int) -> Iterator[Command]:
     keys = ["1000000"] if number % 4 == 0 else []
     yield "fuzzed streams", 200, {}, ["-m", "tests.crash.hostile", f"{streams}-{streams + 199}", *keys]
     yield "jobs on a failing disk", 20, {}, ["-m", "tests.crash.faulty_disk", "preload", "20", str(20 * number)]
+    moving = ["-m", "pytest", "-q", "-s", "tests/spark/test_moving_shards.py"]
+    yield "moves of a shard, at every micro-batch", 50, {"MOVES": "50"}, moving
     files = sorted((ROOT / "tests" / "model").glob("test_*.py"))
     one = files[number % len(files)]
     command = ["-m", "pytest", "-q", "-x", "-o", "timeout=0", str(one.relative_to(ROOT))]
