@@ -9,12 +9,11 @@ before it is written to the database.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import pyarrow as pa
 
 from backend.batch import Proof
 from backend.store import Changes
-from bench.table import report
+from bench.table import Options, report
 from recovery.broker import open_broker
 from recovery.changelog import History
 from recovery.changelog.kafka import KafkaChangelog
@@ -80,12 +79,11 @@ def measure(what: str, records: int, action: Callable[[], History]) -> dict[str,
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    parser = Options("changelog_kafka", __doc__)
     parser.add_argument("--records", type=int, default=3_000_000)
-    options = parser.parse_args()
+    options = parser.parse(arguments)
     broker, close = open_broker()
     try:
         topic = f"bench-changelog-{uuid.uuid4().hex[:8]}"
@@ -116,7 +114,8 @@ def main() -> None:
     finally:
         close()
     report(
-        "changelog-kafka-quick" if options.quick else "changelog-kafka",
+        "changelog-kafka",
+        options,
         "Reading a shard's changelog from Kafka, one shard, broker on the same two cores",
         rows,
     )

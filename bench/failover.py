@@ -11,12 +11,11 @@ micro-batches around it. Both must count every message once. Aim: within twice t
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,10 +23,10 @@ from typing import Any
 
 import psutil
 
-from backend import archive, stream
+from backend import stream
 from bench.session import CLUSTER, session, sparks_own_store
-from bench.table import report
-from bench.windows import CASES, Case, write
+from bench.table import Options, report
+from bench.windows import CASES, Case, our_source, sparks_source, write
 from recovery.drill_process import each, executors
 
 DISK = "rewind"
@@ -103,11 +102,7 @@ def _version(path: Path) -> int:
 def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, at: int) -> Taken:
     """Run our job, with an executor killed."""
     victim = sorted(two_executors().items())[0]
-    source = archive(
-        str(directory / "archive"), value="key string, at timestamp, x long", format="typed",
-        max_offsets_per_batch=rows, max_offsets_per_task=(rows + 1) // 2,
-    )  # fmt: skip
-    query = case.ours(stream(source, event_time="at", key="key")).start(
+    query = case.ours(stream(our_source(directory, rows), event_time="at", key="key")).start(
         spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
         local_dir=f"$SPARK_EXECUTOR_DIRS/{DISK}", snapshots=SNAPSHOT_EVERY, trigger="0 seconds", until="end",
     )  # fmt: skip
@@ -123,18 +118,13 @@ def sparks(spark: Any, directory: Path, case: Case, run: Path, at: int) -> Taken
     """Run Spark's own operator, with an executor killed; in update mode, so that open windows are seen too."""
     victim = sorted(two_executors().items())[0]
     sparks_own_store(spark)
-    rows = (
-        spark.readStream.schema("key string, at timestamp, x long")
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(directory / "files"))
-    )
     out = str(run / "results")
 
     def publish(frame: Any, version: int) -> None:
         frame.write.mode("overwrite").parquet(f"{out}/batch={version}")
 
     query = (
-        case.sparks(rows)
+        case.sparks(sparks_source(spark, directory))
         .writeStream.foreachBatch(publish)
         .option("checkpointLocation", str(run / "checkpoint"))
         .outputMode("update")
@@ -177,13 +167,12 @@ def compare(spark: Any, case: Case, home: Path, *, batches: int, rows: int, roun
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     names = ("tumbling", "keys", "median")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    parser = Options("failover", __doc__)
     parser.add_argument("--case", choices=names)
-    options = parser.parse_args()
+    options = parser.parse(arguments)
     batches, rows, rounds = (6, 2_000, 1) if options.quick else (16, 100_000, 3)
     chosen = [options.case] if options.case else ["median"] if options.quick else names
     started = time.perf_counter()
@@ -194,7 +183,8 @@ def main() -> None:
             cases = [case for case in CASES if case.name in chosen]
             found = [compare(spark, case, home, batches=batches, rows=rows, rounds=rounds) for case in cases]
     report(
-        "failover-quick" if options.quick else "failover",
+        "failover",
+        options,
         f"Seconds without results after an executor's death, {rows:,} messages per micro-batch, two cores",
         found,
         [f"{time.perf_counter() - started:.0f} s in all; medians of {rounds}; both counted every message once"],

@@ -13,11 +13,10 @@ They run in turn, in one session; medians over micro-batches, the first three of
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,10 @@ from backend import archive, count, max_, policies, stream, sum_, tumbling
 from backend.sources.archive_files import write_archive
 from backend.spark.settings import settings
 from backend.spark.start import StartOptions, build_job
-from bench.session import session, sparks_own_store
-from bench.table import report
+from bench.data import START_MS, TIME, topic_rows, typed
+from bench.session import has_messages, session, sparks_own_store, steadily
+from bench.table import Options, report
 
-START_MS = 1_700_000_000_000
 ROWS = 200
 WARM_UP = 3
 VALUE = "key string, at timestamp, x long"
@@ -61,18 +60,10 @@ def write(directory: Path, batches: int) -> None:
     tables = []
     for partition in range(2):
         n = batches * ROWS // 2
-        at = pa.array(START_MS + np.arange(n) * 60, pa.timestamp("ms", tz="UTC"))
+        at = START_MS + np.arange(n) * 60
         keys = pa.array([f"k{number:03d}" for number in range(100)]).take(pa.array(random.integers(0, 100, n)))
-        value = pa.StructArray.from_arrays([keys, at, pa.array(random.integers(0, 1000, n))], ["key", "at", "x"])
-        columns = {
-            "topic": pa.repeat(pa.scalar("t"), n),
-            "partition": pa.array(np.full(n, partition, np.int32)),
-            "offset": pa.array(np.arange(n)),
-            "timestamp": at,
-            "key": pa.nulls(n, pa.binary()),
-            "value": value,
-        }
-        tables.append(pa.table(columns))
+        value = typed(key=keys, at=pa.array(at, TIME), x=pa.array(random.integers(0, 1000, n)))
+        tables.append(topic_rows(partition, 0, at, value))
     write_archive(directory / "archive", pa.concat_tables(tables), rows_per_file=10**6, row_group_rows=10**4)
 
 
@@ -91,14 +82,14 @@ def pipeline(directory: Path) -> Any:
 
 def durations(query: Any) -> tuple[float, list[float]]:
     """Give milliseconds of the first micro-batch with rows, and of those after the warm-up."""
-    taken = [float(p["durationMs"]["triggerExecution"]) for p in query.recentProgress if p["numInputRows"] > 1]
+    taken = [float(p["durationMs"]["triggerExecution"]) for p in query.recentProgress if has_messages(p)]
     return taken[0], taken[WARM_UP:]
 
 
 def until_read(query: Any, batches: int) -> tuple[float, list[float]]:
     """Let a query without an end read everything; stop it."""
     deadline = time.monotonic() + 300
-    while sum(p["numInputRows"] > 1 for p in query.recentProgress) < batches:
+    while sum(has_messages(p) for p in query.recentProgress) < batches:
         if query.exception() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the query did not read everything: {query.exception()}")
         time.sleep(0.1)
@@ -158,24 +149,25 @@ def run_sparks(spark: Any, directory: Path, run: Path, shards: int, batches: int
     return until_read(query, batches)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
-    options = parser.parse_args()
-    batches, rounds = (6, 1) if options.quick else (25, 2)
+    options = Options("fixed", __doc__).parse(arguments)
+    batches, rounds = (WARM_UP + 2, 1) if options.quick else (25, 2)
     rows = []
     with session() as spark, tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         write(directory, batches)
-        for number, warm in enumerate((run_empty, run_ours, run_sparks)):
-            warm(spark, directory, directory / f"warm-{number}", 1, batches)
-        for shards in (1, 2) if options.quick else (1, 2, 4):
+        for number, warm in enumerate(() if options.quick else (run_empty, run_ours, run_sparks)):
+            steadily(lambda run, go=warm: go(spark, directory, run, 1, batches), directory / f"warm-{number}")
+        for shards in (2,) if options.quick else (1, 2, 4):
             taken: dict[str, list[float]] = {"ours": [], "empty": [], "sparks": []}
             first: dict[str, list[float]] = {"ours": [], "empty": [], "sparks": []}
             for number in range(rounds):
                 for who, run in (("empty", run_empty), ("ours", run_ours), ("sparks", run_sparks)):
-                    begun, rest = run(spark, directory, directory / f"{who}-{shards}-{number}", shards, batches)
+                    begun, rest = steadily(
+                        lambda into, go=run, n=shards: go(spark, directory, into, n, batches),
+                        directory / f"{who}-{shards}-{number}",
+                    )
                     taken[who] += rest
                     first[who].append(begun)
             ours, empty, sparks = (statistics.median(taken[who]) for who in ("ours", "empty", "sparks"))
@@ -192,10 +184,11 @@ def main() -> None:
                 }
             )
     report(
-        "fixed-quick" if options.quick else "fixed",
+        "fixed",
+        options,
         f"Micro-batches of {ROWS} messages, two cores",
         rows,
-        ["a whole query of each ran before, unmeasured: the JVM is warm"],
+        [] if options.quick else ["a whole query of each ran before, unmeasured: the JVM is warm"],
     )
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from backend import count, median, policies, tumbling
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Position
 from backend.operators.spec import window_spec
 from backend.operators.window import WindowOperator
-from bench.table import report
+from bench.table import Options, report
 from recovery.attempt import ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
 
@@ -81,13 +82,12 @@ def run(messages: int, directory: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    parser = Options("growth", __doc__)
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse(arguments)
     if options.one:
         with tempfile.TemporaryDirectory() as name:
             print(json.dumps(run(options.one, Path(name))))
@@ -101,7 +101,8 @@ def main() -> None:
     for row in rows:
         row["CPU / first"] = row["CPU us per message"] / rows[0]["CPU us per message"]
     report(
-        "growth-quick" if options.quick else "growth",
+        "growth",
+        options,
         f"Full-state windows, one shard, {ROWS:,} messages per micro-batch, as more messages are kept",
         rows,
     )

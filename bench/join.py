@@ -11,24 +11,22 @@ Spark's changelog and snapshot files in the checkpoint.
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from backend import archive, join, stream
-from backend.sources.archive_files import write_archive
+from backend import join, stream
+from bench.data import START_MS, TIME, read_archive, read_files, topic_rows, typed, write_both
 from bench.session import session, size, sparks_own_store
-from bench.table import report
-from bench.windows import START_MS, WARM_UP, _durations
+from bench.table import Options, report
+from bench.windows import WARM_UP, measured, triggers
 
 SPAN_MS = 10_000
 RANGE = "10 seconds"
@@ -42,43 +40,16 @@ def write(directory: Path, batches: int, rows: int) -> None:
         random = np.random.default_rng(seed)
         tables = []
         for number in range(batches):
-            times = np.sort(random.integers(0, SPAN_MS, rows)) + START_MS + number * SPAN_MS
-            at = pa.array(times, pa.timestamp("ms", tz="UTC"))
+            at = np.sort(random.integers(0, SPAN_MS, rows)) + START_MS + number * SPAN_MS
             key = pa.array(random.integers(0, 2 * rows, rows))
-            value = pa.StructArray.from_arrays([key, at, pa.array(random.integers(0, 1000, rows))], ["key", "at", "x"])
-            tables.append(
-                pa.table(
-                    {
-                        "topic": pa.repeat(pa.scalar(side), rows),
-                        "partition": pa.array(np.zeros(rows, np.int32)),
-                        "offset": pa.array(np.arange(number * rows, (number + 1) * rows)),
-                        "timestamp": at,
-                        "key": pa.nulls(rows, pa.binary()),
-                        "value": value,
-                    }
-                )
-            )
-        write_archive(directory / side, pa.concat_tables(tables), rows_per_file=rows, row_group_rows=rows // 4)
-        (directory / f"{side}-files").mkdir()
-        for number, table in enumerate(tables):
-            flat = pa.table({name: table["value"].combine_chunks().field(name) for name in ("key", "at", "x")})
-            path = directory / f"{side}-files" / f"{number:05d}.parquet"
-            pq.write_table(flat, path, row_group_size=rows // 4)
-            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+            value = typed(key=key, at=pa.array(at, TIME), x=pa.array(random.integers(0, 1000, rows)))
+            tables.append(topic_rows(0, number * rows, at, value, side))
+        write_both(directory, side, tables)
 
 
 def run_ours(spark: Any, directory: Path, rows: int, run: Path) -> tuple[list[float], tuple[int, int], int, int]:
     """Run our join; give milliseconds per micro-batch, the pairs, state bytes and logged bytes."""
-    sides = [
-        stream(
-            archive(
-                str(directory / side), value=VALUE, format="typed", max_offsets_per_batch=rows,
-                max_offsets_per_task=(rows + 1) // 2,
-            ),
-            event_time="at",
-        )
-        for side in SIDES
-    ]  # fmt: skip
+    sides = [stream(read_archive(directory, side, VALUE, rows), event_time="at") for side in SIDES]
     query = join(
         *sides, on="key", within=RANGE, left_retention="15 seconds", right_retention="15 seconds", max_ahead=None
     ).start(
@@ -88,7 +59,7 @@ def run_ours(spark: Any, directory: Path, rows: int, run: Path) -> tuple[list[fl
     query.await_termination()
     found = spark.read.parquet(str(run / "results")).selectExpr("count(*)", "sum(left_x * right_x)").collect()[0]
     logged = size(run / "checkpoint" / "rewind" / "changelog")
-    return _durations(query.query.recentProgress), (found[0], found[1]), size(run / "local"), logged
+    return triggers(measured(query.query.recentProgress)), (found[0], found[1]), size(run / "local"), logged
 
 
 def run_sparks(spark: Any, directory: Path, run: Path) -> tuple[list[float], tuple[int, int], int, int]:
@@ -97,12 +68,7 @@ def run_sparks(spark: Any, directory: Path, run: Path) -> tuple[list[float], tup
 
     sparks_own_store(spark)
     left, right = (
-        spark.readStream.schema(VALUE)
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(directory / f"{side}-files"))
-        .withWatermark("at", "5 seconds")
-        .alias(side)
-        for side in SIDES
+        read_files(spark, directory, side, VALUE).withWatermark("at", "5 seconds").alias(side) for side in SIDES
     )
     condition = f.expr(
         f"left.key = right.key AND right.at BETWEEN left.at - INTERVAL {RANGE} AND left.at + INTERVAL {RANGE}"
@@ -122,15 +88,13 @@ def run_sparks(spark: Any, directory: Path, run: Path) -> tuple[list[float], tup
     operators = [p["stateOperators"][0] for p in query.recentProgress if p["stateOperators"]]
     held = max(int(o["customMetrics"].get("rocksdbSstFileSize", 0)) + int(o["memoryUsedBytes"]) for o in operators)
     logged = size(run / "checkpoint" / "state", ".changelog", ".zip", ".sst")
-    return _durations(query.recentProgress), (found[0], found[1]), held, logged
+    return triggers(measured(query.recentProgress)), (found[0], found[1]), held, logged
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
-    options = parser.parse_args()
-    batches, rows, rounds = (5, 5_000, 1) if options.quick else (10, 100_000, 2)
+    options = Options("join", __doc__).parse(arguments)
+    batches, rows, rounds = (WARM_UP + 2, 5_000, 1) if options.quick else (10, 100_000, 2)
     started = time.perf_counter()
     taken: dict[str, list[float]] = {"ours": [], "Spark's own": []}
     bytes_of: dict[str, tuple[int, int]] = {}
@@ -163,7 +127,8 @@ def main() -> None:
         for label in taken
     ]
     report(
-        "join-quick" if options.quick else "join",
+        "join",
+        options,
         f"Interval join, {batches * rows:,} messages a side, {2 * rows:,} per micro-batch, {matched:,} pairs",
         rows_out,
         [

@@ -11,7 +11,6 @@ Quix Streams is in an environment of its own (`make peers`), never in the produc
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -19,15 +18,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from backend import count, kafka, max_, median, policies, stream, sum_, tumbling
-from bench.session import session
-from bench.table import report
+from bench.session import has_messages, session
+from bench.table import Options, report
 from recovery.broker import Broker, open_broker
 
 START_MS = 1_700_000_000_000
@@ -124,8 +123,8 @@ class Ours:
             )
         )  # fmt: skip
         query.await_termination()
-        batches = [p for p in query.query.recentProgress if p["numInputRows"] > 1][WARM_UP:]
-        rows = sum(p["numInputRows"] for p in batches)
+        batches = [p for p in query.query.recentProgress if has_messages(p)][WARM_UP:]
+        rows = sum(p["observedMetrics"]["rewind"]["rows"] for p in batches)
         milliseconds = sum(p["durationMs"]["triggerExecution"] for p in batches)
         return {"messages": query.progress.rows, "rate": rows / milliseconds * 1000 if milliseconds else 0.0}
 
@@ -230,13 +229,12 @@ def compare(
     return rows
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    parser = Options("kafka", __doc__)
     parser.add_argument("--messages", type=int, default=4_000_000)
     parser.add_argument("--peers", type=Path, default=PEERS, help="a Python that has quixstreams")
-    options = parser.parse_args()
+    options = parser.parse(arguments)
     if not options.peers.exists():
         print(f"{options.peers} is not there: run make peers, or give --peers", file=sys.stderr)
         return 2
@@ -253,7 +251,8 @@ def main() -> int:
     finally:
         close()
     report(
-        "kafka-quick" if options.quick else "kafka",
+        "kafka",
+        options,
         "From a Kafka topic to windows, broker on the same two cores",
         rows,
         [f"{time.perf_counter() - started:.0f} s in all"],

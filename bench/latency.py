@@ -9,12 +9,12 @@ behind the end. The first windows, while a query starts, are left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backend import count, kafka, policies, stream, sum_, tumbling
-from bench.session import session, sparks_own_store
-from bench.table import report
+from bench.session import has_messages, session, sparks_own_store
+from bench.table import Options, report
 from recovery.broker import Broker, open_broker
 
 PER_SECOND = 1_000
@@ -62,7 +62,7 @@ class Sender(threading.Thread):
 def warm(query: Any) -> float:
     """Wait until a query has run a few micro-batches; give the time in milliseconds."""
     deadline = time.monotonic() + 180
-    while sum(p["numInputRows"] > 1 for p in query.recentProgress) < WARM_UP:
+    while sum(has_messages(p) for p in query.recentProgress) < WARM_UP:
         if query.exception() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the query does not run: {query.exception()}")
         time.sleep(0.1)
@@ -126,12 +126,11 @@ def sparks(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> l
     return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    parser = Options("latency", __doc__)
     parser.add_argument("--seconds", type=int, default=45)
-    options = parser.parse_args()
+    options = parser.parse(arguments)
     seconds = 20 if options.quick else options.seconds
     rows: list[dict[str, Any]] = []
     sender = None
@@ -152,7 +151,8 @@ def main() -> None:
             sender.join()
         close()
     report(
-        "latency-quick" if options.quick else "latency",
+        "latency",
+        options,
         f"From a window's end to its readable row, {PER_SECOND:,} messages a second, broker on the same two cores",
         rows,
     )

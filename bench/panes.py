@@ -7,9 +7,9 @@ results of the hopping windows are checked against plain sums of the tumbling on
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, ST
 from backend.operators.spec import window_spec
 from backend.operators.window import WindowOperator
 from backend.windows import Window
-from bench.table import report
+from bench.table import Options, report
 from recovery.attempt import ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
 
@@ -101,11 +101,9 @@ def check(tumbled: pa.Table, hopped: pa.Table) -> None:
     assert rows, "no window was full"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
+    options = Options("panes", __doc__).parse(arguments)
     tables = micro_batches(12, 2_000 if options.quick else 50_000, 20 if options.quick else 200)
     with tempfile.TemporaryDirectory() as name:
         one, tumbled = run(tumbling("1 minute"), tables, Path(name, "tumbling"))
@@ -114,7 +112,7 @@ def main() -> None:
     ratios = {
         name: float(sixty[name]) / float(one[name]) for name in ("state rows", "state MB", "changelog MB", "staged MB")
     }
-    report("panes", "An overlap of 60 beside tumbling windows at the pane's size", [one, sixty],
+    report("panes", options, "An overlap of 60 beside tumbling windows at the pane's size", [one, sixty],
            [f"{name}: {ratio:.2f} times" for name, ratio in ratios.items()])  # fmt: skip
 
 

@@ -6,25 +6,40 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from recovery.supervisor import PASSING
+
+Result = TypeVar("Result")
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL, CLUSTER = "local[2]", "local-cluster[2,1,1024]"
+TRIES = 3
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 @contextmanager
 def session(master: str = LOCAL, *, memory: str = "2g", conf: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """Start Spark, and stop it at the end."""
+    """Start Spark, and stop it at the end; within another session give that one.
+
+    Raises:
+        RuntimeError: The other one is of another kind.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     from pyspark.sql import SparkSession
 
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        if running.sparkContext.master != master:
+            raise RuntimeError(f"{master} is asked for while {running.sparkContext.master} runs")
+        yield running
+        return
     builder = (
         SparkSession.builder.master(master)
         .config("spark.driver.memory", memory)
@@ -40,6 +55,31 @@ def session(master: str = LOCAL, *, memory: str = "2g", conf: Mapping[str, str] 
         yield spark
     finally:
         spark.stop()
+
+
+def steadily(run: Callable[[Path], Result], directory: Path) -> Result:
+    """Run a query that has no supervisor into a directory; again from nothing where a Python worker came up too late.
+
+    Spark waits for ten seconds, which a busy machine may need. Any other failure is raised.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return run(directory)
+        except Exception as error:
+            if not any(sign in str(error) for sign in PASSING):
+                raise
+            print(f"once more, Spark said: {str(error).splitlines()[0]}", flush=True)
+            shutil.rmtree(directory, ignore_errors=True)
+    return run(directory)
+
+
+def has_messages(progress: Any) -> bool:
+    """Tell whether a micro-batch had messages: ours counts them itself, Spark's counts rows as sources pack them.
+
+    The source that carries requests to drain gives a row of its own.
+    """
+    ours = progress["observedMetrics"].get("rewind")
+    return bool(ours["rows"]) if ours is not None else progress["numInputRows"] > 1
 
 
 def sparks_own_store(spark: Any, *, partitions: int = 2, changelog: bool = True) -> None:

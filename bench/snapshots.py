@@ -9,17 +9,17 @@ uploaded once. (Our pointers in Spark's own state are counted with ours.)
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backend import archive, stream
+from backend import stream
 from bench.session import session, size, sparks_own_store
-from bench.table import report
-from bench.windows import CASES, Case, write
+from bench.table import Options, report
+from bench.windows import CASES, Case, our_source, sparks_source, write
 
 SNAPSHOT_EVERY = 10
 NAMES = {"tumbling": "incremental, few keys", "keys": "incremental, many keys", "median": "full state"}
@@ -27,11 +27,7 @@ NAMES = {"tumbling": "incremental, few keys", "keys": "incremental, many keys", 
 
 def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, snapshots: str | int) -> dict[str, int]:
     """Run our job; give the bytes."""
-    source = archive(
-        str(directory / "archive"), value="key string, at timestamp, x long", format="typed",
-        max_offsets_per_batch=rows, max_offsets_per_task=(rows + 1) // 2,
-    )  # fmt: skip
-    query = case.ours(stream(source, event_time="at", key="key")).start(
+    query = case.ours(stream(our_source(directory, rows), event_time="at", key="key")).start(
         spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
         local_dir=run / "local", snapshots=snapshots, trigger="0 seconds", until="end",
     )  # fmt: skip
@@ -49,13 +45,8 @@ def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, snapshot
 def sparks(spark: Any, directory: Path, case: Case, run: Path, *, changelog: bool) -> dict[str, int]:
     """Run Spark's own operator; give the bytes."""
     sparks_own_store(spark, changelog=changelog)
-    rows = (
-        spark.readStream.schema("key string, at timestamp, x long")
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(directory / "files"))
-    )
     query = (
-        case.sparks(rows)
+        case.sparks(sparks_source(spark, directory))
         .writeStream.format("noop")
         .option("checkpointLocation", str(run / "checkpoint"))
         .outputMode("append")
@@ -96,11 +87,9 @@ def compare(spark: Any, case: Case, directory: Path, *, batches: int, rows: int)
     return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
-    options = parser.parse_args()
+    options = Options("snapshots", __doc__).parse(arguments)
     batches, rows = (4, 5_000) if options.quick else (40, 50_000)
     started = time.perf_counter()
     found: list[dict[str, Any]] = []
@@ -112,7 +101,8 @@ def main() -> None:
                 found += compare(spark, case, directory, batches=batches, rows=rows)
                 shutil.rmtree(directory)
     report(
-        "snapshots-quick" if options.quick else "snapshots",
+        "snapshots",
+        options,
         f"Bytes to the checkpoint's filesystem per event, {batches} micro-batches of {rows:,} messages",
         found,
         [f"{time.perf_counter() - started:.0f} s in all"],

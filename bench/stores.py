@@ -1,17 +1,16 @@
-"""Rates of the stores on one core: `python -m bench.stores [--rows N]`.
+"""Rates of the stores on one core: `python -m bench.stores [--quick] [--rows N]`.
 
-Prints rows per second, best of a few runs: keys, row values, the message store through a staged file, the workspace,
-and RocksDB itself. Targets are printed beside the rates that have one.
+Millions of rows per second, best of a few runs: keys, row values, the message store through a staged file, the
+workspace, and RocksDB itself. Targets stand beside the rates that have one.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,12 +31,15 @@ from backend.rocks import RocksStore
 from backend.rows import RowCodec
 from backend.store import Changes
 from backend.workspace import Workspace
+from bench.table import Options, report
 
 Result = TypeVar("Result")
+RATES: list[dict[str, Any]] = []
+"""What was measured, in order."""
 
 
 def rate(name: str, rows: int, run: Callable[[], Result], *, target: float = 0, repeat: int = 3) -> Result:
-    """Time the best of `repeat` runs; print millions of rows per second of wall clock and of this thread's CPU time.
+    """Time the best of `repeat` runs; note millions of rows per second of wall clock and of this thread's CPU time.
 
     On a busy machine the second is the one to compare; it leaves out waiting, for a sync too.
     """
@@ -47,8 +49,15 @@ def rate(name: str, rows: int, run: Callable[[], Result], *, target: float = 0, 
         result = run()
         best_cpu_s = min(best_cpu_s, time.thread_time() - started_cpu)
         best_s = min(best_s, time.perf_counter() - started)
-    goal = f"  (target {target:g})" if target else ""
-    print(f"{name:<58} {rows / best_s / 1e6:8.2f} {rows / best_cpu_s / 1e6:8.2f} M/s{goal}", flush=True)
+    RATES.append(
+        {
+            "what": name,
+            "rows": rows,
+            "M/s": rows / best_s / 1e6,
+            "M/s of CPU time": rows / best_cpu_s / 1e6 if best_cpu_s else 0.0,
+            "target": target or "",
+        }
+    )
     return result
 
 
@@ -142,8 +151,8 @@ def bench_messages(rows: int, messages: pa.Table, codec: RowCodec, home: Path) -
     )
 
 
-def bench_store(rows: int, home: Path) -> None:
-    """RocksDB and the workspace by themselves, 16-byte keys and 100-byte values."""
+def bench_store(rows: int, home: Path) -> str:
+    """RocksDB and the workspace by themselves, 16-byte keys and 100-byte values; tell the cost of opening."""
     keys = [b"\x04" + number.to_bytes(15, "big") for number in range(rows)]
     values = [key * 6 + b"abcd" for key in keys]
     store = RocksStore.open(home / "plain")
@@ -173,23 +182,26 @@ def bench_store(rows: int, home: Path) -> None:
     store.close()
     closed = time.perf_counter()
     again = RocksStore.open(home / "plain")
-    print(f"close {1e3 * (closed - opened):.1f} ms, open {1e3 * (time.perf_counter() - closed):.1f} ms")
+    opening = f"close {1e3 * (closed - opened):.1f} ms, open {1e3 * (time.perf_counter() - closed):.1f} ms"
     again.close()
+    return opening
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run everything."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Options("stores", __doc__)
     parser.add_argument("--rows", type=int, default=500_000)
-    rows = parser.parse_args().rows
+    options = parser.parse(arguments)
+    rows = 20_000 if options.quick else options.rows
+    RATES.clear()
     messages = messages_of(rows)
     codec = RowCodec(pa.schema(list(messages.schema)[4:]))
-    print(f"{'rows per second':<58} {'wall':>8} {'cpu':>8}")
     with tempfile.TemporaryDirectory(prefix="rewind-bench-") as home:
         bench_keys(rows, messages)
         bench_rows(rows, messages, codec)
         bench_messages(rows, messages, codec, Path(home))
-        bench_store(rows, Path(home))
+        opening = bench_store(rows, Path(home))
+    report("stores", options, "Stores on one core, best of three", RATES, [opening])
 
 
 if __name__ == "__main__":

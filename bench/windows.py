@@ -11,13 +11,11 @@ Below the table: where a micro-batch's milliseconds go, as the query's own progr
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +23,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from backend import archive, count, hopping, max_, median, policies, stream, sum_, tumbling
+from backend import count, hopping, max_, median, policies, stream, sum_, tumbling
 from backend import session as sessions
-from backend.sources.archive_files import write_archive
-from bench.session import session, sparks_own_store
-from bench.table import report
+from bench.data import START_MS, TIME, read_archive, read_files, topic_rows, typed, write_both
+from bench.session import has_messages, session, sparks_own_store, steadily
+from bench.table import Options, report
 
-START_MS = 1_700_000_000_000
+VALUE = "key string, at timestamp, x long"
 WARM_UP = 2
 
 
@@ -99,7 +96,9 @@ CASES = [
     Case("million keys", 1_000_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds")),
     Case("2 million", 1_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds"), rows=2_000_000),
 ]
-STEPS = ("operate_ms", "open_ms", "stage_ms", "changelog_ms")
+QUICK = ("hopping", "median")
+"""What the quick form runs: an incremental window, and one that keeps every message beside the Python API too."""
+STEPS = ("operate_ms", "open_ms", "ingest_ms", "stage_ms", "changelog_ms")
 PARTS = ("latestOffset", "queryPlanning", "walCommit", "commitBatch", "commitOffsets", "addBatch")
 
 
@@ -128,46 +127,35 @@ class Medians(StatefulProcessor):
 def write(directory: Path, case: Case, batches: int, rows: int) -> None:
     """Write the messages twice: as an archive, and as plain Parquet files, one per micro-batch, in the same order."""
     random = np.random.default_rng(3)
+    names = pa.array([f"k{number:07d}" for number in range(case.keys)])
     tables = []
     for number in range(batches):
-        times = np.sort(random.integers(0, case.span_ms, rows)) + START_MS + number * case.span_ms
-        keys = pa.array([f"k{i:07d}" for i in range(case.keys)]).take(pa.array(random.integers(0, case.keys, rows)))
-        at = pa.array(times, pa.timestamp("ms", tz="UTC"))
-        value = pa.StructArray.from_arrays([keys, at, pa.array(random.integers(0, 1000, rows))], ["key", "at", "x"])
-        tables.append(
-            pa.table(
-                {
-                    "topic": pa.repeat(pa.scalar("t"), rows),
-                    "partition": pa.array(np.zeros(rows, np.int32)),
-                    "offset": pa.array(np.arange(number * rows, (number + 1) * rows)),
-                    "timestamp": at,
-                    "key": pa.nulls(rows, pa.binary()),
-                    "value": value,
-                }
-            )
-        )
-    write_archive(directory / "archive", pa.concat_tables(tables), rows_per_file=rows, row_group_rows=rows // 4)
-    (directory / "files").mkdir()
-    for number, table in enumerate(tables):
-        flat = pa.table({name: table["value"].combine_chunks().field(name) for name in ("key", "at", "x")})
-        path = directory / "files" / f"{number:05d}.parquet"
-        pq.write_table(flat, path, row_group_size=rows // 4)
-        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+        at = np.sort(random.integers(0, case.span_ms, rows)) + START_MS + number * case.span_ms
+        key = names.take(pa.array(random.integers(0, case.keys, rows)))
+        value = typed(key=key, at=pa.array(at, TIME), x=pa.array(random.integers(0, 1000, rows)))
+        tables.append(topic_rows(0, number * rows, at, value))
+    write_both(directory, "messages", tables)
+
+
+def our_source(directory: Path, rows: int) -> Any:
+    """Give the messages, so many per micro-batch, as our archive source."""
+    return read_archive(directory, "messages", VALUE, rows)
+
+
+def sparks_source(spark: Any, directory: Path) -> Any:
+    """Give the messages, as many per micro-batch, as Spark's file source."""
+    return read_files(spark, directory, "messages", VALUE)
 
 
 def run_ours(spark: Any, directory: Path, case: Case, run: Path) -> list[Any]:
     """Run our job to the end; give the progress of each micro-batch with messages."""
-    rows = case.rows
-    source = archive(
-        str(directory / "archive"), value="key string, at timestamp, x long", format="typed",
-        max_offsets_per_batch=rows, max_offsets_per_task=(rows + 1) // 2,
-    )  # fmt: skip
+    source = our_source(directory, case.rows)
     query = case.ours(stream(source, event_time="at", key="key")).start(
         spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
         local_dir=run / "local", trigger="0 seconds", until="end",
     )  # fmt: skip
     query.await_termination()
-    return _measured(query.query.recentProgress)
+    return measured(query.query.recentProgress)
 
 
 def run_sparks(spark: Any, directory: Path, case: Case, run: Path) -> list[Any]:
@@ -195,13 +183,8 @@ def run_python(spark: Any, directory: Path, case: Case, run: Path) -> list[Any]:
 
 def _run_files(spark: Any, directory: Path, build: Callable[[Any], Any], run: Path) -> list[Any]:
     sparks_own_store(spark)
-    rows = (
-        spark.readStream.schema("key string, at timestamp, x long")
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(directory / "files"))
-    )
     query = (
-        build(rows)
+        build(sparks_source(spark, directory))
         .writeStream.format("parquet")
         .option("path", str(run / "results"))
         .option("checkpointLocation", str(run / "checkpoint"))
@@ -210,11 +193,17 @@ def _run_files(spark: Any, directory: Path, build: Callable[[Any], Any], run: Pa
         .start()
     )
     query.awaitTermination()
-    return _measured(query.recentProgress)
+    return measured(query.recentProgress)
 
 
-def _measured(progress: list[Any]) -> list[Any]:
-    return [p for p in progress if p["numInputRows"] > 1][WARM_UP:]
+def measured(progress: list[Any]) -> list[Any]:
+    """Leave out what had no messages, and the warm-up."""
+    return [p for p in progress if has_messages(p)][WARM_UP:]
+
+
+def triggers(progress: list[Any]) -> list[float]:
+    """Give the milliseconds of each measured micro-batch."""
+    return [float(p["durationMs"]["triggerExecution"]) for p in progress]
 
 
 def check(spark: Any, run: Path, mine: Path) -> None:
@@ -250,12 +239,12 @@ def compare(spark: Any, case: Case, *, batches: int, rounds: int) -> tuple[dict[
         write(directory, case, batches, case.rows)
         for _ in range(rounds):
             for label, run in runs.items():
-                progress[label] += run(spark, directory, case, directory / label)
+                progress[label] += steadily(lambda into, go=run: go(spark, directory, case, into), directory / label)
             for label in runs.keys() - {"ours"}:
                 check(spark, directory / label, directory / "ours")
             for label in runs:
                 shutil.rmtree(directory / label)
-    taken = {label: [float(p["durationMs"]["triggerExecution"]) for p in found] for label, found in progress.items()}
+    taken = {label: triggers(found) for label, found in progress.items()}
     middle = {label: statistics.median(found) for label, found in taken.items()}
     row = {
         "case": case.name,
@@ -271,23 +260,23 @@ def compare(spark: Any, case: Case, *, batches: int, rounds: int) -> tuple[dict[
     return row, f"{case.name}: {breakdown(progress['ours'])}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small, for correctness only")
+    parser = Options("windows", __doc__)
     parser.add_argument("--case", choices=[case.name for case in CASES])
-    options = parser.parse_args()
-    batches, rounds = (5, 1) if options.quick else (8, 2)
-    cases = [
-        replace(case, rows=case.rows // 25, keys=min(case.keys, 20_000)) if options.quick else case for case in CASES
-    ]
+    options = parser.parse(arguments)
+    names = [options.case] if options.case else QUICK if options.quick else [case.name for case in CASES]
+    cases = [case for case in CASES if case.name in names]
+    batches, rounds = 8, 2
+    if options.quick:
+        cases = [replace(case, rows=5_000, keys=min(case.keys, 1_000)) for case in cases]
+        batches, rounds = WARM_UP + 2, 1
     started = time.perf_counter()
     with session() as spark:
-        found = [
-            compare(spark, case, batches=batches, rounds=rounds) for case in cases if options.case in (None, case.name)
-        ]
+        found = [compare(spark, case, batches=batches, rounds=rounds) for case in cases]
     report(
-        "windows-quick" if options.quick else "windows",
+        "windows",
+        options,
         "Milliseconds per micro-batch beside Spark's own operators, two cores",
         [row for row, _ in found],
         [
