@@ -23,7 +23,7 @@ from backend.errors import SinkUnavailable
 from backend.sinks.kafka_commits import TIMEOUT_S, prepare, unavailable
 from backend.sinks.kafka_rows import Message, to_messages
 from backend.sinks.kafka_writer import TransactionalWriter, send
-from backend.sinks.tables import ERRORS, RESULTS, check_version, merge_metrics, readable, summary, unpack
+from backend.sinks.tables import ERRORS, RESULTS, check_version, merge_metrics, readable, summary, unpack, warm_up
 from backend.sources.kafka_settings import KafkaSettings
 from recovery.killpoints import kill_point
 
@@ -134,6 +134,7 @@ def produce_frames(
     Raises:
         SinkUnavailable: Not everything was acknowledged.
     """
+    warm_up()
     rows = [row for batch in batches for row in batch.to_pylist()]
     shards = _by_shard(rows, version)
     if not shards:

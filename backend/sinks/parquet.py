@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backend.sinks.directory import VersionedDirectory
-from backend.sinks.tables import ERRORS, RESULTS, check_version, merge_metrics, readable, summary, unpack
+from backend.sinks.tables import ERRORS, RESULTS, check_version, merge_metrics, readable, summary, unpack, warm_up
 from backend.storage import storage
 from recovery.killpoints import kill_point
 
@@ -149,6 +149,7 @@ def write_frames(
         version: What every frame must say.
         attempts: `results` and `errors` -> directory of this attempt.
     """
+    warm_up()
     writers: dict[int, _ShardWriter] = {}
     for batch in batches:
         for row in batch.to_pylist():

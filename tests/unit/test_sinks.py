@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -267,3 +270,25 @@ def test_two_columns_never_get_one_name():
         window_spec(tumbling(1000), schema, {"id_": count()}, keys=["id"], retention=0)
     with pytest.raises(ValueError, match="two columns of the results would be called 'id_'"):
         join_spec(schema, schema, on=["id", "id_"], left_retention=1, right_retention=1)
+
+
+def test_a_task_loads_what_writing_needs_before_it_asks_for_rows():
+    script = """
+import sys
+from backend.sinks.kafka import produce_frames
+from backend.sinks.parquet import write_frames
+
+assert "pandas" not in sys.modules, "then this test shows nothing"
+
+def asked():
+    print("pandas" in sys.modules)
+    return
+    yield
+
+given = {"parquet": {"version": 0, "attempts": {}}, "kafka": {"version": 0, "settings": None, "topics": {}, "key": ()}}
+list({"parquet": write_frames, "kafka": produce_frames}[sys.argv[1]](asked(), **given[sys.argv[1]]))
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for sink in ("parquet", "kafka"):
+        done = subprocess.run([sys.executable, "-c", script, sink], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["True"], sink
