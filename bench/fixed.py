@@ -15,43 +15,23 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from backend import archive, count, max_, policies, stream, sum_, tumbling
 from backend.sources.archive_files import write_archive
-from backend.spark.settings import settings
-from backend.spark.start import StartOptions, build_job
 from bench.data import START_MS, TIME, topic_rows, typed
+from bench.floor import empty, until_read
 from bench.session import has_messages, session, sparks_own_store, steadily
 from bench.table import Options, report
 
 ROWS = 200
 WARM_UP = 3
 VALUE = "key string, at timestamp, x long"
-
-
-class Empty(StatefulProcessor):
-    """Consumes its rows and gives nothing."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Keep nothing."""
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
-        """Read and forget."""
-        for _ in rows:
-            pass
-        return iter(())
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def write(directory: Path, batches: int) -> None:
@@ -80,22 +60,10 @@ def pipeline(directory: Path) -> Any:
     return windowed.aggregate(n=count(), total=sum_("x"), worst=max_("x"))
 
 
-def durations(query: Any) -> tuple[float, list[float]]:
+def durations(progress: Sequence[Any]) -> tuple[float, list[float]]:
     """Give milliseconds of the first micro-batch with rows, and of those after the warm-up."""
-    taken = [float(p["durationMs"]["triggerExecution"]) for p in query.recentProgress if has_messages(p)]
+    taken = [float(p["durationMs"]["triggerExecution"]) for p in progress if has_messages(p)]
     return taken[0], taken[WARM_UP:]
-
-
-def until_read(query: Any, batches: int) -> tuple[float, list[float]]:
-    """Let a query without an end read everything; stop it."""
-    deadline = time.monotonic() + 300
-    while sum(has_messages(p) for p in query.recentProgress) < batches:
-        if query.exception() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the query did not read everything: {query.exception()}")
-        time.sleep(0.1)
-    found = durations(query)
-    query.stop()
-    return found
 
 
 def run_ours(spark: Any, directory: Path, run: Path, shards: int, batches: int) -> tuple[float, list[float]]:
@@ -106,25 +74,12 @@ def run_ours(spark: Any, directory: Path, run: Path, shards: int, batches: int) 
     )  # fmt: skip
     query.await_termination()
     assert query.progress.rows == batches * ROWS
-    return durations(query.query)
+    return durations(query.query.recentProgress)
 
 
 def run_empty(spark: Any, directory: Path, run: Path, shards: int, batches: int) -> tuple[float, list[float]]:
     """Run the same frames into an operator that does nothing."""
-    job = build_job(pipeline(directory), spark, StartOptions(shards=shards), grouping=None, first_offsets=list)
-    with settings(spark, shards, StartOptions().arrow_rows):
-        states = (
-            job.streaming(spark, str(run / "checkpoint"))
-            .groupBy("shard")
-            .transformWithStateInPandas(Empty(), "shard int", "Append", "ProcessingTime")
-        )
-        query = (
-            states.writeStream.foreachBatch(lambda frames, _: frames.collect())
-            .option("checkpointLocation", str(run / "checkpoint"))
-            .trigger(processingTime="0 seconds")
-            .start()
-        )
-    return until_read(query, batches)
+    return durations(empty(spark, pipeline(directory), run, shards, batches))
 
 
 def run_sparks(spark: Any, directory: Path, run: Path, shards: int, batches: int) -> tuple[float, list[float]]:
@@ -146,7 +101,7 @@ def run_sparks(spark: Any, directory: Path, run: Path, shards: int, batches: int
         .trigger(processingTime="0 seconds")
         .start()
     )
-    return until_read(query, batches)
+    return durations(until_read(query, batches))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,7 +4,8 @@ JSON of 56 bytes, a thousand keys, tumbling windows of ten seconds, two partitio
 same two cores. Quix Streams runs as one process and as two (one consumer group); it is told to commit every 10,000
 messages, its default otherwise. Compared is the rate in steady state: ours over whole micro-batches without the first
 ones, Quix's from its first message to its last. Windows that both closed must be equal. Changelog bytes are keys and
-values of the records in the changelog's topic (Quix adds headers: shown apart), per message.
+values of the records in the changelog's topic (Quix adds headers: shown apart), per message. Beside our rate: that of
+Spark's Kafka source and `from_json` alone, thrown away, which nothing that reads a topic through Spark can exceed.
 
 Quix Streams is in an environment of its own (`make peers`), never in the product's.
 """
@@ -104,16 +105,34 @@ class Ours:
         self.full_state, self.per = full_state, per
         self.log = f"ours-log-{uuid.uuid4().hex[:8]}"
 
+    def source(self) -> Any:
+        """Give the messages."""
+        return kafka(self.topic, servers=self.broker.settings.servers, value="key string, x long, at long",
+                     max_offsets_per_trigger=self.per, options={"minPartitions": "2"})  # fmt: skip
+
+    def input_alone(self) -> float:
+        """Read and parse the topic with Spark, throw it away; give messages a second."""
+        query = (
+            self.source()
+            .stream(self.spark)
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(self.directory / "floor"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        batches = [p for p in query.recentProgress if p["numInputRows"]][WARM_UP:]
+        milliseconds = sum(p["durationMs"]["triggerExecution"] for p in batches)
+        return sum(p["numInputRows"] for p in batches) / milliseconds * 1000 if milliseconds else 0.0
+
     def run(self, *listeners: Any) -> dict[str, Any]:
         """Run to the end of the topic; give rate and bytes."""
         servers = self.broker.settings.servers
-        source = kafka(self.topic, servers=servers, value="key string, x long, at long",
-                       max_offsets_per_trigger=self.per, options={"minPartitions": "2"})  # fmt: skip
         aggregates = {"n": count(), "total": sum_("x"), "worst": max_("x")}
         if self.full_state:
             aggregates = {"n": count(), "typical": median("x")}
         query = (
-            stream(source, event_time="at", key="key")
+            stream(self.source(), event_time="at", key="key")
             .window(tumbling("10 seconds"), retention="1 second", max_ahead=None, policies=policies(late="off"))
             .aggregate(**aggregates)
             .start(
@@ -206,11 +225,12 @@ def compare(
             found = ours.run()
             if label == "check" and not full_state:
                 windows = ours.windows()
+        alone = ours.input_alone()
         payload, _ = log_bytes(broker, [ours.log])
         assert found["messages"] == messages
         rows.append({"what": what, "who": "Rewind", "processes": "2 cores", "messages": messages,
                      "messages/s": found["rate"], "changelog B/message": payload / messages,
-                     "with headers": payload / messages, "Rewind / this": 1.0})  # fmt: skip
+                     "with headers": payload / messages, "Rewind / this": 1.0, "input alone/s": alone})  # fmt: skip
         for processes in (1, 2):
             (directory / f"quix-{processes}").mkdir()
             quix = Quix(python, broker, short, directory / f"quix-{processes}", full_state=full_state, n=processes)
@@ -225,7 +245,7 @@ def compare(
             rows.append({"what": what, "who": "Quix Streams", "processes": str(processes), "messages": peers,
                          "messages/s": found["rate"], "changelog B/message": payload / peers,
                          "with headers": (payload + headers) / peers,
-                         "Rewind / this": rows[0]["messages/s"] / found["rate"]})  # fmt: skip
+                         "Rewind / this": rows[0]["messages/s"] / found["rate"], "input alone/s": ""})  # fmt: skip
     return rows
 
 

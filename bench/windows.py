@@ -28,11 +28,15 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from backend import count, hopping, max_, median, policies, stream, sum_, tumbling
 from backend import session as sessions
 from bench.data import START_MS, TIME, read_archive, read_files, topic_rows, typed, write_both
+from bench.floor import empty, packed
 from bench.session import has_messages, session, sparks_own_store, steadily
 from bench.table import Options, report
 
 VALUE = "key string, at timestamp, x long"
-WARM_UP = 2
+WARM_UP = 4
+SHARDS = 2
+MESSAGES = 7_000_000
+"""Of a case: fewer micro-batches of more messages, but four that are measured."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Case:
     sparks: Callable[[Any], Any]
     rows: int = 500_000
     python: bool = False
+    floor: bool = False
 
 
 def _sums(window: Any) -> Callable[[Any], Any]:
@@ -88,13 +93,15 @@ def _spark_median(rows: Any) -> Any:
 
 
 CASES = [
-    Case("tumbling", 1_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds")),
+    Case("tumbling", 1_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds"), floor=True),
     Case("keys", 100_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds")),
     Case("hopping", 1_000, 10_000, _sums(hopping("10 seconds", "1 second")), _spark_sums("10 seconds", "1 second")),
     Case("session", 1_000, 10_000, _sums(sessions("5 seconds")), _spark_sums(gap="5 seconds")),
     Case("median", 1_000, 10_000, _median, _spark_median, python=True),
     Case("million keys", 1_000_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds")),
-    Case("2 million", 1_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds"), rows=2_000_000),
+    Case(
+        "2 million", 1_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds"), rows=2_000_000, floor=True
+    ),
 ]
 QUICK = ("hopping", "median")
 """What the quick form runs: an incremental window, and one that keeps every message beside the Python API too."""
@@ -147,15 +154,19 @@ def sparks_source(spark: Any, directory: Path) -> Any:
     return read_files(spark, directory, "messages", VALUE)
 
 
+def ours(directory: Path, case: Case) -> Any:
+    """Give our job."""
+    return case.ours(stream(our_source(directory, case.rows), event_time="at", key="key"))
+
+
 def run_ours(spark: Any, directory: Path, case: Case, run: Path) -> list[Any]:
-    """Run our job to the end; give the progress of each micro-batch with messages."""
-    source = our_source(directory, case.rows)
-    query = case.ours(stream(source, event_time="at", key="key")).start(
-        spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
+    """Run our job to the end; give its progress."""
+    query = ours(directory, case).start(
+        spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=SHARDS,
         local_dir=run / "local", trigger="0 seconds", until="end",
     )  # fmt: skip
     query.await_termination()
-    return measured(query.query.recentProgress)
+    return list(query.query.recentProgress)
 
 
 def run_sparks(spark: Any, directory: Path, case: Case, run: Path) -> list[Any]:
@@ -193,12 +204,12 @@ def _run_files(spark: Any, directory: Path, build: Callable[[Any], Any], run: Pa
         .start()
     )
     query.awaitTermination()
-    return measured(query.recentProgress)
+    return list(query.recentProgress)
 
 
-def measured(progress: list[Any]) -> list[Any]:
+def measured(progress: list[Any], warm_up: int = WARM_UP) -> list[Any]:
     """Leave out what had no messages, and the warm-up."""
-    return [p for p in progress if has_messages(p)][WARM_UP:]
+    return [p for p in progress if has_messages(p)][warm_up:]
 
 
 def triggers(progress: list[Any]) -> list[float]:
@@ -230,17 +241,24 @@ def breakdown(progress: list[Any]) -> str:
     return f"{', '.join(parts)}; in the slowest shard's task: {', '.join(steps)}"
 
 
-def compare(spark: Any, case: Case, *, batches: int, rounds: int) -> tuple[dict[str, Any], str]:
+def compare(spark: Any, case: Case, *, batches: int, rounds: int, warm_up: int = WARM_UP) -> tuple[dict[str, Any], str]:
     """Run all in turn and compare medians; also tell where ours go."""
-    runs = {"ours": run_ours, "sparks": run_sparks, **({"python": run_python} if case.python else {})}
+
+    def floor(what: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        return lambda spark, directory, case, run: what(spark, ours(directory, case), run, SHARDS, batches)
+
+    runs = {"ours": run_ours, "sparks": run_sparks}
+    runs |= {"python": run_python} if case.python else {}
+    runs |= {"empty": floor(empty), "packed": floor(packed)} if case.floor else {}
     progress: dict[str, list[Any]] = {label: [] for label in runs}
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         write(directory, case, batches, case.rows)
         for _ in range(rounds):
             for label, run in runs.items():
-                progress[label] += steadily(lambda into, go=run: go(spark, directory, case, into), directory / label)
-            for label in runs.keys() - {"ours"}:
+                told = steadily(lambda into, go=run: go(spark, directory, case, into), directory / label)
+                progress[label] += measured(told, warm_up)
+            for label in runs.keys() & {"sparks", "python"}:
                 check(spark, directory / label, directory / "ours")
             for label in runs:
                 shutil.rmtree(directory / label)
@@ -256,6 +274,8 @@ def compare(spark: Any, case: Case, *, batches: int, rounds: int) -> tuple[dict[
         "Spark min-max": f"{min(taken['sparks']):.0f}-{max(taken['sparks']):.0f}",
         "Spark / ours": middle["sparks"] / middle["ours"],
         "Spark's Python / ours": middle["python"] / middle["ours"] if "python" in middle else "",
+        "empty operator ms": middle.get("empty", ""),
+        "pack stage alone ms": middle.get("packed", ""),
     }
     return row, f"{case.name}: {breakdown(progress['ours'])}"
 
@@ -267,13 +287,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse(arguments)
     names = [options.case] if options.case else QUICK if options.quick else [case.name for case in CASES]
     cases = [case for case in CASES if case.name in names]
-    batches, rounds = 8, 2
+    rounds, warm_up = 2, WARM_UP
     if options.quick:
-        cases = [replace(case, rows=5_000, keys=min(case.keys, 1_000)) for case in cases]
-        batches, rounds = WARM_UP + 2, 1
+        cases = [replace(case, rows=5_000, keys=min(case.keys, 1_000), floor=not case.python) for case in cases]
+        rounds, warm_up = 1, 1
     started = time.perf_counter()
     with session() as spark:
-        found = [compare(spark, case, batches=batches, rounds=rounds) for case in cases]
+        if not options.quick:
+            compare(spark, CASES[0], batches=WARM_UP + 2, rounds=1)  # the JVM is warm then
+        found = []
+        for case in cases:
+            batches = 3 if options.quick else max(WARM_UP + 4, MESSAGES // case.rows)
+            found.append(compare(spark, case, batches=batches, rounds=rounds, warm_up=warm_up))
     report(
         "windows",
         options,

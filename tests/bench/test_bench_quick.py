@@ -17,7 +17,7 @@ from bench.__main__ import BENCHES, SHARED
 from bench.restore import without_fixed
 from tests.support.benches import run_quick
 
-NO_BENCHES = {"__init__", "__main__", "data", "figures", "quix_peer", "session", "table"}
+NO_BENCHES = {"__init__", "__main__", "data", "figures", "floor", "quix_peer", "session", "table"}
 
 
 @pytest.mark.parametrize("name", BENCHES)
@@ -52,6 +52,7 @@ def test_on_spark_beside_sparks_own_operators(tmp_path: Path) -> None:
     assert [row["shards"] for row in rows["fixed"]] == [2]
     assert [row["case"] for row in rows["windows"]] == ["hopping", "median"]
     assert [bool(row["Spark's Python / ours"]) for row in rows["windows"]] == [False, True]
+    assert [bool(row["empty operator ms"]) for row in rows["windows"]] == [True, False]
     assert [row["join"] for row in rows["join"]] == ["ours", "Spark's own"]
     assert [row["what"] for row in rows["restore"]] == ["JSON"]
     assert all(row["rows restored"] >= row["messages"] > 0 for row in rows["restore"])

@@ -1,0 +1,83 @@
+"""What nothing built on Spark's stateful Python operator can be faster than: the same input without our work.
+
+`packed` is the input alone: sources and pack stage, thrown away. `empty` is that and a stateful operator in Python that
+reads the packed rows and gives nothing, with a sink that collects nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from backend.spark.settings import settings
+from backend.spark.start import StartOptions, build_job
+from bench.session import has_messages
+
+WAIT_S = 600.0
+POLL_S = 0.1
+
+
+class Empty(StatefulProcessor):
+    """Consumes its rows and gives nothing."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Keep nothing."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+        """Read and forget."""
+        for _ in rows:
+            pass
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def empty(spark: Any, pipeline: Any, run: Path, shards: int, batches: int) -> list[Any]:
+    """Run the packed rows of so many micro-batches into `Empty`; give their progress."""
+    options = StartOptions(shards=shards)
+    job = build_job(pipeline, spark, options, grouping=None, first_offsets=list)
+    with settings(spark, shards, options.arrow_rows, few_rows=job.bundled):
+        states = (
+            job.streaming(spark, str(run / "checkpoint"))
+            .groupBy("shard")
+            .transformWithStateInPandas(Empty(), "shard int", "Append", "ProcessingTime")
+        )
+        query = (
+            states.writeStream.foreachBatch(lambda frames, _: frames.collect())
+            .option("checkpointLocation", str(run / "checkpoint"))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+    return until_read(query, batches)
+
+
+def packed(spark: Any, pipeline: Any, run: Path, shards: int, batches: int) -> list[Any]:
+    """Throw the packed rows of so many micro-batches away; give their progress."""
+    options = StartOptions(shards=shards)
+    job = build_job(pipeline, spark, options, grouping=None, first_offsets=list)
+    with settings(spark, shards, options.arrow_rows, few_rows=job.bundled):
+        query = (
+            job.streaming(spark, str(run / "checkpoint"))
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(run / "checkpoint"))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+    return until_read(query, batches)
+
+
+def until_read(query: Any, batches: int) -> list[Any]:
+    """Let a query without an end read everything, and stop it; give the progress of micro-batches with messages."""
+    deadline = time.monotonic() + WAIT_S
+    while sum(has_messages(p) for p in query.recentProgress) < batches:
+        if query.exception() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the query did not read everything: {query.exception()}")
+        time.sleep(POLL_S)
+    query.stop()
+    return [p for p in query.recentProgress if has_messages(p)]
