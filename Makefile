@@ -1,7 +1,7 @@
 # Needs make, Python 3.11+ and, for all but `lint` and `test-fast`, Java 17+. Everything else comes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup java peers torture demo demo-kafka test test-fast lint bench bench-quick clean
+.PHONY: help setup java peers audit torture demo demo-kafka test test-fast lint bench bench-quick clean
 
 PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python
 
@@ -36,6 +36,11 @@ lint: setup ## Style, types, and the arrows between packages
 	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/mypy
 	@PYTHONPATH="$(CURDIR)" .venv/bin/lint-imports --no-cache --no-logo
+
+audit: setup ## Look up the locked dependencies among known vulnerabilities; asks a service on the network
+	@[ -x .venv-audit/bin/pip-audit ] || { .venv/bin/python -m venv .venv-audit && \
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --retries 5 "pip-audit>=2.9,<3"; }
+	@.venv-audit/bin/pip-audit --requirement requirements.lock --require-hashes --disable-pip --strict $(ARGS)
 
 peers: setup ## Make .venv-peers with what the benchmarks compare with; never needed by the product
 	@.venv-peers/bin/python -c "import quixstreams" 2>/dev/null || { .venv/bin/python -m venv .venv-peers && \

@@ -254,14 +254,16 @@ def compare(spark: Any, case: Case, *, batches: int, rounds: int, warm_up: int =
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         write(directory, case, batches, case.rows)
-        for _ in range(rounds):
+        for number in range(rounds):
+            # a directory of its own each time: Spark's stores may write to one when their query has long ended
+            places = {label: directory / f"{label}-{number}" for label in runs}
             for label, run in runs.items():
-                told = steadily(lambda into, go=run: go(spark, directory, case, into), directory / label)
+                told = steadily(lambda into, go=run: go(spark, directory, case, into), places[label])
                 progress[label] += measured(told, warm_up)
             for label in runs.keys() & {"sparks", "python"}:
-                check(spark, directory / label, directory / "ours")
-            for label in runs:
-                shutil.rmtree(directory / label)
+                check(spark, places[label], places["ours"])
+            for place in places.values():
+                shutil.rmtree(place)
     taken = {label: triggers(found) for label, found in progress.items()}
     middle = {label: statistics.median(found) for label, found in taken.items()}
     row = {

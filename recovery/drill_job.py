@@ -13,10 +13,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from recovery.drill_turns import InTurns, Turns
 from recovery.manifest import read_manifest
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from backend.batch import SourcePartition
-    from backend.sources import OffsetRange, Source, TopicPartition
+    from backend.sources import Bundling, OffsetRange, Source, TopicPartition
     from backend.spark.stream import Pipeline
     from recovery.listener import Restoring
 
@@ -93,6 +93,15 @@ class Aged:
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> Any:
         """Refuse what is gone, as every source does."""
+        self._check_held(spark, ranges)
+        return self.source.batch(spark, ranges)
+
+    def pieces(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]) -> Any:
+        """Refuse what is gone, where replays read a source piece by piece (`Bundling`)."""
+        self._check_held(spark, ranges)
+        return cast("Bundling", self.source).pieces(spark, ranges, names)
+
+    def _check_held(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         from backend.errors import HistoryLost
 
         here = self.offsets(spark)
@@ -104,7 +113,6 @@ class Aged:
                     why=f"offsets from {start} wanted, the earliest is {here[key][0]}",
                     command="rewind reset <checkpoint> accepts the loss and begins anew",
                 )
-        return self.source.batch(spark, ranges)
 
     def __getattr__(self, name: str) -> Any:
         """Be the source in everything else."""

@@ -6,7 +6,6 @@ One worker dies midway by SIGKILL with all its processes, and the local state is
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyspark
 import pytest
 
 from backend.spark import jars
@@ -22,81 +20,13 @@ from recovery.demo.disaster import kill
 from recovery.demo.flights import make_archive
 from recovery.demo.produce import in_order, produce
 from recovery.demo.proof import prove
-from recovery.demo.session import environment
+from tests.support.standalone import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-SPARK_HOME = Path(pyspark.__file__).parent
 HOUR_MS = 3_600_000
 WAIT_S = 300
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Cluster:
-    """A Spark standalone master and two workers, each a process of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.url = f"spark://127.0.0.1:{free_port()}"
-        self.started: list[subprocess.Popen[bytes]] = []
-        self.master = self._start("master.Master", "--port", self.url.rpartition(":")[2])
-        self.workers = [
-            self._start(
-                "worker.Worker", "--cores", "1", "--memory", "700m", "--work-dir", str(path / f"work-{n}"), self.url
-            )
-            for n in (1, 2)
-        ]
-
-    def environment(self) -> dict[str, str]:
-        return environment() | {
-            "SPARK_HOME": str(SPARK_HOME),
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
-            "TZ": "UTC",
-        }
-
-    def _start(self, kind: str, *options: str) -> subprocess.Popen[bytes]:
-        name = f"{kind.partition('.')[0]}-{len(self.started)}"
-        command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{kind}", "--host", "127.0.0.1"]
-        with (self.path / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, "--webui-port", "0", *options], stdout=log, stderr=log, env=self.environment()
-            )
-        self.started.append(process)
-        return process
-
-    def submit(self, script: Path, *options: str) -> subprocess.Popen[bytes]:
-        conf = {
-            "spark.jars": ",".join(map(str, jars.resolve(jars.connector()))),
-            "spark.driver.memory": "700m",
-            "spark.driver.host": "127.0.0.1",
-            "spark.executor.memory": "600m",
-            "spark.executor.cores": "1",
-            "spark.ui.enabled": "false",
-            "spark.log.level": "ERROR",
-            "spark.sql.shuffle.partitions": "3",
-            "spark.local.dir": str(self.path / "scratch"),
-            "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
-            "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
-        }
-        settings = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
-        command = [SPARK_HOME / "bin" / "spark-submit", "--master", self.url, *settings, script, *options]
-        with (self.path / "job.log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment())
-        self.started.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in reversed(self.started):
-            kill(process.pid)
-            process.wait()
 
 
 @pytest.fixture
@@ -127,6 +57,7 @@ def test_a_worker_dies_and_the_other_restores_its_state(
     out, local = tmp_path / "out", tmp_path / "local"
     job = cluster.submit(
         ROOT / "docker" / "job.py",
+        {"spark.jars": ",".join(map(str, jars.resolve(jars.connector()))), "spark.sql.shuffle.partitions": "3"},
         *("--servers", servers, "--topic", topic, "--checkpoint", str(out), "--local-dir", str(local)),
         *("--offsets", "500", "--until-end"),
     )

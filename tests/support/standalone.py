@@ -81,6 +81,26 @@ class Cluster:
         self.started.append(process)
         return process
 
+    def submit(self, script: Path, conf: Mapping[str, str], *options: str) -> subprocess.Popen[bytes]:
+        """Start a driver with executors of one core each; its log is `job.log`."""
+        wanted = {
+            "spark.driver.memory": "700m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
+            "spark.executor.memory": "600m",
+            "spark.executor.cores": "1",
+            "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
+            "spark.ui.enabled": "false",
+            "spark.log.level": "ERROR",
+            **conf,
+        }
+        settings = [word for name, value in wanted.items() for word in ("--conf", f"{name}={value}")]
+        command = [SPARK_HOME / "bin" / "spark-submit", "--master", self.url, *settings, script, *options]
+        with (self.path / "job.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+        self.started.append(process)
+        return process
+
     def replace(self, number: int) -> None:
         """Kill a worker with its executor, as when its host dies, and start another one of its name."""
         kill(self.workers[number].pid)
