@@ -29,9 +29,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 ROOT = Path(__file__).resolve().parent.parent
 
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1"
+"""For the tests' many JVMs: none lives long enough to get back what the second compiler takes of two cores."""
+
+
 def pytest_configure() -> None:
     """End by SIGTERM as by Ctrl-C: fixtures end their brokers, JVMs and processes."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    options = os.environ.get("JAVA_TOOL_OPTIONS", "")
+    if SHORT_LIVED not in options:
+        os.environ["JAVA_TOOL_OPTIONS"] = f"{options} {SHORT_LIVED}".strip()
 
 
 def spark_environment() -> dict[str, str]:
