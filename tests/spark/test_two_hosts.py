@@ -44,8 +44,7 @@ CONF = {
     "spark.shuffle.io.retryWait": "200ms",
 }
 
-
-BLOWS = ("executor", "executor", "worker")
+BLOWS = ("executor", "worker")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ from recovery import drill_damage
 from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
 from recovery.cli import app
+from recovery.drill import Drill, Verdict
+from recovery.drill_run import Run
+from recovery.drill_scenarios import Scenario
 from recovery.fetch import fetch_state
 from recovery.manifest import Manifest, write_manifest
 from recovery.pointer import Commit
@@ -269,3 +272,22 @@ def test_a_drills_damage_to_the_changelog_is_noticed(little: Little, seed: int) 
     told, _ = drill_damage.corrupt_changelog(home, random.Random(seed))
     problems = levels(little.run("verify", code=1), "problem")
     assert any(Path(problem["where"]).name in told for problem in problems)
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
+def test_a_drill_exits_with_0_only_if_every_scenario_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed: bool, code: int
+) -> None:
+    def judged(self: Drill, scenario: Scenario) -> Verdict:
+        good = passed or scenario.name != "lose-all"
+        return Verdict(scenario, good, "" if good else "differs", Run(), None, None, None, None)
+
+    monkeypatch.setattr(Drill, "control", lambda self: None)
+    monkeypatch.setattr(Drill, "run", judged)
+    out = tmp_path / "out"
+    command = ["drill", "kill-driver", "lose-all", "--job", "a.module:job", "--out", str(out), "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == code, done.output
+    told = json.loads(done.stdout)
+    assert (told["passed"], [one["name"] for one in told["scenarios"]]) == (passed, ["kill-driver", "lose-all"])
+    assert ("differs" in (out / "report.html").read_text()) is not passed
