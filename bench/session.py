@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,5 +93,9 @@ def sparks_own_store(spark: Any, *, partitions: int = 2, changelog: bool = True)
 
 def size(path: Path, *suffixes: str) -> int:
     """Give the bytes of all files below a directory, of those with one of the suffixes when any is given."""
-    files = [f for f in path.rglob("*") if f.is_file() and not f.is_symlink()]
-    return sum(f.stat().st_size for f in files if not suffixes or f.suffix in suffixes)
+    total = 0
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError):  # Spark's stores tidy up behind a query that has ended
+            if file.is_file() and not file.is_symlink() and (not suffixes or file.suffix in suffixes):
+                total += file.stat().st_size
+    return total

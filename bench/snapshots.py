@@ -68,10 +68,10 @@ def compare(spark: Any, case: Case, directory: Path, *, batches: int, rows: int)
         "Spark's, snapshots only": lambda run: sparks(spark, directory, case, run, changelog=False),
     }
     found = []
-    for label, go in runs.items():
-        run = directory / "run"
+    for number, (label, go) in enumerate(runs.items()):
+        run = directory / f"run-{number}"
         taken = go(run)
-        shutil.rmtree(run)
+        shutil.rmtree(run, ignore_errors=True)
         events = batches * rows
         found.append(
             {
@@ -90,7 +90,7 @@ def compare(spark: Any, case: Case, directory: Path, *, batches: int, rows: int)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     options = Options("snapshots", __doc__).parse(arguments)
-    batches, rows = (4, 5_000) if options.quick else (40, 50_000)
+    batches, rows = (4, 5_000) if options.quick else (30, 50_000)
     started = time.perf_counter()
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, session() as spark:
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 directory = Path(name) / case.name
                 directory.mkdir()
                 found += compare(spark, case, directory, batches=batches, rows=rows)
-                shutil.rmtree(directory)
+                shutil.rmtree(directory, ignore_errors=True)
     report(
         "snapshots",
         options,
