@@ -168,7 +168,7 @@ def failover(rows: Rows, _: str) -> Iterator[Line]:
         theirs = row["Spark's own s"]
         yield Line(
             f"an executor dies with its disk: {WINDOWS[row['case']]}, {amount(row['keys'])} keys, "
-            f"{amount(row['messages before the death'])} messages before",
+            f"{amount(row['messages before the death'])} messages before, `spark.locality.wait` {row['locality wait']}",
             "Spark's own store",
             f"{number(row['ours / Spark'])} times Spark's {theirs:.1f} s until the micro-batch is committed "
             f"(ours {row['ours min-max']}, Spark's {row['Spark min-max']})",
