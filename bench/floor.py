@@ -7,7 +7,7 @@ reads the packed rows and gives nothing, with a sink that collects nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,35 +40,29 @@ class Empty(StatefulProcessor):
 
 def empty(spark: Any, pipeline: Any, run: Path, shards: int, batches: int) -> list[Any]:
     """Run the packed rows of so many micro-batches into `Empty`; give their progress."""
-    options = StartOptions(shards=shards)
-    job = build_job(pipeline, spark, options, grouping=None, first_offsets=list)
-    with settings(spark, shards, options.arrow_rows, few_rows=job.bundled):
-        states = (
-            job.streaming(spark, str(run / "checkpoint"))
-            .groupBy("shard")
-            .transformWithStateInPandas(Empty(), "shard int", "Append", "ProcessingTime")
-        )
-        query = (
-            states.writeStream.foreachBatch(lambda frames, _: frames.collect())
-            .option("checkpointLocation", str(run / "checkpoint"))
-            .trigger(processingTime="0 seconds")
-            .start()
-        )
-    return until_read(query, batches)
+
+    def written(rows: Any) -> Any:
+        states = rows.groupBy("shard").transformWithStateInPandas(Empty(), "shard int", "Append", "ProcessingTime")
+        return states.writeStream.foreachBatch(lambda frames, _: frames.collect())
+
+    return _streamed(spark, pipeline, run, shards, batches, written)
 
 
 def packed(spark: Any, pipeline: Any, run: Path, shards: int, batches: int) -> list[Any]:
     """Throw the packed rows of so many micro-batches away; give their progress."""
+    return _streamed(spark, pipeline, run, shards, batches, lambda rows: rows.writeStream.format("noop"))
+
+
+def _streamed(
+    spark: Any, pipeline: Any, run: Path, shards: int, batches: int, written: Callable[[Any], Any]
+) -> list[Any]:
+    """Stream the packed rows to where `written` puts them, as `start` would."""
     options = StartOptions(shards=shards)
     job = build_job(pipeline, spark, options, grouping=None, first_offsets=list)
+    checkpoint = str(run / "checkpoint")
     with settings(spark, shards, options.arrow_rows, few_rows=job.bundled):
-        query = (
-            job.streaming(spark, str(run / "checkpoint"))
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(run / "checkpoint"))
-            .trigger(processingTime="0 seconds")
-            .start()
-        )
+        writer = written(job.streaming(spark, checkpoint)).option("checkpointLocation", checkpoint)
+        query = writer.trigger(processingTime="0 seconds").start()
     return until_read(query, batches)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,9 @@ ID_FIELDS = [
 """The leading columns of everything that a sink writes; `sequence` counts from 0 per shard and version."""
 
 
+@cache
 def warm_up() -> None:
-    """Load what writing needs before there is something to write.
+    """Load what writing needs before there is something to write; once in a worker, which serves many tasks.
 
     pyarrow imports pandas at its first scalar, which takes a second of a new worker's time: while the operator before
     it in the task still works, and not after it.

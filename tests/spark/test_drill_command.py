@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from backend.sources.archive_files import write_archive
+from bench.data import TIME, topic_rows, typed
 from tests.support.own_job import ARCHIVE, ROWS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -29,23 +30,14 @@ def sales(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write sales of nine customers, one every 50 ms, in event-time order."""
     random = np.random.default_rng(21)
     rows = ROWS * MICRO_BATCHES
-    at = pa.array(START_MS + np.arange(rows) * 50, pa.timestamp("ms", tz="UTC"))
-    customers = pa.array([f"c{number}" for number in random.integers(0, 9, rows)])
-    value = pa.StructArray.from_arrays(
-        [customers, at, pa.array(random.integers(1, 900, rows))], ["customer", "at", "cents"]
-    )
-    table = pa.table(
-        {
-            "topic": pa.repeat(pa.scalar("sales"), rows),
-            "partition": pa.array(np.zeros(rows, np.int32)),
-            "offset": pa.array(np.arange(rows)),
-            "timestamp": at,
-            "key": pa.nulls(rows, pa.binary()),
-            "value": value,
-        }
+    at = START_MS + np.arange(rows) * 50
+    value = typed(
+        customer=pa.array([f"c{number}" for number in random.integers(0, 9, rows)]),
+        at=pa.array(at, TIME),
+        cents=pa.array(random.integers(1, 900, rows)),
     )
     directory = tmp_path_factory.mktemp("sales")
-    write_archive(directory, table, rows_per_file=1000, row_group_rows=500)
+    write_archive(directory, topic_rows(0, 0, at, value, "sales"), rows_per_file=1000, row_group_rows=500)
     return directory
 
 

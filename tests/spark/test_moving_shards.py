@@ -22,6 +22,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from backend.sources.archive_files import write_archive
+from bench.data import TIME, topic_rows, typed
 from recovery.told import moves
 from tests.support.moving_job import KILLS, SNAPSHOT_EVERY
 
@@ -40,18 +41,8 @@ def make(directory: Path, rows: int) -> list[tuple[str, int, int]]:
     keys = [f"k{number}" for number in random.integers(0, 40, rows)]
     times = (np.sort(random.integers(0, rows * 20, rows)) + START_MS).tolist()
     values = random.integers(0, 1000, rows).tolist()
-    at = pa.array(times, pa.timestamp("ms", tz="UTC"))
-    table = pa.table(
-        {
-            "topic": pa.repeat(pa.scalar("t"), rows),
-            "partition": pa.array(np.zeros(rows, np.int32)),
-            "offset": pa.array(np.arange(rows)),
-            "timestamp": at,
-            "key": pa.nulls(rows, pa.binary()),
-            "value": pa.StructArray.from_arrays([pa.array(keys), at, pa.array(values)], ["key", "at", "x"]),
-        }
-    )
-    write_archive(directory, table, rows_per_file=rows, row_group_rows=rows)
+    value = typed(key=pa.array(keys), at=pa.array(times, TIME), x=pa.array(values))
+    write_archive(directory, topic_rows(0, 0, np.array(times), value), rows_per_file=rows, row_group_rows=rows)
     return list(zip(keys, times, values, strict=True))
 
 
