@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recovery.daemon import OPTION
 from recovery.supervisor import PASSING
 
 Result = TypeVar("Result")
@@ -47,6 +48,7 @@ def session(master: str = LOCAL, *, memory: str = "2g", conf: Mapping[str, str] 
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
+        .config(*OPTION)
     )
     for name, value in (conf or {}).items():
         builder = builder.config(name, value)

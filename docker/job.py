@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from backend import count, max_, mean, median, stream, tumbling
 from backend.sources.kafka import kafka
+from recovery.daemon import OPTION
 from recovery.displays import PrometheusListener
 from recovery.listener import LoggingListener
 from recovery.metrics import serve_metrics
@@ -30,7 +31,12 @@ def main() -> None:
     parser.add_argument("--until-end", action="store_true", help="end where the topic ends now")
     options = parser.parse_args()
 
-    spark = SparkSession.builder.appName("rewind-departures").config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    spark = (
+        SparkSession.builder.appName("rewind-departures")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config(*OPTION)
+        .getOrCreate()
+    )
     departures = kafka(
         options.topic,
         servers=options.servers,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.errors import RestoreMismatch
+from recovery.daemon import OPTION
 from recovery.restore import restore_shard
 from recovery.verify import PROBLEM, SOUND, Finding
 
@@ -58,6 +59,7 @@ def session(master: str = "local[2]", *, conf: Mapping[str, str] | None = None) 
         "spark.driver.memory": "1g",
         "spark.python.authenticate.socketTimeout": "120s",  # a worker that starts on a busy host needs longer than 15 s
         "spark.log.level": "ERROR",
+        OPTION[0]: OPTION[1],
         "spark.driver.host": "localhost",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC -Dderby.system.home={scratch}",

@@ -57,6 +57,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Start Spark once for all tests that ask for it: `local[2]`, UTC, no UI, nothing left behind."""
     from pyspark.sql import SparkSession
 
+    from recovery.daemon import OPTION
+
     os.environ.update(spark_environment())
     scratch = tmp_path_factory.mktemp("spark")
     builder = (
@@ -69,6 +71,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.extraJavaOptions", f"-Duser.timezone=UTC -Dderby.system.home={scratch}")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
+        .config(*OPTION)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.local.dir", str(scratch / "local"))

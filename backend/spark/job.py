@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ROUTES = ("key", "partition")
+TASKS_PER_CORE = 2
+"""Of a replay that reads in Python: what each task costs besides is much beside reading a piece of an archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ class Job:
             if wanted and source is not None:
                 what = self._bundle_input(side)
                 pieces, read = source.pieces(spark, wanted, what.names)
-                numbers = spark.range(0, len(pieces), 1, max(1, len(pieces)))
+                tasks = min(len(pieces), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+                numbers = spark.range(0, len(pieces), 1, max(1, tasks))
                 parts.append(numbers.mapInArrow(reading(pieces, read, what, stage), schema))
             elif wanted:
                 rows = self.pack_input(side, side.source.batch(spark, wanted))
