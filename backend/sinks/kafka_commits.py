@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from backend.errors import UNDECODABLE, SinkUnavailable, SourceUnavailable, UnknownFormat
-from backend.sources.kafka_admin import offsets
+from backend.sources.kafka_admin import next_messages, offsets
 from backend.sources.kafka_settling import while_it_settles
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def newest(settings: KafkaSettings, topic: str, *, timeout_s: float = TIMEOUT_S)
     try:
         consumer.assign([TopicPartition(topic, 0, start)])
         while time.monotonic() < deadline:
-            for message in consumer.consume(500, timeout=0.5):
+            for message in next_messages(consumer, 500, 0.5):
                 told = message.error()
                 if told is None:
                     found = take(message.value()) if message.value() is not None else found

@@ -118,6 +118,15 @@ def compare(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicIdentity
     return notes
 
 
+def next_messages(consumer: Any, at_most: int, wait_s: float) -> list[Any]:
+    """Wait for a message, and give it with those that have come by then; none after so many seconds.
+
+    `Consumer.consume` waits until it has as many as it may give: behind the end of a partition, its whole time.
+    """
+    first = consumer.poll(wait_s)
+    return [] if first is None else [first, *consumer.consume(at_most - 1, timeout=0)]
+
+
 def _admin(settings: KafkaSettings) -> Any:
     from confluent_kafka.admin import AdminClient
 

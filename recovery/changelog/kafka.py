@@ -99,7 +99,7 @@ class KafkaChangelog:
         with self._guard:
             lineage = self._lineage(record.shard, record.parent)
             growth = lineage.growth_after(record.parent, len(data))
-            first = self._writer.append(record.shard, record.commit, growth, data)
+            first = self._writer.append(record.shard, record.commit, record.parent, growth, data)
             lineage.add_delta(record.commit, record.parent, len(data), growth)
         return Logged(self._location(record.shard, first), len(data))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import ChangelogUnavailable
+from backend.sources.kafka_admin import next_messages
 from backend.sources.kafka_settling import while_it_settles
 from recovery.changelog.kafka_topic import TIMEOUT_S, unavailable
 
@@ -18,6 +19,7 @@ Take = Callable[[bytes | None, bytes | None, int], None]
 
 BULK = 64
 """Messages per call of the client: at their largest, 48 MiB."""
+WAIT_S = 0.5
 STALLED_S = 60.0
 
 
@@ -98,7 +100,7 @@ class PartitionReader:
 
         stalled = time.monotonic() + STALLED_S
         while True:
-            messages = self._consumer.consume(BULK, timeout=0.5)
+            messages = next_messages(self._consumer, BULK, WAIT_S)
             for message in messages:
                 error = message.error()
                 if error is None:

@@ -33,11 +33,21 @@ class PartitionWriter:
         self._settings = settings
         self._topic = topic
         self._producers: OrderedDict[int, Any] = OrderedDict()
+        self._last: dict[int, tuple[Commit, Commit | None]] = {}
 
-    def append(self, shard: int, commit: Commit, growth: Growth, data: bytes) -> int:
+    def append(self, shard: int, commit: Commit, parent: Commit | None, growth: Growth, data: bytes) -> int:
         """Append a delta with the shard's producer, once more with a new one when another worker's has fenced it.
 
         That is no conflict to settle here: the shard has moved between workers, and Spark decides which attempt counts.
+        With Spark's pool of workers it moves all the time, and a fenced producer takes half a second to say so. So one
+        that did not write the parent, nor another attempt on top of it, is not asked.
+
+        Args:
+            shard: The shard, and the partition.
+            commit: What is appended.
+            parent: The commit that it is based on.
+            growth: Of the log, for readers.
+            data: The record.
 
         Returns:
             The offset of the first piece.
@@ -48,6 +58,8 @@ class PartitionWriter:
         from confluent_kafka import KafkaException
 
         producer = self._producers.pop(shard, None)
+        if parent not in self._last.get(shard, ()):
+            producer = None
         if producer is not None:
             try:
                 first = self._transact(producer, shard, Kind.DELTA, commit, growth, [data])
@@ -60,6 +72,7 @@ class PartitionWriter:
             except _Fenced as error:
                 raise unavailable(self._settings, self._topic, KafkaException(*error.args)) from None
         self._producers[shard] = producer
+        self._last[shard] = (commit, parent)
         while len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
         return first

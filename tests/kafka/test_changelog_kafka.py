@@ -15,6 +15,7 @@ from backend.errors import ChangelogDamaged, ChangelogUnavailable
 from recovery.changelog import open_changelog
 from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey, Growth
 from recovery.changelog.kafka import KafkaChangelog
+from recovery.changelog.kafka_writer import PartitionWriter
 from recovery.changelog.records import Kind, encode_delta
 from tests.contracts.changelog import ChangelogContract, Make, as_dict, changes, commit, record
 
@@ -148,6 +149,51 @@ def test_two_workers_take_turns_and_the_lineage_decides(make):
     one.append(record(1, commit(0)), changes({b"\x03a": b"2"}))  # fenced by two, opened again
     two.append(record(2, commit(1)), changes({b"\x03c": b"3"}))
     assert as_dict(make().read(0, commit(2))) == {b"\x03a": b"2", b"\x03c": b"3"}
+
+
+def test_a_writer_that_another_one_came_between_is_not_asked(make, monkeypatch):
+    asked: list[bool] = []
+    transact = PartitionWriter._transact
+
+    def spied(self, *arguments):
+        asked.append(False)
+        first = transact(self, *arguments)
+        asked[-1] = True
+        return first
+
+    monkeypatch.setattr(PartitionWriter, "_transact", spied)
+    one, two = make(), make()
+    for version, log in enumerate((one, one, two, one, two, two, one)):
+        log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": b"%d" % version}))
+    assert asked == [True] * 7, "a fenced producer was asked, which takes its time to say so"
+    assert as_dict(make().read(0, commit(6))) == {b"\x03a": b"6"}
+
+
+def test_the_end_of_a_partition_is_not_waited_for(make):
+    class Watched:
+        def __init__(self, consumer):
+            self.consumer = consumer
+
+        def __getattr__(self, name):
+            return getattr(self.consumer, name)
+
+        def consume(self, count, timeout):
+            assert timeout == 0, "it would wait for messages that are not there"
+            return self.consumer.consume(count, timeout)
+
+        def poll(self, wait):
+            told.append(self.consumer.poll(wait))
+            return told[-1]
+
+    told: list[object] = []
+    log = make()
+    for version in range(3):
+        log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": b"%d" % version}))
+    reader = log._partitions()
+    reader._consumer = Watched(reader._consumer)
+    assert as_dict(log.read(0, commit(2))) == {b"\x03a": b"2"}
+    assert told, "it was not read at all"
+    assert None not in told
 
 
 def test_a_damaged_base_is_told_and_done_without(kafka_broker, make, topic):
