@@ -157,6 +157,8 @@ class PartitionWriter:
         }
         producer = Producer(config)
         try:
+            # waits for a connection: without one, the client asks for its coordinator again half a second later
+            producer.list_topics(self._topic, TIMEOUT_S)
             producer.init_transactions(TIMEOUT_S)
         except KafkaException as error:
             raise unavailable(self._settings, self._topic, error) from None
