@@ -1,7 +1,8 @@
 """From a Kafka topic to windows beside Quix Streams: `python -m bench.kafka [--quick] [--messages N] [--peers PYTHON]`.
 
 JSON of 56 bytes, a thousand keys, tumbling windows of ten seconds, two partitions, changelog in Kafka, broker on the
-same two cores. Quix Streams runs as one process and as two (one consumer group); it is told to commit every 10,000
+same two cores. A backlog is worked off: micro-batches have a million messages, three seconds or so of them, where Quix
+commits after five by default. It runs as one process and as two (one consumer group), told to commit every 10,000
 messages, its default otherwise. Compared is the rate in steady state: ours over whole micro-batches without the first
 ones, Quix's from its first message to its last. Windows that both closed must be equal. Changelog bytes are keys and
 values of the records in the changelog's topic (Quix adds headers: shown apart), per message. Beside our rate: that of
@@ -208,14 +209,22 @@ class Quix:
 
 
 def compare(
-    spark: Any, broker: Broker, python: Path, *, full_state: bool, messages: int, peers: int, per_second: int
+    spark: Any, broker: Broker, python: Path, short: str, long: str, *, full_state: bool, messages: int, peers: int
 ) -> list[Any]:
-    """Run ours, the peer in one process, the peer in two; compare."""
+    """Run ours, the peer in one process, the peer in two; compare.
+
+    Args:
+        spark: The session.
+        broker: Has the topics.
+        python: Has the peer.
+        short: A topic of `peers` messages, for the peer, and for both to agree on.
+        long: One of `messages`, for us.
+        full_state: Keep every message.
+        messages: See above.
+        peers: See above.
+    """
     what = "full state (every message kept)" if full_state else "count, sum, max"
     rows: list[dict[str, Any]] = []
-    short, long = f"short-{uuid.uuid4().hex[:8]}", f"long-{uuid.uuid4().hex[:8]}"
-    fill(broker, short, peers, per_second)
-    fill(broker, long, messages, per_second)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         windows = {}
@@ -252,7 +261,7 @@ def compare(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it."""
     parser = Options("kafka", __doc__)
-    parser.add_argument("--messages", type=int, default=4_000_000)
+    parser.add_argument("--messages", type=int, default=8_000_000)
     parser.add_argument("--peers", type=Path, default=PEERS, help="a Python that has quixstreams")
     options = parser.parse(arguments)
     if not options.peers.exists():
@@ -262,11 +271,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     broker, close = open_broker()
     try:
-        messages, peers = (200_000, 50_000) if options.quick else (options.messages, options.messages // 8)
-        sizes = {"messages": messages, "peers": peers, "per_second": 1_000 if options.quick else 10_000}
+        messages, peers = (200_000, 50_000) if options.quick else (options.messages, options.messages // 16)
+        short, long = f"short-{uuid.uuid4().hex[:8]}", f"long-{uuid.uuid4().hex[:8]}"
+        fill(broker, short, peers, 1_000 if options.quick else 10_000)
+        fill(broker, long, messages, 1_000 if options.quick else 10_000)
+        sizes = {"messages": messages, "peers": peers}
         with session() as spark:
             for full_state in (False, True):
-                rows += compare(spark, broker, options.peers, full_state=full_state, **sizes)
+                rows += compare(spark, broker, options.peers, short, long, full_state=full_state, **sizes)
                 print(json.dumps(rows[-3:]), flush=True)
     finally:
         close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,3 +56,37 @@ def test_identities_tell_a_topic_made_again_from_one_that_grew():
     was = {"t": TopicIdentity("1", 2)}
     assert compare(was, {"t": TopicIdentity("1", 2)}) == []
     assert len(compare(was, {"t": TopicIdentity("1", 3), "new": TopicIdentity("9", 1)})) == 1
+
+
+class Reader:
+    """Takes options as Spark's readers do: names without case, the last one counts."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, str] = {}
+
+    def format(self, name: str) -> Reader:
+        assert name == "kafka"
+        return self
+
+    def options(self, **given: str) -> Reader:
+        self.taken |= {name.lower(): value for name, value in given.items()}
+        return self
+
+    def option(self, name: str, value: str) -> Reader:
+        return self.options(**{name: value})
+
+    def load(self) -> None:
+        raise LookupError("as far as this goes")
+
+
+@pytest.mark.parametrize(
+    ("options", "fetched", "polled"),
+    [(None, "8388608", "5000"), ({"Kafka.Max.Poll.Records": "77"}, "8388608", "77")],
+)
+def test_it_is_read_in_bulk_unless_the_options_say_otherwise(options, fetched, polled, monkeypatch):
+    monkeypatch.setattr("backend.spark.connector.ensure_connector", lambda spark: None)
+    session = SimpleNamespace(readStream=Reader())
+    with pytest.raises(LookupError):
+        kafka("t", servers="h:1", value="n int", options=options).stream(session)
+    taken = session.readStream.taken
+    assert (taken["kafka.max.partition.fetch.bytes"], taken["kafka.max.poll.records"]) == (fetched, polled)
