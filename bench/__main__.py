@@ -30,6 +30,7 @@ BENCHES = (
     "snapshots",
     "changelog_kafka",
     "kafka",
+    "kafka_restore",
     "latency",
 )
 SHARED = frozenset({"fixed", "windows", "restore", "join", "snapshots"})

@@ -33,7 +33,7 @@ from recovery.broker import Broker, open_broker
 
 START_MS = 1_700_000_000_000
 KEYS = 1_000
-WARM_UP = 2
+BATCHES, WARM_UP = 10, 4
 PEERS = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
 
 
@@ -101,9 +101,12 @@ def topics_with(broker: Broker, text: str) -> list[str]:
 class Ours:
     """Our job on a topic."""
 
-    def __init__(self, spark: Any, broker: Broker, topic: str, directory: Path, *, full_state: bool, per: int) -> None:
+    def __init__(
+        self, spark: Any, broker: Broker, topic: str, directory: Path, *, full_state: bool, per: int,
+        retention: str = "1 second",
+    ) -> None:  # fmt: skip
         self.spark, self.broker, self.topic, self.directory = spark, broker, topic, directory
-        self.full_state, self.per = full_state, per
+        self.full_state, self.per, self.retention = full_state, per, retention
         self.log = f"ours-log-{uuid.uuid4().hex[:8]}"
 
     def source(self) -> Any:
@@ -134,7 +137,7 @@ class Ours:
             aggregates = {"n": count(), "typical": median("x")}
         query = (
             stream(self.source(), event_time="at", key="key")
-            .window(tumbling("10 seconds"), retention="1 second", max_ahead=None, policies=policies(late="off"))
+            .window(tumbling("10 seconds"), retention=self.retention, max_ahead=None, policies=policies(late="off"))
             .aggregate(**aggregates)
             .start(
                 self.spark, checkpoint=self.directory / "checkpoint", results=self.directory / "results",
@@ -146,7 +149,12 @@ class Ours:
         batches = [p for p in query.query.recentProgress if has_messages(p)][WARM_UP:]
         rows = sum(p["observedMetrics"]["rewind"]["rows"] for p in batches)
         milliseconds = sum(p["durationMs"]["triggerExecution"] for p in batches)
-        return {"messages": query.progress.rows, "rate": rows / milliseconds * 1000 if milliseconds else 0.0}
+        rate = rows / milliseconds * 1000 if milliseconds else 0.0
+        return {"messages": query.progress.rows, "rate": rate, "restores": query.progress.restores}
+
+    def lose_state(self) -> None:
+        """Delete what lies on the disk."""
+        shutil.rmtree(self.directory / "local")
 
     def windows(self) -> dict[tuple[int, str], tuple[int, int, int]]:
         """Give the closed windows."""
@@ -160,16 +168,19 @@ class Ours:
 class Quix:
     """The peer's job on a topic, in so many processes."""
 
-    def __init__(self, python: Path, broker: Broker, topic: str, directory: Path, *, full_state: bool, n: int) -> None:
+    def __init__(
+        self, python: Path, broker: Broker, topic: str, directory: Path, *, full_state: bool, n: int, grace_ms: int = 0
+    ) -> None:
         self.python, self.broker, self.topic, self.directory = python, broker, topic, directory
-        self.full_state, self.processes = full_state, n
+        self.full_state, self.processes, self.grace_ms = full_state, n, grace_ms
         self.group = f"quix-{uuid.uuid4().hex[:8]}"
         self.output = f"{self.group}-windows"
 
     def run(self) -> dict[str, Any]:
         """Run to the end of the topic; give rate, and each process's own report."""
         common = {"servers": self.broker.settings.servers, "topic": self.topic, "output": self.output,
-                  "group": self.group, "full_state": self.full_state, "idle_s": 8.0}  # fmt: skip
+                  "group": self.group, "full_state": self.full_state, "idle_s": 8.0,
+                  "grace_ms": self.grace_ms}  # fmt: skip
         running = []
         for number in range(self.processes):
             options = {**common, "state_dir": str(self.directory / f"state-{number}")}
@@ -203,7 +214,7 @@ class Quix:
         for directory in self.directory.glob("state-*"):
             shutil.rmtree(directory)
 
-    def recovery(self) -> str:
+    def log(self) -> str:
         """Give what it logged."""
         return "".join(path.read_text() for path in self.directory.glob("quix-*.log"))
 
@@ -230,7 +241,7 @@ def compare(
         windows = {}
         for label, topic in (("check", short), ("ours", long)):
             (directory / label).mkdir()
-            ours = Ours(spark, broker, topic, directory / label, full_state=full_state, per=max(messages // 8, 1))
+            ours = Ours(spark, broker, topic, directory / label, full_state=full_state, per=max(messages // BATCHES, 1))
             found = ours.run()
             if label == "check" and not full_state:
                 windows = ours.windows()
@@ -261,7 +272,7 @@ def compare(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it."""
     parser = Options("kafka", __doc__)
-    parser.add_argument("--messages", type=int, default=8_000_000)
+    parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--peers", type=Path, default=PEERS, help="a Python that has quixstreams")
     options = parser.parse(arguments)
     if not options.peers.exists():
@@ -271,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     broker, close = open_broker()
     try:
-        messages, peers = (200_000, 50_000) if options.quick else (options.messages, options.messages // 16)
+        messages, peers = (200_000, 50_000) if options.quick else (options.messages, options.messages // 20)
         short, long = f"short-{uuid.uuid4().hex[:8]}", f"long-{uuid.uuid4().hex[:8]}"
         fill(broker, short, peers, 1_000 if options.quick else 10_000)
         fill(broker, long, messages, 1_000 if options.quick else 10_000)

@@ -28,6 +28,7 @@ class Options:
     full_state: bool
     idle_s: float
     begin_from: str = "earliest"
+    grace_ms: int = 0
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
         loglevel="INFO",
     )
     rows = app.dataframe(app.topic(options.topic, value_deserializer="json"))
-    windows = rows.tumbling_window(10_000)
+    windows = rows.tumbling_window(10_000, grace_ms=options.grace_ms)
     if options.full_state:
         found = windows.agg(values=Collect("x")).final()
         found = found.apply(lambda window: {**window, "values": len(window["values"])})

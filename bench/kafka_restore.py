@@ -1,0 +1,103 @@
+"""Restoring a lost disk from Kafka beside Quix Streams: `python -m bench.kafka_restore [--quick] [--messages N]`.
+
+The job of `bench.kafka` that keeps every message, with windows that stay open, so all messages are in the state. Both
+run to the end of the topic, lose their disks, and start again. Compared are messages of state per second, from the
+restore's start to its end: ours replays the JSON of the topic through Spark and reads windows' metadata from the
+changelog's topic; Quix reads its changelog, as it logs. `s before`: between knowing that state is missing and starting.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bench.kafka import PEERS, Ours, Quix, fill
+from bench.restore import Clock
+from bench.session import session
+from bench.table import Options, report
+from recovery.broker import Broker, open_broker
+
+DAY_MS = 86_400_000
+STARTED = "The application started"
+BEGAN, ENDED = "Beginning recovery check", "Recovery process complete"
+TOPIC = "restored"
+
+
+def ours(spark: Any, broker: Broker, messages: int, directory: Path) -> dict[str, Any]:
+    """Restore our state."""
+    job = Ours(spark, broker, TOPIC, directory, full_state=True, per=max(1, messages // 2), retention="1 day")
+    assert job.run()["messages"] == messages
+    job.lose_state()
+    clock, log = Clock(), logging.getLogger("rewind.supervisor")
+    log.addHandler(clock)
+    try:
+        assert job.run(clock)["restores"] == 1
+    finally:
+        log.removeHandler(clock)
+        clock.peaks.ended.set()
+    assert clock.records >= messages, clock.records
+    return {"who": "Rewind", "messages": messages, "s before": clock.began - clock.failed,
+            "s to restore": clock.ended - clock.began}  # fmt: skip
+
+
+def quix(python: Path, broker: Broker, messages: int, directory: Path) -> dict[str, Any]:
+    """Restore the peer's."""
+    job = Quix(python, broker, TOPIC, directory, full_state=True, n=1, grace_ms=DAY_MS)
+    assert job.run()["messages"] == messages
+    job.lose_state()
+    before = len(job.log())
+    job.run()
+    started, began, ended = (logged(job.log()[before:], text) for text in (STARTED, BEGAN, ENDED))
+    return {"who": "Quix Streams", "messages": messages, "s before": began - started, "s to restore": ended - began}
+
+
+def logged(log: str, text: str) -> float:
+    """Give the seconds at which the peer logged something.
+
+    Raises:
+        ValueError: It did not: nothing was restored, or it says it in other words.
+    """
+    found = re.search(rf"^\[([^\]]+)\].*{re.escape(text)}", log, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"the peer did not log {text!r}: {log[-1000:]}")
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007 - a difference is taken
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it."""
+    parser = Options("kafka-restore", __doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--peers", type=Path, default=PEERS, help="a Python that has quixstreams")
+    options = parser.parse(arguments)
+    if not options.peers.exists():
+        print(f"{options.peers} is not there: run make peers, or give --peers", file=sys.stderr)
+        return 2
+    messages = 20_000 if options.quick else options.messages
+    broker, close = open_broker()
+    try:
+        fill(broker, TOPIC, messages, 10_000)
+        with session() as spark, tempfile.TemporaryDirectory() as name:
+            places = [Path(name) / who for who in ("ours", "quix")]
+            for place in places:
+                place.mkdir()
+            rows = [ours(spark, broker, messages, places[0]), quix(options.peers, broker, messages, places[1])]
+    finally:
+        close()
+    for row in rows:
+        row["messages/s"] = row["messages"] / row["s to restore"]
+    for row in rows:
+        row["Rewind / this"] = rows[0]["messages/s"] / row["messages/s"]
+        print(json.dumps(row), flush=True)
+    report("kafka-restore", options, "Restoring a lost disk from Kafka, two cores, every message kept", rows, [])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
