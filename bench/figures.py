@@ -148,6 +148,17 @@ def kafka(rows: Rows, _: str) -> Iterator[Line]:
         )
 
 
+def kafka_restore(rows: Rows, _: str) -> Iterator[Line]:
+    """One line."""
+    ours, peer = rows
+    yield Line(
+        f"a lost disk restored from Kafka: every message of JSON kept, {amount(ours['messages'])}",
+        "Quix Streams",
+        f"{number(peer['Rewind / this'])} times its messages a second (ours {number(ours['messages/s'])}); "
+        f"{ours['s before']:.1f} s before it begins, against {peer['s before']:.1f}",
+    )
+
+
 def join(rows: Rows, title: str) -> Iterator[Line]:
     """One line; its title says how many messages."""
     ours, sparks = rows
@@ -223,6 +234,7 @@ FILES: dict[str, Callable[[Rows, str], Iterator[Line]]] = {
     "windows": windows,
     "fixed": fixed,
     "kafka": kafka,
+    "kafka-restore": kafka_restore,
     "restore": restore,
     "failover": failover,
     "latency": latency,

@@ -112,7 +112,7 @@ class Ours:
     def source(self) -> Any:
         """Give the messages."""
         return kafka(self.topic, servers=self.broker.settings.servers, value="key string, x long, at long",
-                     max_offsets_per_trigger=self.per, options={"minPartitions": "2"})  # fmt: skip
+                     max_offsets_per_trigger=self.per)  # fmt: skip
 
     def input_alone(self) -> float:
         """Read and parse the topic with Spark, throw it away; give messages a second."""

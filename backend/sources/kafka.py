@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ISOLATION = ("read_committed", "read_uncommitted")
 DEFAULT_OFFSETS_PER_TASK = 500_000
+TASKS_PER_CORE = 2
+"""Of a replay, so that long and short partitions keep all cores at work."""
 
 _OURS = frozenset(
     option.lower()
@@ -73,7 +75,7 @@ class KafkaSource:
         options = {"subscribe": ",".join(self.topics), "startingOffsets": self.starting, "failOnDataLoss": "true"}
         if self.max_offsets_per_trigger is not None:
             options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
-        return self._rows(spark, options, streaming=True)
+        return self._rows(spark, options, {}, streaming=True)
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
         """Give exactly the messages of half-open offset ranges.
@@ -102,7 +104,8 @@ class KafkaSource:
             "failOnDataLoss": "true",
             "maxRecordsPerPartition": str(DEFAULT_OFFSETS_PER_TASK),
         }
-        return self._rows(spark, options, streaming=False)
+        shares = {"minPartitions": str(TASKS_PER_CORE * spark.sparkContext.defaultParallelism)}
+        return self._rows(spark, options, shares, streaming=False)
 
     def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it.
@@ -166,14 +169,16 @@ class KafkaSource:
             "isolation": self.isolation,
         }
 
-    def _rows(self, spark: SparkSession, options: Mapping[str, str], *, streaming: bool) -> DataFrame:
+    def _rows(
+        self, spark: SparkSession, options: Mapping[str, str], unless_said: Mapping[str, str], *, streaming: bool
+    ) -> DataFrame:
         from backend.spark.connector import ensure_connector
 
         ensure_connector(spark)
         reader: Any = spark.readStream if streaming else spark.read
         rows = (
             reader.format("kafka")
-            .options(**IN_BULK)
+            .options(**IN_BULK, **unless_said)
             .options(**self.settings.for_spark(), **self.options, **options)
             .option("kafka.isolation.level", self.isolation)
             .option("includeHeaders", str(bool(self.headers)).lower())

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from backend.sources.kafka import kafka
+from backend.sources.kafka import KafkaSource, kafka
 from backend.sources.kafka_admin import TopicIdentity, compare
 from backend.sources.kafka_settings import KafkaSettings
 
@@ -90,3 +90,13 @@ def test_it_is_read_in_bulk_unless_the_options_say_otherwise(options, fetched, p
         kafka("t", servers="h:1", value="n int", options=options).stream(session)
     taken = session.readStream.taken
     assert (taken["kafka.max.partition.fetch.bytes"], taken["kafka.max.poll.records"]) == (fetched, polled)
+
+
+@pytest.mark.parametrize(("options", "tasks"), [(None, "6"), ({"minpartitions": "40"}, "40")])
+def test_a_replay_has_work_for_all_cores(options, tasks, monkeypatch):
+    monkeypatch.setattr("backend.spark.connector.ensure_connector", lambda spark: None)
+    monkeypatch.setattr(KafkaSource, "offsets", lambda self, spark: {("t", 0): (0, 10)})
+    session = SimpleNamespace(read=Reader(), sparkContext=SimpleNamespace(defaultParallelism=3))
+    with pytest.raises(LookupError):
+        kafka("t", servers="h:1", value="n int", options=options).batch(session, {("t", 0): (2, 5)})
+    assert session.read.taken["minpartitions"] == tasks
