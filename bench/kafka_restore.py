@@ -2,8 +2,9 @@
 
 The job of `bench.kafka` that keeps every message, with windows that stay open, so all messages are in the state. Both
 run to the end of a topic, lose their disks, and start again. Compared are messages of state per second, from the
-restore's start to its end (Quix's topic is shorter, its rate does not depend on that): ours replays the JSON of the topic through Spark and reads windows' metadata from the
-changelog's topic; Quix reads its changelog, as it logs. `s before`: between knowing that state is missing and starting.
+restore's start to its end (Quix's topic is shorter, its rate does not depend on that): ours replays the JSON of the
+topic through Spark and reads windows' metadata from the changelog's topic; Quix reads its changelog, as it logs.
+`s before`: between knowing that state is missing and starting.
 """
 
 from __future__ import annotations
