@@ -73,7 +73,7 @@ def logged(log: str, text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it."""
-    parser = Options("kafka-restore", __doc__)
+    parser = Options("kafka_restore", __doc__)
     parser.add_argument("--messages", type=int, default=3_000_000)
     parser.add_argument("--peers", type=Path, default=PEERS, help="a Python that has quixstreams")
     options = parser.parse(arguments)

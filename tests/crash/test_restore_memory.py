@@ -1,6 +1,6 @@
 """A restore takes a bounded part of a worker's memory, however many messages a shard has.
 
-Here 100 MB of messages with every bound an eighth of the product's (`make bench` restores 2 GB with the real ones,
+Here 300 MB of messages with every bound an eighth of the product's (`make bench` restores 2 GB with the real ones,
 under 512 MB per worker). Linux only: the peak is what /proc tells.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-MESSAGES = 100_000
+MESSAGES = 300_000
 """Of 1,000 bytes."""
 LIMIT_MB = 95
 
