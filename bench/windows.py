@@ -36,7 +36,7 @@ from bench.table import Options, report
 VALUE = "key string, at timestamp, x long"
 WARM_UP = 4
 SHARDS = 2
-MESSAGES = 5_000_000
+MESSAGES = 4_000_000
 """Of a case and round: fewer micro-batches of more messages, but four that are measured."""
 
 
