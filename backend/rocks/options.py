@@ -23,6 +23,15 @@ _LIMITS = {
 }
 
 
+_LEVEL_BYTES = 8 * 1024 * 1024
+_FILE_BYTES = 4 * 1024 * 1024
+"""Size of the first level below the ingested files, and of its files; twice that in each level further down.
+
+A micro-batch's file has metadata in it as well as messages, so it overlaps with everything, and four of them, six
+megabytes, are merged with all of the first level: at RocksDB's own 256 megabytes, with forty times of what is new. The
+store is open for a moment only, and a compaction that has not ended by then was for nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocksOptions:
     """How RocksDB is run; everything is bounded. Applied at each open, none of it is stored.
@@ -81,6 +90,9 @@ def native_options(options: RocksOptions) -> Options:
     native.set_compression_type(getattr(DBCompressionType, options.compression)())
     native.set_write_buffer_manager(buffers)
     native.set_write_buffer_size(max(64 * 1024, options.write_buffer_bytes // 4))
+    native.set_max_bytes_for_level_base(_LEVEL_BYTES)
+    native.set_target_file_size_base(_FILE_BYTES)
+    native.set_target_file_size_multiplier(2)
     native.set_max_open_files(options.open_files)
     native.set_max_background_jobs(options.background_jobs)
     # a record cut short by a crash is at the log's end; anything else is damage, and not to be skipped in silence

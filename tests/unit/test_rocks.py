@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -93,6 +94,7 @@ def test_a_bad_option_is_named(name: str, value: object) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
+from random import Random
 from backend.rocks import RocksStore
 store = RocksStore.open(Path(sys.argv[1]))
 print("held", flush=True)
@@ -377,3 +379,17 @@ def test_confirming_waits_for_compactions_that_short_openings_put_off(
         monkeypatch.setattr("backend.rocks.store.time.sleep", awaited)
         assert confirm(12) <= 8
         assert store.get(b"\x01a") == b"\x0c"
+
+
+def test_what_is_merged_at_once_stays_small(tmp_path: Path) -> None:
+    random = Random(11)
+    with RocksStore.open(tmp_path / "db", options=RocksOptions(compression="none")) as store:
+        for number in range(6):  # 24 megabytes that all overlap
+            keys = sorted(random.randbytes(9) for _ in range(1_000))
+            rows = Changes([b"\x01" + key for key in keys], [random.randbytes(4096) for _ in keys])
+            store.confirm(store.stage(rows, tmp_path / f"{number}.sst"))
+        assert store._native is not None
+        store._native.compact_range(None, None)
+        lengths = [path.stat().st_size for path in (tmp_path / "db").glob("*.sst")]
+    assert sum(lengths) > 24_000_000
+    assert max(lengths) < 9_000_000, "a compaction of the first level would take longer than a store is open"
