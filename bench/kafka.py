@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -269,15 +270,28 @@ def compare(
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it."""
-    parser = Options("kafka", __doc__)
-    parser.add_argument("--messages", type=int, default=10_000_000)
+def beside_peers(name: str, text: str | None, messages: int, arguments: Sequence[str] | None) -> Namespace:
+    """Parse the options of a benchmark that runs the peer; ends the process with 2 where the peer is not there.
+
+    Args:
+        name: As for `Options`.
+        text: As for `Options`.
+        messages: Default of `--messages`.
+        arguments: As for `Options.parse`.
+    """
+    parser = Options(name, text)
+    parser.add_argument("--messages", type=int, default=messages)
     parser.add_argument("--peers", type=Path, default=PEERS, help="a Python that has quixstreams")
     options = parser.parse(arguments)
     if not options.peers.exists():
         print(f"{options.peers} is not there: run make peers, or give --peers", file=sys.stderr)
-        return 2
+        sys.exit(2)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run it."""
+    options = beside_peers("kafka", __doc__, 10_000_000, arguments)
     started = time.perf_counter()
     rows = []
     broker, close = open_broker()
@@ -300,8 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows,
         [f"{time.perf_counter() - started:.0f} s in all"],
     )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

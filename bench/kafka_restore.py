@@ -10,19 +10,17 @@ topic through Spark and reads windows' metadata from the changelog's topic; Quix
 from __future__ import annotations
 
 import json
-import logging
 import re
-import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.kafka import PEERS, Ours, Quix, fill
+from bench.kafka import Ours, Quix, beside_peers, fill
 from bench.restore import Clock
 from bench.session import session
-from bench.table import Options, report
+from bench.table import report
 from recovery.broker import Broker, open_broker
 
 DAY_MS = 86_400_000
@@ -36,13 +34,8 @@ def ours(spark: Any, broker: Broker, messages: int, directory: Path) -> dict[str
     job = Ours(spark, broker, LONG, directory, full_state=True, per=max(1, messages // 2), retention="1 day")
     assert job.run()["messages"] == messages
     job.lose_state()
-    clock, log = Clock(), logging.getLogger("rewind.supervisor")
-    log.addHandler(clock)
-    try:
+    with Clock() as clock:
         assert job.run(clock)["restores"] == 1
-    finally:
-        log.removeHandler(clock)
-        clock.peaks.ended.set()
     assert clock.records >= messages, clock.records
     return {"who": "Rewind", "messages": messages, "s before": clock.began - clock.failed,
             "s to restore": clock.ended - clock.began}  # fmt: skip
@@ -71,15 +64,9 @@ def logged(log: str, text: str) -> float:
     return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    parser = Options("kafka_restore", __doc__)
-    parser.add_argument("--messages", type=int, default=3_000_000)
-    parser.add_argument("--peers", type=Path, default=PEERS, help="a Python that has quixstreams")
-    options = parser.parse(arguments)
-    if not options.peers.exists():
-        print(f"{options.peers} is not there: run make peers, or give --peers", file=sys.stderr)
-        return 2
+    options = beside_peers("kafka_restore", __doc__, 3_000_000, arguments)
     messages = 20_000 if options.quick else options.messages
     broker, close = open_broker()
     try:
@@ -98,8 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row["Rewind / this"] = rows[0]["messages/s"] / row["messages/s"]
         print(json.dumps(row), flush=True)
     report("kafka-restore", options, "Restoring a lost disk from Kafka, two cores, every message kept", rows, [])
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -51,6 +51,14 @@ class Clock(logging.Handler):
         self.records = 0
         self.peaks = Peaks()
 
+    def __enter__(self) -> Clock:
+        logging.getLogger("rewind.supervisor").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("rewind.supervisor").removeHandler(self)
+        self.peaks.ended.set()
+
     def emit(self, record: logging.LogRecord) -> None:
         """Note when the query has failed: what the supervisor warns of first."""
         self.failed = self.failed or time.perf_counter()
@@ -173,15 +181,9 @@ def measure(
     first.await_termination()
     assert first.progress.rows == messages, (first.progress.rows, messages)
     shutil.rmtree(directory / "local")
-    clock = Clock()
-    log = logging.getLogger("rewind.supervisor")
-    log.addHandler(clock)
-    try:
+    with Clock() as clock:
         again = start(clock)
         again.await_termination()
-    finally:
-        log.removeHandler(clock)
-        clock.peaks.ended.set()
     assert again.progress.restores == 1
     assert clock.records >= (messages if kind != "metadata" else 1), clock.records
     assert clock.started < clock.failed < clock.began < clock.ended < clock.back

@@ -81,3 +81,12 @@ class Bundling(Source, Protocol):
             HistoryLost: The source no longer has a part of the ranges.
             SourceGap: Offsets are missing within it.
         """
+
+
+def replay_tasks(spark: SparkSession) -> int:
+    """Give how many tasks a replay has, as far as its ranges can be cut.
+
+    Two for each core: long and short partitions keep all cores at work, and what a task costs besides, which is much
+    beside reading a piece of an archive, comes seldom.
+    """
+    return 2 * int(spark.sparkContext.defaultParallelism)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import HistoryLost
-from backend.sources import OffsetRange, TopicPartition
+from backend.sources import OffsetRange, TopicPartition, replay_tasks
 from backend.sources.formats import ValueFormat, parse
 from backend.sources.kafka_admin import TopicIdentity, identities, offsets
 from backend.sources.kafka_loss import KEEP
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 ISOLATION = ("read_committed", "read_uncommitted")
 DEFAULT_OFFSETS_PER_TASK = 500_000
-TASKS_PER_CORE = 2
-"""Of a replay, so that long and short partitions keep all cores at work."""
 
 _OURS = frozenset(
     option.lower()
@@ -75,7 +73,7 @@ class KafkaSource:
         options = {"subscribe": ",".join(self.topics), "startingOffsets": self.starting, "failOnDataLoss": "true"}
         if self.max_offsets_per_trigger is not None:
             options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
-        return self._rows(spark, options, {}, streaming=True)
+        return self._rows(spark, options, streaming=True)
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
         """Give exactly the messages of half-open offset ranges.
@@ -104,8 +102,7 @@ class KafkaSource:
             "failOnDataLoss": "true",
             "maxRecordsPerPartition": str(DEFAULT_OFFSETS_PER_TASK),
         }
-        shares = {"minPartitions": str(TASKS_PER_CORE * spark.sparkContext.defaultParallelism)}
-        return self._rows(spark, options, shares, streaming=False)
+        return self._rows(spark, options, streaming=False)
 
     def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it.
@@ -169,16 +166,15 @@ class KafkaSource:
             "isolation": self.isolation,
         }
 
-    def _rows(
-        self, spark: SparkSession, options: Mapping[str, str], unless_said: Mapping[str, str], *, streaming: bool
-    ) -> DataFrame:
+    def _rows(self, spark: SparkSession, options: Mapping[str, str], *, streaming: bool) -> DataFrame:
         from backend.spark.connector import ensure_connector
 
         ensure_connector(spark)
         reader: Any = spark.readStream if streaming else spark.read
+        shares = {} if streaming else {"minPartitions": str(replay_tasks(spark))}
         rows = (
             reader.format("kafka")
-            .options(**IN_BULK, **unless_said)
+            .options(**IN_BULK, **shares)
             .options(**self.settings.for_spark(), **self.options, **options)
             .option("kafka.isolation.level", self.isolation)
             .option("includeHeaders", str(bool(self.headers)).lower())

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator, SourcePartition
 from backend.limits import MAX_KEY_TEXT_BYTES
-from backend.sources import Bundling, Source
+from backend.sources import Bundling, Source, replay_tasks
 from backend.spark import frames
 from backend.spark.bundles import BUNDLE, BundleInput, Stage, can_bundle, reading, unbundled
 from backend.spark.control import control_rows
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ROUTES = ("key", "partition")
-TASKS_PER_CORE = 2
-"""Of a replay that reads in Python: what each task costs besides is much beside reading a piece of an archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ class Job:
             if wanted and source is not None:
                 what = self._bundle_input(side)
                 pieces, read = source.pieces(spark, wanted, what.names)
-                tasks = min(len(pieces), TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+                tasks = min(len(pieces), replay_tasks(spark))
                 numbers = spark.range(0, len(pieces), 1, max(1, tasks))
                 parts.append(numbers.mapInArrow(reading(pieces, read, what, stage), schema))
             elif wanted:

@@ -32,8 +32,8 @@ class PartitionWriter:
     def __init__(self, settings: KafkaSettings, topic: str) -> None:
         self._settings = settings
         self._topic = topic
-        self._producers: OrderedDict[int, Any] = OrderedDict()
-        self._last: dict[int, tuple[Commit, Commit | None]] = {}
+        self._producers: OrderedDict[int, tuple[Any, tuple[Commit, Commit | None]]] = OrderedDict()
+        """With the commit that each wrote last, and that one's parent."""
 
     def append(self, shard: int, commit: Commit, parent: Commit | None, growth: Growth, data: bytes) -> int:
         """Append a delta with the shard's producer, once more with a new one when another worker's has fenced it.
@@ -57,8 +57,8 @@ class PartitionWriter:
         """
         from confluent_kafka import KafkaException
 
-        producer = self._producers.pop(shard, None)
-        if parent not in self._last.get(shard, ()):
+        producer, last = self._producers.pop(shard, (None, ()))
+        if parent not in last:
             producer = None
         if producer is not None:
             try:
@@ -71,8 +71,7 @@ class PartitionWriter:
                 first = self._transact(producer, shard, Kind.DELTA, commit, growth, [data])
             except _Fenced as error:
                 raise unavailable(self._settings, self._topic, KafkaException(*error.args)) from None
-        self._producers[shard] = producer
-        self._last[shard] = (commit, parent)
+        self._producers[shard] = producer, (commit, parent)
         while len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
         return first

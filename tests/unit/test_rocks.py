@@ -94,7 +94,6 @@ def test_a_bad_option_is_named(name: str, value: object) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from random import Random
 from backend.rocks import RocksStore
 store = RocksStore.open(Path(sys.argv[1]))
 print("held", flush=True)
