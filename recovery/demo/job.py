@@ -7,7 +7,6 @@ What happens is told on standard output, one JSON object per line: `started`, `m
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from backend import archive, count, kafka, max_, mean, median, stream, tumbling
 from recovery.demo.flights import AIRPORTS, TOPIC
 from recovery.demo.session import session
+from recovery.drill_job import tell
+from recovery.told import FETCHES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,7 +81,7 @@ def start(
 
 
 class Teller:
-    """A restore listener that tells the parent process.
+    """A restore listener that tells the parent process: restores alone, not that tasks took what was restored.
 
     The seconds that it tells are wall clock since the first shard's restore began: reading the archive included.
     """
@@ -90,6 +91,8 @@ class Teller:
 
     def start(self, restoring: Restoring) -> None:
         """Tell that a shard is being restored, and how."""
+        if restoring.how in FETCHES:
+            return
         self._began = self._began or time.monotonic()
         ranges = [[*key, *span] for key, span in sorted(restoring.ranges.items())]
         tell("restoring", shard=restoring.shard, how=restoring.how, why=restoring.why, ranges=ranges)
@@ -103,6 +106,8 @@ class Teller:
 
     def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
         """Tell the totals."""
+        if restoring.how in FETCHES:
+            return
         passed = time.monotonic() - self._began if self._began is not None else seconds
         tell("restored", shard=restoring.shard, how=restoring.how, records=records, bytes=length, seconds=passed)
 
@@ -123,11 +128,6 @@ class Forgetful:
     def __getattr__(self, name: str) -> Any:
         """Be the source in everything else."""
         return getattr(self.source, name)
-
-
-def tell(event: str, **details: object) -> None:
-    """Write one event."""
-    print(json.dumps({"event": event, **details}), flush=True)
 
 
 def one_line(error: BaseException) -> str:
