@@ -33,9 +33,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("rewind.supervisor")
 
 RESTORABLE = frozenset({"StateUnavailable", "StateCorrupted", "StateAhead"})
-PASSING = ("Python worker failed to connect back", "Python worker exited unexpectedly", "ExecutorLostFailure")
+PASSING = (
+    "Python worker failed to connect back",
+    "Python worker exited unexpectedly",
+    "ExecutorLostFailure",
+    "PythonWorkerFactory.stopWorker",
+)
 """What Spark says when processes did not come up, or died (by the kernel for want of memory, say) more often than Spark
-tries a task again, once in `local[n]`: nothing is known to be wrong with job or state."""
+tries a task again, once in `local[n]`: nothing is known to be wrong with job or state. The last one is where it finds
+that the workers' daemon is dead, in a stack: it tells the daemon to end a worker that is dead too."""
 INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling publish: java.lang.InterruptedException"
 """How Spark knows from a Python sink that a micro-batch ended because the query was stopped.
 
