@@ -29,8 +29,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 ROOT = Path(__file__).resolve().parent.parent
 
 
-SHORT_LIVED = "-XX:TieredStopAtLevel=1"
-"""For the tests' many JVMs: none lives long enough to get back what the second compiler takes of two cores."""
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""For the tests' many JVMs: none lives long enough to get back what the second compiler takes of two cores.
+
+Without that compiler the JVM keeps 48 MB for code, which Spark fills within minutes; then it compiles nothing any more.
+"""
 
 
 def pytest_configure() -> None:
