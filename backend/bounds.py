@@ -46,9 +46,9 @@ def stored_bounds(store: Readable) -> dict[int, bytes]:
 
 
 def reclaim(store: Store, bounds: Mapping[int, bytes]) -> list[int]:
-    """Delete what bounds hide, the janitor's work at each open; give the regions where there was something.
+    """Delete what bounds hide, the janitor's work; give the regions where there was something.
 
-    Looks at one row per region before it deletes, so that opening a clean store writes nothing.
+    Looks at one row per region before it deletes, so that a clean store is not written to.
     """
     cleaned = []
     for region, bound in sorted(bounds.items()):

@@ -55,6 +55,9 @@ REPLAYED = frozenset({Region.MESSAGES, Region.MESSAGE_INDEX})
 UNLOGGED = REPLAYED | {Region.COMMIT}
 """Regions whose rows are not written to the changelog."""
 
+LOGGED_FROM = max(UNLOGGED) + 1
+"""The first region that is: those of the changelog follow on one another, behind all messages."""
+
 
 def region_range(region: int) -> tuple[bytes, bytes]:
     """Give the half-open key range of a region.

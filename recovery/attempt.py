@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from backend.batch import MESSAGE_FIELDS, MicroBatch, Operator, Outcome, Position, Positions, SourcePartition
 from backend.errors import PointerDamaged, StateCorrupted
 from backend.rocks import RocksStore
-from backend.store import Changes, Region, Staged, region_range
+from backend.store import LOGGED_FROM, Changes, Staged
 from backend.workspace import Workspace
 from recovery.changelog.protocol import Changelog
 from recovery.killpoints import kill_point
@@ -200,8 +200,8 @@ def _operate(
         kill_point("after_stage", version)
     with watch.step("changelog"):
         kill_point("before_changelog", version)
-        logged = job.changelog.append(record, changes)
         _log_base(job, store, row)
+        logged = job.changelog.append(record, changes)
     with watch.step("upload"):
         uploaded = _upload(job, opened, record, staged)
         kill_point("after_changelog", version)
@@ -273,10 +273,13 @@ def _record(
 
 
 def _log_base(job: ShardJob, store: RocksStore, row: CommitRecord | None) -> None:
-    """Append a complete base when the deltas have grown: of the committed state, so that it is never an orphan."""
+    """Append a complete base when the deltas have grown: of the committed state, so that it is never an orphan.
+
+    Before the delta: the changelog knows how much there is up to the commit that it was last given.
+    """
     if row is not None and job.changelog.wants_base(job.shard, row.commit):
         kill_point("before_base", row.commit.version)
-        job.changelog.append_base(row, store.scan(region_range(Region.MESSAGES)[0], None))
+        job.changelog.append_base(row, store.scan(bytes([LOGGED_FROM]), None))
 
 
 def _upload(job: ShardJob, opened: Opened, record: CommitRecord, staged: Staged) -> int:

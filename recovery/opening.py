@@ -253,8 +253,12 @@ def _staged(pointer: Pointer | None, generation: Generation | None) -> set[Commi
     return {pointer.commit} if length == pointer.staged_length else set()
 
 
+RECLAIM_EVERY = 8
+"""Commits between two reclaims of what bounds hide: deleting is a file of the database per region, hiding is free."""
+
+
 def _swept(pointer: Pointer, generation: Generation, store: RocksStore) -> Opened:
-    """Reclaim what the bounds hide: idempotent, and needed again after a death between confirm and here.
+    """Reclaim what the bounds hide, when it is due: idempotent, and again after a death between confirm and here.
 
     Raises:
         StateCorrupted: What the plan led to is not the commit that the pointer names.
@@ -267,7 +271,9 @@ def _swept(pointer: Pointer, generation: Generation, store: RocksStore) -> Opene
             why=f"at {row.commit.name if row is not None else 'no commit'}, the pointer names {pointer.commit.name}",
             command=RESTORE_COMMAND,
         )
-    reclaim(store, row.bounds)
+    before = row.parent.version if row.parent is not None else -1
+    if before // RECLAIM_EVERY != row.commit.version // RECLAIM_EVERY:  # a commit may skip numbers
+        reclaim(store, row.bounds)
     return Opened(generation, store, row)
 
 

@@ -1,36 +1,99 @@
-"""Sorted rows as an SST file, beside any store."""
+"""Sorted rows as a staged file, beside any store: an SST, or several in one (`backend.rocks.parts`)."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocksdict import SstFileWriter
 
+from backend.rocks import parts
 from backend.rocks.errors import translated
 from backend.rocks.options import RocksOptions, native_options
 from backend.staging import seal
 from backend.storage import storage
-from backend.store import Staged, nothing
+from backend.store import REPLAYED, Staged, nothing, region_range
+
+PART_BYTES = 256 * 1024
+"""Rows of a replayed region are a part of their own from so many bytes on: a file of the database, and never merged
+with others to fewer, should not be a small one."""
+_SAMPLE = 1024
+
+_Keys = Sequence[bytes]
+_Values = Sequence[bytes | None]
 
 
-def write_sst(
+def write_staged(
     path: Path,
-    keys: Sequence[bytes],
-    values: Sequence[bytes | None],
+    keys: _Keys,
+    values: _Values,
     *,
     options: RocksOptions | None = None,
     midway: Callable[[], object] = nothing,
 ) -> Staged:
-    """Write sorted rows to a new SST file, without a store: None is a point delete. File and directory are synced.
+    """Write sorted rows to a new staged file, without a store: None is a point delete. File and directory are synced.
 
-    `midway` is called when half of the rows are written.
+    `midway` is called when half of the rows of the first part are written.
 
     Raises:
         FileExistsError: There is a file already.
         KeyInvalid: The keys are not strictly increasing; the file is gone again.
     """
+    try:
+        first, *others = _parts(keys, values)
+    except TypeError as error:  # keys that are no bytes
+        raise translated(error, path) from error
+    files = [path.with_name(f".{path.name}.{number}") for number in range(1, len(others) + 1)]
+    _write_sst(path, *first, options=options, midway=midway)
+    try:
+        for file, rows in zip(files, others, strict=True):
+            _write_sst(file, *rows, options=options)
+        with storage(str(path)):
+            if files:
+                parts.join(path, files)
+            return seal(path, len(keys))
+    except Exception:
+        for file in (path, *files):
+            file.unlink(missing_ok=True)
+        raise
+
+
+def _parts(keys: _Keys, values: _Values) -> list[tuple[_Keys, _Values]]:
+    """Divide rows: each large replayed region, then, in the last part, what overlaps with them."""
+    found: list[tuple[_Keys, _Values]] = []
+    rest_keys: list[bytes] = []
+    rest_values: list[bytes | None] = []
+    at = 0
+    for region in sorted(REPLAYED):
+        start, end = (bisect_left(keys, edge) for edge in region_range(region))
+        if _bytes(keys[start:end], values[start:end]) >= PART_BYTES:
+            found.append((keys[start:end], values[start:end]))
+            rest_keys += keys[at:start]
+            rest_values += values[at:start]
+            at = end
+    if not found:
+        return [(keys, values)]
+    rest_keys += keys[at:]
+    rest_values += values[at:]
+    return [*found, (rest_keys, rest_values)] if rest_keys else found
+
+
+def _bytes(keys: _Keys, values: _Values) -> int:
+    """Estimate the bytes of rows from a sample of them."""
+    step = len(keys) // _SAMPLE + 1
+    return step * (sum(map(len, keys[::step])) + sum(len(value) for value in values[::step] if value is not None))
+
+
+def _write_sst(
+    path: Path,
+    keys: _Keys,
+    values: _Values,
+    *,
+    options: RocksOptions | None,
+    midway: Callable[[], object] = nothing,
+) -> None:
     if path.exists():
         raise FileExistsError(f"a staged file is never written over: {path}")
     writer = SstFileWriter(native_options(options or RocksOptions()))
@@ -44,11 +107,9 @@ def write_sst(
     except Exception as error:
         path.unlink(missing_ok=True)
         raise translated(error, path) from error
-    with storage(str(path)):
-        return seal(path, len(keys))
 
 
-def _write(writer: SstFileWriter, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+def _write(writer: SstFileWriter, keys: _Keys, values: _Values) -> None:
     if None not in values:
         deque(map(writer.__setitem__, keys, values), maxlen=0)  # a loop without bytecode: this is the hot path
         return

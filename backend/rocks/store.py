@@ -19,8 +19,9 @@ from rocksdict import Checkpoint, IngestExternalFileOptions, Rdict, WriteBatch, 
 
 from backend.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
 from backend.errors import StateCorrupted, StateUnavailable, StoreClosed
+from backend.rocks import parts
 from backend.rocks.errors import translated
-from backend.rocks.files import write_sst
+from backend.rocks.files import write_staged
 from backend.rocks.lock import open_locked
 from backend.rocks.options import RocksOptions, native_options
 from backend.rocks.scans import Scan, check_ended, until
@@ -29,6 +30,8 @@ from backend.storage import storage
 from backend.store import Changes, Staged, nothing
 
 _ROOM_WAIT_S = 30.0
+_CLOSE_WAIT_S = 1.0
+"""How long closing waits for a compaction: one that is interrupted was for nothing, and begins again at each open."""
 
 
 class RocksStore:
@@ -146,19 +149,17 @@ class RocksStore:
         """
         keys: list[bytes] = []
         values: list[bytes] = []
-        snapshot = self._open.snapshot()
-        options = until(end)
+        native = self._open
+        options = until(end)  # no snapshot: letting go of one has the bottom files with sequence numbers rewritten
         try:
             add_key, add_value = keys.append, values.append
-            for key, value in islice(snapshot.items(from_key=start, read_opt=options), limit):
+            for key, value in islice(native.items(from_key=start, read_opt=options), limit):
                 add_key(key)  # type: ignore[arg-type]
                 add_value(value)
             if limit is None or len(keys) < limit:
-                check_ended(snapshot.iter(options), keys[-1] if keys else None, start, self._path)
+                check_ended(native.iter(options), keys[-1] if keys else None, start, self._path)
         except Exception as error:
             raise translated(error, self._path) from error
-        finally:
-            del snapshot
         return keys, values
 
     def write(self, changes: Changes) -> None:
@@ -176,7 +177,7 @@ class RocksStore:
             raise translated(error, self._path) from error
 
     def stage(self, changes: Changes, path: Path, *, midway: Callable[[], object] = nothing) -> Staged:
-        """Write changes to a new SST file at `path` and sync file and directory; the store itself is not touched.
+        """Write changes to a new file at `path` and sync file and directory; the store itself is not touched.
 
         `midway` is called when half of the rows are written.
 
@@ -184,34 +185,41 @@ class RocksStore:
             FileExistsError: There is a file already: names of staged files are never used again.
         """
         _ = self._open
-        return write_sst(path, *rows_of(changes), options=self._options, midway=midway)
+        return write_staged(path, *rows_of(changes), options=self._options, midway=midway)
 
     def confirm(self, staged: Staged) -> None:
         """Check length and digest of a staged file, then apply it atomically. The file is left where it is.
 
-        The database takes a hard link of the file where the filesystem can, so the two share their bytes. Confirming an
-        older file again brings old values back: the caller compares commits first, under the LOCK.
+        The database takes a hard link of the file where the filesystem can, so the two share their bytes; of a file of
+        several parts it takes a copy of each, all or none of them. Confirming an older file again brings old values
+        back: the caller compares commits first, under the LOCK.
 
         Raises:
             StateCorrupted: The file is missing or not the one that was staged; nothing was applied.
+            UnknownFormat: A newer release staged it.
         """
         native = self._open
         verify(staged)
+        lengths = parts.part_lengths(staged.path)
         self._make_room(native)
-        link = staged.path.with_name(f".{staged.path.name}.{uuid.uuid4().hex}")
         ingest = IngestExternalFileOptions()
         ingest.set_move_files(True)
+        stem = f".{staged.path.name}.{uuid.uuid4().hex}"
+        links = [staged.path.with_name(f"{stem}.{number}") for number in range(len(lengths) or 1)]
         try:
             with storage(str(staged.path)):
-                try:
-                    os.link(staged.path, link)
-                except OSError:  # no hard links on this filesystem
-                    shutil.copyfile(staged.path, link)
-            native.ingest_external_file([str(link)], ingest)
+                start = 0
+                for length, link in zip(lengths, links, strict=False):
+                    parts.part(staged.path, start, length, link)
+                    start += length
+                if not lengths:
+                    _link(staged.path, links[0])
+            native.ingest_external_file([str(link) for link in links], ingest)
         except Exception as error:
             raise translated(error, staged.path) from error
         finally:
-            link.unlink(missing_ok=True)
+            for link in links:
+                link.unlink(missing_ok=True)
 
     def _make_room(self, native: Rdict) -> None:
         deadline = time.monotonic() + _ROOM_WAIT_S
@@ -227,6 +235,7 @@ class RocksStore:
         native = self._open
         try:
             native.delete_range(start, end)
+            native.flush()  # into a file of its own: with another region's deletes it would span all between them
         except Exception as error:
             raise translated(error, self._path) from error
 
@@ -259,6 +268,9 @@ class RocksStore:
         for scan in list(self._scans):
             scan.release()
         try:
+            deadline = time.monotonic() + _CLOSE_WAIT_S
+            while native.property_int_value("rocksdb.num-running-compactions") and time.monotonic() < deadline:
+                time.sleep(0.002)
             native.close()
         except Exception as error:
             raise translated(error, self._path) from error
@@ -270,3 +282,10 @@ class RocksStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _link(path: Path, link: Path) -> None:
+    try:
+        os.link(path, link)
+    except OSError:  # no hard links on this filesystem
+        shutil.copyfile(path, link)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from operator import lt
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -79,17 +80,7 @@ class LogRecord:
 
 def encode_delta(record: CommitRecord, changes: Changes) -> bytes:
     """Encode what a commit changed; rows of unlogged regions are left out."""
-    keys, values = changes.keys, changes.values
-    kept: list[pa.RecordBatch] = []
-    at = 0
-    for region in sorted(UNLOGGED):
-        start, end = (bisect_left(keys, edge) for edge in region_range(region))
-        if at < start:
-            kept.append(_batch(keys[at:start], values[at:start]))
-        at = max(at, end)
-    if at < len(keys):
-        kept.append(_batch(keys[at:], values[at:]))
-    return b"".join(encode(Kind.DELTA, record, kept))
+    return b"".join(encode(Kind.DELTA, record, _logged(changes.keys, changes.values)))
 
 
 def encode_base(record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
@@ -262,21 +253,27 @@ def _batch(keys: Sequence[bytes], values: Sequence[bytes | None]) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
+def _logged(keys: Sequence[bytes], values: Sequence[bytes | None]) -> Iterator[pa.RecordBatch]:
+    """Give sorted rows without those of unlogged regions."""
+    at = 0
+    for region in sorted(UNLOGGED):
+        start, end = (bisect_left(keys, edge) for edge in region_range(region))
+        if at < start:
+            yield _batch(keys[at:start], values[at:start])
+        at = max(at, end)
+    if at < len(keys):
+        yield _batch(keys[at:], values[at:])
+
+
 def _batches(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
-    unlogged = frozenset(bytes([region]) for region in UNLOGGED)
     source = iter(rows)
     last = b""
     while chunk := list(islice(source, _BASE_CHUNK_ROWS)):
-        kept = [(key, value) for key, value in chunk if key[:1] not in unlogged]
-        if not kept:
-            continue
-        batch = _batch(*zip(*kept, strict=True))
-        keys = batch.column(0)
-        rising = kept[0][0] > last and pc.all(pc.greater(keys.slice(1), keys.slice(0, len(keys) - 1))).as_py()
-        if rising is False:
+        keys, values = [key for key, _ in chunk], [value for _, value in chunk]
+        if keys[0] <= last or not all(map(lt, keys, islice(keys, 1, None))):
             raise ValueError("rows of a base must be in strictly increasing key order")
-        last = kept[-1][0]
-        yield batch
+        last = keys[-1]
+        yield from _logged(keys, values)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

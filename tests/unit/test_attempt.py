@@ -22,8 +22,9 @@ from backend.rocks import RocksStore
 from backend.store import Changes, Region, Staged
 from recovery.attempt import ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
+from recovery.changelog.file import FileChangelog
 from recovery.jobs import next_launch
-from recovery.opening import Opening, read_commit_row
+from recovery.opening import RECLAIM_EVERY, Opening, read_commit_row
 from recovery.package import Snapshots
 from recovery.pointer import decode, encode
 from recovery.probe import unusable
@@ -267,20 +268,60 @@ class _Expiring(CountingOperator):
         return outcome
 
 
+def stored_messages(job) -> list[int]:
+    return [int.from_bytes(key[1:9], "big") - 2**63 for key in committed_state(job) if key[0] == Region.MESSAGES]
+
+
 def test_the_bound_is_applied_at_open_whatever_died_before(job, monkeypatch):
     job = replace(job, operator=_Expiring())
     start = run_attempt(job, None, 0, given([1, 2])).pointer
-    first = run_attempt(job, start, 1, given([12])).pointer
+    first = run_attempt(job, start, RECLAIM_EVERY, given([12])).pointer
     # the attempt that confirms dies right after the ingest, before it could reclaim anything
     monkeypatch.setattr("recovery.opening._swept", _die)
     with pytest.raises(RuntimeError, match="killed"):
-        run_attempt(job, first, 2, given([13]))
+        run_attempt(job, first, RECLAIM_EVERY + 1, given([13]))
     monkeypatch.undo()
-    messages = [k for k in committed_state(job) if k[0] == Region.MESSAGES]
-    assert len(messages) == 3
-    run_attempt(job, first, 2, given([13]))
-    messages = [k for k in committed_state(job) if k[0] == Region.MESSAGES]
-    assert [int.from_bytes(k[1:9], "big") - 2**63 for k in messages] == [12]
+    assert stored_messages(job) == [1, 2, 12]
+    run_attempt(job, first, RECLAIM_EVERY + 1, given([13]))
+    assert stored_messages(job) == [12]
+
+
+def test_what_bounds_hide_is_reclaimed_once_in_so_many_commits(job):
+    job = replace(job, operator=_Expiring())
+    pointer = run_attempt(job, None, 0, given([1, 2])).pointer
+    pointer = run_attempt(job, pointer, 1, given([12])).pointer
+    for version in range(2, RECLAIM_EVERY + 1):
+        pointer = run_attempt(job, pointer, version, given([12 + version])).pointer
+        assert stored_messages(job)[:3] == [1, 2, 12], "hidden, and still there"
+    run_attempt(job, pointer, RECLAIM_EVERY + 1, given([40]))
+    assert stored_messages(job)[:2] == [12, 14]
+
+
+class _Bases(FileChangelog):
+    """Keeps the keys that each base is made of."""
+
+    def append_base(self, record, rows):
+        self.given = [key for key, _ in rows]
+        return super().append_base(record, [])
+
+
+def test_a_base_is_made_without_reading_messages(job, tmp_path):
+    changelog = _Bases(str(tmp_path / "bases"), max_deltas=2)
+    job = replace(job, changelog=changelog)
+    pointer = None
+    for version in range(4):
+        pointer = run_attempt(job, pointer, version, given([version])).pointer
+    assert changelog.given
+    assert all(key[0] > Region.MESSAGE_INDEX for key in changelog.given)
+
+
+def test_a_worker_that_goes_on_with_a_shard_lists_the_changelog_once(job, monkeypatch):
+    files, listed = job.changelog.files, []
+    monkeypatch.setattr(type(files), "list", lambda *_, **__: listed.append(1) or {})
+    pointer = None
+    for version in range(6):
+        pointer = run_attempt(job, pointer, version, given([version])).pointer
+    assert len(listed) == 1
 
 
 def _die(*_):

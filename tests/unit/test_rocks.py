@@ -21,7 +21,7 @@ from backend.errors import (
     UnknownFormat,
     ValueInvalid,
 )
-from backend.rocks import RocksOptions, RocksStore, write_sst
+from backend.rocks import RocksOptions, RocksStore, write_staged
 from backend.staging import seal
 from backend.store import Changes
 
@@ -320,8 +320,8 @@ def test_damage_in_the_midst_of_the_log_is_not_skipped(tmp_path: Path) -> None:
 
 
 def test_a_file_is_written_without_a_store_and_its_digest_is_its_content(tmp_path: Path) -> None:
-    one = write_sst(tmp_path / "one.sst", KEYS, VALUES)
-    two = write_sst(tmp_path / "two.sst", KEYS, VALUES[::-1])
+    one = write_staged(tmp_path / "one.sst", KEYS, VALUES)
+    two = write_staged(tmp_path / "two.sst", KEYS, VALUES[::-1])
     assert one.rows == ROWS
     assert one.digest != two.digest
     store = RocksStore.open(tmp_path / "db")
@@ -333,13 +333,13 @@ def test_a_file_is_written_without_a_store_and_its_digest_is_its_content(tmp_pat
 @pytest.mark.parametrize("keys", [[b"\x01b", b"\x01a"], [b"\x01a", b"\x01a"], ["a", "b"], []])
 def test_keys_out_of_order_leave_no_file(tmp_path: Path, keys: list[bytes]) -> None:
     with pytest.raises((KeyInvalid, OSError)):
-        write_sst(tmp_path / "x.sst", keys, [b""] * len(keys))
+        write_staged(tmp_path / "x.sst", keys, [b""] * len(keys))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_value_that_is_not_bytes_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueInvalid):
-        write_sst(tmp_path / "x.sst", [b"\x01a"], ["text"])  # type: ignore[list-item]
+        write_staged(tmp_path / "x.sst", [b"\x01a"], ["text"])  # type: ignore[list-item]
     assert list(tmp_path.iterdir()) == []
 
 
