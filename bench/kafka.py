@@ -5,8 +5,9 @@ same two cores. A backlog is worked off: micro-batches have a million messages, 
 commits after five by default. It runs as one process and as two (one consumer group), told to commit every 10,000
 messages, its default otherwise. Compared is the rate in steady state: ours over whole micro-batches without the first
 ones, Quix's from its first message to its last. Windows that both closed must be equal. Changelog bytes are keys and
-values of the records in the changelog's topic (Quix adds headers: shown apart), per message. Beside our rate: that of
-Spark's Kafka source and `from_json` alone, thrown away, which nothing that reads a topic through Spark can exceed.
+values of the records in the changelog's topic (Quix adds headers: shown apart), per message. Beside our rate, two
+floors: Spark's Kafka source and `from_json` alone, thrown away, which nothing that reads a topic through Spark can
+exceed; and the same messages into a stateful operator in Python that does nothing (`bench/floor.py`).
 
 Quix Streams is in an environment of its own (`make peers`), never in the product's.
 """
@@ -21,20 +22,21 @@ import tempfile
 import time
 import uuid
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from backend import count, kafka, max_, median, policies, stream, sum_, tumbling
+from bench.floor import empty
 from bench.session import has_messages, session
 from bench.table import Options, report
 from recovery.broker import Broker, open_broker
 
 START_MS = 1_700_000_000_000
 KEYS = 1_000
-BATCHES, WARM_UP = 10, 4
+BATCHES, WARM_UP = 8, 3
 PEERS = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
 
 
@@ -99,6 +101,13 @@ def topics_with(broker: Broker, text: str) -> list[str]:
     return [name for name in AdminClient(broker.settings.for_client()).list_topics(timeout=10).topics if text in name]
 
 
+def rate(progress: list[Any], rows: Callable[[Any], int] = lambda p: p["numInputRows"]) -> float:
+    """Give messages a second over whole micro-batches, without the first ones; 0 where there are no others."""
+    batches = progress[WARM_UP:]
+    milliseconds = sum(p["durationMs"]["triggerExecution"] for p in batches)
+    return sum(map(rows, batches)) / milliseconds * 1000 if milliseconds else 0.0
+
+
 class Ours:
     """Our job on a topic."""
 
@@ -126,32 +135,35 @@ class Ours:
             .start()
         )
         query.awaitTermination()
-        batches = [p for p in query.recentProgress if p["numInputRows"]][WARM_UP:]
-        milliseconds = sum(p["durationMs"]["triggerExecution"] for p in batches)
-        return sum(p["numInputRows"] for p in batches) / milliseconds * 1000 if milliseconds else 0.0
+        return rate([p for p in query.recentProgress if p["numInputRows"]])
+
+    def into_nothing(self, batches: int) -> float:
+        """Send the topic through a stateful operator in Python that does nothing; give messages a second."""
+        return rate(empty(self.spark, self.pipeline(), self.directory / "empty", 2, batches))
+
+    def pipeline(self) -> Any:
+        """Give the job."""
+        aggregates = {"n": count(), "total": sum_("x"), "worst": max_("x")}
+        if self.full_state:
+            aggregates = {"n": count(), "typical": median("x")}
+        return (
+            stream(self.source(), event_time="at", key="key")
+            .window(tumbling("10 seconds"), retention=self.retention, max_ahead=None, policies=policies(late="off"))
+            .aggregate(**aggregates)
+        )
 
     def run(self, *listeners: Any) -> dict[str, Any]:
         """Run to the end of the topic; give rate and bytes."""
         servers = self.broker.settings.servers
-        aggregates = {"n": count(), "total": sum_("x"), "worst": max_("x")}
-        if self.full_state:
-            aggregates = {"n": count(), "typical": median("x")}
-        query = (
-            stream(self.source(), event_time="at", key="key")
-            .window(tumbling("10 seconds"), retention=self.retention, max_ahead=None, policies=policies(late="off"))
-            .aggregate(**aggregates)
-            .start(
-                self.spark, checkpoint=self.directory / "checkpoint", results=self.directory / "results",
-                errors=self.directory / "errors", changelog=f"kafka://{servers}/{self.log}", shards=2,
-                local_dir=self.directory / "local", trigger="0 seconds", until="end", listeners=listeners,
-            )
+        query = self.pipeline().start(
+            self.spark, checkpoint=self.directory / "checkpoint", results=self.directory / "results",
+            errors=self.directory / "errors", changelog=f"kafka://{servers}/{self.log}", shards=2,
+            local_dir=self.directory / "local", trigger="0 seconds", until="end", listeners=listeners,
         )  # fmt: skip
         query.await_termination()
-        batches = [p for p in query.query.recentProgress if has_messages(p)][WARM_UP:]
-        rows = sum(p["observedMetrics"]["rewind"]["rows"] for p in batches)
-        milliseconds = sum(p["durationMs"]["triggerExecution"] for p in batches)
-        rate = rows / milliseconds * 1000 if milliseconds else 0.0
-        return {"messages": query.progress.rows, "rate": rate, "restores": query.progress.restores}
+        batches = [p for p in query.query.recentProgress if has_messages(p)]
+        found = rate(batches, lambda p: int(p["observedMetrics"]["rewind"]["rows"]))
+        return {"messages": query.progress.rows, "rate": found, "restores": query.progress.restores}
 
     def lose_state(self) -> None:
         """Delete what lies on the disk."""
@@ -246,12 +258,13 @@ def compare(
             found = ours.run()
             if label == "check" and not full_state:
                 windows = ours.windows()
-        alone = ours.input_alone()
+        alone, nothing = ours.input_alone(), ours.into_nothing(BATCHES)
         payload, _ = log_bytes(broker, [ours.log])
         assert found["messages"] == messages
         rows.append({"what": what, "who": "Rewind", "processes": "2 cores", "messages": messages,
                      "messages/s": found["rate"], "changelog B/message": payload / messages,
-                     "with headers": payload / messages, "Rewind / this": 1.0, "input alone/s": alone})  # fmt: skip
+                     "with headers": payload / messages, "Rewind / this": 1.0, "input alone/s": alone,
+                     "empty operator/s": nothing})  # fmt: skip
         for processes in (1, 2):
             (directory / f"quix-{processes}").mkdir()
             quix = Quix(python, broker, short, directory / f"quix-{processes}", full_state=full_state, n=processes)
@@ -266,7 +279,8 @@ def compare(
             rows.append({"what": what, "who": "Quix Streams", "processes": str(processes), "messages": peers,
                          "messages/s": found["rate"], "changelog B/message": payload / peers,
                          "with headers": (payload + headers) / peers,
-                         "Rewind / this": rows[0]["messages/s"] / found["rate"], "input alone/s": ""})  # fmt: skip
+                         "Rewind / this": rows[0]["messages/s"] / found["rate"], "input alone/s": "",
+                         "empty operator/s": ""})  # fmt: skip
     return rows
 
 
@@ -291,12 +305,12 @@ def beside_peers(name: str, text: str | None, messages: int, arguments: Sequence
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    options = beside_peers("kafka", __doc__, 10_000_000, arguments)
+    options = beside_peers("kafka", __doc__, 8_000_000, arguments)
     started = time.perf_counter()
     rows = []
     broker, close = open_broker()
     try:
-        messages, peers = (200_000, 50_000) if options.quick else (options.messages, options.messages // 20)
+        messages, peers = (200_000, 50_000) if options.quick else (options.messages, options.messages // 16)
         short, long = f"short-{uuid.uuid4().hex[:8]}", f"long-{uuid.uuid4().hex[:8]}"
         fill(broker, short, peers, 1_000 if options.quick else 10_000)
         fill(broker, long, messages, 1_000 if options.quick else 10_000)

@@ -41,7 +41,7 @@ def prove(store: RocksStore, record: CommitRecord, proofs: Sequence[Proof]) -> i
     Raises:
         RestoreMismatch: They differ; names the windows.
     """
-    sums, count, digest = _measure(store, proofs)
+    sums, count, digest = _measure(store, record, proofs)
     wrong = _differences(record, proofs, sums, count, digest)
     if not wrong:
         return count
@@ -62,7 +62,7 @@ def check_messages(store: RocksStore, record: CommitRecord, proofs: Sequence[Pro
         record: Its commit.
         proofs: What each window must hold; ranges may overlap.
     """
-    return _differences(record, proofs, *_measure(store, proofs))
+    return _differences(record, proofs, *_measure(store, record, proofs))
 
 
 def _differences(
@@ -82,12 +82,16 @@ def _differences(
     return wrong
 
 
-def _measure(store: RocksStore, proofs: Sequence[Proof]) -> tuple[dict[bytes, tuple[int, int]], int, int]:
-    """Count and sum up the messages below every edge of a proof, and all of them."""
+def _measure(
+    store: RocksStore, record: CommitRecord, proofs: Sequence[Proof]
+) -> tuple[dict[bytes, tuple[int, int]], int, int]:
+    """Count and sum up the messages below every edge of a proof, and all of them; not what the bound hides."""
+    start, end = region_range(Region.MESSAGES)
+    start = record.bounds.get(Region.MESSAGES, start)
     edges = sorted({edge for proof in proofs for edge in (proof.start, max(proof.start, proof.end))})
     sums: dict[bytes, tuple[int, int]] = {}
     count = digest = 0
-    for keys, values in pages(store, *region_range(Region.MESSAGES)):
+    for keys, values in pages(store, start, end):
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, map(add, keys, values)), np.uint64, len(keys))
         running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
         first, last = len(sums), bisect_left(edges, keys[-1] + b"\x00")

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import xxhash
+
 from backend.errors import RewindError
 from backend.messages import TIME_BYTES
+from backend.operators.held import PLACE_BYTES
 from backend.rocks import RocksStore
 from backend.store import Readable, Region, region_range
+from backend.workspace import Workspace
 from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
 from recovery.proof import check_messages
 from recovery.survey import Checkpoint, LocalCopy
@@ -104,7 +108,7 @@ def _local(local: LocalCopy, shard: int, commit: Commit | None, record: CommitRe
             data = store.get(COMMIT_KEY)
             found = decode_record(data, where=where) if data is not None else None
             rows = sum(1 for _ in store.scan(b"", None))
-            yield from _index(store, where)
+            yield from _index(Workspace(store, found.bounds if found is not None else {}), where)
             if found is not None:
                 for wrong in check_messages(store, found, []):
                     yield Finding(NOTE, "local state", where, wrong, "rewind restore <checkpoint> <job>")
@@ -122,18 +126,28 @@ def _local(local: LocalCopy, shard: int, commit: Commit | None, record: CommitRe
 
 
 def _index(view: Readable, where: str) -> Iterator[Finding]:
-    """Compare the index of key-first messages with the messages."""
-    start, end = region_range(Region.MESSAGE_INDEX)
-    missing = 0
-    indexed = 0
-    for key, _ in view.scan(start, end):
+    """Compare the index of key-first messages with the messages.
+
+    An index row has the message's key behind its time or offset; of windows that each key has for itself only the place
+    (`backend.operators.held`), with which the message's key ends: those are compared by number and sum of hashes.
+    """
+    missing = indexed = places = balance = 0
+    for key, _ in view.scan(*region_range(Region.MESSAGE_INDEX)):
         indexed += 1
-        # by time or by offset: the message key follows either
-        targets = [bytes([Region.MESSAGES]) + key[1 + width :] for width in (TIME_BYTES, 14)]
-        if all(view.get(target) is None for target in targets):
-            missing += 1
+        if len(key) == 1 + PLACE_BYTES:
+            places += 1
+            balance += xxhash.xxh3_64_intdigest(key[1:])
+            continue
+        targets = [bytes([Region.MESSAGES]) + key[1 + width :] for width in (TIME_BYTES, PLACE_BYTES)]
+        missing += all(view.get(target) is None for target in targets)
+    if places:
+        messages = 0
+        for key, _ in view.scan(*region_range(Region.MESSAGES)):
+            messages += 1
+            balance -= xxhash.xxh3_64_intdigest(key[-PLACE_BYTES:])
+        missing += abs(places - messages) or int(balance != 0)
     if missing:
-        text = f"{missing} of {indexed} index rows have no message"
+        text = f"{missing} of {indexed} index rows have no message, or a message no index row"
         yield Finding(PROBLEM, "index", where, text, "rewind restore <checkpoint> <job>")
     elif indexed:
         yield Finding(SOUND, "index", where, f"{indexed} index rows have their message")

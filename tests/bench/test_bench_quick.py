@@ -41,7 +41,8 @@ def test_without_spark(tmp_path: Path) -> None:
     rows = run_quick("stores,panes,growth", tmp_path / "out")
     assert len(rows["stores"]) > 20
     assert [row["results"] > 0 for row in rows["panes"]] == [True, True]
-    assert [row["messages kept"] for row in rows["growth"]] == [25_000, 100_000]
+    grown = [(row["messages kept"], row["shards"]) for row in rows["growth"]]
+    assert grown == [(25_000, 1), (100_000, 1), *((50_000, shards) for shards in (1, 2, 4, 8))]
 
 
 @pytest.mark.spark
