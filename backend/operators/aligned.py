@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from backend.batch import NO_TIME, TIME
 from backend.operators import revisions, upkeep
-from backend.operators.arrays import IntArray, spread, union
+from backend.operators.arrays import IntArray, runs, spread, union
 from backend.operators.arrivals import fold, place, started
 from backend.operators.facts import ALL_EPOCHS, Facts, Pairs
 from backend.operators.grouping import KeySpace
@@ -35,6 +35,7 @@ from backend.operators.turn import DRAIN, EARLY, FULL, LATE, Emission, Turn, num
 from backend.operators.waiting import Progress, StoredRevisions, Waiting
 from backend.store import Region
 from backend.windows import Grid
+from backend.workspace import Workspace
 
 SCAN_SHARE = 4
 """A pane is read as a whole when at least one in so many of its partials is needed."""
@@ -56,6 +57,28 @@ class Aligned(upkeep.Shared):
     def step(self, turn: Turn) -> None:
         """Take one micro-batch that is not quiet."""
         _Step(self, turn).run()
+        turn.ledger.open = self.count_open(turn.work, turn.clock_after)
+
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the windows with a message that are open at a closing clock.
+
+        All group keys share them. Reads the panes from the first open window on, few of all, in every micro-batch: to
+        tell which windows a message is the first of, a running count would need them too.
+        """
+        panes, first = Panes(self.grid, work), self.grid.last_ended_at(started(clock)) + 1
+        start = None if clock == NO_TIME else first * self.grid.panes_per_step
+        if self.grid.panes_per_window == 1:
+            return panes.count_from(start)
+        panes.load_from(start)
+        found = panes.numbers()
+        begin = self.grid.first_window(found)
+        for at, pane in enumerate(found.tolist()):
+            skips = panes.known[pane].skips
+            # with several source partitions an open window may be out of retention for a message of one that is ahead
+            if skips and begin[at] + skips[0] > first:
+                begin[at] += self.partials.least_skip(work, pane)
+        low, high = runs(np.maximum(begin, first), self.grid.last_window(found))
+        return int((high - low + 1).sum())
 
 
 class _Step:

@@ -36,6 +36,7 @@ class Ledger(msgspec.Struct, array_like=True):
             usual ones.
         counted: Messages accepted so far.
         kind_format: Format version of the kind's rows; 1 where a row does not say.
+        open: Windows that are open; None where an older release wrote the row. `WindowOperator` then counts them.
     """
 
     format: int = FORMAT
@@ -46,6 +47,7 @@ class Ledger(msgspec.Struct, array_like=True):
     sent_open: bool = False
     counted: int = 0
     kind_format: int = 1
+    open: int | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -70,7 +72,7 @@ def read(state: Readable, kind_format: int | None = None) -> Ledger:
     """
     data = state.get(KEY)
     if data is None:
-        return Ledger(kind_format=kind_format or 1)
+        return Ledger(kind_format=kind_format or 1, open=0)
     ledger = decode_row(data, _decoder, FORMAT, "the operator's ledger")
     if kind_format not in (None, ledger.kind_format):
         raise UnknownFormat(

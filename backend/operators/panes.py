@@ -75,8 +75,11 @@ class Panes:
 
     def load_from(self, first: int | None) -> None:
         """Read all panes from a number on, all there are for None."""
-        start = bytes([Region.WINDOWS]) if first is None else self.key(first)
-        self._scan(start, bytes([Region.WINDOWS + 1]))
+        self._scan(self._start(first), bytes([Region.WINDOWS + 1]))
+
+    def count_from(self, first: int | None) -> int:
+        """Count all panes from a number on, all there are for None, without decoding them."""
+        return len(self._state.scan_arrays(self._start(first), bytes([Region.WINDOWS + 1]))[0])
 
     def key(self, number: int) -> bytes:
         """Give the key of a pane's row."""
@@ -90,6 +93,9 @@ class Panes:
         """Give an empty pane."""
         start = self._grid.origin + number * self._grid.pane
         return Pane(FORMAT, start, start + self._grid.pane, 0, 0, 0, [], [])
+
+    def _start(self, first: int | None) -> bytes:
+        return bytes([Region.WINDOWS]) if first is None else self.key(first)
 
     def _scan(self, start: bytes, end: bytes) -> None:
         for data in self._state.scan_arrays(start, end)[1]:

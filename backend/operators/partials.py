@@ -75,6 +75,11 @@ class PartialStore:
         start = bytes([Region.AGGREGATES]) if pane is None else self._start(pane)
         return self._decode(*state.scan_arrays(start, bytes([Region.AGGREGATES + 1])))
 
+    def least_skip(self, state: Readable, pane: int) -> int:
+        """Give the smallest skip in a pane that has a row."""
+        key, _ = next(state.scan(self._start(pane), self._start(pane + 1)))
+        return int(split_keys([key], skip_bytes=self._skip_bytes)[1][0])
+
     def get(self, state: Readable, panes: IntArray, skips: IntArray, keys: pa.Array) -> Stored:
         """Read single rows; those that are not there are left out."""
         wanted = self._keys(panes, skips, keys)

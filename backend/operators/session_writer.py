@@ -87,6 +87,9 @@ class SessionWriter:
         self._turn.metrics["opened"] += len(
             {*stays}.difference(rows.WINDOWS + ident for ident in self._found.stored.idents)
         )
+        # what closes was found, and what was not found stays as it was
+        still = int((sessions.last + self._terms.gap + 1 > self._terms.clock_after).sum())
+        self._turn.add_open(still - int(self._found.is_open.sum()))
         self._delete(stays)
         session_rows.put(self._work, codes, sessions)
         self._write_waiting(sessions, codes)

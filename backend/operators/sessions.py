@@ -99,6 +99,10 @@ class Sessions:
             turn.results.append(lay_out(found, events, values, self.result_schema, self.keys))
         store.write(self.rows, partials, values, self.held, contents)
 
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the sessions of all group keys that are open at a closing clock: it has not passed last + gap."""
+        return len(rows.scan_index(work, max(clock, LOWEST) - self.gap, None))
+
     def _terms(self, turn: Turn) -> Terms:
         policies = self.spec.policies
         return Terms(

@@ -41,6 +41,7 @@ from backend.operators.turn import DRAIN, EARLY, FULL, LATE, Emission, Turn, num
 from backend.operators.waiting import Progress, StoredRevisions, Waiting
 from backend.store import Region
 from backend.windows import Grid
+from backend.workspace import Workspace
 
 BUCKETS = 16
 _EVERY_CLOCK = 2**63 - 1
@@ -69,6 +70,10 @@ class Sliding(upkeep.Shared):
     def step(self, turn: Turn) -> None:
         """Take one micro-batch that is not quiet."""
         _Step(self, turn).run()
+
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the windows that are open at a closing clock: event times of a group key at or after it."""
+        return int((self.partials.scan_from(work, started(clock)).skip == 0).sum())
 
 
 class _Step:
@@ -297,7 +302,14 @@ class _Step:
         upkeep.store_panes(turn, known, bucket, stays, digests, (none, none))
         self.waiting.store(turn.work, self.space, 0, 1)
         turn.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
+        turn.add_open(self._more_open())
         self._expire()
+
+    def _more_open(self) -> int:
+        """Give how many more windows are open than before: what closes was read, what was not read stays as it was."""
+        old, progress = slice(self.old), self.progress
+        before = (self.all_skip[old] == 0) & (self.time[old] > progress.closed_before)
+        return int((self.windows.window > progress.closed_after).sum()) - int(before.sum())
 
     def _expire(self) -> None:
         kind, turn = self.kind, self.turn

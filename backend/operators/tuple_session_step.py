@@ -241,6 +241,7 @@ class TupleSessionStep:
         kept = np.flatnonzero(~self.ended)
         self.falling.delete(pa.array(old, pa.binary()), numbers(stored, "_last"), numbers(stored, "_newest"))
         codes = self.space.keys.take(pa.array(self.run_key[kept])).to_pylist()
+        self.turn.add_open(len(kept) - len(old))
         gone = set(old) - set(codes)
         work.delete_many(sorted(WINDOWS + code for code in gone))
         count, digest, starts = self._store_messages()

@@ -82,6 +82,10 @@ class TupleSessions:
         if self.held is not None:
             turn.replay_from = self.held.replay_from(turn.work, turn.batch.after)
 
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the open sessions of all group keys: those that are there; no clock closes one."""
+        return len(work.scan_arrays(WINDOWS, prefix_end(WINDOWS))[0])
+
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of ended sessions."""
         if self.held is None or not messages.num_rows:

@@ -118,7 +118,7 @@ class TupleStep:
         trigger = self.order[self.at[key] + window * kind.step + kind.size - 1 - self.next0[key]]
         by_trigger = np.lexsort((window, trigger))
         self.full_window, self.full_key = window[by_trigger], key[by_trigger]
-        open_count = np.zeros_like(self.next1) if kind.sliding else (self.next1 - 1) // kind.step - self.opened + 1
+        open_count = kind.open_of(self.next1)
         chosen = np.ones(len(self.space), np.bool_) if self.drain else self.counted > 0
         if self.early_ms is None and not self.drain:
             chosen[:] = False
@@ -126,6 +126,7 @@ class TupleStep:
             chosen |= self.out  # what was sent of it is forgotten
         self.turn.metrics["opened"] += int(((self.next1 - 1) // kind.step - (self.next0 - 1) // kind.step).sum())
         self.turn.metrics["expired"] += int(open_count[self.out].sum())
+        self.turn.add_open(int(open_count[~self.out].sum()) - int(kind.open_of(self.next0).sum()))
         self.open_window, self.open_key = spread(self.opened, np.where(chosen, open_count, 0))
         self._read_revisions()
         self._decide()

@@ -35,10 +35,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import gcd
 
+import numpy as np
 import pyarrow as pa
 
 from backend.batch import Proof
 from backend.keys import prefix_end
+from backend.operators.arrays import IntArray
 from backend.operators.held import PLACE_BYTES, Held, remove
 from backend.operators.keyed import WindowKeys
 from backend.operators.spec import WindowSpec
@@ -85,6 +87,19 @@ class Tuples:
         TupleStep(self, turn).run()
         if self.held is not None:
             turn.replay_from = self.held.replay_from(turn.work, turn.batch.after)
+
+    def open_of(self, following: IntArray) -> IntArray:
+        """Give how many windows have a message and are not full, per run of which this is the next number.
+
+        Of sliding windows none: each is full with the message that it begins with.
+        """
+        if self.sliding:
+            return np.zeros_like(following)
+        return (following - 1) // self.step - np.maximum((following - self.size) // self.step, -1)
+
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the open windows of all group keys, by their counters; no clock closes one."""
+        return int(self.open_of(all_counters(work)[1]["next"].astype(np.int64)).sum())
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of windows that are gone."""

@@ -89,6 +89,14 @@ class Turn:
         self.refused.append(refused)
         self.messages = self.messages.filter(pa.array(~rows))
 
+    def add_open(self, count: int) -> None:
+        """Note that so many more windows are open than before the micro-batch, or fewer.
+
+        Nothing to add to while the ledger does not say how many were: `WindowOperator` then counts them afterwards.
+        """
+        if self.ledger.open is not None:
+            self.ledger.open += count
+
     def wait_until(self, due_ms: int | None, *, afresh: bool) -> None:
         """Note when something is due; `afresh` when everything that waits was looked at."""
         times = [due_ms, None if afresh else self.ledger.due_ms]

@@ -9,7 +9,8 @@ nobody can take, and calls `Kind.fold(turn)`, which
 * appends result tables to `turn.results` in order of emission (`Emission.table` lays out the columns);
 * keeps what waits to be sent in `Region.REVISIONS` (backend.operators.revisions; `Waiting` applies the policies) and
   the time it is due in `turn.ledger.due_ms`;
-* keeps `turn.ledger.messages` and `.digest` (message store), `turn.replay_from` and `turn.rejected` up to date.
+* keeps `turn.ledger.messages` and `.digest` (message store), `turn.replay_from` and `turn.rejected` up to date;
+* keeps the number of open windows, `turn.ledger.open`, up to date (`turn.add_open`), so that nobody has to count.
 
 The ledger is written back here. Nothing survives in an operator between two calls.
 """
@@ -46,6 +47,9 @@ class Kind(Protocol):
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold; none when none are kept."""
+
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the windows with a message that are open at a closing clock, from state; may read all of it."""
 
 
 class WindowOperator:
@@ -85,6 +89,9 @@ class WindowOperator:
         self._check_times(turn)
         self.kind.fold(turn)
         ledger.clock = after
+        if ledger.open is None:  # an older release wrote the state: count once
+            ledger.open = self.kind.count_open(work, after)
+        turn.metrics["windows_open"] = ledger.open
         work.put(ledgers.KEY, ledgers.encode(ledger))
         idle = next_idle_ms(after, batch.after, batch.time_ms, self.spec.idle_after_ms)
         due = min((time for time in (ledger.due_ms, idle) if time is not None), default=None)
