@@ -18,6 +18,7 @@ SUMS = (
     "results_late",
     "errors",
     "opened",
+    "windows_open",
     "messages_stored",
     "staged_bytes",
     "logged_bytes",
@@ -25,7 +26,8 @@ SUMS = (
     "fetched_bytes",
 )
 """Over all shards: messages folded, rows emitted, and of them by late updates, windows begun (of hopping windows the
-panes), messages in the store, bytes."""
+panes), windows open after it (of hopping windows the windows; a window that several shards have counts in each),
+messages in the store, bytes."""
 LONGEST = ("open_ms", "ingest_ms", "operate_ms", "stage_ms", "changelog_ms", "upload_ms")
 """Milliseconds of each step on the shard that took longest for it; ingesting the parent is a part of opening."""
 

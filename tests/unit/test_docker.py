@@ -109,7 +109,7 @@ def test_the_options_that_compose_gives_are_known(script):
 def test_the_dashboard_asks_for_metrics_that_are_served():
     registry = CollectorRegistry()
     PrometheusListener(registry)
-    steps = ("open_ms", "operate_ms", "stage_ms", "changelog_ms", "messages_stored", "staged_bytes")
+    steps = ("open_ms", "operate_ms", "stage_ms", "changelog_ms", "messages_stored", "windows_open", "staged_bytes")
     progress = Progress(last=[{"shard": 0, "metrics": dict.fromkeys(steps, 1)}])
     registry.register(ProgressCollector(lambda: progress))
     served = set()
@@ -124,7 +124,8 @@ def test_the_dashboard_asks_for_metrics_that_are_served():
     }
     assert len(asked) >= 12
     assert asked <= served
-    source = (DOCKER.parent / "recovery" / "attempt.py").read_text()
+    sources = ("recovery/attempt.py", "backend/operators/window.py")
+    source = "".join((DOCKER.parent / path).read_text() for path in sources)
     assert [step for step in steps if f'"{step}"' not in source and f'step("{step[:-3]}")' not in source] == []
     data = load("grafana/provisioning/datasources/prometheus.yaml")["datasources"][0]
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {data["uid"]}
