@@ -117,6 +117,9 @@ def test_sparks_progress_has_the_figures_of_each_micro_batch(ran):
     assert sum(figures["results"] or 0 for figures in told) == len(published)
     assert sum(figures["results_late"] or 0 for figures in told) == published.count("late") > 0
     assert told[-1]["messages_stored"] == 1000
+    clock = START + 499_000  # of both partitions' last message
+    still = [start for _, start in begun if round(start.timestamp() * 1000) + MINUTE > clock]
+    assert told[-1]["windows_open"] == len(still) == 2  # one of each shard
     first = max(told, key=lambda figures: figures["rows"] or 0)
     assert first["staged_bytes"] > first["logged_bytes"] > 0  # the messages are staged and not logged
     assert first["operate_ms"] > 0
