@@ -490,9 +490,10 @@ class World(Faults):
                     store, row = opened.store, opened.row
                     assert row is not None
                     assert row.commit == pointer.commit
-                    rows = dict(store.scan(bytes([Region.MESSAGES]), None))
+                    rows = store.scan(bytes([Region.MESSAGES]), None)
+                    found = {key: value for key, value in rows if key >= row.bounds.get(key[0], b"")}
                     store.close()
-                    return rows
+                    return found
             except (StateUnavailable, StateCorrupted, StateAhead):
                 self._supervise(version)
         raise AssertionError("the last state cannot be opened")

@@ -40,11 +40,12 @@ def rows(minutes: Sequence[int], k: str = "a") -> list[dict[str, Any]]:
 
 
 def committed(tester: OperatorTester, pointer: Pointer | None = None) -> dict[bytes, bytes]:
-    """Give every row of the database at the pointer."""
+    """Give every row of the database at the pointer that its bounds do not hide."""
     job = tester._job
     opened = Opening(ShardDirectory(job.local_dir, job.query_id, 0), job.where).at(pointer or tester.pointer)
+    bounds = opened.row.bounds if opened.row is not None else {}
     with opened.store as store:
-        return dict(store.scan(b"", None))
+        return {key: value for key, value in store.scan(b"", None) if key >= bounds.get(key[0], b"")}
 
 
 def restored_exactly(tester: OperatorTester) -> Pointer:

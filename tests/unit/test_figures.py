@@ -15,7 +15,8 @@ from bench.figures import BEGIN, END, FILES, README, replaced, table
 NAMES = {
     "windows": {"case": "median", "keys": 1000, "messages per micro-batch": 500_000, "ours ms": 812.0,
                 "Spark / ours": 0.949, "Spark's Python / ours": 7.31, "empty operator ms": 640.4},
-    "growth": {"messages kept": 10_000_000, "CPU us per message": 4.2, "peak MB": 180.0},
+    "growth": {"messages kept": 10_000_000, "messages per micro-batch": 25_000, "CPU us per message": 4.2,
+               "peak MB": 180.0},
 }  # fmt: skip
 
 
@@ -34,8 +35,11 @@ def test_a_file_that_is_not_there_has_no_line(tmp_path: Path) -> None:
 
 def test_lines_have_ratios_and_the_command_that_made_the_file(tmp_path: Path) -> None:
     write(tmp_path, "windows", NAMES["windows"], command="python -m bench.windows")
-    fewest = {"messages kept": 100_000, "CPU us per message": 4.0, "peak MB": 170.0}
-    write(tmp_path, "growth", fewest, NAMES["growth"], command="python -m bench.growth --messages 10000000")
+    fewest = {**NAMES["growth"], "messages kept": 100_000, "CPU us per message": 4.0, "peak MB": 170.0}
+    one = {**NAMES["growth"], "messages per micro-batch": 200_000, "shards": 1, "CPU us per message": 2.0}
+    eight = {**one, "shards": 8, "CPU us per message": 2.2}
+    command = "python -m bench.growth --messages 10000000"
+    write(tmp_path, "growth", fewest, NAMES["growth"], one, eight, command=command)
     assert table(tmp_path)[2:] == [
         "| median of tumbling windows of 10 s, every message kept, 1,000 keys, 500,000 messages per micro-batch"
         " | Spark's own windows, and its stateful Python API"
@@ -43,6 +47,8 @@ def test_lines_have_ratios_and_the_command_that_made_the_file(tmp_path: Path) ->
         " nothing takes 640 ms | `python -m bench.windows` |",
         "| 10 million messages in retention | 100,000 of them | 1.05 times the CPU per new message,"
         " 180 MB at most instead of 170 | `python -m bench.growth --messages 10000000` |",
+        "| 200,000 messages per micro-batch on 8 shards | on 1 | 1.10 times the CPU per message"
+        " | `python -m bench.growth --messages 10000000` |",
     ]
 
 
