@@ -24,7 +24,7 @@ test: java setup lint ## Lint, then all tests
 	@PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
 
 test-fast: setup ## Unit and model tests, no JVM: under a minute
-	@$(PY) -m pytest tests/unit tests/model $(ARGS)
+	@FAST=1 PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
 
 torture: java setup ## Hunt: processes killed at random for twice DURATION=120 s, then MINUTES=480 of faults and fuzz
 	@$(PY) -m tests.crash.random_kills --seconds $(or $(DURATION),120) --seed $(or $(SEED),0)

@@ -107,7 +107,7 @@ def run_sparks(spark: Any, directory: Path, run: Path, shards: int, batches: int
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     options = Options("fixed", __doc__).parse(arguments)
-    batches, rounds = (WARM_UP + 2, 1) if options.quick else (15, 2)
+    batches, rounds = (WARM_UP + 2, 1) if options.quick else (12, 2)
     rows = []
     with session() as spark, tempfile.TemporaryDirectory() as name:
         directory = Path(name)

@@ -4,7 +4,7 @@ No Spark: full-state windows of an hour (count, median). Each micro-batch has it
 event time, and closes a window. Retention is as long as it takes to have so many messages in it; from then on as many
 go as come. Then, in steady state: microseconds of CPU per message (compaction with it) and seconds per micro-batch,
 means over the measured ones, and the peak of the process's resident memory: all to be flat. First one shard with
-25,000 messages per micro-batch as more messages are kept, then 200,000 per micro-batch divided among more shards, one
+25,000 messages per micro-batch as more messages are kept, then 500,000 per micro-batch divided among more shards, one
 after the other. Each row is a process of its own; Linux only.
 """
 
@@ -34,12 +34,12 @@ from recovery.attempt import ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
 from recovery.pointer import Pointer
 
-ROWS, SHARED_ROWS = 25_000, 200_000
+ROWS, SHARED_ROWS = 25_000, 500_000
 """Messages per micro-batch: of one shard as more is kept, and of all shards as there are more of them."""
 SHARDS = (1, 2, 4, 8)
 KEYS = 1_000
 SPAN_MS = 3_600_000
-MEASURED, SHARED_MEASURED = 64, 16
+MEASURED, SHARED_MEASURED = 64, 10
 """Micro-batches: enough for RocksDB to compact several times, and, of one shard, for a base of the changelog."""
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("x", pa.int64())])
 
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     most = 4 * ROWS if options.quick else options.messages
     measured, shared = (2, 2) if options.quick else (MEASURED, SHARED_MEASURED)
     one = [(kept, 1, ROWS, measured) for kept in sorted({max(ROWS, most // 100), max(ROWS, most // 10), most})]
-    per_batch, in_all = (ROWS, 2 * ROWS) if options.quick else (SHARED_ROWS, 10 * SHARED_ROWS)
+    per_batch, in_all = (ROWS, 2 * ROWS) if options.quick else (SHARED_ROWS, 6 * SHARED_ROWS)
     many = [(in_all, shards, per_batch, shared) for shards in SHARDS]
     rows = []
     for sizes in (*one, *many):

@@ -36,7 +36,7 @@ from recovery.broker import Broker, open_broker
 
 START_MS = 1_700_000_000_000
 KEYS = 1_000
-BATCHES, WARM_UP = 8, 3
+BATCHES, WARM_UP = 6, 3
 PEERS = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
 
 
@@ -305,12 +305,12 @@ def beside_peers(name: str, text: str | None, messages: int, arguments: Sequence
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    options = beside_peers("kafka", __doc__, 8_000_000, arguments)
+    options = beside_peers("kafka", __doc__, 6_000_000, arguments)
     started = time.perf_counter()
     rows = []
     broker, close = open_broker()
     try:
-        messages, peers = (200_000, 50_000) if options.quick else (options.messages, options.messages // 16)
+        messages, peers = (200_000, 50_000) if options.quick else (options.messages, options.messages // 12)
         short, long = f"short-{uuid.uuid4().hex[:8]}", f"long-{uuid.uuid4().hex[:8]}"
         fill(broker, short, peers, 1_000 if options.quick else 10_000)
         fill(broker, long, messages, 1_000 if options.quick else 10_000)

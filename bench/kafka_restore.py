@@ -73,17 +73,17 @@ def logged(log: str, text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    options = beside_peers("kafka_restore", __doc__, 3_000_000, arguments)
+    options = beside_peers("kafka_restore", __doc__, 2_000_000, arguments)
     messages = 20_000 if options.quick else options.messages
     broker, close = open_broker()
     try:
         fill(broker, LONG, messages, 10_000)
-        fill(broker, SHORT, messages // 6, 10_000)
+        fill(broker, SHORT, messages // 4, 10_000)
         with session() as spark, tempfile.TemporaryDirectory() as name:
             places = [Path(name) / who for who in ("ours", "quix")]
             for place in places:
                 place.mkdir()
-            rows = [ours(spark, broker, messages, places[0]), quix(options.peers, broker, messages // 6, places[1])]
+            rows = [ours(spark, broker, messages, places[0]), quix(options.peers, broker, messages // 4, places[1])]
     finally:
         close()
     for row in rows:

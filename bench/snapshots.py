@@ -90,7 +90,7 @@ def compare(spark: Any, case: Case, directory: Path, *, batches: int, rows: int)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     options = Options("snapshots", __doc__).parse(arguments)
-    batches, rows = (4, 5_000) if options.quick else (15, 50_000)
+    batches, rows = (4, 5_000) if options.quick else (20, 50_000)
     started = time.perf_counter()
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, session() as spark:

@@ -36,7 +36,7 @@ from bench.table import Options, report
 VALUE = "key string, at timestamp, x long"
 WARM_UP = 4
 SHARDS = 2
-MESSAGES = 4_000_000
+MESSAGES = 3_500_000
 """Of a case and round: fewer micro-batches of more messages, but four that are measured."""
 
 
@@ -303,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             compare(spark, CASES[0], batches=WARM_UP + 2, rounds=1)  # the JVM is warm then
         found = []
         for case in cases:
-            batches = 3 if options.quick else max(WARM_UP + 4, MESSAGES // case.rows)
+            batches = 3 if options.quick else max(WARM_UP + 3, MESSAGES // case.rows)
             found.append(compare(spark, case, batches=batches, rounds=rounds, warm_up=warm_up))
     report(
         "windows",

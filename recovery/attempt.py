@@ -164,7 +164,9 @@ def run_attempt(
             done = _operate(job, directory, opened, pointer, version, given, watch)
             fetched = job.packages.fetched_bytes - fetched if job.packages is not None else 0
             ingest_ms = round(opening.ingest_s * 1000, 3)
-            done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **opening.told.metrics()}
+            with watch.step("settle"):
+                opened.store.settle()
+            done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **watch.ms, **opening.told.metrics()}
             return done
         except StateCorrupted:
             directory.condemn()

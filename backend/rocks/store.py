@@ -30,8 +30,6 @@ from backend.storage import storage
 from backend.store import Changes, Staged, nothing
 
 _ROOM_WAIT_S = 30.0
-_CLOSE_WAIT_S = 1.0
-"""How long closing waits for a compaction: one that is interrupted was for nothing, and begins again at each open."""
 
 
 class RocksStore:
@@ -260,6 +258,16 @@ class RocksStore:
         """Give one of RocksDB's own properties, such as `rocksdb.estimate-num-keys`; None when it has no such."""
         return self._open.property_value(name)
 
+    def settle(self, wait_s: float = 1.0) -> None:
+        """Wait, so long at most, for a compaction that runs.
+
+        One that closing interrupts was for nothing, and begins again at each open: for a store that is opened for a
+        moment again and again.
+        """
+        deadline = time.monotonic() + wait_s
+        while self._open.property_int_value("rocksdb.num-running-compactions") and time.monotonic() < deadline:
+            time.sleep(0.002)
+
     def close(self) -> None:
         """Release every handle and the LOCK; closing twice does nothing."""
         native, self._native = self._native, None
@@ -268,9 +276,6 @@ class RocksStore:
         for scan in list(self._scans):
             scan.release()
         try:
-            deadline = time.monotonic() + _CLOSE_WAIT_S
-            while native.property_int_value("rocksdb.num-running-compactions") and time.monotonic() < deadline:
-                time.sleep(0.002)
             native.close()
         except Exception as error:
             raise translated(error, self._path) from error

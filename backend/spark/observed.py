@@ -28,8 +28,9 @@ SUMS = (
 """Over all shards: messages folded, rows emitted, and of them by late updates, windows begun (of hopping windows the
 panes), windows open after it (of hopping windows the windows; a window that several shards have counts in each),
 messages in the store, bytes."""
-LONGEST = ("open_ms", "ingest_ms", "operate_ms", "stage_ms", "changelog_ms", "upload_ms")
-"""Milliseconds of each step on the shard that took longest for it; ingesting the parent is a part of opening."""
+LONGEST = ("open_ms", "ingest_ms", "operate_ms", "stage_ms", "changelog_ms", "upload_ms", "settle_ms")
+"""Milliseconds of each step on the shard that took longest for it; ingesting the parent is a part of opening, to settle
+is to wait for a compaction."""
 
 
 def observed(states: DataFrame) -> DataFrame:

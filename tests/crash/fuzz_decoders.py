@@ -30,6 +30,7 @@ from backend.errors import RewindError
 from backend.keys import decode_columns, encode_columns
 from backend.memory import MemoryStore
 from backend.operators import ledger
+from backend.rocks.parts import MAGIC, part_lengths
 from backend.rows import RowCodec
 from backend.sinks import kafka_commits
 from backend.sinks.directory import VersionedDirectory
@@ -289,6 +290,11 @@ def decoders(scratch: Path) -> list[Decoder]:
         Decoder("typed user value", [typed.encode({"n": [1, 2]})], typed.decode),
         Decoder("ledger", [msgspec.msgpack.encode(ledger.Ledger(kind_format=1))], read_ledger),
         Decoder("archive index", [msgspec.json.encode(IndexFile(1, [], []))], read_index),
+        Decoder(
+            "parts of a staged file",
+            [b"one" + b"three" + struct.pack(">QQHH", 3, 5, 2, 1) + MAGIC],
+            file_reader(scratch, "parts.sst", lambda: part_lengths(scratch / "parts.sst")),
+        ),
         Decoder("memory store's file", [staged.path.read_bytes()], read_memory(scratch)),
     ]
 

@@ -66,6 +66,9 @@ class SimStore:
         """Check a staged file, then apply it."""
         self.twin.confirm(staged)
 
+    def settle(self) -> None:
+        """Nothing is compacted."""
+
     def close(self) -> None:
         """Release the handle; the disk stays."""
         self._twin = None

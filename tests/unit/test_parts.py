@@ -68,13 +68,13 @@ def test_messages_are_never_merged_until_they_expire(tmp_path: Path) -> None:
     store.close()
 
 
-def test_closing_waits_for_what_is_being_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend.rocks.store._CLOSE_WAIT_S", 60.0)
+def test_settling_waits_for_what_is_being_merged(tmp_path: Path) -> None:
     store = RocksStore.open(tmp_path / "db")
     keys = [b"\x03" + number.to_bytes(8, "big") for number in range(3000)]
     for version in range(8):
         rows = [random.Random(version * 3000 + number).randbytes(1000) for number in range(3000)]
         store.confirm(store.stage(Changes(keys, rows), tmp_path / f"{version}.sst"))
+    store.settle(60.0)
     store.close()
     with RocksStore.open(tmp_path / "db", read_only=True) as again:
         assert int(again.property("rocksdb.num-files-at-level0")) < 8
