@@ -41,6 +41,8 @@ RUN_BYTES = 32 * 1024 * 1024
 METADATA_CHUNK_ROWS = 131_072
 LAST_REGION = 0xFF
 """Beyond every region."""
+OPTIONS = RocksOptions(merged_files=4)
+"""A restore scans everything once, for its proof: what overlaps is merged soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def restore_shard(
     started = time.monotonic()
     if directory.exists():
         raise FileExistsError(f"a restore needs a new directory: {directory}")
-    with RocksStore.open(directory, options=options) as store:
+    with RocksStore.open(directory, options=options or OPTIONS) as store:
         return _fill(store, history, messages, operator, directory, run_bytes, started)
 
 
@@ -171,7 +173,7 @@ def catch_up(
     """
     started = time.monotonic()
     older.checkpoint(directory)
-    with RocksStore.open(directory, create=False, options=options) as store:
+    with RocksStore.open(directory, create=False, options=options or OPTIONS) as store:
         store.write(Changes([COMMIT_KEY], [None]))  # from here on it is at nothing, until it is proven
         for region in range(Region.COMMIT + 1, LAST_REGION):
             if region not in REPLAYED:

@@ -20,6 +20,7 @@ _LIMITS = {
     "open_files": (16, 1_000_000),
     "background_jobs": (1, 64),
     "level0_files": (8, 1000),
+    "merged_files": (2, 1000),
 }
 
 
@@ -30,10 +31,6 @@ _FILE_BYTES = 4 * 1024 * 1024
 A micro-batch's metadata, and messages where they are few or keyed, overlap with everything: a few such files are merged
 with all of the first level, at RocksDB's own 256 megabytes with forty times of what is new. The store is open for a
 moment only, and a compaction that has not ended soon after was for nothing."""
-
-_LEVEL0_FILES = 8
-"""Ingested files that are merged with the first level at once: half as often as with RocksDB's own 4; what is read in
-between has bloom filters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +48,8 @@ class RocksOptions:
         background_jobs: Threads for compaction and flush per store.
         level0_files: Unmerged files at which `confirm` first waits for the compaction that merges them: every ingested
             file is one more, and a store that is closed soon after it was opened could put compactions off for ever.
+        merged_files: Unmerged files at which they are merged with the first level. More of them are merged more seldom;
+            single rows are found past them by bloom filters, scans read all of them.
     """
 
     block_cache_bytes: int = 64 * 1024 * 1024
@@ -61,6 +60,7 @@ class RocksOptions:
     open_files: int = 256
     background_jobs: int = 2
     level0_files: int = 20
+    merged_files: int = 8
 
     def __post_init__(self) -> None:
         if self.compression not in _COMPRESSIONS:
@@ -94,7 +94,7 @@ def native_options(options: RocksOptions) -> Options:
     native.set_compression_type(getattr(DBCompressionType, options.compression)())
     native.set_write_buffer_manager(buffers)
     native.set_write_buffer_size(max(64 * 1024, options.write_buffer_bytes // 4))
-    native.set_level_zero_file_num_compaction_trigger(_LEVEL0_FILES)
+    native.set_level_zero_file_num_compaction_trigger(options.merged_files)
     native.set_max_bytes_for_level_base(_LEVEL_BYTES)
     native.set_target_file_size_base(_FILE_BYTES)
     native.set_target_file_size_multiplier(2)

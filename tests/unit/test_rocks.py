@@ -82,6 +82,7 @@ def test_stores_of_a_process_share_one_cache(tmp_path: Path) -> None:
         ("block_bytes", 1.5),
         ("open_files", True),
         ("background_jobs", 0),
+        ("merged_files", 1),
     ],
 )
 def test_a_bad_option_is_named(name: str, value: object) -> None:
