@@ -145,6 +145,7 @@ def scale() -> None:
     cache, buffers = sound.block_cache_bytes // SCALE, sound.write_buffer_bytes // SCALE
     smaller = partial(RocksOptions, block_cache_bytes=cache, write_buffer_bytes=buffers)
     store.RocksOptions = smaller  # type: ignore[assignment,misc]
+    restore.OPTIONS = smaller(merged_files=restore.OPTIONS.merged_files)
     replay.restore_shard = partial(restore.restore_shard, run_bytes=restore.RUN_BYTES // SCALE)  # type: ignore[assignment]
 
 
