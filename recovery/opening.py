@@ -110,6 +110,7 @@ class Opening:
         store: RocksStore | None,
         database: Nothing | Unreadable | At,
     ) -> Opened:
+        began = database.commit.version if isinstance(database, At) and database.commit is not None else -1
         staged = _staged(pointer, generation)
         offers: tuple[Offer, ...] = ()
         looked = False
@@ -130,7 +131,7 @@ class Opening:
             if isinstance(found, Advance):
                 assert generation is not None and store is not None
                 if self._advance(pointer, database, found, generation, store):
-                    return _swept(pointer, generation, store)
+                    return _swept(pointer, generation, store, began)
                 # what was ingested stays: it is of the pointer's own lineage; what is damaged is left out from now on
                 row = read_commit_row(store)
                 database = At(row.commit if row is not None else None)
@@ -221,7 +222,7 @@ class Opening:
         store = RocksStore.open(fresh.database, create=False)
         kill_point("after_fetch", pointer.commit.version)
         self.directory.adopt(fresh)
-        return _swept(pointer, fresh, store)
+        return _swept(pointer, fresh, store, -1)
 
 
 def _open_current(generation: Generation | None) -> tuple[RocksStore | None, Nothing | Unreadable | At]:
@@ -257,8 +258,14 @@ RECLAIM_EVERY = 8
 """Commits between two reclaims of what bounds hide: deleting is a file of the database per region, hiding is free."""
 
 
-def _swept(pointer: Pointer, generation: Generation, store: RocksStore) -> Opened:
+def _swept(pointer: Pointer, generation: Generation, store: RocksStore, began: int | None = None) -> Opened:
     """Reclaim what the bounds hide, when it is due: idempotent, and again after a death between confirm and here.
+
+    Args:
+        pointer: Where the database is to be.
+        generation: It.
+        store: Open.
+        began: Version at which this copy was before; None when it did not move: then a death may have come between.
 
     Raises:
         StateCorrupted: What the plan led to is not the commit that the pointer names.
@@ -271,8 +278,9 @@ def _swept(pointer: Pointer, generation: Generation, store: RocksStore) -> Opene
             why=f"at {row.commit.name if row is not None else 'no commit'}, the pointer names {pointer.commit.name}",
             command=RESTORE_COMMAND,
         )
-    before = row.parent.version if row.parent is not None else -1
-    if before // RECLAIM_EVERY != row.commit.version // RECLAIM_EVERY:  # a commit may skip numbers
+    if began is None:
+        began = row.parent.version if row.parent is not None else -1
+    if began // RECLAIM_EVERY != row.commit.version // RECLAIM_EVERY:  # a shard that moves skips commits on each host
         reclaim(store, row.bounds)
     return Opened(generation, store, row)
 

@@ -25,6 +25,7 @@ from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
 from recovery.changelog import open_changelog
 from recovery.files import LocalFiles
 from recovery.listener import LoggingListener, Restoring
+from recovery.opening import RECLAIM_EVERY
 from recovery.package import Snapshots
 from recovery.pointer import CommitRecord
 from recovery.scratch import sweep
@@ -333,3 +334,17 @@ def test_what_a_task_fetched_is_told_to_the_drivers_listeners(cluster: Cluster) 
         ("end", "package", str(done.metrics["fetched_bytes"])),
     ]
     assert moves(merge_metrics([json.dumps(cluster.micro_batch("b").metrics)])) == [], "what lies here is no move"
+
+
+def test_every_host_reclaims_what_bounds_hide_though_it_sees_every_other_commit_only(tmp_path, monkeypatch):
+    reclaimed: dict[str, int] = {"a": 0, "b": 0}
+
+    def counting(store, bounds):
+        reclaimed["a" if "/a/" in str(store.path) else "b"] += 1
+        return []
+
+    monkeypatch.setattr("recovery.opening.reclaim", counting)
+    cluster = Cluster(tmp_path, every=1000)
+    for version in range(4 * RECLAIM_EVERY):
+        cluster.micro_batch("ab"[version % 2])
+    assert min(reclaimed.values()) >= 3, reclaimed
