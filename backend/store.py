@@ -13,6 +13,7 @@ All ranges in this package are half-open: `[start, end)`, and `end=None` means "
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -66,6 +67,16 @@ def region_range(region: int) -> tuple[bytes, bytes]:
     (b'\\x01', b'\\x02')
     """
     return bytes([region]), bytes([region + 1])
+
+
+def region_slice(keys: Sequence[bytes], region: int) -> tuple[int, int]:
+    """Give from where to where, exclusive, a region's keys stand among sorted ones.
+
+    >>> region_slice([b"\\x00c", b"\\x01a", b"\\x01b", b"\\x03"], Region.MESSAGES)
+    (1, 3)
+    """
+    start, end = region_range(region)
+    return bisect_left(keys, start), bisect_left(keys, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from backend.bounds import reclaim
 from backend.errors import KeyInvalid
 from backend.messages import TIME_BYTES, sorted_rows
 from backend.rocks import RocksOptions, RocksStore
-from backend.store import REPLAYED, Changes, Region, region_range
+from backend.store import REPLAYED, Changes, Region, region_range, region_slice
 from backend.workspace import Workspace
 from recovery.changelog.protocol import History
 from recovery.killpoints import kill_point
@@ -261,8 +261,7 @@ class _Runs:
             raise KeyInvalid("a chunk of messages is not sorted by key", why="keys must be strictly increasing")
         at = 0
         for region in sorted(self._open):
-            low, high = region_range(region)
-            first, last = bisect_left(keys, low), bisect_left(keys, high)
+            first, last = region_slice(keys, region)
             if first != at:
                 raise ValueError(f"a chunk of messages holds another region's key: {keys[at][:16].hex()}")
             if first < last:

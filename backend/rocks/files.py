@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from backend.rocks.errors import translated
 from backend.rocks.options import RocksOptions, native_options
 from backend.staging import seal
 from backend.storage import storage
-from backend.store import REPLAYED, Staged, nothing, region_range
+from backend.store import REPLAYED, Staged, nothing, region_slice
 
 PART_BYTES = 256 * 1024
 """Rows of a replayed region are a part of their own from so many bytes on: a file of the database, and never merged
@@ -67,9 +66,10 @@ def _parts(keys: _Keys, values: _Values) -> list[tuple[_Keys, _Values]]:
     rest_values: list[bytes | None] = []
     at = 0
     for region in sorted(REPLAYED):
-        start, end = (bisect_left(keys, edge) for edge in region_range(region))
-        if _bytes(keys[start:end], values[start:end]) >= PART_BYTES:
-            found.append((keys[start:end], values[start:end]))
+        start, end = region_slice(keys, region)
+        part = keys[start:end], values[start:end]
+        if _bytes(*part) >= PART_BYTES:
+            found.append(part)
             rest_keys += keys[at:start]
             rest_values += values[at:start]
             at = end

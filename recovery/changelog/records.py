@@ -21,7 +21,6 @@ Rows have no headers of their own.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -33,7 +32,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from backend.errors import UNDECODABLE, ChangelogDamaged, StateCorrupted, UnknownFormat
-from backend.store import UNLOGGED, Changes, region_range
+from backend.store import UNLOGGED, Changes, region_range, region_slice
 from recovery.pointer import Commit, CommitRecord, decode_record, encode_record
 
 MAGIC = b"RWCL"
@@ -257,7 +256,7 @@ def _logged(keys: Sequence[bytes], values: Sequence[bytes | None]) -> Iterator[p
     """Give sorted rows without those of unlogged regions."""
     at = 0
     for region in sorted(UNLOGGED):
-        start, end = (bisect_left(keys, edge) for edge in region_range(region))
+        start, end = region_slice(keys, region)
         if at < start:
             yield _batch(keys[at:start], values[at:start])
         at = max(at, end)
