@@ -13,6 +13,7 @@ import pytest
 from backend.bounds import reclaim, stored_bounds
 from backend.errors import StateCorrupted
 from backend.rocks import RocksStore
+from backend.rocks.parts import part_lengths
 from backend.staging import file_digest
 from backend.store import Staged
 
@@ -20,10 +21,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from backend.bounds import reclaim, stored_bounds
-from backend.rocks import RocksStore
+from backend.rocks import RocksStore, files
 from backend.store import Changes
 
-home, number = Path(sys.argv[1]), int(sys.argv[2])
+home, number, files.PART_BYTES = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 while True:
     number += 1
     with RocksStore.open(home / "db", wait_s=5) as store:
@@ -35,7 +36,8 @@ while True:
         rows = sorted(zip([b"\\x00commit", *keys], [version, *values]))
         changes = Changes([key for key, _ in rows], [value for _, value in rows], {2: b"\\x02" + version})
         path = home / f"{number}.sst"
-        path.unlink(missing_ok=True)
+        for old in [path, *home.glob(f".{number}.sst.*")]:
+            old.unlink(missing_ok=True)
         staged = store.stage(changes, path)
         print("staged", number, staged.length, staged.digest, flush=True)
         store.confirm(staged)
@@ -43,9 +45,10 @@ while True:
 """
 
 
-def run_and_kill(home: Path, number: int, lines: int, delay_s: float) -> list[list[str]]:
+def run_and_kill(home: Path, number: int, lines: int, delay_s: float, part_bytes: int) -> list[list[str]]:
     """Let the writer print some lines, then a little longer, and kill it; give all it printed."""
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(home), str(number)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", WRITER, str(home), str(number), str(part_bytes)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
     said = [writer.stdout.readline() for _ in range(lines)]
     time.sleep(delay_s)
@@ -56,12 +59,13 @@ def run_and_kill(home: Path, number: int, lines: int, delay_s: float) -> list[li
     return [line.split() for line in said if line.endswith("\n")]
 
 
+@pytest.mark.parametrize("part_bytes", [2**60, 1], ids=["one SST", "parts"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_killed_writer_leaves_a_whole_commit(tmp_path: Path, seed: int) -> None:
+def test_a_killed_writer_leaves_a_whole_commit(tmp_path: Path, seed: int, part_bytes: int) -> None:
     chance = random.Random(seed)
     number = 0
     for _ in range(2):
-        said = run_and_kill(tmp_path, number, chance.randint(1, 6), chance.uniform(0, 0.03))
+        said = run_and_kill(tmp_path, number, chance.randint(1, 6), chance.uniform(0, 0.03), part_bytes)
         confirmed = max((int(line[1]) for line in said if line[0] == "confirmed"), default=number)
         staged = {
             int(line[1]): Staged(tmp_path / f"{line[1]}.sst", int(line[2]), line[3], 0)
@@ -72,6 +76,8 @@ def test_a_killed_writer_leaves_a_whole_commit(tmp_path: Path, seed: int) -> Non
             number = int.from_bytes(store.get(b"\x00commit") or b"\x00", "big")
             assert number in (confirmed, confirmed + 1)
             whole(store, number)
+            lengths = [len(part_lengths(one.path)) for one in staged.values()]
+            assert set(lengths) == {3 if part_bytes == 1 else 0}
             following = staged.get(number + 1)
             if following is not None:  # staged, said so, and not confirmed: the next attempt's to take
                 assert file_digest(following.path) == (following.length, following.digest)
