@@ -43,6 +43,8 @@ MODULES = (
     "backend.sinks.kafka",
     "backend.sinks.parquet",
     "backend.sources.archive_reader",
+    "backend.sources.kafka_reader",
+    "confluent_kafka",
     "backend.spark.processor",
     "recovery.rebuild",
     "recovery.uploads",

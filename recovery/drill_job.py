@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from backend.batch import SourcePartition
-    from backend.sources import Bundling, OffsetRange, Source, TopicPartition
+    from backend.sources import Bundling, Mixing, OffsetRange, Source, TopicPartition
     from backend.spark.stream import Pipeline
     from recovery.listener import Restoring
 
@@ -100,6 +100,13 @@ class Aged:
         """Refuse what is gone, where replays read a source piece by piece (`Bundling`)."""
         self._check_held(spark, ranges)
         return cast("Bundling", self.source).pieces(spark, ranges, names)
+
+    def batch_mixed(
+        self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]
+    ) -> Any:
+        """Refuse what is gone, where replays read bundles among rows (`Mixing`)."""
+        self._check_held(spark, ranges)
+        return cast("Mixing", self.source).batch_mixed(spark, ranges, names)
 
     def _check_held(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         from backend.errors import HistoryLost

@@ -83,6 +83,37 @@ class Bundling(Source, Protocol):
         """
 
 
+@runtime_checkable
+class Mixing(Source, Protocol):
+    """A source whose rows cross the JVM as bundles where its reader understands them, as rows where only Spark does.
+
+    A row has either `bundle` (`backend.spark.bundles`) or what `COLUMNS` says; rows are in order of offset in a task.
+    """
+
+    @property
+    def mixed(self) -> bool:
+        """Tell whether this source does: the job may then use the other methods."""
+
+    def first_positions(self) -> dict[TopicPartition, int]:
+        """Give where a new query would begin now."""
+
+    def stream_mixed(
+        self, spark: SparkSession, names: Collection[str], first: Mapping[TopicPartition, int]
+    ) -> DataFrame:
+        """Give the streaming DataFrame of `bundle` and `COLUMNS`; the same offsets as `stream`.
+
+        Args:
+            spark: The session.
+            names: Fields of the values that are needed; at least these are in the bundles.
+            first: Where the query begins if it is new: `first_positions`, as of its first start.
+        """
+
+    def batch_mixed(
+        self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]
+    ) -> DataFrame:
+        """Give `bundle` and `COLUMNS` of exactly the messages in half-open offset ranges; raises as `batch` does."""
+
+
 def replay_tasks(spark: SparkSession) -> int:
     """Give how many tasks a replay has, as far as its ranges can be cut.
 

@@ -1,8 +1,9 @@
 """How the bytes of a value become fields: one expression, shared by every source and by stream and replay alike.
 
-JSON is parsed by the JVM (`from_json`): a Python loop per message would cost more than the state. Avro and functions of
-one's own take Arrow arrays in the Python workers. Nothing is dropped: a
-value that does not parse keeps its bytes in `raw` and a reason in `malformed`.
+JSON is parsed by the JVM (`from_json`): a Python loop per message would cost more than the state. A reader in Python
+may parse what it would parse in the same way (`backend.sources.json_columns`). Avro and functions of one's own take
+Arrow arrays in the Python workers. Nothing is dropped: a value that does not parse keeps its bytes in `raw` and a
+reason in `malformed`.
 """
 
 from __future__ import annotations
@@ -93,13 +94,16 @@ class ValueFormat:
 RAW_SCHEMA = "value binary"
 
 
-def parse(rows: DataFrame, value: ValueFormat, extra: Sequence[Column] = ()) -> DataFrame:
+def parse(
+    rows: DataFrame, value: ValueFormat, extra: Sequence[Column] = (), *, beside: Sequence[str] = ()
+) -> DataFrame:
     """Turn `topic, partition, offset, timestamp, key, value` into `COLUMNS`.
 
     Args:
         rows: The records.
         value: What their values are.
         extra: Named columns over `rows` that become fields too, behind the parsed ones.
+        beside: Columns of `rows` to keep, in front.
 
     A null value (a delete) has no fields and counts as malformed. JSON follows `from_json` in PERMISSIVE mode: a field
     of the wrong type makes the whole value malformed, an array is malformed too (Spark would keep its first element
@@ -138,7 +142,7 @@ def parse(rows: DataFrame, value: ValueFormat, extra: Sequence[Column] = ()) -> 
         rows.withColumn("malformed", reason)
         .withColumn("fields", f.when(f.col("malformed").isNull(), parsed))
         .withColumn("raw", raw)
-        .select(*COLUMNS)
+        .select(*beside, *COLUMNS)
     )
 
 

@@ -1,14 +1,19 @@
-"""The Kafka source: topics through Spark's own connector, live and, for a replay, in exact offset ranges.
+"""The Kafka source: topics, live and, for a replay, in exact offset ranges.
 
-Stream and replay read with the same isolation level and parse with the same expression, so a replay sees the messages
-that the stream saw. Spark keeps the offsets in its checkpoint; no consumer group's offsets are touched.
+There are two readers. `connector` is Spark's own: it reads everything, record by record in the JVM. `client`
+(`backend.sources.kafka_reader`) reads in the Python workers and parses JSON of plain fields as columns, several times
+as fast; what it does not understand goes through the same expression as with the connector, so both see the same
+messages, and a checkpoint goes on with either.
+
+Stream and replay read with the same isolation level and parse in the same way, so a replay sees the messages that the
+stream saw. Spark keeps the offsets in its checkpoint; no consumer group's offsets are touched.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import HistoryLost
@@ -17,11 +22,15 @@ from backend.sources.formats import ValueFormat, parse
 from backend.sources.kafka_admin import TopicIdentity, identities, offsets
 from backend.sources.kafka_loss import KEEP
 from backend.sources.kafka_settings import KafkaSettings
+from backend.sources.spark_offsets import offset_json, positions_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from backend.sources.kafka_reader import ReaderPlan
+
+READERS = ("client", "connector")
 ISOLATION = ("read_committed", "read_uncommitted")
 DEFAULT_OFFSETS_PER_TASK = 500_000
 
@@ -64,6 +73,7 @@ class KafkaSource:
     starting: str = "earliest"
     max_offsets_per_trigger: int | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    reader: str | None = None
 
     def stream(self, spark: SparkSession) -> DataFrame:
         """Give the streaming DataFrame; a query that starts anew begins at `starting`.
@@ -82,10 +92,22 @@ class KafkaSource:
             HistoryLost: A range reaches outside of what the topics hold.
             SourceUnavailable: The cluster does not answer, or a topic does not exist.
         """
-        wanted = {key: bounds for key, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
+        wanted = self._held(ranges)
         if not wanted:
             return self._parse(spark.createDataFrame([], _ROW))
-        here = self.offsets(spark)
+        options = {
+            "assign": _partitions(wanted),
+            "startingOffsets": _by_topic({key: bounds[0] for key, bounds in wanted.items()}),
+            "endingOffsets": _by_topic({key: bounds[1] for key, bounds in wanted.items()}),
+            "failOnDataLoss": "true",
+            "maxRecordsPerPartition": str(DEFAULT_OFFSETS_PER_TASK),
+        }
+        return self._rows(spark, options, streaming=False)
+
+    def _held(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:
+        """Give the ranges that are not empty, sorted, having seen that the topics hold them."""
+        wanted = {key: bounds for key, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
+        here = self.offsets() if wanted else {}
         for (topic, partition), (start, end) in wanted.items():
             earliest, latest = here.get((topic, partition), (0, 0))
             if start < earliest or end > latest:
@@ -95,14 +117,96 @@ class KafkaSource:
                     why=f"needed are {start} to {end - 1}, there are {earliest} to {latest - 1}",
                     command=KEEP,
                 )
-        options = {
-            "assign": _partitions(wanted),
-            "startingOffsets": _by_topic({key: bounds[0] for key, bounds in wanted.items()}),
-            "endingOffsets": _by_topic({key: bounds[1] for key, bounds in wanted.items()}),
-            "failOnDataLoss": "true",
-            "maxRecordsPerPartition": str(DEFAULT_OFFSETS_PER_TASK),
-        }
-        return self._rows(spark, options, streaming=False)
+        return wanted
+
+    @property
+    def mixed(self) -> bool:
+        """Tell whether the reader is the client.
+
+        Raises:
+            ValueError: It should be, and cannot.
+        """
+        from backend.sources.json_columns import PLAIN, readable
+
+        if self.reader == "connector" or self._only_connector():
+            return False
+        if readable(self.value.fields()):
+            return True
+        if self.reader is None:
+            return False
+        raise ValueError(
+            f"reader={self.reader!r}: value={self.value.schema!r} has other fields than {', '.join(sorted(PLAIN))}:"
+            " allowed are 'connector' and None"
+        )
+
+    def _only_connector(self) -> str:
+        """Say which option leaves only Spark's connector; "" when none does."""
+        if self.value.name != "json":
+            return f"format={self.value.name!r}"
+        if self.headers:
+            return "headers"
+        if self.options:
+            return "options"
+        kinds = [kind for _, kind in _ddl(self.key)]
+        return f"key={self.key!r}" if kinds and kinds[0] not in ("string", "binary") else ""
+
+    def first_positions(self) -> dict[TopicPartition, int]:
+        """Give where a new query begins.
+
+        Raises:
+            ValueError: `starting` leaves a source partition out.
+            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        """
+        here = self.offsets()
+        if self.starting in ("earliest", "latest"):
+            return {key: bounds[self.starting == "latest"] for key, bounds in here.items()}
+        given = positions_in(self.starting)
+        if given.keys() != here.keys():
+            raise ValueError(f"starting={given!r}: must give offsets for exactly {', '.join(map(str, sorted(here)))}")
+        return given
+
+    def stream_mixed(
+        self, spark: SparkSession, names: Collection[str], first: Mapping[TopicPartition, int]
+    ) -> DataFrame:
+        """Give the streaming DataFrame of bundles, and of the rows that only Spark can judge."""
+        from backend.sources.kafka_reader import RewindKafka
+
+        spark.dataSource.register(RewindKafka)
+        plan = replace(self._plan(names), first=json.dumps(offset_json(first)))
+        return self._mixed(spark.readStream.format(RewindKafka.name()).options(**plan.options()).load())
+
+    def batch_mixed(
+        self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]
+    ) -> DataFrame:
+        """Give the same of exactly the messages in half-open offset ranges; raises as `batch` does."""
+        from backend.sources.kafka_reader import RewindKafka
+
+        held = self._held(ranges)
+        spark.dataSource.register(RewindKafka)
+        total = sum(end - start for start, end in held.values())
+        per_task = max(1, min(DEFAULT_OFFSETS_PER_TASK, -(-total // replay_tasks(spark))))
+        wanted = [[*key, *bounds] for key, bounds in held.items()]
+        plan = replace(self._plan(names), ranges=wanted, per_task=per_task)
+        return self._mixed(spark.read.format(RewindKafka.name()).options(**plan.options()).load())
+
+    def _plan(self, names: Collection[str]) -> ReaderPlan:
+        from backend.sources.kafka_reader import ReaderPlan
+
+        return ReaderPlan(
+            self.settings.inlined(),
+            self.topics,
+            self.isolation,
+            self.value.fields().json(),
+            " ".join(self.key.split()),
+            tuple(sorted(names)),
+            self.max_offsets_per_trigger,
+            DEFAULT_OFFSETS_PER_TASK,
+        )
+
+    def _mixed(self, rows: DataFrame) -> DataFrame:
+        from backend.spark.bundles import BUNDLE
+
+        return self._parse(rows, beside=[BUNDLE])
 
     def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it.
@@ -182,14 +286,14 @@ class KafkaSource:
         )
         return self._parse(rows)
 
-    def _parse(self, rows: DataFrame) -> DataFrame:
+    def _parse(self, rows: DataFrame, beside: Sequence[str] = ()) -> DataFrame:
         """Parse the values; the key and the headers that were asked for become fields too."""
         from pyspark.sql import functions as f
 
         self.fields()  # checks the names
         extra = [_typed(f.col("key"), kind).alias(name) for name, kind in _ddl(self.key)]
         extra += [_typed(_last_header(name), kind).alias(name) for name, kind in self.headers.items()]
-        return parse(rows, self.value, extra)
+        return parse(rows, self.value, extra, beside=beside)
 
 
 _ROW = (
@@ -210,6 +314,7 @@ def kafka(
     starting: str | Mapping[TopicPartition, int] = "earliest",
     max_offsets_per_trigger: int | None = None,
     options: Mapping[str, str] | None = None,
+    reader: str | None = None,
 ) -> KafkaSource:
     """Read Kafka topics as a replayable stream.
 
@@ -225,6 +330,9 @@ def kafka(
         starting: Where a new query begins: `earliest`, `latest`, or an offset for every (topic, partition).
         max_offsets_per_trigger: Bound on the offsets of one micro-batch over all partitions.
         options: More of the connector's options, such as `minPartitions` or `kafka.max.poll.records`.
+        reader: `client` (confluent-kafka in the Python workers: JSON of texts, integers, doubles and booleans, a key
+            that is a string or binary, no headers, no options) or `connector` (Spark's own, for everything). None: the
+            client where it can be.
 
     Raises:
         ValueError: Of a bad option, naming it.
@@ -243,9 +351,11 @@ def kafka(
             raise ValueError(f"options: {name!r} is set by the source itself; see the arguments of kafka()")
         if name.lower().startswith(_SECRET):
             raise ValueError(f"options: {name!r} must be given by KafkaSettings, which keeps it out of sight")
+    if reader is not None and reader not in READERS:
+        raise ValueError(f"reader={reader!r}: must be one of {', '.join(READERS)}, or None")
     schema = value if isinstance(value, str) else value.toDDL()
     parsed = ValueFormat("function", schema, format) if callable(format) else ValueFormat(format, schema)
-    return KafkaSource(
+    source = KafkaSource(
         topics=tuple(sorted(names)),
         settings=servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers),
         value=parsed,
@@ -255,7 +365,12 @@ def kafka(
         starting=_starting(starting, names),
         max_offsets_per_trigger=bound,
         options=dict(options or {}),
+        reader=reader,
     )
+    needs = source._only_connector()
+    if reader == "client" and needs:
+        raise ValueError(f"reader='client': {needs} needs the connector: allowed are 'connector' and None")
+    return source
 
 
 def _starting(starting: str | Mapping[TopicPartition, int], topics: Sequence[str]) -> str:
@@ -274,10 +389,7 @@ def _by_topic(values: Mapping[TopicPartition, int]) -> str:
     >>> _by_topic({("t", 0): 5, ("t", 1): 7})
     '{"t": {"0": 5, "1": 7}}'
     """
-    topics: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in values.items():
-        topics.setdefault(topic, {})[str(partition)] = offset
-    return json.dumps(topics)
+    return json.dumps(offset_json(values))
 
 
 def _partitions(wanted: Iterable[TopicPartition]) -> str:

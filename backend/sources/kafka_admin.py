@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from backend.sources.kafka_settings import KafkaSettings
 
 TIMEOUT_S = 30.0
+OUTAGE_S = 120.0
+"""How long a running query waits for a cluster that does not answer, as Spark's connector does."""
 NEW_TOPIC_S = 2.0
 """How long a topic that was just made may not be known to the broker that is asked."""
 
@@ -35,19 +37,21 @@ class TopicIdentity:
     partitions: int
 
 
-def identities(settings: KafkaSettings, topics: Sequence[str]) -> dict[str, TopicIdentity]:
-    """Ask for the identity of each topic.
+def identities(
+    settings: KafkaSettings, topics: Sequence[str], *, admin: Any = None, timeout_s: float = TIMEOUT_S
+) -> dict[str, TopicIdentity]:
+    """Ask for the identity of each topic; `admin` is a client to ask with, for those who ask often.
 
     Raises:
         SourceUnavailable: The cluster does not answer, or a topic does not exist.
     """
     from confluent_kafka import KafkaException, TopicCollection
 
-    admin = _admin(settings)
+    admin = admin or admin_client(settings)
 
     def described() -> dict[str, TopicIdentity]:
-        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_S)
-        told = {topic: answer.result(TIMEOUT_S) for topic, answer in asked.items()}
+        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+        told = {topic: answer.result(timeout_s) for topic, answer in asked.items()}
         return {topic: TopicIdentity(_hex(about.topic_id), len(about.partitions)) for topic, about in told.items()}
 
     try:
@@ -69,24 +73,56 @@ def offsets(
     Raises:
         SourceUnavailable: The cluster does not answer, or a topic does not exist.
     """
-    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
     from confluent_kafka.admin import OffsetSpec
 
-    known = identities(settings, topics)
-    partitions = [(topic, p) for topic in topics for p in range(known[topic].partitions)]
-    level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-    admin = _admin(settings)
+    admin = admin_client(settings)
+    wanted = _partitions(settings, topics, admin, TIMEOUT_S)
+    listed = partial(_listed, settings, wanted, admin, committed_only=committed_only)
+    first, end = listed(OffsetSpec.earliest()), listed(OffsetSpec.latest())
+    return {key: (first[key], end[key]) for key in wanted}
 
-    def listed(spec: OffsetSpec) -> dict[tuple[str, int], int]:
-        wanted = {TopicPartition(topic, p): spec for topic, p in partitions}
-        asked = admin.list_offsets(wanted, isolation_level=level, request_timeout=TIMEOUT_S)
-        return {(key.topic, key.partition): answer.result(TIMEOUT_S).offset for key, answer in asked.items()}
+
+def ends(
+    settings: KafkaSettings, topics: Sequence[str], admin: Any, *, committed_only: bool
+) -> dict[TopicPartition, int]:
+    """Ask for the offset after the latest of every partition; arguments and errors as for `offsets`.
+
+    `admin` is a client to ask with (`admin_client`), for those who ask often; an outage of `OUTAGE_S` is waited for.
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    wanted = _partitions(settings, topics, admin, OUTAGE_S)
+    return _listed(settings, wanted, admin, OffsetSpec.latest(), committed_only=committed_only, timeout_s=OUTAGE_S)
+
+
+def _partitions(settings: KafkaSettings, topics: Sequence[str], admin: Any, timeout_s: float) -> list[TopicPartition]:
+    known = identities(settings, topics, admin=admin, timeout_s=timeout_s)
+    return [(topic, number) for topic in topics for number in range(known[topic].partitions)]
+
+
+def _listed(
+    settings: KafkaSettings,
+    wanted: Sequence[TopicPartition],
+    admin: Any,
+    spec: Any,
+    *,
+    committed_only: bool,
+    timeout_s: float = TIMEOUT_S,
+) -> dict[TopicPartition, int]:
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+
+    level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
+
+    def listed() -> dict[tuple[str, int], int]:
+        asked = admin.list_offsets(
+            {TopicPartition(*key): spec for key in wanted}, isolation_level=level, request_timeout=timeout_s
+        )
+        return {(key.topic, key.partition): answer.result(timeout_s).offset for key, answer in asked.items()}
 
     try:
-        first, end = (while_it_settles(partial(listed, at)) for at in (OffsetSpec.earliest(), OffsetSpec.latest()))
+        return while_it_settles(listed)
     except (KafkaException, TimeoutError) as error:
-        raise _unavailable(settings, topics, error) from None
-    return {key: (first[key], end[key]) for key in partitions}
+        raise _unavailable(settings, [topic for topic, _ in wanted], error) from None
 
 
 def compare(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicIdentity]) -> list[str]:
@@ -127,7 +163,8 @@ def next_messages(consumer: Any, at_most: int, wait_s: float) -> list[Any]:
     return [] if first is None else [first, *consumer.consume(at_most - 1, timeout=0)]
 
 
-def _admin(settings: KafkaSettings) -> Any:
+def admin_client(settings: KafkaSettings) -> Any:
+    """Give a client for questions about a cluster."""
     from confluent_kafka.admin import AdminClient
 
     return AdminClient(settings.for_client() | {"log_level": 0})

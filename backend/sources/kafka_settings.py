@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -40,9 +40,9 @@ class KafkaSettings:
         username: For SASL.
         password: For SASL.
         tls: Whether connections are encrypted; implied by `ca_file` and `certificate_file`.
-        ca_file: PEM file of the authorities to trust; None trusts the system's.
-        certificate_file: PEM file of the client's certificate chain, for mutual TLS.
-        key_file: PEM file (PKCS#8) of the client's key.
+        ca_file: PEM file of the authorities to trust, or its text (`inlined`); None trusts the system's.
+        certificate_file: PEM file of the client's certificate chain, for mutual TLS, or its text.
+        key_file: PEM file (PKCS#8) of the client's key, or its text.
         key_password: Of the key file.
         check_host: Whether the broker's name must be in its certificate.
 
@@ -57,7 +57,7 @@ class KafkaSettings:
     tls: bool = False
     ca_file: str | None = None
     certificate_file: str | None = None
-    key_file: str | None = None
+    key_file: str | None = field(default=None, repr=False)
     key_password: str | None = field(default=None, repr=False)
     check_host: bool = True
 
@@ -110,11 +110,11 @@ class KafkaSettings:
             options["ssl.endpoint.identification.algorithm"] = "https" if self.check_host else ""
         if self.ca_file:
             options["ssl.truststore.type"] = "PEM"
-            options["ssl.truststore.certificates"] = Path(self.ca_file).read_text()
+            options["ssl.truststore.certificates"] = pem(self.ca_file)
         if self.certificate_file and self.key_file:
             options["ssl.keystore.type"] = "PEM"
-            options["ssl.keystore.certificate.chain"] = Path(self.certificate_file).read_text()
-            options["ssl.keystore.key"] = Path(self.key_file).read_text()
+            options["ssl.keystore.certificate.chain"] = pem(self.certificate_file)
+            options["ssl.keystore.key"] = pem(self.key_file)
         if self.key_password:
             options["ssl.key.password"] = self.key_password
         return {f"kafka.{name}": value for name, value in options.items()}
@@ -127,13 +127,20 @@ class KafkaSettings:
             options["sasl.password"] = self.password or ""
         if self.protocol.endswith("SSL"):
             options["ssl.endpoint.identification.algorithm"] = "https" if self.check_host else "none"
-        if self.ca_file:
-            options["ssl.ca.location"] = self.ca_file
-        if self.certificate_file and self.key_file:
-            options |= {"ssl.certificate.location": self.certificate_file, "ssl.key.location": self.key_file}
+        files = {"ca": self.ca_file, "certificate": self.certificate_file, "key": self.key_file}
+        options |= {f"ssl.{kind}.{_form(file)}": file for kind, file in files.items() if file}
         if self.key_password:
             options["ssl.key.password"] = self.key_password
         return options
+
+    def inlined(self) -> KafkaSettings:
+        """Give a copy that holds the files' texts: it works where the files are not."""
+        return replace(
+            self,
+            ca_file=self.ca_file and pem(self.ca_file),
+            certificate_file=self.certificate_file and pem(self.certificate_file),
+            key_file=self.key_file and pem(self.key_file),
+        )
 
     def describe(self) -> dict[str, str]:
         """Give what a manifest or report may hold: servers and protocol, nothing secret."""
@@ -146,6 +153,15 @@ class KafkaSettings:
             for form in (quoted(secret), secret):
                 out = out.replace(form, HIDDEN)
         return out
+
+
+def pem(file: str) -> str:
+    """Give the text of a PEM file; what is a text already stays as it is."""
+    return file if _form(file) == "pem" else Path(file).read_text()
+
+
+def _form(file: str) -> str:
+    return "pem" if file.lstrip().startswith("-----BEGIN") else "location"
 
 
 def quoted(value: str | None) -> str:

@@ -14,6 +14,18 @@ from typing import Any
 from backend.sources import TopicPartition
 
 
+def offset_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Give Kafka's shape of positions; `positions_in` reads it.
+
+    >>> offset_json({("t", 1): 7, ("t", 0): 5})
+    {'t': {'0': 5, '1': 7}}
+    """
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, partition), following in sorted(positions.items()):
+        topics.setdefault(topic, {})[str(partition)] = following
+    return topics
+
+
 def positions_in(offset: Any) -> dict[TopicPartition, int]:
     """Give the next offset of each source partition.
 

@@ -6,8 +6,9 @@ hands over each Arrow batch as one binary value, and what `Job.pack_input` lets 
 time, shard, whether it is bad) is said here over the columns, in the same way: a checkpoint can go on with either, and
 messages lie in the same shards.
 
-A bundle is `frames.to_ipc` of a table with the columns `topic, partition, offset, timestamp, key, value`: `value` is a
-struct of the fields that the job reads, null for a delete. A replay does without bundles: it reads where it works.
+A bundle is `frames.to_ipc` of a table with the columns `topic, partition, offset, timestamp, key, value`: the topic may
+be a dictionary, `value` is a struct of the fields that the job reads, null for a delete. A replay of an archive does
+without bundles: it reads where it works.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from backend.spark.hashing import hashable, xxhash64
 
 BUNDLE = "bundle"
 NULL_VALUE = "the value is null"
+MIXED_ROWS = 200_000
 
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -93,6 +96,50 @@ def unbundled(what: BundleInput, stage: Stage) -> Stage:
     return lambda batches: stage(opened(batches))
 
 
+def unmixed(what: BundleInput, stage: Stage, most_rows: int = MIXED_ROWS) -> Stage:
+    """Put the rows of bundles where they belong among rows that `Job.pack_input` selected (`backend.sources.Mixing`).
+
+    The stage gets what both are: the columns of `pack_input`, in the order of the source, some `most_rows` at a time.
+    """
+
+    def opened(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            bundles = batch.column(BUNDLE)
+            rows = batch.drop_columns([BUNDLE])
+            waiting: list[pa.RecordBatch] = []
+            for part in _in_order(rows, bundles, what):
+                waiting.append(part.cast(rows.schema))
+                if sum(one.num_rows for one in waiting) >= most_rows:
+                    yield _one(waiting)
+                    waiting = []
+            if waiting:
+                yield _one(waiting)
+
+    return lambda batches: stage(opened(batches))
+
+
+def _in_order(rows: pa.RecordBatch, bundles: pa.Array, what: BundleInput) -> Iterator[pa.RecordBatch]:
+    bundled = np.asarray(bundles.is_valid())
+    edges = [0, *(np.flatnonzero(bundled[1:] != bundled[:-1]) + 1).tolist(), len(bundled)]
+    for low, high in pairwise(edges):
+        if low == high:
+            continue
+        if not bundled[low]:
+            yield rows.slice(low, high - low)
+            continue
+        times = rows.column(frames.BATCH_TIME_IN).slice(low, high - low)
+        for data, time_ms in zip(bundles.slice(low, high - low), times, strict=True):
+            for found in frames.from_ipc(data.as_buffer(), "a bundle of source rows").to_batches():
+                yield pack_input(found, what, time_ms.as_py())
+
+
+def _one(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return parts[0]
+    [whole] = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return whole
+
+
 def reading(
     pieces: Sequence[Any], read: Callable[[Any], Iterator[pa.RecordBatch]], what: BundleInput, stage: Stage
 ) -> Stage:
@@ -154,7 +201,7 @@ def pack_input(rows: pa.RecordBatch, what: BundleInput, time_ms: int) -> pa.Reco
 
 
 def _streams(topics: pa.Array, streams: Mapping[str, int]) -> npt.NDArray[np.int64]:
-    codes = topics.dictionary_encode()
+    codes = topics if pa.types.is_dictionary(topics.type) else topics.dictionary_encode()
     unknown = [name for name in codes.dictionary.to_pylist() if name not in streams]
     if unknown:
         raise SourceDamaged(

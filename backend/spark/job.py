@@ -27,10 +27,11 @@ from pyspark.sql.types import (
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator, SourcePartition
 from backend.limits import MAX_KEY_TEXT_BYTES
-from backend.sources import Bundling, Source, replay_tasks
+from backend.sources import Bundling, Mixing, Source, replay_tasks
 from backend.spark import frames
-from backend.spark.bundles import BUNDLE, BundleInput, Stage, can_bundle, reading, unbundled
+from backend.spark.bundles import BUNDLE, BundleInput, Stage, can_bundle, reading, unbundled, unmixed
 from backend.spark.control import control_rows
+from backend.spark.first_offsets import first_positions
 from backend.spark.packing import PackPlan, packer
 
 if TYPE_CHECKING:
@@ -97,8 +98,8 @@ class Job:
 
     @property
     def bundled(self) -> bool:
-        """Tell whether the rows of all inputs cross the JVM as bundles."""
-        return all(_bundling(side) is not None for side in self.inputs)
+        """Tell whether the rows of all inputs cross the JVM as bundles, but for a few."""
+        return all(_bundling(side) is not None or _mixing(side) is not None for side in self.inputs)
 
     def sources(self, spark: SparkSession, *, bounded: bool) -> dict[int, tuple[SourcePartition, ...]]:
         """List the source partitions that each shard reads, as far as they are there now.
@@ -130,9 +131,14 @@ class Job:
         """Give the packed rows of the live streams and of the control stream."""
         stage = packer(self.pack_plan(self.max_ahead_ms))
         packed = []
-        for side in self.inputs:  # Spark's offset log has the sources in this order
-            source = _bundling(side)
-            if source is not None:
+        for number, side in enumerate(self.inputs):  # Spark's offset log has the sources in this order
+            source, mixing = _bundling(side), _mixing(side)
+            if mixing is not None:
+                what = self._bundle_input(side)
+                first = first_positions(checkpoint, number, mixing.first_positions)
+                rows = self.pack_input(side, mixing.stream_mixed(spark, what.names, first), beside=[BUNDLE])
+                packed.append(rows.mapInArrow(unmixed(what, stage), frames.PACKED_SCHEMA))
+            elif source is not None:
                 what = self._bundle_input(side)
                 timed = source.stream_bundles(spark, what.names).select(
                     BUNDLE, f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN)
@@ -167,8 +173,12 @@ class Job:
                 for (stream, partition), bounds in ranges.items()
                 if streams[stream][0] == side.name and bounds[0] < bounds[1]
             }
-            source = _bundling(side)
-            if wanted and source is not None:
+            source, mixing = _bundling(side), _mixing(side)
+            if wanted and mixing is not None:
+                what = self._bundle_input(side)
+                rows = self.pack_input(side, mixing.batch_mixed(spark, wanted, what.names), beside=[BUNDLE])
+                parts.append(rows.mapInArrow(unmixed(what, stage), schema))
+            elif wanted and source is not None:
                 what = self._bundle_input(side)
                 pieces, read = source.pieces(spark, wanted, what.names)
                 tasks = min(len(pieces), replay_tasks(spark))
@@ -205,8 +215,8 @@ class Job:
         topics = {number: topic for (_, topic), number in self.streams.items()}
         return PackPlan(self.grouping, self.message_fields, self.route == "partition", max_ahead_ms, topics, sides)
 
-    def pack_input(self, side: Input, rows: DataFrame) -> DataFrame:
-        """Select what the pack stage reads out of source rows."""
+    def pack_input(self, side: Input, rows: DataFrame, beside: Sequence[str] = ()) -> DataFrame:
+        """Select what the pack stage reads out of source rows, behind columns that are kept beside it."""
         stream = f.lit(None).cast("int")
         for topic in side.source.topics:
             stream = f.when(f.col("topic") == topic, f.lit(self.streams[(side.name, topic)])).otherwise(stream)
@@ -228,6 +238,7 @@ class Job:
         bad = malformed.isNotNull() | time.isNull()
         here = set(rows.schema["fields"].dataType.fieldNames())
         return rows.select(
+            *beside,
             stream.alias(STREAM),
             f.col("partition").alias(PARTITION),
             f.col("offset").alias(OFFSET),
@@ -262,8 +273,18 @@ def _bundling(side: Input) -> Bundling | None:
     """Give an input's source if its rows can cross the JVM as bundles."""
     if not isinstance(side.source, Bundling) or not side.source.bundled:
         return None
-    kinds = to_arrow_type(side.source.fields(), timezone="UTC")
-    return side.source if can_bundle(kinds, side.event_time, side.key) else None
+    return side.source if _can_bundle(side) else None
+
+
+def _mixing(side: Input) -> Mixing | None:
+    """Give an input's source if most of its rows can cross the JVM as bundles."""
+    if not isinstance(side.source, Mixing) or not side.source.mixed:
+        return None
+    return side.source if _can_bundle(side) else None
+
+
+def _can_bundle(side: Input) -> bool:
+    return can_bundle(to_arrow_type(side.source.fields(), timezone="UTC"), side.event_time, side.key)
 
 
 def _union(parts: Sequence[DataFrame]) -> DataFrame:

@@ -11,7 +11,7 @@ import pytest
 from backend.errors import SourceDamaged
 from backend.limits import MAX_KEY_TEXT_BYTES
 from backend.spark import frames
-from backend.spark.bundles import BundleInput, bundle, can_bundle, pack_input, unbundled
+from backend.spark.bundles import BundleInput, bundle, can_bundle, pack_input, unbundled, unmixed
 
 VALUE = pa.struct([("key", pa.string()), ("at", pa.timestamp("us", "UTC")), ("x", pa.int64())])
 FIELDS = (pa.field("x", pa.int64()), pa.field("left.gone", pa.string()))
@@ -100,6 +100,46 @@ def test_bundles_in_front_of_a_stage() -> None:
         [{"x": 1, "_batch_ms": 10}],
         [{"x": 2, "_batch_ms": 30}],
     ]
+
+
+def mixed(*parts: pa.RecordBatch | list[int]) -> pa.RecordBatch:
+    """An Arrow batch as Spark makes it of a mixed source: a bundle is a row, numbers are rows that Spark judged."""
+    batches = []
+    for number, part in enumerate(parts):
+        if isinstance(part, list):
+            judged = pack_input(rows([{"key": "p", "at": at(0), "x": x} for x in part]), INPUT, 10 + number)
+            columns = dict(zip(judged.schema.names, judged.columns, strict=True))
+            batches.append(pa.table({"bundle": pa.nulls(len(part), pa.binary()), **columns}))
+        else:
+            kinds = pack_input(rows([]), INPUT, 0).schema
+            columns = {kind.name: pa.nulls(1, kind.type) for kind in kinds}
+            columns["_batch_ms"] = pa.array([10 + number])
+            batches.append(pa.table({"bundle": bundle(part).column(0), **columns}))
+    [batch] = pa.concat_tables(batches).combine_chunks().to_batches()
+    return batch
+
+
+def test_bundles_among_rows_keep_the_order_and_their_batch_time() -> None:
+    def some(*xs: int) -> pa.RecordBatch:
+        return rows([{"key": "p", "at": at(0), "x": x} for x in xs])
+
+    def seen(batch: pa.RecordBatch, most: int) -> list[list[tuple[int, int]]]:
+        found = unmixed(INPUT, lambda batches: batches, most)(iter([batch]))
+        return [list(zip(*(one.column(name).to_pylist() for name in ("x", "_batch_ms")), strict=True)) for one in found]
+
+    batch = mixed(some(1, 2), [3], some(4), some(5, 6), [7, 8])
+    order = [(1, 10), (2, 10), (3, 11), (4, 12), (5, 13), (6, 13), (7, 14), (8, 14)]
+    assert seen(batch, 100) == [order]
+    assert seen(batch, 3) == [order[:3], order[3:6], order[6:]]
+    assert seen(mixed([1, 2]), 100) == [[(1, 10), (2, 10)]]
+    assert seen(mixed(some(1, 2)), 100) == [[(1, 10), (2, 10)]]
+    assert seen(mixed([1]).slice(0, 0), 100) == []
+
+
+def test_a_topic_that_is_a_dictionary() -> None:
+    batch = rows([{"key": "p", "at": at(0), "x": 1}] * 3, ["a", "b", "a"])
+    coded = batch.set_column(0, "topic", batch.column("topic").dictionary_encode())
+    assert pack_input(coded, INPUT, 0).equals(pack_input(batch, INPUT, 0))
 
 
 @pytest.mark.parametrize(

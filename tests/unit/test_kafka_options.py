@@ -29,6 +29,11 @@ from backend.sources.kafka_settings import KafkaSettings
         ({"key": "a"}, "key="),
         ({"options": {"failOnDataLoss": "false"}}, "failOnDataLoss"),
         ({"options": {"kafka.sasl.jaas.config": "x"}}, "KafkaSettings"),
+        ({"reader": "jvm"}, "reader='jvm'"),
+        ({"reader": "client", "format": "raw", "value": ""}, "reader='client': format='raw'"),
+        ({"reader": "client", "options": {"minPartitions": "4"}}, "reader='client': options"),
+        ({"reader": "client", "headers": {"trace": "string"}}, "reader='client': headers"),
+        ({"reader": "client", "key": "user bigint"}, "reader='client': key='user bigint'"),
     ],
 )
 def test_a_bad_option_is_named(options, named):
@@ -95,7 +100,7 @@ def test_it_is_read_in_bulk_unless_the_options_say_otherwise(options, fetched, p
 @pytest.mark.parametrize(("options", "tasks"), [(None, "6"), ({"minpartitions": "40"}, "40")])
 def test_a_replay_has_work_for_all_cores(options, tasks, monkeypatch):
     monkeypatch.setattr("backend.spark.connector.ensure_connector", lambda spark: None)
-    monkeypatch.setattr(KafkaSource, "offsets", lambda self, spark: {("t", 0): (0, 10)})
+    monkeypatch.setattr(KafkaSource, "offsets", lambda self, spark=None: {("t", 0): (0, 10)})
     session = SimpleNamespace(read=Reader(), sparkContext=SimpleNamespace(defaultParallelism=3))
     with pytest.raises(LookupError):
         kafka("t", servers="h:1", value="n int", options=options).batch(session, {("t", 0): (2, 5)})

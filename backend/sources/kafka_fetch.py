@@ -1,0 +1,204 @@
+"""Exact offset ranges of a source partition, read with confluent-kafka where a task runs.
+
+A range ends where it was said to end: at a message behind it, or where the broker says that nothing more is there to be
+seen (the rest may be markers of transactions, or aborted). Offsets that are gone are an error, and so is a broker that
+gives nothing for `STALL_S`. No group's offsets are touched.
+
+A process keeps the clients that it used last, without an assignment: connections and what they know of the topics stay,
+messages do not.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import HistoryLost, SourceUnavailable
+from backend.sources.kafka_admin import next_messages
+from backend.sources.kafka_loss import KEEP
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
+STALL_S = 120.0  # Spark's connector waits as long
+WAIT_S = 1.0
+BULK = 10_000
+"""Messages taken at a time, if so many have come: the client holds no more than `queued.max.messages.kbytes`."""
+KEPT_CLIENTS = 2
+
+READING = {
+    "group.id": "rewind-reader",  # asked for by the client; no group is joined
+    "enable.auto.commit": "false",
+    "enable.auto.offset.store": "false",
+    "enable.partition.eof": "true",
+    "auto.offset.reset": "error",
+    "check.crcs": "true",
+    "fetch.message.max.bytes": str(8 * 1024 * 1024),
+    "queued.min.messages": "100000",
+    "queued.max.messages.kbytes": str(32 * 1024),
+    "fetch.queue.backoff.ms": "5",  # a second otherwise, each time the queue was full
+    "fetch.wait.max.ms": "100",
+    "log_level": "0",
+}
+
+_kept: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Messages of one source partition in order of offset, by column.
+
+    Attributes:
+        offsets: Offset of each.
+        timestamps: The record's timestamp, milliseconds.
+        values: Value or None.
+    """
+
+    offsets: list[int]
+    timestamps: list[int]
+    values: list[bytes | None]
+    _messages: list[Any] = field(repr=False)
+
+    def keys(self) -> list[bytes | None]:
+        """Give each message's key or None: few ask for it."""
+        return [message.key() for message in self._messages]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Records]) -> Records:
+        """Put records that follow one another together."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            [offset for part in parts for offset in part.offsets],
+            [at for part in parts for at in part.timestamps],
+            [value for part in parts for value in part.values],
+            [message for part in parts for message in part._messages],
+        )
+
+
+def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: int, end: int) -> Iterator[Records]:
+    """Read the messages of a half-open offset range; Python's collector is off until they are all read.
+
+    Args:
+        configuration: The client's, with `isolation.level`.
+        topic: The topic.
+        partition: Its partition.
+        start: First offset; there may be no message at it.
+        end: The offset after the last.
+
+    Raises:
+        HistoryLost: The broker no longer has the offsets, or has none so far.
+        SourceUnavailable: It gives nothing, or refuses.
+    """
+    from confluent_kafka import TopicPartition
+
+    with _client(configuration) as consumer, _uncollected():
+        consumer.assign([TopicPartition(topic, partition, start)])
+        following, progress, why = start, time.monotonic(), "no answer"
+        while following < end:
+            messages = next_messages(consumer, BULK, WAIT_S)
+            good = [message for message in messages if message.error() is None]
+            records = _records(good, end)
+            if good:
+                following, progress = good[-1].offset() + 1, time.monotonic()
+            failed = [m for m in messages if m.error() is not None] if len(good) < len(messages) else []
+            del messages, good
+            if records.offsets:
+                yield records
+                progress = time.monotonic()
+            del records
+            for message in failed:
+                seen, told = _judged(message, f"{topic}-{partition}", following)
+                following, why = max(following, seen), told or why
+            if following < end and time.monotonic() - progress > STALL_S:
+                raise SourceUnavailable(
+                    "Kafka gives no more messages",
+                    where=f"{topic}-{partition}",
+                    why=f"nothing for {STALL_S:.0f} s at offset {following} of {end}: {_hidden(configuration, why)}",
+                    command="check the brokers, and that this client may read the topic",
+                )
+
+
+def _records(messages: list[Any], end: int) -> Records:
+    offsets = [message.offset() for message in messages]
+    if offsets and offsets[-1] >= end:
+        wanted = bisect_left(offsets, end)
+        messages, offsets = messages[:wanted], offsets[:wanted]
+    return Records(
+        offsets,
+        [message.timestamp()[1] for message in messages],
+        [message.value() for message in messages],
+        messages,
+    )
+
+
+def _judged(message: Any, where: str, following: int) -> tuple[int, str]:
+    """Judge what came instead of a message: the offset that it speaks of (0 for none), and what it tells.
+
+    Raises:
+        HistoryLost: The offsets are gone.
+        SourceUnavailable: It will not pass.
+    """
+    from confluent_kafka import KafkaError
+
+    error = message.error()
+    code = error.code()
+    if code == KafkaError._PARTITION_EOF:
+        return message.offset(), ""
+    if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        raise HistoryLost(
+            "the topic does not hold offsets that are needed",
+            where=where,
+            why=f"offset {following} comes next: {error.str()}",
+            command=KEEP,
+        )
+    if error.fatal() or code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION):
+        raise SourceUnavailable(
+            "Kafka refuses to be read", where=where, why=error.str(), command="check the credentials and their rights"
+        )
+    return 0, str(error.str())
+
+
+@contextmanager
+def _client(configuration: Mapping[str, str]) -> Iterator[Consumer]:
+    """Give a client of this process, its own while the block runs."""
+    from confluent_kafka import Consumer
+
+    wanted = {**READING, **configuration}
+    name = json.dumps(wanted, sort_keys=True)
+    consumer = _kept.pop(name, None) or Consumer(wanted)
+    try:
+        yield consumer
+        consumer.unassign()
+    except BaseException:  # a task that is cancelled, too
+        consumer.close()
+        raise
+    if name in _kept:  # two readers at once in this process
+        consumer.close()
+        return
+    while len(_kept) >= KEPT_CLIENTS:
+        _kept.pop(next(iter(_kept))).close()
+    _kept[name] = consumer
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python's collector away from many objects that live for a moment: it took half of the time."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def _hidden(configuration: Mapping[str, str], text: str) -> str:
+    password = configuration.get("sasl.password")
+    return text.replace(password, "***") if password else text

@@ -1,0 +1,48 @@
+"""Where a new query begins, said once: the first micro-batch may be planned again, and topics go on meanwhile.
+
+Spark logs the end of a micro-batch, and the beginning of the first one nowhere. Its Kafka connector writes it to
+`<checkpoint>/sources/<number>/0` (a zero byte, `v1`, a line break, JSON of topic -> partition -> offset); readers of
+ours keep theirs at the same place in the same form, so a checkpoint goes on with either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from backend.errors import UnknownFormat
+from backend.sources import TopicPartition
+from backend.sources.spark_offsets import offset_json, positions_in
+from recovery.files import open_files
+
+HEAD = b"\0v1\n"
+
+
+def first_positions(
+    checkpoint: str, number: int, ask: Callable[[], Mapping[TopicPartition, int]]
+) -> dict[TopicPartition, int]:
+    """Give where a source's query began, or begins now.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        number: Of the source, in the order of the plan.
+        ask: Gives where it would begin now; asked once in the life of a checkpoint.
+
+    Raises:
+        UnknownFormat: What is written there is of another release.
+    """
+    files = open_files(checkpoint)
+    folder = f"sources/{number}"
+    if "0" not in files.list(folder):
+        first = dict(ask())
+        files.write(f"{folder}/0", [HEAD + json.dumps(offset_json(first)).encode()])
+        return first
+    data = files.read(f"{folder}/0")
+    if not data.startswith(HEAD):
+        raise UnknownFormat(
+            "the first offsets of a source have an unknown format",
+            where=f"{checkpoint}/{folder}/0",
+            why=f"it begins with {data[:8]!r}, not {HEAD!r}",
+            command="install the release that wrote it",
+        )
+    return positions_in(data[len(HEAD) :].decode())

@@ -1,0 +1,166 @@
+"""Where a range of offsets ends, and what is said instead of a message: with a client that says what the test wants."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from backend.errors import HistoryLost, SourceUnavailable
+from backend.sources import kafka_fetch
+from backend.sources.kafka_fetch import fetch
+
+
+class Message:
+    def __init__(self, offset: int, error: int | None = None, *, fatal: bool = False) -> None:
+        self._offset, self._error = offset, None if error is None else KafkaError(error, "told", fatal)
+
+    def error(self) -> Any:
+        return self._error
+
+    def offset(self) -> int:
+        return self._offset
+
+    def value(self) -> bytes:
+        return b"v%d" % self._offset
+
+    def key(self) -> bytes:
+        return b"k%d" % self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1000 + self._offset
+
+
+class Client:
+    """Gives what it was told to, one answer per call."""
+
+    made: list[Client]
+    script: list[list[Message]]
+
+    def __init__(self, configuration: dict[str, str]) -> None:
+        self.configuration, self.assigned, self.closed = configuration, [], False
+        self.made.append(self)
+
+    def assign(self, places: list[Any]) -> None:
+        self.assigned += [(place.topic, place.partition, place.offset) for place in places]
+
+    def unassign(self) -> None:
+        self.assigned.append("nothing")
+
+    def poll(self, wait_s: float) -> Message | None:
+        self.answer = list(self.script.pop(0)) if self.script else []
+        return self.answer.pop(0) if self.answer else None
+
+    def consume(self, at_most: int, timeout: float) -> list[Message]:
+        return self.answer[:at_most]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Client]]:
+    import confluent_kafka
+
+    kind = type("Scripted", (Client,), {"made": [], "script": []})
+    monkeypatch.setattr(confluent_kafka, "Consumer", kind)
+    monkeypatch.setattr(kafka_fetch, "_kept", {})
+    yield kind
+    assert gc.isenabled()
+
+
+def read(start: int, end: int, **configuration: str) -> list[int]:
+    return [offset for records in fetch(configuration, "t", 1, start, end) for offset in records.offsets]
+
+
+def test_a_range_is_read_exactly(client: Any) -> None:
+    client.script += [[Message(n) for n in (5, 6, 8)], [Message(9), Message(12), Message(13)]]
+    parts = list(fetch({}, "t", 1, 5, 12))
+    assert [part.offsets for part in parts] == [[5, 6, 8], [9]]
+    assert (parts[1].timestamps, parts[1].keys(), parts[1].values) == ([1009], [b"k9"], [b"v9"])
+    assert client.made[0].assigned == [("t", 1, 5), "nothing"]
+    assert client.made[0].configuration["auto.offset.reset"] == "error"
+
+
+def test_markers_at_the_end_of_a_range_are_not_waited_for(client: Any) -> None:
+    """The last offsets of a transaction's range have no message: the end of the partition says so."""
+    client.script += [[Message(3)], [], [Message(6, KafkaError._PARTITION_EOF)]]
+    assert read(3, 6) == [3]
+
+
+def test_the_end_of_the_partition_before_the_end_of_the_range_is_waited_out(client: Any) -> None:
+    client.script += [[Message(3), Message(4, KafkaError._PARTITION_EOF)], [Message(4)], [Message(5)]]
+    assert read(3, 6) == [3, 4, 5]
+
+
+def test_a_message_behind_the_range_ends_it(client: Any) -> None:
+    client.script += [[Message(99)]]
+    assert read(3, 6) == []
+
+
+@pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
+def test_offsets_that_are_gone(client: Any, code: int) -> None:
+    client.script += [[Message(3)], [Message(-1001, code)]]
+    with pytest.raises(HistoryLost, match="offset 4 comes next") as caught:
+        read(3, 9)
+    assert caught.value.where == "t-1"
+    assert "rewind reset" in caught.value.command
+    assert client.made[0].closed
+
+
+def test_a_refusal_is_not_waited_out(client: Any) -> None:
+    client.script += [[Message(-1001, KafkaError.TOPIC_AUTHORIZATION_FAILED)]]
+    with pytest.raises(SourceUnavailable, match="refuses"):
+        read(3, 9)
+
+
+def test_a_broker_that_gives_nothing_is_waited_for_within_a_bound(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 100_000, 10))
+    monkeypatch.setattr(kafka_fetch.time, "monotonic", lambda: float(next(clock)))
+    client.script += [[Message(3)], *[[]] * 5, [Message(4, KafkaError._TRANSPORT)], [Message(4)]]
+    with pytest.raises(SourceUnavailable, match=r"nothing for 120 s at offset 5 of 9: told") as caught:
+        read(3, 9, **{"sasl.password": "told"[::-1]})
+    assert "check the brokers" in caught.value.command
+
+
+def test_secrets_stay_out_of_what_is_told(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_fetch, "STALL_S", -1.0)
+    client.script += [[Message(-1001, KafkaError._TRANSPORT)]]
+    with pytest.raises(SourceUnavailable) as caught:
+        read(3, 9, **{"sasl.password": "told"})
+    assert "told" not in str(caught.value)
+
+
+def test_a_client_is_kept_until_it_fails_or_others_come(client: Any) -> None:
+    client.script += [[Message(1)], [Message(2)]]
+    assert read(1, 2) + read(2, 3) == [1, 2]
+    assert len(client.made) == 1
+    client.script += [[Message(-1001, KafkaError._AUTO_OFFSET_RESET)], [Message(3)]]
+    with pytest.raises(HistoryLost):
+        read(3, 4)
+    assert read(3, 4) == [3]
+    assert [one.closed for one in client.made] == [True, False]
+    for number in range(kafka_fetch.KEPT_CLIENTS + 1):
+        client.script += [[Message(1)]]
+        read(1, 2, **{"client.id": str(number)})
+    assert [one.closed for one in client.made].count(False) == kafka_fetch.KEPT_CLIENTS
+
+
+def test_two_ranges_at_once_have_a_client_each(client: Any) -> None:
+    client.script += [[Message(1)], [Message(7)], [Message(2)], [Message(8)]]
+    one, other = fetch({}, "t", 0, 1, 3), fetch({}, "t", 1, 7, 9)
+    assert [next(one).offsets, next(other).offsets, next(one).offsets, next(other).offsets] == [[1], [7], [2], [8]]
+    assert list(one) + list(other) == []
+    assert [len(client.made), [c.closed for c in client.made].count(True)] == [2, 1]
+
+
+def test_a_reader_that_stops_early_closes_its_client(client: Any) -> None:
+    client.script += [[Message(1)]]
+    reading = fetch({}, "t", 0, 1, 9)
+    next(reading)
+    assert not gc.isenabled()
+    reading.close()
+    assert client.made[0].closed
