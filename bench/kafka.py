@@ -5,9 +5,9 @@ same two cores. A backlog is worked off: micro-batches have a million messages, 
 commits after five by default. It runs as one process and as two (one consumer group), told to commit every 10,000
 messages, its default otherwise. Compared is the rate in steady state: ours over whole micro-batches without the first
 ones, Quix's from its first message to its last. Windows that both closed must be equal. Changelog bytes are keys and
-values of the records in the changelog's topic (Quix adds headers: shown apart), per message. Beside our rate, two
-floors: Spark's Kafka source and `from_json` alone, thrown away, which nothing that reads a topic through Spark can
-exceed; and the same messages into a stateful operator in Python that does nothing (`bench/floor.py`).
+values of the records in the changelog's topic (Quix adds headers: shown apart), per message. Beside our rate two
+floors: the topic read and parsed alone, thrown away; and the same messages into a stateful operator in Python that does
+nothing (`bench/floor.py`).
 
 Quix Streams is in an environment of its own (`make peers`), never in the product's.
 """
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from backend import count, kafka, max_, median, policies, stream, sum_, tumbling
+from backend.sources.spark_offsets import positions_in
 from bench.floor import empty
 from bench.session import has_messages, session
 from bench.table import Options, report
@@ -101,7 +102,16 @@ def topics_with(broker: Broker, text: str) -> list[str]:
     return [name for name in AdminClient(broker.settings.for_client()).list_topics(timeout=10).topics if text in name]
 
 
-def rate(progress: list[Any], rows: Callable[[Any], int] = lambda p: p["numInputRows"]) -> float:
+def offsets_read(progress: Any) -> int:
+    """Give how many offsets of topics a micro-batch was planned to read."""
+    read = 0
+    for source in progress["sources"]:
+        start, end = positions_in(source["startOffset"]), positions_in(source["endOffset"])
+        read += sum(after - start.get(place, 0) for place, after in end.items())
+    return read
+
+
+def rate(progress: list[Any], rows: Callable[[Any], int] = offsets_read) -> float:
     """Give messages a second over whole micro-batches, without the first ones; 0 where there are no others."""
     batches = progress[WARM_UP:]
     milliseconds = sum(p["durationMs"]["triggerExecution"] for p in batches)
@@ -125,10 +135,10 @@ class Ours:
                      max_offsets_per_trigger=self.per)  # fmt: skip
 
     def input_alone(self) -> float:
-        """Read and parse the topic with Spark, throw it away; give messages a second."""
+        """Read and parse the topic, throw it away; give messages a second."""
+        source = self.source()
         query = (
-            self.source()
-            .stream(self.spark)
+            source.stream_mixed(self.spark, source.fields().names, source.first_positions())
             .writeStream.format("noop")
             .option("checkpointLocation", str(self.directory / "floor"))
             .trigger(availableNow=True)
