@@ -43,8 +43,7 @@ audit: setup ## Look up the locked dependencies among known vulnerabilities; ask
 	@.venv-audit/bin/pip-audit --requirement requirements.lock --require-hashes --disable-pip --strict $(ARGS)
 
 peers: setup ## Make .venv-peers with what the benchmarks compare with; never needed by the product
-	@.venv-peers/bin/python -c "import quixstreams" 2>/dev/null || { .venv/bin/python -m venv .venv-peers && \
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --retries 5 quixstreams==3.28.1; }
+	@.ci/peers
 
 bench: java peers ## Side by side with Spark's own operators
 	@$(PY) -m bench $(ARGS)

@@ -73,7 +73,7 @@ def logged(log: str, text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
-    options = beside_peers("kafka_restore", __doc__, 2_000_000, arguments)
+    options = beside_peers("kafka_restore", __doc__, 5_000_000, arguments)
     messages = 20_000 if options.quick else options.messages
     broker, close = open_broker()
     try:

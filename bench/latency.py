@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backend import count, kafka, policies, stream, sum_, tumbling
+from backend.spark.connector import ensure_connector
 from bench.session import has_messages, session, sparks_own_store
 from bench.table import Options, report
 from recovery.broker import Broker, open_broker
@@ -95,6 +96,7 @@ def sparks(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> l
     """Run Spark's own windows; give the same."""
     from pyspark.sql import functions as f
 
+    ensure_connector(spark)
     sparks_own_store(spark)
     query = (
         spark.readStream.format("kafka")
