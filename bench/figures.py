@@ -152,7 +152,7 @@ def kafka(rows: Rows, _: str) -> Iterator[Line]:
             f"from a Kafka topic to windows, changelog in Kafka: {ours['what']}",
             f"Quix Streams, {' / '.join(peer['processes'] for peer in peers)} processes",
             f"{several([peer['Rewind / this'] for peer in peers])} times its messages a second "
-            f"(ours {number(ours['messages/s'])}; Spark's Kafka source and from_json alone: "
+            f"(ours {number(ours['messages/s'])}; the topic read and parsed, thrown away: "
             f"{number(ours['input alone/s'])}, into an empty operator in Python: {number(ours['empty operator/s'])}); "
             f"it logs {several(logged)} times the bytes",
         )
@@ -164,8 +164,8 @@ def kafka_restore(rows: Rows, _: str) -> Iterator[Line]:
     yield Line(
         f"a lost disk restored from Kafka: every message of JSON kept, {amount(ours['messages'])}",
         "Quix Streams",
-        f"{number(peer['Rewind / this'])} times its messages a second (ours {number(ours['messages/s'])}; read and "
-        f"parsed by Spark, thrown away: {number(ours['input alone/s'])}); "
+        f"{number(peer['Rewind / this'])} times its messages a second (ours {number(ours['messages/s'])}; the "
+        f"topic read and parsed, thrown away: {number(ours['input alone/s'])}); "
         f"{ours['s before']:.1f} s before it begins, against {peer['s before']:.1f}",
     )
 

@@ -87,7 +87,8 @@ class Bundling(Source, Protocol):
 class Mixing(Source, Protocol):
     """A source whose rows cross the JVM as bundles where its reader understands them, as rows where only Spark does.
 
-    A row has either `bundle` (`backend.spark.bundles`) or what `COLUMNS` says; rows are in order of offset in a task.
+    A row has either `bundle` (`backend.spark.bundles`) or what `COLUMNS` says. Behind a bundle come the rows that
+    belong between its own, as many as its `offset` says; with these, rows are in order of offset in a task.
     """
 
     @property

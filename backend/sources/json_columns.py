@@ -2,18 +2,23 @@
 
 Spark parses JSON in the JVM, row by row; pyarrow parses many values at once, three times as fast. They are not the same
 parser, so this one speaks only where both must agree, and leaves all other values to `from_json`
-(`backend.sources.formats.parse`): a stretch of values is taken when each of them is one object of plain fields in
-standard JSON that pyarrow reads without an error. What pyarrow takes and Spark does not, or takes otherwise, is looked
-for by name: bytes that are not UTF-8, `NaN` and the like, `-0` for a double, numbers and nesting beyond Spark's limits.
+(`backend.sources.formats.parse`): a value is taken when it is one object of plain fields in standard JSON that pyarrow
+reads without an error. What pyarrow takes and Spark does not, or takes otherwise, is looked for by name: bytes that are
+not UTF-8, `NaN` and the like, `-0` for a double, numbers and nesting beyond Spark's limits.
+
+pyarrow takes many values or none. It often says which row it did not understand; after `MOST_TRIES` rows the values are
+looked at one by one for suspects. Nobody's suspicion decides: what is taken was parsed and checked as a whole.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -27,8 +32,8 @@ PLAIN = frozenset({"string", "boolean", "byte", "short", "integer", "long", "dou
 """Spark's types (`typeName`) that both parsers read in the same way."""
 LONGEST_VALUE = MAX_KEY_TEXT_BYTES
 """Longer values are left to Spark: so no key in those taken is too long, nor a name longer than Spark allows."""
-MOST_TRIES = 8
-"""How often a stretch that is not understood is cut again."""
+MOST_TRIES = 3
+"""How many rows are left out because pyarrow named them."""
 
 _BLANK = b" \t\r\n"
 _SPARKS_LIMIT = 900  # characters of a number, levels of nesting: Spark's parser allows 1,000
@@ -38,8 +43,7 @@ _ROW = re.compile(r"in row (\d+)")
 _OF_NUMBERS = np.zeros(256, np.bool_)
 _OF_NUMBERS[list(b"0123456789.eE+-")] = True
 
-Stretch = tuple[int, int, pa.StructArray | None]
-"""(first value, the one after the last, their fields or None where Spark has to say)."""
+Mask = npt.NDArray[np.bool_]
 
 
 def readable(fields: StructType) -> bool:
@@ -59,38 +63,34 @@ class JsonColumns:
         self._options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         self._doubles = any(pa.types.is_float64(field.type) for field in schema)
 
-    def stretches(self, values: Sequence[bytes | None]) -> Iterator[Stretch]:
-        """Give the values in stretches, in order and without a gap."""
-        tries, waiting = MOST_TRIES, [(0, len(values))]
-        while waiting:
-            low, high = waiting.pop()
-            if low == high:
-                continue
-            found, bad = self._columns(values[low:high])
+    def parse(self, values: Sequence[bytes | None]) -> tuple[Mask, pa.StructArray]:
+        """Give which of the values are taken, and the fields of those, in order."""
+        taken = np.ones(len(values), np.bool_)
+        tries, looked = MOST_TRIES, False
+        while taken.any():
+            rows = np.flatnonzero(taken)
+            chosen = values if len(rows) == len(values) else [values[row] for row in rows.tolist()]
+            found, bad = self._columns(chosen)
             if found is not None:
-                yield low, high, found
-            elif tries == 0 or high - low == 1:
-                yield low, high, None
-            else:
-                tries -= 1
-                if bad is None:
-                    middle = (low + high) // 2
-                    waiting += [(middle, high), (low, middle)]
-                else:
-                    waiting += [(low + bad + 1, high), (low + bad, low + bad + 1), (low, low + bad)]
+                return taken, found
+            if bad is None or tries == 0:
+                if looked:
+                    taken[:] = False
+                    break
+                looked, bad = True, self._suspects(chosen)
+            elif isinstance(bad, int):
+                tries, bad = tries - 1, [bad]
+            taken[rows[list(bad)]] = False
+        return taken, pa.array([], pa.struct(list(self._schema)))
 
-    def _columns(self, values: Sequence[bytes | None]) -> tuple[pa.StructArray | None, int | None]:
-        """Give the fields of all values; or None, and which value may be the first that is not understood."""
-        if None in values:
-            return None, values.index(None)
-        data = b"\n".join(values)  # type: ignore[arg-type] # there is no None
-        if not _one_per_line(data, len(values)):
-            data = b"\n".join([value.strip(_BLANK) for value in values])  # type: ignore[union-attr]
-            if not _one_per_line(data, len(values)):
-                return None, _first_other(data, values)
-        at = self._odd(data, values)
-        if at is not None:
-            return None, at
+    def _columns(self, values: Sequence[bytes | None]) -> tuple[pa.StructArray | None, int | list[int] | None]:
+        """Give the fields of all values; or None, and which to leave out: one that pyarrow names, or all odd ones."""
+        data = _lines(values)
+        if data is None:
+            return None, _others(values)
+        odd = self._odd(data, values)
+        if odd:
+            return None, odd
         try:
             table = pj.read_json(
                 pa.BufferReader(data),
@@ -99,45 +99,59 @@ class JsonColumns:
             )
         except pa.ArrowInvalid as error:
             row = _ROW.search(str(error))
-            at = int(row.group(1)) if row is not None else None
-            return None, at if at is not None and at < len(values) else None
+            at = int(row.group(1)) if row is not None else len(values)
+            return None, at if at < len(values) else None
         if table.num_rows != len(values):  # one line was two objects
             return None, None
         columns = [column.combine_chunks() for column in table.columns]
         return pa.StructArray.from_arrays(columns, fields=list(self._schema)), None
 
-    def _odd(self, data: bytes, values: Sequence[bytes | None]) -> int | None:
-        """Give which value, of one per line, pyarrow may take otherwise than Spark; None when there is none."""
+    def _odd(self, data: bytes, values: Sequence[bytes | None]) -> list[int]:
+        """Give which values, of one per line, pyarrow may take otherwise than Spark."""
+        odd: set[int] = set()
         if not data.isascii():
-            try:
-                data.decode()
-            except UnicodeDecodeError as error:
-                return data.count(b"\n", 0, error.start)
-        patterns = []
+            odd.update(_not_text(data, values))
         if b"NaN" in data or b"Inf" in data:
-            patterns.append(_CONSTANT)
+            odd.update(_rows_of(data, (found.end() for found in _CONSTANT.finditer(data))))
         if self._doubles and b"-0" in data:
-            patterns.append(_MINUS_ZERO)
-        for pattern in patterns:
-            found = pattern.search(data)
-            if found is not None:
-                return data.count(b"\n", 0, found.end())
+            odd.update(_rows_of(data, (found.start() for found in _MINUS_ZERO.finditer(data))))
         lengths = np.fromiter(map(len, values), np.int64, len(values))  # type: ignore[arg-type]
         longest = int(lengths.max())
         if longest > LONGEST_VALUE:
-            return int(np.argmax(lengths > LONGEST_VALUE))
+            odd.update(np.flatnonzero(lengths > LONGEST_VALUE).tolist())
         if longest > _SPARKS_LIMIT:
             other = np.flatnonzero(~_OF_NUMBERS[np.frombuffer(data, np.uint8)])
-            far = np.diff(other) > _SPARKS_LIMIT
-            if far.any():
-                return data.count(b"\n", 0, int(other[np.argmax(far)]))
+            odd.update(_rows_of(data, other[:-1][np.diff(other) > _SPARKS_LIMIT].tolist()))
         if longest > 2 * _SPARKS_LIMIT:
             texts = pa.array(values, pa.binary())
             opened = pc.add(pc.count_substring(texts, "{"), pc.count_substring(texts, "["))
-            deep = np.asarray(opened) > _SPARKS_LIMIT
-            if deep.any():
-                return int(np.argmax(deep))
+            odd.update(np.flatnonzero(np.asarray(opened) > _SPARKS_LIMIT).tolist())
+        return sorted(odd)
+
+    def _suspects(self, values: Sequence[bytes | None]) -> list[int]:
+        """Give which values Python's own parser finds to be something else than an object of the fields."""
+        fits = [(field.name, _fits(field.type)) for field in self._schema]
+        suspects = []
+        for number, value in enumerate(values):
+            try:
+                row = json.loads(value or b"")
+                fine = all(row.get(name) is None or fit(row[name]) for name, fit in fits)
+            except (ValueError, AttributeError, RecursionError):
+                fine = False
+            if not fine:
+                suspects.append(number)
+        return suspects
+
+
+def _lines(values: Sequence[bytes | None]) -> bytes | None:
+    """Give the values one per line; None where one is not between braces, or has a line break in a text."""
+    if None in values:
         return None
+    data = b"\n".join(values)  # type: ignore[arg-type] # there is no None
+    if _one_per_line(data, len(values)):
+        return data
+    data = b"\n".join([_one_line(value.strip(_BLANK)) for value in values])  # type: ignore[union-attr]
+    return data if _one_per_line(data, len(values)) else None
 
 
 def _one_per_line(data: bytes, count: int) -> bool:
@@ -147,9 +161,56 @@ def _one_per_line(data: bytes, count: int) -> bool:
     )
 
 
-def _first_other(data: bytes, values: Sequence[bytes | None]) -> int | None:
+def _one_line(value: bytes) -> bytes:
+    """Put a value on one line, if it is JSON: there a line break is a blank, but never in a text."""
+    if b"\n" not in value:
+        return value
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return value.replace(b"\n", b" ")
+
+
+def _others(values: Sequence[bytes | None]) -> list[int]:
+    """Give which values are not between braces, or have a line break in a text."""
+    found = []
     for number, value in enumerate(values):
-        text = (value or b"").strip(_BLANK)
+        text = _one_line((value or b"").strip(_BLANK))
         if text[:1] != b"{" or text[-1:] != b"}" or b"\n" in text:
-            return number
-    return None
+            found.append(number)
+    return found
+
+
+def _not_text(data: bytes, values: Sequence[bytes | None]) -> list[int]:
+    """Give which values are not UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        pass
+    else:
+        return []
+    found = []
+    for number, value in enumerate(values):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError:
+            found.append(number)
+    return found
+
+
+def _rows_of(data: bytes, places: Iterable[int]) -> set[int]:
+    """Give the lines in which places are."""
+    lines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    return set(np.searchsorted(lines, np.fromiter(places, np.int64)).tolist())
+
+
+def _fits(kind: pa.DataType) -> Callable[[object], bool]:
+    """Give what tells whether a value, as Python's parser gives it, fits a type."""
+    if pa.types.is_integer(kind):
+        bound = 1 << (kind.bit_width - 1)
+        return lambda value: type(value) is int and -bound <= value < bound
+    if pa.types.is_floating(kind):
+        return lambda value: type(value) in (int, float)
+    wanted = bool if pa.types.is_boolean(kind) else str
+    return lambda value: type(value) is wanted

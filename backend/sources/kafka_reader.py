@@ -2,7 +2,7 @@
 
 Spark's own connector hands every record through the JVM, where `from_json` and the way into Arrow take two thirds of a
 micro-batch. Here a task reads its offset range in Python, and what `JsonColumns` understands crosses the JVM as bundles
-(`backend.spark.bundles`). The rows between, which only Spark can judge, go as they are: one order, two forms.
+(`backend.spark.bundles`); records between them that only Spark can judge follow their bundle as they are.
 
 The offset of the stream is the connector's, `{"<topic>": {"<partition>": next offset}}`, and so are its rules: a
 partition that is added is read from offset 0 on, a bound on a micro-batch is shared out by what lies ahead. So a
@@ -47,7 +47,7 @@ ROWS = StructType(
         StructField("value", BinaryType()),
     ]
 )
-"""Either a bundle, or one record."""
+"""Either a bundle, with the number of records that belong between its rows as `offset`; or a record."""
 _ROWS = to_arrow_schema(ROWS, timezone="UTC")
 _RECORD = pa.schema(list(_ROWS)[1:])
 
@@ -240,69 +240,74 @@ def shared_out(ahead: Mapping[TopicPartition, OffsetRange], most: int) -> dict[T
 
 
 def rows_of(plan: ReaderPlan, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """Read a piece and give its rows: bundles, and records for Spark to judge."""
+    """Read a piece and give its rows: bundles, each with the records between its own that Spark has to judge."""
     configuration = {**plan.settings.for_client(), "isolation.level": plan.isolation}
-    parse = JsonColumns(to_arrow_schema(StructType.fromJson(json.loads(plan.fields)), timezone="UTC"))
-    waiting = _Bundle()
+    columns = JsonColumns(to_arrow_schema(StructType.fromJson(json.loads(plan.fields)), timezone="UTC"))
+    waiting = _Waiting()
     for records in _in_parts(fetch(configuration, piece.topic, piece.partition, piece.start, piece.end)):
+        taken, value = columns.parse(records.values)
         places = _places(piece, records)
-        keys = pa.array(records.keys(), pa.binary()) if plan.key else None
-        for low, high, found in parse.stretches(records.values):
-            value = found if found is None or keys is None else _with_key(found, keys.slice(low, high - low), plan.key)
-            if value is None:
-                yield from waiting.taken()
-                yield _for_spark(piece, records, places, low, high)
+        keys = pa.array(records.keys(), pa.binary()) if plan.key or not taken.all() else None
+        if plan.key and keys is not None and len(value):
+            found = _with_key(value, keys.filter(pa.array(taken)), plan.key)
+            if found is None:
+                taken[:] = False
+            value = value[:0] if found is None else found
+        if len(value):
+            value = _only(value, plan.names)
+            # a record's key is told of bad messages only, and these are good, or have no event time
+            if any(column.null_count for column in value.flatten()):
+                keys = pa.array(records.keys(), pa.binary()) if keys is None else keys
+                key = keys.filter(pa.array(taken))
             else:
-                value = _only(value, plan.names)
-                # a record's key is told of bad messages only, and these are good, or have no event time
-                some = any(column.null_count for column in value.flatten())
-                key = pa.array(records.keys()[low:high], pa.binary()) if some else pa.nulls(high - low, pa.binary())
-                waiting.add([*(column.slice(low, high - low) for column in places), key, value])
-                if waiting.full:
-                    yield from waiting.taken()
+                key = pa.nulls(len(value), pa.binary())
+            own = places if taken.all() else [column.filter(pa.array(taken)) for column in places]
+            waiting.add([*own, key, value])
+        if not taken.all():
+            others = pa.array(~taken)
+            left = [places[0].cast(pa.string()), *places[1:], keys, pa.array(records.values, pa.binary())]
+            waiting.add_records([column.filter(others) for column in left])
+        if waiting.full:
+            yield from waiting.taken()
     yield from waiting.taken()
 
 
-def _for_spark(piece: Piece, records: Records, places: Sequence[pa.Array], low: int, high: int) -> pa.RecordBatch:
-    """Give records as they are."""
-    count = high - low
-    _, partition, offset, timestamp = (column.slice(low, count) for column in places)
-    columns = [
-        pa.nulls(count, pa.binary()),
-        pa.repeat(pa.scalar(piece.topic), count),
-        partition,
-        offset,
-        timestamp,
-        pa.array(records.keys()[low:high], pa.binary()),
-        pa.array(records.values[low:high], pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_ROWS)
-
-
-class _Bundle:
-    """Rows that wait until they are worth a bundle."""
+class _Waiting:
+    """Rows that wait until they are worth a bundle, and the records that stay as they are."""
 
     def __init__(self) -> None:
         self._parts: list[pa.RecordBatch] = []
+        self._records: list[pa.RecordBatch] = []
 
     def add(self, columns: Sequence[pa.Array]) -> None:
-        """Take rows behind the others: their places, keys and values."""
+        """Take rows of the bundle: their places, keys and values."""
         self._parts.append(pa.RecordBatch.from_arrays(columns, [*_RECORD.names]))
+
+    def add_records(self, columns: Sequence[pa.Array]) -> None:
+        """Take records for Spark: the columns of `ROWS` but the bundle."""
+        nothing = pa.nulls(len(columns[0]), pa.binary())
+        self._records.append(pa.RecordBatch.from_arrays([nothing, *columns], schema=_ROWS))
 
     @property
     def full(self) -> bool:
         """Tell whether there are as many rows, or bytes, as a bundle should have."""
-        rows = sum(part.num_rows for part in self._parts)
-        size = sum(part.nbytes for part in self._parts)
-        return bool(rows >= BUNDLE_ROWS or size >= BUNDLE_BYTES)
+        parts = [*self._parts, *self._records]
+        return sum(part.num_rows for part in parts) >= BUNDLE_ROWS or sum(map(_bytes, parts)) >= BUNDLE_BYTES
 
     def taken(self) -> Iterator[pa.RecordBatch]:
-        """Give the rows as a bundle, if there are any."""
+        """Give the bundle, then the records between its rows: their number is the bundle's `offset`."""
         if self._parts:
             [whole] = pa.Table.from_batches(self._parts).combine_chunks().to_batches()
-            self._parts = []
-            rest = [pa.nulls(1, kind.type) for kind in _RECORD]
-            yield pa.RecordBatch.from_arrays([bundle(whole).column(BUNDLE), *rest], schema=_ROWS)
+            row = {kind.name: pa.nulls(1, kind.type) for kind in _ROWS}
+            row[BUNDLE] = bundle(whole).column(BUNDLE)
+            row["offset"] = pa.array([sum(part.num_rows for part in self._records)], pa.int64())
+            yield pa.RecordBatch.from_arrays(list(row.values()), schema=_ROWS)
+        yield from self._records
+        self._parts, self._records = [], []
+
+
+def _bytes(rows: pa.RecordBatch) -> int:
+    return int(rows.nbytes)
 
 
 def _in_parts(fetched: Iterator[Records]) -> Iterator[Records]:

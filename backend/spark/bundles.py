@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
-from backend.errors import SourceDamaged
+from backend.errors import FrameDamaged, SourceDamaged
 from backend.limits import MAX_KEY_TEXT_BYTES
 from backend.spark import frames
 from backend.spark.hashing import hashable, xxhash64
@@ -97,40 +97,46 @@ def unbundled(what: BundleInput, stage: Stage) -> Stage:
 
 
 def unmixed(what: BundleInput, stage: Stage, most_rows: int = MIXED_ROWS) -> Stage:
-    """Put the rows of bundles where they belong among rows that `Job.pack_input` selected (`backend.sources.Mixing`).
+    """Put the rows of bundles together with the rows that `Job.pack_input` selected (`backend.sources.Mixing`).
 
-    The stage gets what both are: the columns of `pack_input`, in the order of the source, some `most_rows` at a time.
+    The stage gets what both are: the columns of `pack_input`, some `most_rows` at a time, a bundle and the rows between
+    its own always at once: lateness goes by the order of offsets, which the pack stage restores within what it gets.
     """
 
     def opened(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[pa.RecordBatch] = []
+        owed = 0
         for batch in batches:
-            bundles = batch.column(BUNDLE)
-            rows = batch.drop_columns([BUNDLE])
-            waiting: list[pa.RecordBatch] = []
-            for part in _in_order(rows, bundles, what):
-                waiting.append(part.cast(rows.schema))
-                if sum(one.num_rows for one in waiting) >= most_rows:
+            for rows, brings in _in_order(batch, what):
+                owed = brings if brings is not None else max(0, owed - rows.num_rows)
+                waiting.append(rows)
+                if owed == 0 and sum(one.num_rows for one in waiting) >= most_rows:
                     yield _one(waiting)
                     waiting = []
-            if waiting:
-                yield _one(waiting)
+        if owed:
+            raise FrameDamaged("rows between those of a bundle did not come", why=f"{owed} are missing")
+        if waiting:
+            yield _one(waiting)
 
     return lambda batches: stage(opened(batches))
 
 
-def _in_order(rows: pa.RecordBatch, bundles: pa.Array, what: BundleInput) -> Iterator[pa.RecordBatch]:
+def _in_order(batch: pa.RecordBatch, what: BundleInput) -> Iterator[tuple[pa.RecordBatch, int | None]]:
+    """Give the rows of each bundle, with the number of rows that belong between them; and rows between, with None."""
+    bundles, rows = batch.column(BUNDLE), batch.drop_columns([BUNDLE])
     bundled = np.asarray(bundles.is_valid())
     edges = [0, *(np.flatnonzero(bundled[1:] != bundled[:-1]) + 1).tolist(), len(bundled)]
     for low, high in pairwise(edges):
-        if low == high:
+        if low < high and not bundled[low]:
+            yield rows.slice(low, high - low), None
             continue
-        if not bundled[low]:
-            yield rows.slice(low, high - low)
-            continue
-        times = rows.column(frames.BATCH_TIME_IN).slice(low, high - low)
-        for data, time_ms in zip(bundles.slice(low, high - low), times, strict=True):
-            for found in frames.from_ipc(data.as_buffer(), "a bundle of source rows").to_batches():
-                yield pack_input(found, what, time_ms.as_py())
+        for at in range(low, high):
+            data, time_ms, brings = (
+                column[at] for column in (bundles, rows.column(frames.BATCH_TIME_IN), rows.column(OFFSET))
+            )
+            found = frames.from_ipc(data.as_buffer(), "a bundle of source rows").combine_chunks().to_batches()
+            for part in found:
+                yield pack_input(part, what, time_ms.as_py()).cast(rows.schema), brings.as_py()
 
 
 def _one(parts: list[pa.RecordBatch]) -> pa.RecordBatch:

