@@ -38,9 +38,15 @@ class TopicIdentity:
 
 
 def identities(
-    settings: KafkaSettings, topics: Sequence[str], *, admin: Any = None, timeout_s: float = TIMEOUT_S
+    settings: KafkaSettings, topics: Sequence[str], *, admin: Any = None, timeout_s: float | None = None
 ) -> dict[str, TopicIdentity]:
-    """Ask for the identity of each topic; `admin` is a client to ask with, for those who ask often.
+    """Ask for the identity of each topic.
+
+    Args:
+        settings: The cluster.
+        topics: Topics.
+        admin: A client to ask with (`admin_client`), for those who ask often.
+        timeout_s: How long to wait; None: `TIMEOUT_S`.
 
     Raises:
         SourceUnavailable: The cluster does not answer, or a topic does not exist.
@@ -48,6 +54,7 @@ def identities(
     from confluent_kafka import KafkaException, TopicCollection
 
     admin = admin or admin_client(settings)
+    timeout_s = timeout_s or TIMEOUT_S
 
     def described() -> dict[str, TopicIdentity]:
         asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
@@ -77,7 +84,7 @@ def offsets(
 
     admin = admin_client(settings)
     wanted = _partitions(settings, topics, admin, TIMEOUT_S)
-    listed = partial(_listed, settings, wanted, admin, committed_only=committed_only)
+    listed = partial(_listed, settings, wanted, admin, committed_only=committed_only, timeout_s=TIMEOUT_S)
     first, end = listed(OffsetSpec.earliest()), listed(OffsetSpec.latest())
     return {key: (first[key], end[key]) for key in wanted}
 
@@ -107,7 +114,7 @@ def _listed(
     spec: Any,
     *,
     committed_only: bool,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float,
 ) -> dict[TopicPartition, int]:
     from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 

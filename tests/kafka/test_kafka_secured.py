@@ -50,6 +50,9 @@ def test_every_mechanism_serves_source_and_changelog(spark, secured_kafka_broker
         frame = source.batch(spark, {(topic, 0): (0, 1)})
         assert [row.fields.n for row in frame.collect()] == [1]
         plan = frame._jdf.queryExecution().toString()
+        mixed = source.batch_mixed(spark, {(topic, 0): (0, 1)}, ["n"])  # read in a Python worker, without our files
+        assert [row.bundle is not None for row in mixed.collect()] == [True]
+        plan += mixed._jdf.queryExecution().toString()
     finally:
         spark.sparkContext.setLogLevel("ERROR")
     log = KafkaChangelog(settings, f"{topic}-changelog")
@@ -112,14 +115,14 @@ def test_a_job_over_sasl_and_tls_killed_after_publishing_restores_and_tells_no_s
             )
         return done.returncode, log.read_text()
 
-    code, text = run("first", kill)
+    code, text = run("first", kill | {"READER": "client"})
     assert code == -signal.SIGKILL, text[-3000:]
     assert (tmp_path / "checkpoint" / "offsets" / "1").exists()
     assert not (tmp_path / "checkpoint" / "commits" / "1").exists()
     before = read(settings, f"{topic}-windows")
     assert {row["version"] for row in before} == {0, 1}, "what was published before the kill is out"
     shutil.rmtree(tmp_path / "local")
-    code, text = run("second", {})
+    code, text = run("second", {"READER": "connector"})
     assert code == 0, text[-3000:]
     assert "restores: 1" in text
     out = read(settings, f"{topic}-windows")

@@ -3,6 +3,7 @@ environment. It says much more than a job should: Spark logs at INFO and writes 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -45,7 +46,13 @@ def main() -> None:
     )
     query = (
         stream(
-            kafka(topic, servers=servers, value="at bigint, who string, n int", max_offsets_per_trigger=150),
+            kafka(
+                topic,
+                servers=servers,
+                value="at bigint, who string, n int",
+                max_offsets_per_trigger=150,
+                reader=os.environ["READER"],
+            ),
             event_time="at",
             key="who",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -105,3 +106,22 @@ def test_a_replay_has_work_for_all_cores(options, tasks, monkeypatch):
     with pytest.raises(LookupError):
         kafka("t", servers="h:1", value="n int", options=options).batch(session, {("t", 0): (2, 5)})
     assert session.read.taken["minpartitions"] == tasks
+
+
+def test_settings_that_travel_hold_the_files_texts(tmp_path):
+    text = "-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----\n"
+    files = {name: str(tmp_path / name) for name in ("ca_file", "certificate_file", "key_file")}
+    for name in files.values():
+        (tmp_path / name).write_text(text)
+    settings = KafkaSettings("h:1", key_password="s3cret", **files)
+    there = settings.for_client()
+    assert there["ssl.ca.location"] == files["ca_file"]
+    assert there["ssl.key.location"] == files["key_file"]
+    travels = settings.inlined()
+    client = travels.for_client()
+    assert [client[f"ssl.{kind}.pem"] for kind in ("ca", "certificate", "key")] == [text] * 3
+    assert not any(name.endswith(".location") for name in client)
+    assert travels.for_spark() == settings.for_spark()
+    assert travels.inlined() == travels
+    assert "BEGIN" not in repr(replace(travels, ca_file=None, certificate_file="c"))
+    assert KafkaSettings("h:1").inlined() == KafkaSettings("h:1")
