@@ -94,7 +94,7 @@ def run_sparks(spark: Any, directory: Path, run: Path) -> tuple[list[float], tup
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     options = Options("join", __doc__).parse(arguments)
-    batches, rows, rounds = (WARM_UP + 2, 5_000, 1) if options.quick else (10, 100_000, 2)
+    batches, rows, rounds = (WARM_UP + 2, 5_000, 1) if options.quick else (7, 100_000, 2)
     started = time.perf_counter()
     taken: dict[str, list[float]] = {"ours": [], "Spark's own": []}
     bytes_of: dict[str, tuple[int, int]] = {}

@@ -78,12 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     broker, close = open_broker()
     try:
         fill(broker, LONG, messages, 10_000)
-        fill(broker, SHORT, messages // 4, 10_000)
+        fill(broker, SHORT, messages // 10, 10_000)
         with session() as spark, tempfile.TemporaryDirectory() as name:
             places = [Path(name) / who for who in ("ours", "quix")]
             for place in places:
                 place.mkdir()
-            rows = [ours(spark, broker, messages, places[0]), quix(options.peers, broker, messages // 4, places[1])]
+            rows = [ours(spark, broker, messages, places[0]), quix(options.peers, broker, messages // 10, places[1])]
     finally:
         close()
     for row in rows:

@@ -131,7 +131,7 @@ def sparks(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> l
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     parser = Options("latency", __doc__)
-    parser.add_argument("--seconds", type=int, default=40)
+    parser.add_argument("--seconds", type=int, default=30)
     options = parser.parse(arguments)
     seconds = 20 if options.quick else options.seconds
     rows: list[dict[str, Any]] = []

@@ -17,9 +17,11 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import lt
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import HistoryLost, SourceUnavailable
+from backend.errors import HistoryLost, SourceDamaged, SourceUnavailable
 from backend.sources.kafka_admin import next_messages
 from backend.sources.kafka_loss import KEEP
 
@@ -95,16 +97,17 @@ def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: i
     Raises:
         HistoryLost: The broker no longer has the offsets, or has none so far.
         SourceUnavailable: It gives nothing, or refuses.
+        SourceDamaged: It gives messages that were not asked for.
     """
     from confluent_kafka import TopicPartition
 
-    with _client(configuration) as consumer, _uncollected():
+    with _client(configuration, topic) as consumer, _uncollected():
         consumer.assign([TopicPartition(topic, partition, start)])
         following, progress, why = start, time.monotonic(), "no answer"
         while following < end:
             messages = next_messages(consumer, BULK, WAIT_S)
             good = [message for message in messages if message.error() is None]
-            records = _records(good, end)
+            records = _records(good, f"{topic}-{partition}", partition, following, end)
             if good:
                 following, progress = good[-1].offset() + 1, time.monotonic()
             failed = [m for m in messages if m.error() is not None] if len(good) < len(messages) else []
@@ -125,8 +128,23 @@ def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: i
                 )
 
 
-def _records(messages: list[Any], end: int) -> Records:
+def _records(messages: list[Any], where: str, partition: int, following: int, end: int) -> Records:
+    """Give messages below an offset as columns.
+
+    Raises:
+        SourceDamaged: They are of another range: the client was used for others before.
+    """
     offsets = [message.offset() for message in messages]
+    rising = all(map(lt, offsets, islice(offsets, 1, None)))
+    if offsets and (
+        not rising or offsets[0] < following or {message.partition() for message in messages} != {partition}
+    ):
+        raise SourceDamaged(
+            "the client gave messages that were not asked for",
+            where=where,
+            why=f"offset {following} comes next, given were {offsets[0]} to {offsets[-1]}",
+            command="start the query again",
+        )
     if offsets and offsets[-1] >= end:
         wanted = bisect_left(offsets, end)
         messages, offsets = messages[:wanted], offsets[:wanted]
@@ -166,12 +184,12 @@ def _judged(message: Any, where: str, following: int) -> tuple[int, str]:
 
 
 @contextmanager
-def _client(configuration: Mapping[str, str]) -> Iterator[Consumer]:
-    """Give a client of this process, its own while the block runs."""
+def _client(configuration: Mapping[str, str], topic: str) -> Iterator[Consumer]:
+    """Give a client of this process that has read this topic only, the block's own while it runs."""
     from confluent_kafka import Consumer
 
     wanted = {**READING, **configuration}
-    name = json.dumps(wanted, sort_keys=True)
+    name = json.dumps([topic, wanted], sort_keys=True)
     consumer = _kept.pop(name, None) or Consumer(wanted)
     try:
         yield consumer

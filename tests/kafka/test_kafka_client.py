@@ -17,6 +17,8 @@ import pytest
 
 from backend import count, kafka, median, stream, sum_, tumbling
 from backend.errors import HistoryLost, SourceWentBack
+from backend.sources import kafka_fetch
+from backend.sources.kafka_fetch import fetch
 from backend.sources.kafka_reader import KafkaStreamReader
 from backend.sources.spark_offsets import positions_in
 from backend.spark.start import StartOptions, build_job
@@ -245,6 +247,19 @@ def test_offsets_that_retention_takes_stop_the_read_by_name(spark, kafka_broker,
         frame.collect()
     with pytest.raises(HistoryLost, match="needed are 2 to 9, there are 6 to 9"):
         source.batch_mixed(spark, ranges, ["n"])
+
+
+def test_a_client_that_had_fetched_more_gives_the_next_range_exactly(kafka_broker, kafka_topics):
+    """It is kept between tasks, and had much of the topic in its queue when the task before ended."""
+    topic = kafka_topics.create(2)
+    kafka_topics.produce(topic, [Event(b"%d" % (n // 2), partition=n % 2) for n in range(60_000)])
+    configuration = {**kafka_broker.settings.for_client(), "isolation.level": "read_committed"}
+    ranges = [(0, 0, 10), (0, 5, 25), (1, 0, 10), (0, 29_990, 30_000), (0, 3, 4), (1, 20_000, 20_010), (1, 9, 12_000)]
+    for partition, start, end in ranges * 3:
+        found = list(fetch(configuration, topic, partition, start, end))
+        assert [offset for records in found for offset in records.offsets] == list(range(start, end))
+        assert [value for records in found for value in records.values] == [b"%d" % n for n in range(start, end)]
+    assert len(kafka_fetch._kept) == 1
 
 
 def test_nothing_secret_is_told_by_plans(spark, kafka_broker, kafka_topics):

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from backend.errors import HistoryLost, SourceUnavailable
+from backend.errors import HistoryLost, SourceDamaged, SourceUnavailable
 from backend.sources import kafka_fetch
 from backend.sources.kafka_fetch import fetch
 
 
 class Message:
-    def __init__(self, offset: int, error: int | None = None, *, fatal: bool = False) -> None:
+    def __init__(self, offset: int, error: int | None = None, *, fatal: bool = False, partition: int = 1) -> None:
+        self._partition = partition
         self._offset, self._error = offset, None if error is None else KafkaError(error, "told", fatal)
 
     def error(self) -> Any:
@@ -23,6 +24,9 @@ class Message:
 
     def offset(self) -> int:
         return self._offset
+
+    def partition(self) -> int:
+        return self._partition
 
     def value(self) -> bytes:
         return b"v%d" % self._offset
@@ -101,6 +105,14 @@ def test_a_message_behind_the_range_ends_it(client: Any) -> None:
     assert read(3, 6) == []
 
 
+@pytest.mark.parametrize("given", [[Message(2)], [Message(3), Message(3)], [Message(3), Message(4, partition=0)]])
+def test_messages_of_another_range_are_never_taken_for_these(client: Any, given: list[Message]) -> None:
+    client.script += [given]
+    with pytest.raises(SourceDamaged, match="offset 3 comes next"):
+        read(3, 9)
+    assert client.made[0].closed
+
+
 @pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
 def test_offsets_that_are_gone(client: Any, code: int) -> None:
     client.script += [[Message(3)], [Message(-1001, code)]]
@@ -143,6 +155,9 @@ def test_a_client_is_kept_until_it_fails_or_others_come(client: Any) -> None:
         read(3, 4)
     assert read(3, 4) == [3]
     assert [one.closed for one in client.made] == [True, False]
+    client.script += [[Message(1)]]
+    assert [offset for records in fetch({}, "other", 1, 1, 2) for offset in records.offsets] == [1]
+    assert [one.closed for one in client.made] == [True, False, False]  # a topic's client reads no other
     for number in range(kafka_fetch.KEPT_CLIENTS + 1):
         client.script += [[Message(1)]]
         read(1, 2, **{"client.id": str(number)})
@@ -151,7 +166,7 @@ def test_a_client_is_kept_until_it_fails_or_others_come(client: Any) -> None:
 
 def test_two_ranges_at_once_have_a_client_each(client: Any) -> None:
     client.script += [[Message(1)], [Message(7)], [Message(2)], [Message(8)]]
-    one, other = fetch({}, "t", 0, 1, 3), fetch({}, "t", 1, 7, 9)
+    one, other = fetch({}, "t", 1, 1, 3), fetch({}, "t", 1, 7, 9)
     assert [next(one).offsets, next(other).offsets, next(one).offsets, next(other).offsets] == [[1], [7], [2], [8]]
     assert list(one) + list(other) == []
     assert [len(client.made), [c.closed for c in client.made].count(True)] == [2, 1]
@@ -159,7 +174,7 @@ def test_two_ranges_at_once_have_a_client_each(client: Any) -> None:
 
 def test_a_reader_that_stops_early_closes_its_client(client: Any) -> None:
     client.script += [[Message(1)]]
-    reading = fetch({}, "t", 0, 1, 9)
+    reading = fetch({}, "t", 1, 1, 9)
     next(reading)
     assert not gc.isenabled()
     reading.close()
