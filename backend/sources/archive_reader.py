@@ -20,21 +20,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from backend.errors import HistoryLost, SourceWentBack, UnknownFormat
 from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_files import read_range
 from backend.sources.archive_index import Archive, PartitionIndex, Slice, gap_error
-from backend.sources.formats import ValueFormat
+from backend.sources.formats import ValueFormat, record_schema
 from backend.spark.bundles import BUNDLE, bundle
 
 if TYPE_CHECKING:
@@ -45,17 +37,7 @@ FORMAT = 1
 
 def row_schema(value: ValueFormat) -> StructType:
     """Give the schema of unparsed rows."""
-    content = value.fields() if value.name == "typed" else BinaryType()
-    return StructType(
-        [
-            StructField("topic", StringType()),
-            StructField("partition", IntegerType()),
-            StructField("offset", LongType()),
-            StructField("timestamp", TimestampType()),
-            StructField("key", BinaryType()),
-            StructField("value", content),
-        ]
-    )
+    return record_schema(value.fields() if value.name == "typed" else BinaryType())
 
 
 @dataclass

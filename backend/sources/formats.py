@@ -18,7 +18,7 @@ from backend.sources.avro import AvroDecoder, fields_of
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 FORMATS = ("json", "avro", "typed", "raw", "function")
 
@@ -92,6 +92,34 @@ class ValueFormat:
 
 
 RAW_SCHEMA = "value binary"
+
+
+def record_schema(value: DataType) -> StructType:
+    """Give the schema of records as `parse` takes them, for sources that are read in Python.
+
+    Args:
+        value: Spark's type of the column `value`.
+    """
+    from pyspark.sql.types import (
+        BinaryType,
+        IntegerType,
+        LongType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampType,
+    )
+
+    return StructType(
+        [
+            StructField("topic", StringType()),
+            StructField("partition", IntegerType()),
+            StructField("offset", LongType()),
+            StructField("timestamp", TimestampType()),
+            StructField("key", BinaryType()),
+            StructField("value", value),
+        ]
+    )
 
 
 def parse(

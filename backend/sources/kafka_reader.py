@@ -21,10 +21,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from backend.errors import SourceWentBack
 from backend.sources import OffsetRange, TopicPartition
+from backend.sources.formats import record_schema
 from backend.sources.json_columns import JsonColumns
 from backend.sources.kafka_admin import admin_client, ends
 from backend.sources.kafka_fetch import Records, fetch
@@ -36,17 +37,7 @@ PARSED_ROWS, PARSED_BYTES = 20_000, 4 * 1024 * 1024
 BUNDLE_ROWS, BUNDLE_BYTES = 100_000, 8 * 1024 * 1024
 """A stretch to parse, and a bundle, are full at either."""
 
-ROWS = StructType(
-    [
-        StructField(BUNDLE, BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-    ]
-)
+ROWS = StructType([StructField(BUNDLE, BinaryType()), *record_schema(BinaryType()).fields])
 """Either a bundle, with the number of records that belong between its rows as `offset`; or a record."""
 _ROWS = to_arrow_schema(ROWS, timezone="UTC")
 _RECORD = pa.schema(list(_ROWS)[1:])
@@ -336,8 +327,6 @@ def _places(piece: Piece, records: Records) -> list[pa.Array]:
 
 def _with_key(value: pa.StructArray, keys: pa.Array, name: str) -> pa.StructArray | None:
     """Put the records' keys behind the fields; None where they are no text, though they should be."""
-    if not name:
-        return value
     name, _, kind = name.partition(" ")
     if kind == "string":
         try:
