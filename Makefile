@@ -1,9 +1,11 @@
 # Needs make, Python 3.11+ and, for all but `lint` and `test-fast`, Java 17+. Everything else comes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup java peers audit torture demo demo-kafka test test-fast lint bench bench-quick clean
+.PHONY: help setup java peers audit look torture demo demo-kafka test test-long test-fast test-postgres lint docs bench bench-quick matrix clean
 
 PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python
+
+SITE := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" .venv/bin/mkdocs build
 
 help: ## Show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
@@ -20,27 +22,42 @@ demo: java setup ## Real flights, a disaster, a restore, a proof: about three mi
 demo-kafka: java setup ## The same on a Kafka broker, which it starts itself
 	@$(PY) -m recovery.demo --kafka $(ARGS)
 
-test: java setup lint ## Lint, then all tests
+test: java setup lint ## Lint, then all tests but the long ones
 	@PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
 
+test-long: java setup ## What takes long: kill points, two hosts, drills, demos, storms: under half an hour
+	@GROUP=long PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
+
 test-fast: setup ## Unit and model tests, no JVM: under a minute
-	@FAST=1 PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
+	@GROUP=fast PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
+
+test-postgres: setup ## The SQL sink on PostgreSQL: an installed one, or REWIND_POSTGRES=postgresql+psycopg://user@host/database
+	@REWIND_POSTGRES="$${REWIND_POSTGRES:-need}" $(PY) -m pytest -p no:cacheprovider tests/postgres $(ARGS)
 
 torture: java setup ## Hunt: processes killed at random for twice DURATION=120 s, then MINUTES=480 of faults and fuzz
 	@$(PY) -m tests.crash.random_kills --seconds $(or $(DURATION),120) --seed $(or $(SEED),0)
 	@$(PY) -m tests.crash.random_kills --seconds $(or $(DURATION),120) --seed $(or $(SEED),0) --standalone
 	@$(PY) -m tests.crash.torture $(or $(MINUTES),480) $(or $(SEED),0)
 
-lint: setup ## Style, types, and the arrows between packages
+# mkdocs' own --quiet would hide the warnings from --strict
+lint: setup ## Style, types, the arrows between packages, and the docs as a site
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/mypy
 	@PYTHONPATH="$(CURDIR)" .venv/bin/lint-imports --no-cache --no-logo
+	@out=$$(mktemp -d) && trap 'rm -r "$$out"' EXIT && \
+	{ $(SITE) --strict --site-dir "$$out/site" >"$$out/said" 2>&1 || { cat "$$out/said"; exit 1; }; }
+
+docs: setup ## The docs as a site, in site/; needs no network
+	@$(SITE) --strict --site-dir site
 
 audit: setup ## Look up the locked dependencies among known vulnerabilities; asks a service on the network
 	@[ -x .venv-audit/bin/pip-audit ] || { .venv/bin/python -m venv .venv-audit && \
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --retries 5 "pip-audit>=2.9,<3"; }
 	@.venv-audit/bin/pip-audit --requirement requirements.lock --require-hashes --disable-pip --strict $(ARGS)
+
+look: setup ## The drill's page in headless Chromium, which it needs: console, 390 px, light, dark; REPORT=<report.html>
+	@$(PY) -m tests.support.look look-out $(REPORT)
 
 peers: setup ## Make .venv-peers with what the benchmarks compare with; never needed by the product
 	@.ci/peers
@@ -51,5 +68,8 @@ bench: java peers ## Side by side with Spark's own operators
 bench-quick: java peers ## The same, small
 	@$(PY) -m bench --quick $(ARGS)
 
+matrix: java setup ## The tests on each Python and PySpark that can be had, in environments under .matrix; hours
+	@.venv/bin/python .ci/matrix $(ARGS)
+
 clean: ## Remove what runs left behind, not .venv
-	@rm -rf demo-out spark-warehouse metastore_db derby.log .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf demo-out look-out spark-warehouse metastore_db derby.log .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,8 @@
 """What goes into an operator and what comes out of it: the terms that the layers share.
 
 An operator is a pure transformation of one shard's micro-batch: it reads committed state through a
-`backend.workspace.Workspace`, leaves its changes there, and returns an `Outcome`. It knows no Spark, no Kafka, no disk.
+`backend.store.workspace.Workspace`, leaves its changes there, and returns an `Outcome`. It knows no Spark, no Kafka,
+no disk.
 
 Times are int64 milliseconds since the epoch. `NO_TIME` stands for "no event seen yet" wherever a column or field of
 stream time may lack one; it is smaller than every event time that is accepted.
@@ -11,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from backend.workspace import Workspace
+    from backend.store.workspace import Workspace
 
 NO_TIME = -(2**63)
 """Stream time before the first message. Event times below `MIN_TIME` are refused as bad input."""
@@ -79,7 +80,8 @@ ERROR_SCHEMA = pa.schema(
         pa.field("value", pa.binary()),  # raw bytes when parsing failed; the fields as JSON otherwise
     ]
 )
-"""Rows of the errors output. Reasons: `malformed`, `no_event_time`, `in_future`, `out_of_range`, `out_of_retention`."""
+"""Rows of the errors output. Reasons: `malformed`, `poison` (a step raised), `no_event_time`, `in_future`,
+`out_of_range`, `out_of_retention`; of contexts also `out_of_order`."""
 
 RESULT_FIELDS = [
     pa.field("reason", pa.string(), nullable=False),  # early | full | late | drain | retracted
@@ -90,6 +92,23 @@ RESULT_FIELDS = [
     pa.field("last_offset", pa.int64()),  # tuple windows: offset of the last message in the window
 ]
 """Leading columns of every operator's result table; the group key's fields and the aggregates follow."""
+
+KNOWN_REASONS = frozenset(
+    [
+        "early",
+        "full",
+        "late",
+        "drain",
+        "retracted",
+        "malformed",
+        "poison",
+        "no_event_time",
+        "in_future",
+        "out_of_range",
+        "out_of_retention",
+    ]
+)
+"""Of results and of errors. Only these become names of metrics: a function of the user's can emit any text as one."""
 
 ADDED_BY_SINKS = ("id", "version", "shard", "sequence", "batch")
 """Columns that sinks add to identify a result row (`batch` is the directory's): sinks put `_` behind
@@ -195,6 +214,10 @@ class Operator(Protocol):
     def input_fields(self) -> Sequence[str]:
         """Names of the message fields that the operator reads: only they travel to the shards."""
 
+    @property
+    def replays(self) -> bool:
+        """Tell whether messages are kept, which a restore reads from the source again."""
+
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Fold one micro-batch into the state seen through `work`."""
 
@@ -206,3 +229,11 @@ class Operator(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry: everything that must stay the same for the state to stay readable."""
+
+    def with_options(self, options: Mapping[str, Any]) -> Operator:
+        """Return this operator under other options.
+
+        Args:
+            options: Parts of what `describe` gave, as JSON gives them back: those that may change between starts
+                (`recovery.commit.option_sets.OPTIONS`). What is not in it stays.
+        """

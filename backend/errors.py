@@ -1,9 +1,9 @@
 """Every error that Rewind raises by name.
 
 An operational error says what happened, where, why, and which command to run next; the four parts are attributes, so
-reports can show them apart, and they are joined into one message for logs. Spark carries only the text of a Python
-exception from a task to the driver: `RewindError.code` is the first word of the message, in brackets, and
-`code_in(text)` finds it again on the driver's side.
+reports can show them apart, and they are joined into one message for logs; its first word, in brackets, is
+`RewindError.code`. That word is for readers: from a task to the driver an error is known by a mark
+(`backend.boundary`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 
 import msgspec
+
+from backend.texts import visible
 
 UNDECODABLE = (
     msgspec.MsgspecError,
@@ -34,7 +36,9 @@ class RewindError(Exception):
         what: What happened, one sentence.
         where: The shard, file, topic or partition concerned; empty when it does not apply.
         why: What was found against what was expected; empty when `what` says it already.
-        command: What to run next; empty when nothing helps but a change in code.
+        command: What to run next; empty when nothing helps but a change in code: the message then names the docs' page.
+
+    The message is one line without control characters, whatever data stands in its parts.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", command: str = "") -> None:
@@ -44,13 +48,12 @@ class RewindError(Exception):
             parts.append(f"where: {where}")
         if why:
             parts.append(f"why: {why}")
-        if command:
-            parts.append(f"next: {command}")
-        super().__init__("; ".join(parts))
+        parts.append(f"next: {command or f'see docs/errors.md#{self.code.lower()}'}")
+        super().__init__(visible("; ".join(parts)))
 
     @property
     def code(self) -> str:
-        """The name of the error, as `code_in` finds it in a text."""
+        """The name of the error."""
         return type(self).__name__
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -86,11 +89,11 @@ class StoreClosed(RewindError):
     """A store was used after `close`."""
 
 
-class KeyInvalid(RewindError):
+class KeyInvalid(RewindError, ValueError):
     """A key is None where it may not be, of a type without an order, or over the size bound."""
 
 
-class ValueInvalid(RewindError):
+class ValueInvalid(RewindError, ValueError):
     """A value is of the wrong type or over the size bound."""
 
 
@@ -102,6 +105,10 @@ class SourceWentBack(RewindError):
     """The source delivered an offset below the committed position: made again, or the wrong checkpoint."""
 
 
+class OffsetsScattered(RewindError):
+    """Offsets came in an order that leaves more gaps than a context remembers (`offsets="unordered"`)."""
+
+
 class SourceGap(RewindError):
     """Offsets are missing, or step back, in a source that does not declare it."""
 
@@ -110,8 +117,12 @@ class SourceDamaged(RewindError):
     """A file of the source cannot be read: torn, or not what was written."""
 
 
+class SourceInvalid(RewindError, ValueError):
+    """A file of the source has other columns or types than its format allows, or belongs to another topic."""
+
+
 class SourceUnavailable(RewindError):
-    """The source does not answer, or one of its topics does not exist."""
+    """The source does not answer, or one of its topics, or an archive's directory, does not exist."""
 
 
 class HistoryLost(RewindError):
@@ -138,6 +149,10 @@ class SinkConflict(RewindError):
     """Another writer has taken the output over, or more was published to it than the checkpoint knows of."""
 
 
+class OutputDiffers(RewindError):
+    """A micro-batch that ran again made other rows than those that it published before; Spark has not committed it."""
+
+
 class PointerDamaged(RewindError):
     """The pointer in Spark's state cannot be decoded."""
 
@@ -158,6 +173,14 @@ class StorageFailed(RewindError):
     """A disk or filesystem refused: full, broken, not ours. What is committed is not touched; the job can go on."""
 
 
+class UserCodeFailed(RewindError):
+    """A function of the user's raised; it is not tried again: the same messages would raise the same."""
+
+
+class SparkUnavailable(RewindError):
+    """Spark's processes died, or did not come up, for longer than the query's patience."""
+
+
 class SelectorDisabled(RewindError):
     """`add_message` was called while a downstream refuses output (SAMZA-552)."""
 
@@ -168,6 +191,22 @@ class JarsUnavailable(RewindError):
 
 class BrokerUnavailable(RewindError):
     """No Kafka broker answers, or the one for tests cannot be started."""
+
+
+class CheckpointInUse(RewindError):
+    """A running query, or a command that changes state, holds the checkpoint's lease; nothing was made or changed."""
+
+
+class CheckpointTaken(RewindError):
+    """A newer start or command has taken the checkpoint over: this driver stops and publishes nothing more."""
+
+
+class ResetInterrupted(RewindError):
+    """A reset of the checkpoint was interrupted: what is left is no checkpoint any more."""
+
+
+class QueryStopped(RewindError):
+    """A bounded query was stopped before its end, or something was asked of a query that has ended."""
 
 
 class RestoreFailed(RewindError):
@@ -183,15 +222,17 @@ def _register(kind: type[RewindError]) -> None:
         _register(child)
 
 
-def code_in(text: str) -> str | None:
-    """Find the code of the first named error in a text, such as the message of Spark's exception.
+def code_of(line: str) -> str | None:
+    """Return the code that a line begins with, as the message of a named error does; None for another line.
 
-    >>> code_in("org.apache.spark...: [rewind:StateUnavailable] no local state; where: shard 3")
+    For lines of our own processes, not for what Spark says: what a user's function raised stands in that.
+
+    >>> code_of("[rewind:StateUnavailable] no local state; where: shard 3")
     'StateUnavailable'
-    >>> code_in("some other failure") is None
+    >>> code_of("ValueError: [rewind:StateUnavailable]") is None
     True
     """
-    found = _CODE.search(text)
+    found = _CODE.match(line)
     return found.group(1) if found else None
 
 

@@ -5,8 +5,8 @@ restored together with everything else of the shard, and an attempt that Spark d
 
 >>> import pyarrow as pa
 >>> from backend.batch import MicroBatch, MESSAGE_FIELDS
->>> from backend.memory import MemoryStore
->>> from backend.workspace import Workspace
+>>> from backend.store.memory import MemoryStore
+>>> from backend.store.workspace import Workspace
 >>> def totals(messages, context):
 ...     store = context["totals"]
 ...     for user in messages["user"].to_pylist():
@@ -26,22 +26,24 @@ restored together with everything else of the shard, and an attempt that Spark d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
 from backend.batch import ADDED_BY_SINKS, ERROR_SCHEMA, RESERVED, MicroBatch, Outcome, Proof
+from backend.boundary import user_code
 from backend.errors import ValueInvalid
-from backend.store import Region
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
 from backend.stores.durations import Duration
 from backend.stores.key_value_store import KeyValueOptions
 from backend.stores.named import Declaration, NamedStore, event_time
 from backend.stores.session_store import MIN_SEGMENT_INTERVAL_MS, SessionOptions
 from backend.stores.standalone import bind_all, check_declarations
 from backend.stores.state_variables import TTLOptions
-from backend.stores.window_options import WindowOptions
-from backend.workspace import Workspace
+from backend.stores.window_store import WindowOptions
 
 FORMAT = 1
 """Version of the operator's entry in the manifest."""
@@ -56,7 +58,7 @@ def window_store(
     retain_duplicates: bool = False,
     value_type: Any = None,
 ) -> WindowOptions:
-    """Declare a window store (KIP-428); the arguments are those of `stores.window_options.WindowOptions`."""
+    """Declare a window store (KIP-428); the arguments are those of `stores.window_store.WindowOptions`."""
     return WindowOptions(name, retention, window_size, grace, retain_duplicates, value_type)
 
 
@@ -184,17 +186,25 @@ class ProcessOperator:
         """The message fields that the function reads."""
         return self._fields
 
+    @property
+    def replays(self) -> bool:
+        """Stores are in the changelog: no message is needed again."""
+        return False
+
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Call the function on one micro-batch.
 
         Raises:
+            UserCodeFailed: The function raised.
             ValueInvalid: The function returned something else than the declared results.
             ManifestMismatch: A region holds another store than the declared one.
         """
         stores = bind_all(self._stores, work, batch.time_ms)
         try:
             context = ProcessContext(stores, batch)
-            results = _checked(self._function(batch.messages, context), self._schema)
+            with user_code(f"the function of process(), in micro-batch {batch.version},"):
+                returned = self._function(batch.messages, context)
+            results = _checked(returned, self._schema)
             for store in stores.values():
                 store.save()
             return Outcome(
@@ -243,6 +253,23 @@ class ProcessOperator:
                 },
             },
         }
+
+    def with_options(self, options: Mapping[str, Any]) -> ProcessOperator:
+        """Return this operator with other durations of its stores; see `backend.batch.Operator.with_options`.
+
+        Fields and schema of the results go with the function, which is the job's of today.
+        """
+        durations = options.get("free", {}).get("stores", {})
+        stores = [_with_durations(one, durations.get(one.name, {})) for one in self._stores]
+        return ProcessOperator(self._function, self._schema, stores=stores, fields=self._fields)
+
+
+def _with_durations(declaration: Declaration, durations: Mapping[str, int | None]) -> Declaration:
+    """Return a declaration with durations in ms as its `describe` gave them; they were checked when they were said."""
+    other = copy(declaration)
+    for name, value in durations.items():
+        object.__setattr__(other, name, value)
+    return other
 
 
 def _check_fields(fields: Sequence[str]) -> tuple[str, ...]:

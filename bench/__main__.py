@@ -1,7 +1,7 @@
 """Run every benchmark, one after the other: `python -m bench [--quick] [--only NAME,...] [--results DIRECTORY]`.
 
-Measured, each is a process of its own, and the table in README.md is made of what they wrote. In the quick form, which
-is for correctness, those that need no more than a local session run in this process and share one.
+Measured, each is a process of its own, and the table in docs/figures.md is made of what they wrote. In the quick form,
+which is for correctness, those that need no more than a local session run in this process and share one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ BENCHES = (
     "fixed",
     "windows",
     "restore",
+    "beside",
     "join",
     "failover",
     "snapshots",
+    "sinks",
     "changelog_kafka",
     "kafka",
     "kafka_restore",
     "latency",
 )
-SHARED = frozenset({"fixed", "windows", "restore", "join", "snapshots"})
+SHARED = frozenset({"fixed", "windows", "restore", "beside", "join", "snapshots"})
 """Need a local session and nothing else."""
 
 

@@ -20,13 +20,13 @@ from typing import Any
 import pyarrow as pa
 
 from backend.batch import Proof
-from backend.store import Changes
+from backend.store.protocol import Changes
 from bench.table import Options, report
-from recovery.broker import open_broker
 from recovery.changelog import History
-from recovery.changelog.kafka import KafkaChangelog
-from recovery.pointer import Commit, CommitRecord
-from recovery.restore import restore_shard
+from recovery.changelog.kafka.log import KafkaChangelog
+from recovery.commit.pointer import Commit, CommitRecord
+from recovery.restore.build import restore_shard
+from recovery.testing.broker import open_broker
 
 DELTAS = 5
 
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         def restore() -> History:
             history = read()
-            with tempfile.TemporaryDirectory() as scratch:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
                 restored = restore_shard(history, (), NoMessages(), Path(scratch) / "db")
             assert restored.rows == history.rows
             return history

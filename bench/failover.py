@@ -9,8 +9,11 @@ For `spark.locality.wait` (three seconds unless told) Spark holds the dead execu
 executor when that is there before: its JVM and Python start cold. With `0s` the executor that is left takes it at once.
 Both are measured; chance decides too, so single runs differ by ten seconds, and the table has the range.
 
-Shown: seconds from the death until that micro-batch is committed, and for comparison the median of the undisturbed
-micro-batches around it. Both must count every message once. Aim: within twice the time of Spark's own store.
+Ours runs a second time with `standby=1`: the executor that is left has a copy of the dead one's shard.
+
+Shown: seconds from the death until that micro-batch is committed, the median of the undisturbed micro-batches around
+it, and what the death costs: the seconds *above* the undisturbed ones of the same run, as median and range over the
+kills. All must count every message once. Aim: not more than half a second above what a death costs Spark's own store.
 """
 
 from __future__ import annotations
@@ -31,12 +34,13 @@ from backend import stream
 from bench.session import CLUSTER, session, sparks_own_store
 from bench.table import Options, report
 from bench.windows import CASES, Case, our_source, sparks_source, write
-from recovery.drill_process import each, executors
+from recovery.drill.process import each, executors
 
 DISK = "rewind"
 SNAPSHOT_EVERY = 5
 WAIT_S = 300.0
 POLL_S = 0.002
+KILLS = 9
 WAITS = ("3s", "0s")
 """Values of `spark.locality.wait`; the first is what Spark has."""
 
@@ -49,11 +53,18 @@ class Taken:
         without_s: From the death to the next commit.
         undisturbed_s: Median between commits, without the first ones and the disturbed one.
         total: Messages counted in the results.
+        moves: Times that a task of ours fetched something.
     """
 
     without_s: float
     undisturbed_s: float
     total: int
+    moves: int = 0
+
+    @property
+    def above_s(self) -> float:
+        """What the death cost: seconds more than an undisturbed micro-batch of the same run."""
+        return self.without_s - self.undisturbed_s
 
 
 def until(there: Callable[[], bool], what: str) -> None:
@@ -105,19 +116,20 @@ def _version(path: Path) -> int:
     return int(path.name)
 
 
-def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, at: int) -> Taken:
+def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, at: int, standby: int = 0) -> Taken:
     """Run our job, with an executor killed."""
     victim = sorted(two_executors().items())[0]
     query = case.ours(stream(our_source(directory, rows), event_time="at", key="key")).start(
         spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
         local_dir=f"$SPARK_EXECUTOR_DIRS/{DISK}", snapshots=SNAPSHOT_EVERY, trigger="0 seconds", until="end",
+        standby=standby,
     )  # fmt: skip
     without = strike(run / "checkpoint", at, victim)
     query.await_termination()
     if query.progress.restores:
         raise RuntimeError("the query was restarted: nothing was moved")
     found = spark.read.parquet(str(run / "results")).where("reason in ('full', 'drain')").agg({"n": "sum"}).collect()
-    return Taken(without, between(run / "checkpoint", at), int(found[0][0]))
+    return Taken(without, between(run / "checkpoint", at), int(found[0][0]), query.progress.moves)
 
 
 def sparks(spark: Any, directory: Path, case: Case, run: Path, at: int) -> Taken:
@@ -143,34 +155,42 @@ def sparks(spark: Any, directory: Path, case: Case, run: Path, at: int) -> Taken
     return Taken(without, between(run / "checkpoint", at), int(newest[0][0]))
 
 
-def compare(spark: Any, case: Case, home: Path, *, batches: int, rows: int, rounds: int) -> dict[str, Any]:
-    """Run both in turn."""
+def compare(spark: Any, case: Case, home: Path, *, batches: int, rows: int, kills: int) -> list[dict[str, Any]]:
+    """Run all in turn, each with so many kills; one row for ours, one for ours with a standby."""
     directory = home / case.name
     directory.mkdir(parents=True)
     write(directory, case, batches, rows)
-    taken: dict[str, list[Taken]] = {"ours": [], "sparks": []}
-    at = batches // 2
-    for number in range(rounds):
+    taken: dict[str, list[Taken]] = {"ours": [], "ours, standby=1": [], "sparks": []}
+    at = batches * 2 // 3
+    for number in range(kills):
         run = directory / f"ours-{number}"
         taken["ours"].append(ours(spark, directory, case, rows, run, at))
+        run = directory / f"standby-{number}"
+        taken["ours, standby=1"].append(ours(spark, directory, case, rows, run, at, standby=1))
         run = directory / f"sparks-{number}"
         taken["sparks"].append(sparks(spark, directory, case, run, at))
     totals = {one.total for runs in taken.values() for one in runs}
     if totals != {batches * rows}:
         raise RuntimeError(f"{batches * rows} messages, counted {totals}")
-    mine, theirs = ([one.without_s for one in taken[label]] for label in ("ours", "sparks"))
-    return {
-        "case": case.name,
-        "keys": case.keys,
-        "messages before the death": at * rows,
-        "ours s": statistics.median(mine),
-        "ours min-max": f"{min(mine):.1f}-{max(mine):.1f}",
-        "ours undisturbed s": statistics.median(one.undisturbed_s for one in taken["ours"]),
-        "Spark's own s": statistics.median(theirs),
-        "Spark min-max": f"{min(theirs):.1f}-{max(theirs):.1f}",
-        "Spark undisturbed s": statistics.median(one.undisturbed_s for one in taken["sparks"]),
-        "ours / Spark": statistics.median(mine) / statistics.median(theirs),
-    }
+    known = {"case": case.name, "keys": case.keys, "messages before the death": at * rows, "kills": kills}
+    theirs = taken["sparks"]
+    return [line(known, label, taken[label], theirs) for label in ("ours", "ours, standby=1")]
+
+
+def line(known: dict[str, Any], label: str, mine: Sequence[Taken], theirs: Sequence[Taken]) -> dict[str, Any]:
+    """Return a row of the table: medians, and ranges over the kills."""
+    moves = [one.moves for one in mine]
+    row = {**known, "who": label, "moves min-max": f"{min(moves)}-{max(moves)}"}
+    for name, short, runs in (("ours", "ours", mine), ("Spark's own", "Spark", theirs)):
+        without, above = [one.without_s for one in runs], [one.above_s for one in runs]
+        row[f"{name} s"] = statistics.median(without)
+        row[f"{short} min-max"] = f"{min(without):.1f}-{max(without):.1f}"
+        row[f"{short} undisturbed s"] = statistics.median(one.undisturbed_s for one in runs)
+        row[f"{short} above s"] = statistics.median(above)
+        row[f"{short} above min-max"] = f"{min(above):.1f}-{max(above):.1f}"
+    row["ours / Spark"] = row["ours s"] / row["Spark's own s"]
+    row["above: ours - Spark"] = row["ours above s"] - row["Spark above s"]
+    return row
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -178,13 +198,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = ("tumbling", "median")
     parser = Options("failover", __doc__)
     parser.add_argument("--case", choices=names)
+    parser.add_argument("--kills", type=int, help=f"per line; {KILLS} unless given, 1 of a quick run")
     options = parser.parse(arguments)
-    batches, rows, rounds = (6, 2_000, 1) if options.quick else (7, 100_000, 2)
+    batches, rows = (6, 2_000) if options.quick else (15, 100_000)
+    kills = options.kills if options.kills is not None else 1 if options.quick else KILLS
+    if kills < 1:
+        parser.error(f"--kills={kills}: allowed are 1 and more")
     chosen = [options.case] if options.case else ["median"] if options.quick else names
     started = time.perf_counter()
     found = []
     for wait in WAITS[1:] if options.quick else WAITS:
-        with tempfile.TemporaryDirectory() as name:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             home = Path(name)
             conf = {
                 "spark.local.dir": str(home / "disks"),
@@ -194,14 +218,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with session(CLUSTER, memory="1g", conf=conf) as spark:
                 for case in CASES:
                     if case.name in chosen:
-                        row = compare(spark, case, home, batches=batches, rows=rows, rounds=rounds)
-                        found.append({"locality wait": wait, **row})
+                        lines = compare(spark, case, home, batches=batches, rows=rows, kills=kills)
+                        found += [{"locality wait": wait, **one} for one in lines]
     report(
         "failover",
         options,
         f"Seconds without results after an executor's death, {rows:,} messages per micro-batch, two cores",
         found,
-        [f"{time.perf_counter() - started:.0f} s in all; medians of {rounds}; both counted every message once"],
+        [f"{time.perf_counter() - started:.0f} s in all; medians of {kills}; all counted every message once"],
     )
 
 

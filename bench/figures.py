@@ -1,6 +1,7 @@
-"""The table of figures in README.md, made from the files in `bench/results/`: `python -m bench.figures`.
+"""The tables of figures in docs/figures.md and docs/sinks.md: `python -m bench.figures`.
 
-A benchmark without a file there has no line. Beside each line stands the command that made its file.
+They are made from the files in `bench/results/`. A benchmark without a file there has no line.
+Beside each line stands the command that made its file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "figures.md"
+SINKS_PAGE = PAGE.with_name("sinks.md")
 BEGIN, END = "<!-- figures: python -m bench.figures -->", "<!-- end of figures -->"
 NO_PEER = "(no peer)"
 Rows = list[dict[str, Any]]
@@ -112,6 +114,18 @@ def restore(rows: Rows, _: str) -> Iterator[Line]:
             )
 
 
+def beside(rows: Rows, _: str) -> Iterator[Line]:
+    """One line per number of messages: shards that queue beside the query that stops."""
+    for queues, stops in zip(rows[::2], rows[1::2], strict=True):
+        new, results, share = (f"{queues[name]:.1f}" for name in ("s to new messages", "s to results", "share of rate"))
+        yield Line(
+            f"one of two shards' disks taken under the query, {amount(queues['messages kept'])} messages kept",
+            "the same, the query stops",
+            f"{new} s until the lost shard takes new messages, {results} s until its results come, at {share} of the"
+            f" rate meanwhile; stopped: {stops['s to results']:.1f} s",
+        )
+
+
 def growth(rows: Rows, _: str) -> Iterator[Line]:
     """One line for what is kept, one for shards: the most beside the fewest."""
     kept = [row for row in rows if row["messages per micro-batch"] == rows[0]["messages per micro-batch"]]
@@ -144,12 +158,17 @@ def latency(rows: Rows, _: str) -> Iterator[Line]:
 
 
 def kafka(rows: Rows, _: str) -> Iterator[Line]:
-    """One line per kind of aggregate."""
-    for at in range(0, len(rows), 3):
-        ours, *peers = rows[at : at + 3]
+    """Two lines per kind of aggregate: beside Spark's own windows, and beside Quix Streams."""
+    for what in dict.fromkeys(row["what"] for row in rows):
+        ours, *others = (row for row in rows if row["what"] == what)
+        peers = [peer for peer in others if peer["who"] == "Quix Streams"]
+        case = f"from a Kafka topic to windows, changelog in Kafka: {what}"
+        for sparks in (peer for peer in others if peer not in peers):
+            ratio = f"{number(sparks['Rewind / this'])} times its messages a second"
+            yield Line(case, sparks["who"], f"{ratio} ({number(sparks['messages/s'])})")
         logged = [peer["changelog B/message"] / ours["changelog B/message"] for peer in peers]
         yield Line(
-            f"from a Kafka topic to windows, changelog in Kafka: {ours['what']}",
+            case,
             f"Quix Streams, {' / '.join(peer['processes'] for peer in peers)} processes",
             f"{several([peer['Rewind / this'] for peer in peers])} times its messages a second "
             f"(ours {number(ours['messages/s'])}; the topic read and parsed, thrown away: "
@@ -171,29 +190,36 @@ def kafka_restore(rows: Rows, _: str) -> Iterator[Line]:
 
 
 def join(rows: Rows, title: str) -> Iterator[Line]:
-    """One line; its title says how many messages."""
-    ours, sparks = rows
-    time, state, logged = (
-        number(sparks[name] / ours[name]) for name in ("ms per micro-batch", "state bytes", "logged bytes per message")
-    )
-    yield Line(
-        f"{title[0].lower()}{title[1:]}",
-        "Spark's own join",
-        f"Spark takes {time} times our {ours['ms per micro-batch']:,.0f} ms per micro-batch, {state} times the state, "
-        f"{logged} times the logged bytes",
-    )
+    """One line per peer; its title says how many messages."""
+    ours, *peers = rows
+    names = ("ms per micro-batch", "state bytes", "logged bytes per message")
+    for sparks in peers:
+        time, state, logged = (number(sparks[name] / ours[name]) for name in names)
+        yield Line(
+            f"{title[0].lower()}{title[1:]}",
+            f"{sparks['join'].replace('own', 'own join', 1)}",
+            f"Spark takes {time} times our {ours['ms per micro-batch']:,.0f} ms per micro-batch, {state} times the "
+            f"state, {logged} times the logged bytes",
+        )
 
 
 def failover(rows: Rows, _: str) -> Iterator[Line]:
     """One line per case."""
     for row in rows:
         theirs = row["Spark's own s"]
+        standby = ", and a standby has copies" if row.get("who") == "ours, standby=1" else ""
+        above = (
+            f"; above an undisturbed micro-batch: ours {row['ours above s']:.1f} s ({row['ours above min-max']}), "
+            f"Spark's {row['Spark above s']:.1f} s ({row['Spark above min-max']})"
+            if "who" in row  # files of before have no such columns
+            else ""
+        )
         yield Line(
-            f"an executor dies with its disk: {WINDOWS[row['case']]}, {amount(row['keys'])} keys, "
+            f"an executor dies with its disk{standby}: {WINDOWS[row['case']]}, {amount(row['keys'])} keys, "
             f"{amount(row['messages before the death'])} messages before, `spark.locality.wait` {row['locality wait']}",
             "Spark's own store",
             f"{number(row['ours / Spark'])} times Spark's {theirs:.1f} s until the micro-batch is committed "
-            f"(ours {row['ours min-max']}, Spark's {row['Spark min-max']})",
+            f"(ours {row['ours min-max']}, Spark's {row['Spark min-max']}){above}",
         )
 
 
@@ -241,18 +267,32 @@ def stores(rows: Rows, _: str) -> Iterator[Line]:
     )
 
 
+def sinks(rows: Rows, _: str) -> Iterator[Line]:
+    """One line for all; each sink's is in docs/sinks.md."""
+    nothing, *others = rows
+    most, least = (choose(others, key=lambda row: row["rows/s"]) for choose in (max, min))
+    yield Line(
+        f"a micro-batch of {amount(nothing['rows per micro-batch'])} results through a sink",
+        "the same rows, made and thrown away",
+        f"{number(most['rows/s'])} rows a second ({most['sink']}) to {number(least['rows/s'])} ({least['sink']}); "
+        f"thrown away: {number(nothing['rows/s'])}",
+    )
+
+
 FILES: dict[str, Callable[[Rows, str], Iterator[Line]]] = {
     "windows": windows,
     "fixed": fixed,
     "kafka": kafka,
     "kafka-restore": kafka_restore,
     "restore": restore,
+    "beside": beside,
     "failover": failover,
     "latency": latency,
     "growth": growth,
     "snapshots": snapshots,
     "join": join,
     "panes": panes,
+    "sinks": sinks,
     "changelog-kafka": changelog_kafka,
     "stores": stores,
 }
@@ -277,6 +317,17 @@ def table(results: Path = RESULTS, suffix: str = "") -> list[str]:
     return made
 
 
+def table_of_sinks(results: Path = RESULTS) -> list[str]:
+    """Return what goes through each sink, as lines of Markdown; nothing where it was not measured."""
+    path = results / "sinks.json"
+    if not path.exists():
+        return []
+    rows = json.loads(path.read_text())["rows"]
+    made = [f"| {row['sink']} | {number(row['rows/s'])} | {row['ms per micro-batch']:,.0f} |" for row in rows]
+    size = amount(rows[0]["rows per micro-batch"])
+    return [f"| through | rows a second | ms per micro-batch of {size} rows |", "|---|---|---|", *made]
+
+
 def replaced(text: str, lines: list[str]) -> str:
     """Give a text with other lines between the two markers.
 
@@ -286,13 +337,14 @@ def replaced(text: str, lines: list[str]) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"README.md: {BEGIN} and {END} are not there, one behind the other")
+        raise ValueError(f"docs/figures.md, docs/sinks.md: {BEGIN} and {END} are not there, one behind the other")
     return "\n".join([f"{before}{begin}", "", *lines, "", f"{end}{after}"])
 
 
 def main() -> None:
-    """Write the table into README.md."""
-    README.write_text(replaced(README.read_text(), table()))
+    """Write the tables into docs/figures.md and docs/sinks.md."""
+    for page, lines in ((PAGE, table()), (SINKS_PAGE, table_of_sinks())):
+        page.write_text(replaced(page.read_text(), lines))
 
 
 if __name__ == "__main__":

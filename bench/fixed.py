@@ -90,7 +90,7 @@ def run_sparks(spark: Any, directory: Path, run: Path, shards: int, batches: int
     query = (
         source(directory)
         .stream(spark)
-        .select("fields.*")
+        .select("value.*")
         .withWatermark("at", "1 second")
         .groupBy(f.window("at", "10 seconds").alias("w"), "key")
         .agg(f.count("*").alias("n"), f.sum("x").alias("total"), f.max("x").alias("worst"))
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = Options("fixed", __doc__).parse(arguments)
     batches, rounds = (WARM_UP + 2, 1) if options.quick else (12, 2)
     rows = []
-    with session() as spark, tempfile.TemporaryDirectory() as name:
+    with session() as spark, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
         write(directory, batches)
         for number, warm in enumerate(() if options.quick else (run_empty, run_ours, run_sparks)):

@@ -14,9 +14,10 @@ from typing import Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from backend.spark.settings import settings
+from backend.spark.session.settings import settings
 from backend.spark.start import StartOptions, build_job
 from bench.session import has_messages
+from recovery.commit.option_sets import ByVersion
 
 WAIT_S = 600.0
 POLL_S = 0.1
@@ -60,8 +61,10 @@ def _streamed(
     options = StartOptions(shards=shards)
     job = build_job(pipeline, spark, options, grouping=None, first_offsets=list)
     checkpoint = str(run / "checkpoint")
-    with settings(spark, shards, options.arrow_rows, few_rows=job.bundled):
-        writer = written(job.streaming(spark, checkpoint)).option("checkpointLocation", checkpoint)
+    with settings(spark, shards, options.arrow_rows, few_rows=job.direct):
+        plan = job.pack_plan(job.max_ahead_ms, job.operator)
+        packed = job.streaming(spark, checkpoint, ByVersion.always(plan))
+        writer = written(packed).option("checkpointLocation", checkpoint)
         query = writer.trigger(processingTime="0 seconds").start()
     return until_read(query, batches)
 

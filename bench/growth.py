@@ -27,12 +27,13 @@ import pyarrow as pa
 
 from backend import count, median, policies, tumbling
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Position
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
 from bench.table import Options, report
-from recovery.attempt import ShardInput, ShardJob, run_attempt
+from recovery.attempt import ShardInput, run_attempt
 from recovery.changelog import open_changelog
-from recovery.pointer import Pointer
+from recovery.commit.pointer import Pointer
+from recovery.jobs import ShardJob
 
 ROWS, SHARED_ROWS = 25_000, 500_000
 """Messages per micro-batch: of one shard as more is kept, and of all shards as there are more of them."""
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--one", type=int, nargs=4, help=argparse.SUPPRESS)
     options = parser.parse(arguments)
     if options.one:
-        with tempfile.TemporaryDirectory() as name:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             print(json.dumps(run(*options.one, Path(name))))
         return
     most = 4 * ROWS if options.quick else options.messages

@@ -1,4 +1,4 @@
-"""From a Kafka topic to windows beside Quix Streams: `python -m bench.kafka [--quick] [--messages N] [--peers PYTHON]`.
+"""From Kafka to windows beside Spark's own and Quix: `python -m bench.kafka [--quick] [--messages N] [--peers PYTHON]`.
 
 JSON of 56 bytes, a thousand keys, tumbling windows of ten seconds, two partitions, changelog in Kafka, broker on the
 same two cores. A backlog is worked off: micro-batches have a million messages, three seconds or so of them, where Quix
@@ -9,6 +9,10 @@ values of the records in the changelog's topic (Quix adds headers: shown apart),
 floors: the topic read and parsed alone, thrown away; and the same messages into a stateful operator in Python that does
 nothing (`bench/floor.py`).
 
+Spark's own windows read the same topic through its connector, which fetches in bulk as ours does, parse with
+`from_json`, and keep state in RocksDB with changelog checkpointing; ours and Spark's run in turn. Every window that
+Spark closed must be among ours. The quick form runs Quix as one process only.
+
 Quix Streams is in an environment of its own (`make peers`), never in the product's.
 """
 
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,15 +34,21 @@ from typing import Any
 import numpy as np
 
 from backend import count, kafka, max_, median, policies, stream, sum_, tumbling
+from backend.sources.kafka import IN_BULK, records
 from backend.sources.spark_offsets import positions_in
+from backend.spark.reading import streamed
+from backend.spark.session.connector import ensure_connector
 from bench.floor import empty
-from bench.session import has_messages, session
+from bench.session import has_messages, session, sparks_own_store
 from bench.table import Options, report
-from recovery.broker import Broker, open_broker
+from recovery.testing.broker import Broker, open_broker
 
 START_MS = 1_700_000_000_000
 KEYS = 1_000
 BATCHES, WARM_UP = 6, 3
+ROUNDS = 2
+QUIX_S = 1_800
+"""How long a run of the peer may take."""
 PEERS = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
 
 
@@ -136,9 +147,16 @@ class Ours:
 
     def input_alone(self) -> float:
         """Read and parse the topic, throw it away; give messages a second."""
+        parse = self.source().parse("UTC")
+
+        def parsed(batches: Iterator[Any]) -> Iterator[Any]:
+            for rows in batches:
+                parse(rows)
+                yield rows.slice(0, 1)
+
         source = self.source()
         query = (
-            source.stream_mixed(self.spark, source.fields().names, source.first_positions())
+            streamed(self.spark, source.stream_reader(), records(), parsed)
             .writeStream.format("noop")
             .option("checkpointLocation", str(self.directory / "floor"))
             .trigger(availableNow=True)
@@ -169,6 +187,7 @@ class Ours:
             self.spark, checkpoint=self.directory / "checkpoint", results=self.directory / "results",
             errors=self.directory / "errors", changelog=f"kafka://{servers}/{self.log}", shards=2,
             local_dir=self.directory / "local", trigger="0 seconds", until="end", listeners=listeners,
+            queue_bytes="off",  # a restore is measured alone
         )  # fmt: skip
         query.await_termination()
         batches = [p for p in query.query.recentProgress if has_messages(p)]
@@ -179,13 +198,64 @@ class Ours:
         """Delete what lies on the disk."""
         shutil.rmtree(self.directory / "local")
 
-    def windows(self) -> dict[tuple[int, str], tuple[int, int, int]]:
-        """Give the closed windows."""
-        rows = self.spark.read.parquet(str(self.directory / "results")).where("reason = 'full'").collect()
-        return {
-            (round(row["window_start"].timestamp() * 1000), row["key"]): (row["n"], row["total"], row["worst"])
-            for row in rows
-        }
+    def windows(self) -> dict[tuple[int, str], tuple[Any, ...]]:
+        """Return the closed windows."""
+        rows = self.spark.read.parquet(str(self.directory / "results")).where("reason = 'full'")
+        return _by_window(rows.select("window_start", "key", *_columns(self.full_state)))
+
+
+def _columns(full_state: bool) -> list[str]:
+    return ["n", "typical"] if full_state else ["n", "total", "worst"]
+
+
+def _by_window(rows: Any) -> dict[tuple[int, str], tuple[Any, ...]]:
+    """Return rows of (start, key, aggregates) as a dictionary."""
+    return {(round(start.timestamp() * 1000), key): tuple(found) for start, key, *found in rows.collect()}
+
+
+class Sparks:
+    """Spark's own windows on a topic."""
+
+    def __init__(self, spark: Any, broker: Broker, topic: str, directory: Path, *, full_state: bool, per: int) -> None:
+        self.spark, self.broker, self.topic, self.directory = spark, broker, topic, directory
+        self.full_state, self.per = full_state, per
+
+    def run(self) -> float:
+        """Run to the end of the topic; return messages a second."""
+        from pyspark.sql import functions as f
+
+        ensure_connector(self.spark)
+        sparks_own_store(self.spark)
+        total = [f.sum("x").alias("total"), f.max("x").alias("worst")]
+        aggregates = [f.percentile("x", f.lit(0.5)).alias("typical")] if self.full_state else total
+        query = (
+            self.spark.readStream.format("kafka")
+            .options(**IN_BULK)
+            .option("kafka.bootstrap.servers", self.broker.settings.servers)
+            .option("kafka.isolation.level", "read_committed")
+            .option("subscribe", self.topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", str(self.per))
+            .load()
+            .select(f.from_json(f.col("value").cast("string"), "key string, x long, at long").alias("m"))
+            .select("m.key", "m.x", f.timestamp_millis("m.at").alias("time"))
+            .withWatermark("time", "1 second")
+            .groupBy(f.window("time", "10 seconds").alias("w"), "key")
+            .agg(f.count("*").alias("n"), *aggregates)
+            .select(f.col("w.start").alias("start"), "key", *_columns(self.full_state))
+            .writeStream.format("parquet")
+            .option("path", str(self.directory / "results"))
+            .option("checkpointLocation", str(self.directory / "checkpoint"))
+            .outputMode("append")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return rate([p for p in query.recentProgress if p["numInputRows"]])
+
+    def windows(self) -> dict[tuple[int, str], tuple[Any, ...]]:
+        """Return the closed windows."""
+        return _by_window(self.spark.read.parquet(str(self.directory / "results")))
 
 
 class Quix:
@@ -212,7 +282,12 @@ class Quix:
             running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True))
         told = []
         for process in running:
-            out, _ = process.communicate(timeout=3600)
+            try:
+                out, _ = process.communicate(timeout=QUIX_S)
+            except subprocess.TimeoutExpired:
+                for other in running:
+                    other.kill()
+                raise
             assert process.returncode == 0, (self.directory / "quix-0.log").read_text()[-2000:]
             told.append(json.loads(out.strip().splitlines()[-1]))
         busy = [one for one in told if one["messages"]]
@@ -243,53 +318,81 @@ class Quix:
 
 
 def compare(
-    spark: Any, broker: Broker, python: Path, short: str, long: str, *, full_state: bool, messages: int, peers: int
+    spark: Any,
+    broker: Broker,
+    python: Path,
+    short: str,
+    long: str,
+    *,
+    full_state: bool,
+    messages: int,
+    peers: int,
+    quick: bool,
 ) -> list[Any]:
-    """Run ours, the peer in one process, the peer in two; compare.
+    """Run ours and Spark's own in turn, then the peer in one process and in two; compare.
 
     Args:
         spark: The session.
         broker: Has the topics.
         python: Has the peer.
         short: A topic of `peers` messages, for the peer, and for both to agree on.
-        long: One of `messages`, for us.
+        long: One of `messages`, for us and Spark's own.
         full_state: Keep every message.
         messages: See above.
         peers: See above.
-    """
+        quick: One round, and the peer in one process.
+    """  # fmt: skip
     what = "full state (every message kept)" if full_state else "count, sum, max"
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
+    per = max(messages // BATCHES, 1)
+    rates: dict[str, list[float]] = {"ours": [], "sparks": []}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        windows = {}
-        for label, topic in (("check", short), ("ours", long)):
+
+        def place(label: str) -> Path:
             (directory / label).mkdir()
-            ours = Ours(spark, broker, topic, directory / label, full_state=full_state, per=max(messages // BATCHES, 1))
+            return directory / label
+
+        windows = {}
+        if not full_state:
+            check = Ours(spark, broker, short, place("check"), full_state=False, per=per)
+            check.run()
+            windows = check.windows()
+        for number in range(1 if quick else ROUNDS):
+            ours = Ours(spark, broker, long, place(f"ours-{number}"), full_state=full_state, per=per)
             found = ours.run()
-            if label == "check" and not full_state:
-                windows = ours.windows()
+            assert found["messages"] == messages
+            rates["ours"].append(found["rate"])
+            sparks = Sparks(spark, broker, long, place(f"sparks-{number}"), full_state=full_state, per=per)
+            rates["sparks"].append(sparks.run())
+            mine, theirs = ours.windows(), sparks.windows()
+            assert theirs, "Spark closed no window"
+            assert theirs.items() <= mine.items(), "a window of Spark's is not among ours"
+        mine_rate, sparks_rate = (statistics.mean(rates[label]) for label in ("ours", "sparks"))
         alone, nothing = ours.input_alone(), ours.into_nothing(BATCHES)
         payload, _ = log_bytes(broker, [ours.log])
-        assert found["messages"] == messages
-        rows.append({"what": what, "who": "Rewind", "processes": "2 cores", "messages": messages,
-                     "messages/s": found["rate"], "changelog B/message": payload / messages,
-                     "with headers": payload / messages, "Rewind / this": 1.0, "input alone/s": alone,
-                     "empty operator/s": nothing})  # fmt: skip
-        for processes in (1, 2):
-            (directory / f"quix-{processes}").mkdir()
-            quix = Quix(python, broker, short, directory / f"quix-{processes}", full_state=full_state, n=processes)
+        rows = [
+            {"what": what, "who": "Rewind", "processes": "2 cores", "messages": messages, "messages/s": mine_rate,
+             "changelog B/message": payload / messages, "with headers": payload / messages, "Rewind / this": 1.0,
+             "input alone/s": alone, "empty operator/s": nothing},
+            {"what": what, "who": "Spark's own windows", "processes": "2 cores", "messages": messages,
+             "messages/s": sparks_rate, "changelog B/message": "", "with headers": "",
+             "Rewind / this": mine_rate / sparks_rate if sparks_rate else "", "input alone/s": "",
+             "empty operator/s": ""},
+        ]  # fmt: skip
+        for processes in (1,) if quick else (1, 2):
+            quix = Quix(python, broker, short, place(f"quix-{processes}"), full_state=full_state, n=processes)
             found = quix.run()
             assert found["messages"] == peers, found
             if windows:
-                theirs = quix.windows()
-                same = theirs.keys() & windows.keys()
-                assert len(same) > len(theirs) * 0.9, (len(same), len(theirs), len(windows))
-                assert all(theirs[window] == windows[window] for window in same)
+                closed = quix.windows()
+                same = closed.keys() & windows.keys()
+                assert len(same) > len(closed) * 0.9, (len(same), len(closed), len(windows))
+                assert all(closed[window] == windows[window] for window in same)
             payload, headers = log_bytes(broker, quix.changelog())
             rows.append({"what": what, "who": "Quix Streams", "processes": str(processes), "messages": peers,
                          "messages/s": found["rate"], "changelog B/message": payload / peers,
                          "with headers": (payload + headers) / peers,
-                         "Rewind / this": rows[0]["messages/s"] / found["rate"], "input alone/s": "",
+                         "Rewind / this": mine_rate / found["rate"], "input alone/s": "",
                          "empty operator/s": ""})  # fmt: skip
     return rows
 
@@ -327,8 +430,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sizes = {"messages": messages, "peers": peers}
         with session() as spark:
             for full_state in (False, True):
-                rows += compare(spark, broker, options.peers, short, long, full_state=full_state, **sizes)
-                print(json.dumps(rows[-3:]), flush=True)
+                found = compare(
+                    spark, broker, options.peers, short, long, full_state=full_state, quick=options.quick, **sizes
+                )
+                rows += found
+                print(json.dumps(found), flush=True)
     finally:
         close()
     report(

@@ -18,11 +18,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from backend.sources.formats import parsed
 from bench.kafka import Ours, Quix, beside_peers, fill
 from bench.restore import Clock
 from bench.session import session
 from bench.table import report
-from recovery.broker import Broker, open_broker
+from recovery.testing.broker import Broker, open_broker
 
 DAY_MS = 86_400_000
 STARTED = "The application started"
@@ -40,7 +41,7 @@ def ours(spark: Any, broker: Broker, messages: int, directory: Path) -> dict[str
     assert clock.records >= messages, clock.records
     began = time.perf_counter()
     source = job.source()
-    rows = source.batch_mixed(spark, source.offsets(), source.fields().names)
+    rows = parsed(source.batch(spark, source.offsets()), source.parse("UTC"), source.fields())
     rows.write.format("noop").mode("overwrite").save()
     alone = messages / (time.perf_counter() - began)
     return {"who": "Rewind", "messages": messages, "s before": clock.began - clock.failed,
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         fill(broker, LONG, messages, 10_000)
         fill(broker, SHORT, messages // 10, 10_000)
-        with session() as spark, tempfile.TemporaryDirectory() as name:
+        with session() as spark, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             places = [Path(name) / who for who in ("ours", "quix")]
             for place in places:
                 place.mkdir()

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backend import count, kafka, policies, stream, sum_, tumbling
-from backend.spark.connector import ensure_connector
+from backend.spark.session.connector import ensure_connector
 from bench.session import has_messages, session, sparks_own_store
 from bench.table import Options, report
-from recovery.broker import Broker, open_broker
+from recovery.testing.broker import Broker, open_broker
 
 PER_SECOND = 1_000
 WARM_UP = 5
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         topic = f"latency-{uuid.uuid4().hex[:8]}"
         sender = Sender(broker, topic)
         sender.start()
-        with session() as spark, tempfile.TemporaryDirectory() as name:
+        with session() as spark, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             for who, run in (("ours", ours), ("Spark's own", sparks)):
                 late = run(spark, broker, topic, Path(name) / who[:4], seconds)
                 assert late, f"{who} gave no windows"

@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from backend import count, hopping, max_, sum_, tumbling
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Position
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
-from backend.windows import Window
+from backend.windows.definitions import Window
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
 from bench.table import Options, report
-from recovery.attempt import ShardInput, ShardJob, run_attempt
+from recovery.attempt import ShardInput, run_attempt
 from recovery.changelog import open_changelog
+from recovery.jobs import ShardJob
 
 MINUTE_MS = 60_000
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("x", pa.int64())])
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     options = Options("panes", __doc__).parse(arguments)
     tables = micro_batches(12, 2_000 if options.quick else 50_000, 20 if options.quick else 200)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         one, tumbled = run(tumbling("1 minute"), tables, Path(name, "tumbling"))
         sixty, hopped = run(hopping("1 hour", "1 minute"), tables, Path(name, "hopping"))
     check(tumbled, hopped)

@@ -6,10 +6,11 @@ job with many keys: nothing to replay), other numbers of messages and of shards,
 messages of 1 kB, with the peak of resident memory over all of Spark's Python workers while the restore runs (Linux
 only).
 
-The time from the query's start until it is back is shown in parts, as the supervisor logs and the restore listeners
-are told: `s to detect` (Spark starts, and the first tasks find no state), `s to probe` (Spark's pointers are read, all
-shards looked at), `s to restore` (from the first shard's start to the last one's end, proofs with it: the rate is of
-this), `s until back` (the query starts again, fetches the packages, and publishes a micro-batch).
+The query stops for it (`queue_bytes="off"`; a restore beside the running query is in `bench.beside`), so that nothing
+else runs. The time from the query's start until it is back is shown in parts, as the supervisor logs and the restore
+listeners are told: `s to detect` (Spark starts, and the first tasks find no state), `s to probe` (Spark's pointers are
+read, all shards looked at), `s to restore` (from the first shard's start to the last one's end, proofs with it: the
+rate is of this), `s until back` (the query starts again, fetches the packages, and publishes a micro-batch).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from backend.sources.archive_files import write_archive
 from bench.data import START_MS, TIME, topic_rows, typed
 from bench.session import session
 from bench.table import Options, report
-from recovery.told import FETCHES
+from recovery.restore.tries import FETCHES
 
 VALUE = "key string, at timestamp, x long, y double, note string"
 HOUR_MS = 3_600_000
@@ -173,7 +174,7 @@ def measure(
             .start(
                 spark, checkpoint=directory / "checkpoint", results=directory / "results",
                 errors=directory / "errors", shards=shards, local_dir=directory / "local", trigger="0 seconds",
-                until="end", listeners=listeners,
+                until="end", listeners=listeners, queue_bytes="off",
             )
         )  # fmt: skip
 
@@ -237,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     with session() as spark:
         for one in plan(20_000 if options.quick else options.messages, quick=options.quick):
-            with tempfile.TemporaryDirectory() as name:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
                 rows.append(measure(spark, Path(name), **one))
                 print(json.dumps(rows[-1]), flush=True)
     notes = [] if options.quick else [without_fixed(*rows[:2])]

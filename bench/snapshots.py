@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     batches, rows = (4, 5_000) if options.quick else (20, 50_000)
     started = time.perf_counter()
     found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name, session() as spark:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, session() as spark:
         for case in CASES:
             if case.name in NAMES:
                 directory = Path(name) / case.name

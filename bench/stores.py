@@ -19,18 +19,20 @@ from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.keys import decode_columns, encode_columns, pack_fixed, to_keys, to_rows, unpack_fixed
 from backend.messages import (
     TIME_FIRST,
-    add_messages,
+    MessageLayout,
     choose_layout,
+    decode_messages,
     digest,
     expire_messages,
+    index_keys,
     message_keys,
-    message_rows,
-    read_messages,
+    message_range,
+    sorted_rows,
 )
 from backend.rocks import RocksStore
 from backend.rows import RowCodec
-from backend.store import Changes
-from backend.workspace import Workspace
+from backend.store.protocol import Changes, Readable
+from backend.store.workspace import Workspace
 from bench.table import Options, report
 
 Result = TypeVar("Result")
@@ -119,29 +121,27 @@ def bench_messages(rows: int, messages: pa.Table, codec: RowCodec, home: Path) -
     def write() -> RocksStore:
         store = RocksStore.open(home / f"messages{next(numbers)}")
         work = Workspace(store)
-        add_messages(work, TIME_FIRST, codec, messages)
+        work.put_many(*sorted_rows(message_keys(TIME_FIRST, messages), codec.encode(messages)))
         store.confirm(store.stage(work.changes(), home / f"{next(numbers)}.sst"))
         return store
 
     store = rate("message store: keys, values, stage, fsync, confirm", rows, write, target=1)
-    rate("message store: read all to a table", rows, lambda: read_messages(store, TIME_FIRST, codec), target=1)
+    rate("message store: read all to a table", rows, lambda: _read(store, codec), target=1)
     work = Workspace(store)
-    rate("message store: the same through a workspace", rows, lambda: read_messages(work, TIME_FIRST, codec), target=1)
+    rate("message store: the same through a workspace", rows, lambda: _read(work, codec), target=1)
     low, high = 1_000_000, 1_060_000
-    found = len(read_messages(work, TIME_FIRST, codec, low, high))
-    rate(
-        f"message store: a window of {found} messages", found, lambda: read_messages(work, TIME_FIRST, codec, low, high)
-    )
+    found = len(_read(work, codec, low, high))
+    rate(f"message store: a window of {found} messages", found, lambda: _read(work, codec, low, high))
 
     keyed = choose_layout("time", "join", equal_fields=True)
     equal = encode_columns([messages["user"]])
     rate(
         "message store: rows of <equal_flds>_<timestamp>_<offset>",
         rows,
-        lambda: message_rows(keyed, codec, messages, equal=equal),
+        lambda: _keyed_rows(keyed, codec, messages, equal),
     )
     work = Workspace(store)
-    add_messages(work, keyed, codec, messages, equal=equal)
+    work.put_many(*_keyed_rows(keyed, codec, messages, equal))
     expired = int((messages[TIME].to_numpy() < 360_000).sum())
     rate(
         f"message store: expire {expired} through the index",
@@ -149,6 +149,19 @@ def bench_messages(rows: int, messages: pa.Table, codec: RowCodec, home: Path) -
         lambda: expire_messages(work, keyed, 360_000),
         repeat=1,  # the second time there is nothing left
     )
+
+
+def _read(store: Readable, codec: RowCodec, low: int | None = None, high: int | None = None) -> pa.Table:
+    return decode_messages(TIME_FIRST, codec, *store.scan_arrays(*message_range(TIME_FIRST, low, high)))
+
+
+def _keyed_rows(
+    layout: MessageLayout, codec: RowCodec, messages: pa.Table, equal: pa.BinaryArray
+) -> tuple[list[bytes], list[bytes]]:
+    """Give the rows of messages and of their index, as joins write them."""
+    keys, values = sorted_rows(message_keys(layout, messages, equal=equal), codec.encode(messages))
+    index = sorted(index_keys(layout, messages, equal=equal))
+    return keys + index, values + [b""] * len(index)
 
 
 def bench_store(rows: int, home: Path) -> str:

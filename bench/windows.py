@@ -254,7 +254,7 @@ def compare(spark: Any, case: Case, *, batches: int, rounds: int, warm_up: int =
     runs |= {"python": run_python} if case.python else {}
     runs |= {"empty": floor(empty), "packed": floor(packed)} if case.floor else {}
     progress: dict[str, list[Any]] = {label: [] for label in runs}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
         write(directory, case, batches, case.rows)
         for number in range(rounds):

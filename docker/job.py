@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from backend import count, max_, mean, median, stream, tumbling
 from backend.sources.kafka import kafka
 from recovery.daemon import OPTION
-from recovery.displays import PrometheusListener
+from recovery.inspect.displays import PrometheusListener
 from recovery.listener import LoggingListener
-from recovery.metrics import serve_metrics
+from recovery.supervise.metrics import serve_metrics
 
 
 def main() -> None:
@@ -68,7 +68,8 @@ def main() -> None:
         pass
     if query.is_active:
         query.stop()
-    print(f"{query.progress.micro_batches} micro-batches, {query.progress.restores} restores")
+    done = query.progress
+    print(f"{done.micro_batches} micro-batches, {done.restores} restores, {done.adopted} beside the query")
     spark.stop()
 
 

@@ -6,9 +6,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from backend.sources.kafka_settings import KafkaSettings
-from recovery.demo.flights import AIRPORTS, make_archive
+from backend.kafka_client.settings import KafkaSettings
 from recovery.demo.produce import create_topic, in_order, produce
+from recovery.drill.flights import AIRPORTS, make_archive
 
 
 def main() -> None:

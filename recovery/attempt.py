@@ -11,94 +11,97 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.batch import MESSAGE_FIELDS, MicroBatch, Operator, Outcome, Position, Positions, SourcePartition
-from backend.errors import PointerDamaged, StateCorrupted
+from backend.batch import (
+    KNOWN_REASONS,
+    MESSAGE_FIELDS,
+    MicroBatch,
+    Operator,
+    Outcome,
+    Position,
+    Positions,
+    SourcePartition,
+)
+from backend.errors import PointerDamaged, StateCorrupted, StateUnavailable
 from backend.rocks import RocksStore
-from backend.store import LOGGED_FROM, Changes, Staged
-from backend.workspace import Workspace
-from recovery.changelog.protocol import Changelog
+from backend.store.protocol import LOGGED_FROM, Changes, Staged
+from backend.store.workspace import Workspace
+from backend.windows.combined_rows import counts
+from recovery.changelog.message_log import needed
+from recovery.commit.pointer import (
+    COMMIT_KEY,
+    MAX_ANCESTORS,
+    Commit,
+    CommitRecord,
+    Pointer,
+    RestoringPointer,
+    Segment,
+    encode,
+    encode_record,
+    state_of,
+)
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.jobs import ShardJob
 from recovery.killpoints import kill_point
-from recovery.listener import RestoreListener
-from recovery.opening import Opened, Opening
-from recovery.package import Snapshots
-from recovery.pointer import COMMIT_KEY, MAX_ANCESTORS, Commit, CommitRecord, Pointer, encode_record
-from recovery.shard import ShardDirectory
-from recovery.uploads import begin_upload, has_gap, is_due, upload_step
+from recovery.queue.entries import Queue
+from recovery.queue.seals import DECISION, Decision
+from recovery.restore.open_shard import Opened, OpenShard
+from recovery.share import ShardInput
+from recovery.snapshots.uploads import begin_upload, has_gap, is_due, upload_step
+
+TAKEOVER_BYTES = 1 << 27
+"""What a task fetches of packages at most, where it may queue its input instead: about a second of a fast network."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShardJob:
-    """What every attempt on a shard of one query needs.
+class Ran:
+    """A micro-batch that an attempt ran: its own, or one that was queued before.
 
     Attributes:
-        query_id: Spark's query id.
-        shard: The shard.
-        local_dir: Local state of all queries on this host.
-        operator: The stateful operator.
-        message_fields: Arrow fields of the operator's input, in the order in which frames carry them.
-        changelog: Where commits are logged.
-        packages: Copies on the checkpoint's filesystem: where restored and moved shards come from.
-        snapshot_every: Publish each staged file, and a whole package every so many commits; None publishes nothing.
-        listeners: Told in this process of each try to fetch something; the metrics carry the same to the driver.
-        retain: Staged files kept behind the committed version, for stale copies.
-        lock_wait_s: Bound on waiting for the shard's lock.
-        launch: Number of the query's start that the task belongs to, see `CommitRecord`.
+        version: Its version: rows keep it.
+        before: Positions as committed before it.
+        given: The shard's share of it.
+        outcome: What it came to.
     """
 
-    query_id: str
-    shard: int
-    local_dir: Path
-    operator: Operator
-    message_fields: tuple[pa.Field, ...]
-    changelog: Changelog
-    packages: Snapshots | None = None
-    snapshot_every: int | None = None
-    listeners: tuple[RestoreListener, ...] = ()
-    retain: int = 2
-    lock_wait_s: float = 30.0
-    launch: int = 0
+    version: int
+    before: Positions
+    given: ShardInput
+    outcome: Outcome
 
     @property
-    def where(self) -> str:
-        """Name the shard in errors."""
-        return f"shard {self.shard} of query {self.query_id}, {self.local_dir}"
-
-
-@dataclass(frozen=True, slots=True)
-class ShardInput:
-    """What an attempt is given: the shard's share of the micro-batch.
-
-    Attributes:
-        time_ms: The batch time that Spark logged.
-        messages: As in `MicroBatch`; None for no rows.
-        after: Positions after the micro-batch.
-        in_future: (stream, partition, offset) refused against the clock: a replay must refuse them again.
-        drain: The bounded input ends with this micro-batch.
-    """
-
-    time_ms: int
-    messages: pa.Table | None
-    after: Mapping[SourcePartition, Position]
-    in_future: tuple[tuple[int, int, int], ...] = ()
-    drain: bool = False
+    def count(self) -> int:
+        """Messages that came with it."""
+        return int(counts(self.given.messages).sum()) if self.given.messages is not None else 0
 
 
 @dataclass(slots=True)
 class Done:
-    """What an attempt made: nothing of it counts before Spark commits the pointer."""
+    """What an attempt made: nothing of it counts before Spark commits the pointer.
+
+    Attributes:
+        pointer: For Spark's state.
+        ran: The micro-batches that it ran, in order; none where it queued its own.
+        metrics: Counters for progress.
+    """
 
     pointer: Pointer
-    outcome: Outcome
+    ran: list[Ran]
     metrics: dict[str, float | str] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the newest micro-batch came to."""
+        return self.ran[-1].outcome
 
 
 def positions_of(pointer: Pointer | None) -> dict[SourcePartition, Position]:
@@ -151,22 +154,104 @@ def run_attempt(
             why=f"it is of shard {pointer.shard}",
             command="rewind verify <checkpoint>",
         )
-    before = positions_of(pointer)
-    given = read(before)
+    given = read(positions_of(pointer))
+    own = _Share(version, job.operator, positions_of(pointer), given)
+    queue = job.queue
+    if queue is None or pointer is None:
+        return _run(job, pointer, version, [own], watch)
+    sealed = queue.decided(job.shard, version)
+    if sealed is Decision.QUEUED:
+        return _put(job, queue, pointer, version, given, "the micro-batch was queued when it ran before")
+    if not isinstance(pointer, RestoringPointer):
+        most_bytes = TAKEOVER_BYTES if queue.may_begin(version) else None
+        try:
+            return _run(job, pointer, version, [own], watch, most_bytes)
+        except (StateUnavailable, StateCorrupted) as error:
+            if not queue.may_begin(version):
+                raise
+            return _put(job, queue, pointer, version, given, str(error))
+    if given.adopt != pointer.since.commit.name:
+        return _put(job, queue, pointer, version, given)
+    entries = queue.read(pointer)
+    kill_point("before_adopt", version)
+    queued = [_Share(e.commit.version, queue.operators.at(e.commit.version), e.positions, e.given) for e in entries]
+    try:
+        return _run(job, pointer, version, [*queued, own], watch)
+    except (StateUnavailable, StateCorrupted) as error:
+        if sealed is Decision.ADOPTED:
+            raise
+        return _put(job, queue, pointer, version, given, str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A micro-batch that is to be run: its own, or a queued one.
+
+    Attributes:
+        version: Its version.
+        operator: Under the options of that version.
+        before: Positions as committed before it.
+        given: The shard's share of it.
+    """
+
+    version: int
+    operator: Operator
+    before: Positions
+    given: ShardInput
+
+
+def _put(job: ShardJob, queue: Queue, pointer: Pointer, version: int, given: ShardInput, why: str = "") -> Done:
+    """Queue a micro-batch. Nothing local is looked at or changed, and nothing of the shard comes out.
+
+    Args:
+        job: The shard.
+        queue: Its queue.
+        pointer: The committed one.
+        version: The micro-batch.
+        given: The shard's share of it.
+        why: What was found instead of usable state; "" where nobody looked.
+    """
+    kill_point("before_queue", version)
+    new = queue.put(pointer, version, given, Commit(version, uuid.uuid4().hex))
+    kill_point("after_queue", version)
+    return Done(
+        new,
+        [],
+        {
+            DECISION: Decision.QUEUED.value,
+            "queued": new.queued,
+            "queued_bytes": new.queued_bytes,
+            "since": b64encode(encode(new.since)).decode(),
+            "drained": new.drained,
+            **({"queued_why": why} if why else {}),
+        },
+    )
+
+
+def _run(
+    job: ShardJob,
+    pointer: Pointer | None,
+    version: int,
+    shares: Sequence[_Share],
+    watch: _Watch,
+    most_bytes: int | None = None,
+) -> Done:
+    """Run micro-batches on the state that a pointer names, and make one commit of them; `most_bytes`: `OpenShard`."""
+    at = state_of(pointer) if pointer is not None else None
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s):
         kill_point("open", version)
-        opening = Opening(directory, job.where, job.packages, job.listeners, job.launch)
+        shard = OpenShard(directory, job.where, job.packages, job.listeners, job.launch, most_bytes)
         fetched = job.packages.fetched_bytes if job.packages is not None else 0
         with watch.step("open"):
-            opened = opening.at(pointer)
+            opened = shard.at(at)
         try:
-            done = _operate(job, directory, opened, pointer, version, given, watch)
+            done = _operate(job, directory, opened, at, version, shares, watch)
             fetched = job.packages.fetched_bytes - fetched if job.packages is not None else 0
-            ingest_ms = round(opening.ingest_s * 1000, 3)
+            ingest_ms = round(shard.ingest_s * 1000, 3)
             with watch.step("settle"):
                 opened.store.settle()
-            done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **watch.ms, **opening.told.metrics()}
+            done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **watch.ms, **shard.told.metrics()}
             return done
         except StateCorrupted:
             directory.condemn()
@@ -181,19 +266,29 @@ def _operate(
     opened: Opened,
     pointer: Pointer | None,
     version: int,
-    given: ShardInput,
+    shares: Sequence[_Share],
     watch: _Watch,
 ) -> Done:
     generation, store, row = opened.generation, opened.store, opened.row
     work = Workspace(store, row.bounds if row is not None else {})
-    messages = given.messages
-    if messages is None:
-        messages = pa.schema([*MESSAGE_FIELDS, *job.message_fields]).empty_table()
-    batch = MicroBatch(version, given.time_ms, messages, positions_of(pointer), given.after, given.drain)
+    ran: list[Ran] = []
+    due = pointer.next_due_ms if pointer is not None else None
     with watch.step("operate"):
-        outcome = job.operator.process(batch, work)
+        for share in shares:
+            given = share.given
+            if not given.came and (due is None or due > given.time_ms):
+                continue
+            messages = given.messages
+            if messages is None:
+                messages = pa.schema([*MESSAGE_FIELDS, *job.message_fields]).empty_table()
+            batch = MicroBatch(share.version, given.time_ms, messages, share.before, given.after, given.drain)
+            outcome = share.operator.process(batch, work)
+            ran.append(Ran(share.version, share.before, given, outcome))
+            due = outcome.next_due_ms
     commit = Commit(version, uuid.uuid4().hex)
-    record = _record(job, commit, row, given, work, outcome)
+    with watch.step("messages"):
+        segments = _log_messages(job, commit, row, ran)
+    record = _record(job, commit, row, shares[-1].given, work, ran, segments)
     changes = work.changes()
     with watch.step("stage"):
         kill_point("before_stage", version)
@@ -202,7 +297,7 @@ def _operate(
         kill_point("after_stage", version)
     with watch.step("changelog"):
         kill_point("before_changelog", version)
-        _log_base(job, store, row)
+        lost = _log_base(job, store, row, pointer)
         logged = job.changelog.append(record, changes)
     with watch.step("upload"):
         uploaded = _upload(job, opened, record, staged)
@@ -210,6 +305,7 @@ def _operate(
     if pointer is not None:
         kill_point("prune", version)
         directory.prune(generation, pointer.commit, job.retain)
+    drains = any(one.given.drain for one in ran)
     new = Pointer(
         shard=job.shard,
         commit=commit,
@@ -219,75 +315,131 @@ def _operate(
         positions=record.positions,
         bounds=record.bounds,
         changelog=logged.location,
-        next_due_ms=outcome.next_due_ms,
-        drained=version if given.drain else (pointer.drained if pointer is not None else -1),
+        next_due_ms=due,
+        drained=version if drains else (pointer.drained if pointer is not None else -1),
     )
     metrics: dict[str, float | str] = {
         **watch.ms,
-        "rows": messages.num_rows,
-        "results": outcome.results.num_rows,
-        "errors": outcome.errors.num_rows,
-        "messages_stored": outcome.message_count,
+        "rows": sum(one.count for one in ran),
+        "results": sum(one.outcome.results.num_rows for one in ran),
+        "errors": sum(one.outcome.errors.num_rows for one in ran),
+        "messages_stored": record.message_count,
         "staged_bytes": staged.length,
         "logged_bytes": logged.length,
+        "message_log_bytes": sum(segment.length for segment in segments if segment.commit == commit),
         "uploaded_bytes": uploaded,
         "drained": new.drained,
-        **by_reason("results", outcome.results),
-        **by_reason("errors", outcome.errors),
-        **outcome.metrics,
+        **({"changelog_lost": lost} if lost else {}),
+        **({DECISION: Decision.ADOPTED.value, "adopted": len(shares) - 1} if len(shares) > 1 else {}),
+        **_summed(by_reason("results", one.outcome.results) for one in ran),
+        **_summed(by_reason("errors", one.outcome.errors) for one in ran),
+        **_summed(one.outcome.metrics for one in ran),
+        **{name: value for one in ran for name, value in one.outcome.metrics.items() if name in GAUGES},
     }
-    return Done(new, outcome, metrics)
+    return Done(new, ran, metrics)
+
+
+GAUGES = frozenset({"windows_open"})
+"""Of an operator's metrics: of these the newest counts, the others add up."""
+
+
+def _summed(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
 
 
 def by_reason(of: str, table: pa.Table) -> dict[str, int]:
-    """Count rows by their reason: `results_late`, `errors_too_late`; nothing for rows that have none."""
-    if "reason" not in table.column_names:
-        return {}
-    return {f"{of}_{row['values']}": row["counts"] for row in pc.value_counts(table["reason"]).to_pylist()}
+    """Count rows by their reason: `results_late`, `errors_malformed`, and `..._other` for what is no reason of ours.
+
+    Empty for rows that have none.
+    """
+    counts: dict[str, int] = {}
+    for row in pc.value_counts(table["reason"]).to_pylist() if "reason" in table.column_names else ():
+        name = f"{of}_{row['values'] if row['values'] in KNOWN_REASONS else 'other'}"
+        counts[name] = counts.get(name, 0) + row["counts"]
+    return counts
+
+
+def _log_messages(job: ShardJob, commit: Commit, row: CommitRecord | None, ran: Sequence[Ran]) -> list[Segment]:
+    """Log the messages that cannot be read again; return the segments that the commit needs."""
+    segments = row.segments if row is not None else []
+    if job.message_log is None or not ran:
+        return segments
+    came = [one.given.messages for one in ran if one.given.messages is not None]
+    whole = pa.concat_tables(came) if came else pa.schema([*MESSAGE_FIELDS, *job.message_fields]).empty_table()
+    before = needed(segments, ran[-1].outcome.replay_from, job.message_log.streams)
+    return job.message_log.append(job.shard, commit, before, whole)
 
 
 def _record(
-    job: ShardJob, commit: Commit, row: CommitRecord | None, given: ShardInput, work: Workspace, outcome: Outcome
+    job: ShardJob,
+    commit: Commit,
+    row: CommitRecord | None,
+    newest: ShardInput,
+    work: Workspace,
+    ran: Sequence[Ran],
+    segments: list[Segment],
 ) -> CommitRecord:
-    replay_from = dict(outcome.replay_from)
-    older = row.rejected if row is not None else []
-    rejected = sorted(
-        {
-            (s, p, offset)
-            for s, p, offset in (*older, *outcome.rejected, *given.in_future)
-            if (s, p) in replay_from and offset >= replay_from[(s, p)]
-        }
-    )
+    replay_from = {(s, p): offset for s, p, offset in row.replay_from} if row is not None else {}
+    rejected = row.rejected if row is not None else []
+    count, digest = (row.message_count, row.message_digest) if row is not None else (0, 0)
+    for one in ran:
+        outcome = one.outcome
+        replay_from, count, digest = dict(outcome.replay_from), outcome.message_count, outcome.message_digest
+        rejected = sorted(
+            {
+                (s, p, offset)
+                for s, p, offset in (*rejected, *outcome.rejected, *one.given.in_future)
+                if (s, p) in replay_from and offset >= replay_from[(s, p)]
+            }
+        )
     return CommitRecord(
         shard=job.shard,
         commit=commit,
         parent=row.commit if row is not None else None,
         ancestors=[row.commit, *row.ancestors][:MAX_ANCESTORS] if row is not None else [],
-        time_ms=given.time_ms,
-        positions=[(s, p, position) for (s, p), position in sorted(given.after.items())],
+        time_ms=newest.time_ms,
+        positions=[(s, p, position) for (s, p), position in sorted(newest.after.items())],
         bounds={int(region): key for region, key in sorted(work.bounds.items())},
         replay_from=[(s, p, offset) for (s, p), offset in sorted(replay_from.items())],
         rejected=rejected,
-        message_count=outcome.message_count,
-        message_digest=outcome.message_digest,
+        message_count=count,
+        message_digest=digest,
         launch=job.launch,
+        segments=segments,
     )
 
 
-def _log_base(job: ShardJob, store: RocksStore, row: CommitRecord | None) -> None:
+CHECKED_EVERY = 8
+"""Commits between two looks whether the changelog still has the lineage: a request to the broker, or a listing."""
+
+
+def _log_base(job: ShardJob, store: RocksStore, row: CommitRecord | None, pointer: Pointer | None) -> str:
     """Append a complete base when the deltas have grown: of the committed state, so that it is never an orphan.
 
-    Before the delta: the changelog knows how much there is up to the commit that it was last given.
+    Before the delta: the changelog knows how much there is up to the commit that it was last given. Somebody may have
+    emptied or deleted the log, or named another one: then the state here is the only one, and a base is due at once.
+
+    Returns:
+        Why the changelog could not give the committed state back; "" when it can, or was not looked at.
     """
-    if row is not None and job.changelog.wants_base(job.shard, row.commit):
+    if row is None:
+        return ""
+    lost = ""
+    if row.launch != job.launch or row.commit.version % CHECKED_EVERY == CHECKED_EVERY - 1:
+        lost = job.changelog.lost(job.shard, row.commit, pointer.changelog if pointer is not None else "")
+    if lost or job.changelog.wants_base(job.shard, row.commit):
         kill_point("before_base", row.commit.version)
         job.changelog.append_base(row, store.scan(bytes([LOGGED_FROM]), None))
+    return lost
 
 
 def _upload(job: ShardJob, opened: Opened, record: CommitRecord, staged: Staged) -> int:
     """Publish the staged file, and begin a whole package when one is due; give the bytes of the step.
 
-    A failing upload costs a rung of the ladder (the changelog and the source still have everything), never a commit.
+    A failing upload costs a step of the fallback order, never a commit: changelog and source still have everything.
     """
     if job.packages is None or job.snapshot_every is None:
         return 0

@@ -1,27 +1,35 @@
 """The command `rewind`: look at a checkpoint, check it, restore it, break it on purpose.
 
-Every command takes `--json`. The exit code is 0 only if all is well: 1 for a finding or an error by name, 2 for a wrong
-call. Commands that delete have `--dry-run` and name every path and offset first.
+Every command takes `--json`. The exit code is 0 only if all is well: 1 for a finding, an error by name, or a question
+that was not answered with yes; 2 for a wrong call; 130 for Ctrl-C. Commands that delete have `--dry-run` and name every
+path and offset first.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from backend.errors import RewindError
-from recovery import report
-from recovery.survey import Checkpoint
+from recovery.drill.scenarios import CATALOGUE
+from recovery.failures import read
+from recovery.inspect import report
+from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.inspect.screen import plain, tracked
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, rich_markup_mode="rich")
+_HELP = "\n\n".join(" ".join(part.split()) for part in (__doc__ or "").split("\n\n"))
+app = typer.Typer(no_args_is_help=True, help=_HELP, rich_markup_mode="rich")
 
 TABLES_TOLD = "windows, aggregates, messages, rows; of a join left, right; or a store"
 Location = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Spark's checkpoint location: path or URI")]
@@ -33,6 +41,30 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="only say what would be touched")]
 Ask = Annotated[bool, typer.Option("--spark", help="start Spark and read the committed pointers out of its state")]
 Master = Annotated[str, typer.Option("--master", help="Spark's master for what needs Spark")]
+
+
+class Format(StrEnum):
+    """How `show` writes rows."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+def _tables(context: typer.Context, incomplete: str) -> list[str]:
+    """Give the tables of the checkpoint that is on the line so far, for the shell to complete."""
+    from recovery.inspect.tables import tables_of
+
+    try:
+        names = tables_of(Checkpoint(context.params["checkpoint"]))
+    except (RewindError, ValueError, KeyError):  # a line that is not finished yet: nothing to offer
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _scenarios(incomplete: str) -> list[str]:
+    return [one.name for one in CATALOGUE if one.name.startswith(incomplete)]
 
 
 def main() -> None:
@@ -47,16 +79,21 @@ def named_errors(function: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except RewindError as error:
-            data = report.error_json(error)
-            if kwargs.get("as_json"):
+        except (typer.Exit, typer.Abort):
+            raise
+        except ValueError as error:
+            Console(stderr=True).print(plain(error, "red"), soft_wrap=True)
+            raise typer.Exit(2) from error
+        except Exception as error:
+            named = read(error).error  # a task's named error comes inside Spark's
+            if not isinstance(named, RewindError):
+                raise
+            data = report.error_json(named)
+            if kwargs.get("as_json") or kwargs.get("form") is Format.JSON:
                 report.print_json({"error": data})
             else:
-                Console(stderr=True).print(report.error_text(data or {}), style="red", markup=False, soft_wrap=True)
+                Console(stderr=True).print(plain(report.error_text(data or {}), "red"), soft_wrap=True)
             raise typer.Exit(1) from error
-        except ValueError as error:
-            Console(stderr=True).print(str(error), style="red", markup=False, soft_wrap=True)
-            raise typer.Exit(2) from error
 
     return run
 
@@ -72,18 +109,21 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show shards, versions, positions, windows open and closing next, sizes, and the lag where the job is given."""
-    lag = None
-    with _opened(checkpoint, local_dir, spark or job is not None, master) as (opened, session):
-        shards = [opened.survey(shard) for shard in opened.shards]
-        if job is not None:
-            from recovery.user_job import job_of, lag_of, load_pipeline
+    from recovery.inspect.user_job import find_job, job_of, lag_of, load_pipeline
 
-            lag = lag_of(job_of(load_pipeline(job, session), session, opened.manifest), session, shards)
-        data = report.survey_json(opened, shards, lag)
+    lag = None
+    if job is not None:
+        find_job(job)  # before Spark is started for it
+    with _opened(checkpoint, local_dir, spark or job is not None, master) as (opened, session):
+        shards = [opened.view(shard) for shard in tracked(opened.shards, "shards")]
+        if job is not None:
+            known = job_of(load_pipeline(job, session), session, opened.location, opened.manifest)
+            lag = lag_of(known, session, shards)
+        data = report.checkpoint_json(opened, shards, lag)
     if as_json:
         report.print_json(data)
     else:
-        report.show_survey(Console(), data)
+        report.show_checkpoint(Console(), data)
     if any(shard.problem or (shard.local and shard.local.problem) for shard in shards):
         raise typer.Exit(1)
 
@@ -102,14 +142,16 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check checksums, lineage, indexes, counts and digests; with the job, also against the source."""
-    from recovery.verify import PROBLEM, verify_checkpoint
+    from recovery.inspect.user_job import find_job, load_pipeline, verify_against_source
+    from recovery.inspect.verify import PROBLEM, verify_checkpoint
 
+    if against_source is not None:
+        find_job(against_source)  # before Spark is started for it
     with _opened(checkpoint, local_dir, spark or against_source is not None, master) as (opened, session):
-        findings = list(verify_checkpoint(opened))
+        findings = list(tracked(verify_checkpoint(opened), "checks"))
         if against_source is not None:
-            from recovery.user_job import load_pipeline, verify_against_source
-
-            findings += verify_against_source(opened, load_pipeline(against_source, session), session)
+            pipeline = load_pipeline(against_source, session)
+            findings += tracked(verify_against_source(opened, pipeline, session), "checks against the source")
     if as_json:
         report.print_json(report.findings_json(findings))
     else:
@@ -122,30 +164,33 @@ def verify(
 @named_errors
 def show(
     checkpoint: Location,
-    table: Annotated[str, typer.Argument(help=TABLES_TOLD)] = "windows",
+    table: Annotated[str, typer.Argument(help=TABLES_TOLD, autocompletion=_tables)] = "windows",
     shard: Annotated[list[int] | None, typer.Option("--shard", help="only these; may be given again")] = None,
     start: Annotated[datetime | None, typer.Option("--from", help="event time, inclusive, UTC; or expiration")] = None,
     end: Annotated[datetime | None, typer.Option("--to", help="event time, exclusive, UTC")] = None,
     key: Annotated[str | None, typer.Option("--key", help="text that the key contains")] = None,
     version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch")] = None,
     limit: Annotated[int, typer.Option("--limit", help="rows at most", min=1)] = 100,
+    columns: Annotated[str | None, typer.Option("--columns", help="names, with commas; all unless given")] = None,
+    form: Annotated[Format, typer.Option("--format", help="csv and parquet go to standard output")] = Format.TABLE,
     local_dir: LocalDir = None,
     as_json: Json = False,
 ) -> None:
     """Show state by event time and key, without stopping the job."""
-    from recovery.state_tables import Wanted, all_shards
+    from recovery.inspect.tables import Wanted, all_shards, chosen_columns
 
+    if form is Format.PARQUET and sys.stdout.isatty():
+        raise ValueError("--format=parquet: not on a terminal; redirect it to a file, or use --format table, json, csv")
     wanted = Wanted(table, report.milliseconds(start), report.milliseconds(end), key, version)
-    rows: list[dict[str, Any]] = []
-    for found in all_shards(Checkpoint(checkpoint, local_dir), wanted, shard):
-        rows += found.slice(0, limit + 1 - len(rows)).to_pylist()
-        if len(rows) > limit:
+    opened = Checkpoint(checkpoint, local_dir)
+    parts: list[Any] = []
+    left = limit + 1
+    for found in all_shards(opened, wanted, tracked(shard or opened.shards, "shards")):
+        parts.append(chosen_columns(found, columns).slice(0, left))
+        left -= parts[-1].num_rows
+        if not left:
             break
-    shown = report.readable_rows(rows[:limit])
-    if as_json:
-        report.print_json({"rows": shown, "more": len(rows) > limit})
-    else:
-        report.show_rows(Console(), shown, more=len(rows) > limit)
+    report.write_rows(parts, limit, Format.JSON if as_json else form, report.as_of_json(opened))
 
 
 @app.command()
@@ -161,13 +206,14 @@ def export(
     """Write state to Parquet, one file per shard, without stopping the job."""
     import pyarrow.parquet as pq
 
-    from recovery.state_tables import Wanted, all_shards
+    from recovery.inspect.tables import Wanted, all_shards
 
     if out.exists():
         raise ValueError(f"out={str(out)!r}: exists already; give a new directory")
     opened = Checkpoint(checkpoint, local_dir)
     written: list[dict[str, Any]] = []
-    for shard, found in zip(opened.shards, all_shards(opened, Wanted(table, version=version)), strict=True):
+    for shard in tracked(opened.shards, "shards"):
+        [found] = all_shards(opened, Wanted(table, version=version), [shard])
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"shard={shard:05d}.parquet"
         pq.write_table(found, path)
@@ -189,17 +235,20 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Restore what needs it ahead of a start, with no query running; the next start takes it from there."""
-    from recovery.displays import ProgressListener
+    from recovery.commit.lease import held
+    from recovery.commit.relocation import settle_in
+    from recovery.inspect.displays import ProgressListener
+    from recovery.inspect.user_job import find_job, load_pipeline, restore_ahead
     from recovery.listener import LoggingListener
-    from recovery.moved import settle_in
-    from recovery.user_job import load_pipeline, restore_ahead
 
-    if not dry_run:
-        settle_in(checkpoint)
-    with _opened(checkpoint, local_dir, True, master) as (opened, session):
+    find_job(job)  # before Spark is started for it
+    with (
+        nullcontext() if dry_run else held(checkpoint, "rewind restore"),
+        _opened(checkpoint, local_dir, True, master, before=None if dry_run else settle_in) as (opened, session),
+    ):
         plans = report.restore_plans(opened)
         if not dry_run:
-            listener = LoggingListener() if as_json else ProgressListener()
+            listener = ProgressListener() if sys.stderr.isatty() else LoggingListener()
             count = restore_ahead(opened, load_pipeline(job, session), session, [listener])
     if as_json:
         report.print_json({"dry_run": dry_run, "shards": plans, "restored": None if dry_run else count})
@@ -214,41 +263,72 @@ def reset(
     checkpoint: Location,
     local_dir: LocalDir = None,
     local_only: Annotated[bool, typer.Option("--local-only", help="only this host's local state")] = False,
+    outputs: Annotated[bool, typer.Option("--outputs", help="results and errors too, if they are directories")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Begin anew: delete the checkpoint and local state, or local state alone. Accepts the loss of what is gone."""
-    from recovery.reset import carry_out, plan_reset
+    from recovery.commit.lease import check_free
+    from recovery.inspect.reset import carry_out, plan_reset
 
-    opened = Checkpoint(checkpoint, local_dir)
-    plan = plan_reset(opened, local_only=local_only)
+    if local_only and outputs:
+        raise ValueError("--outputs: not with --local-only, the checkpoint goes on writing to them")
+    if not dry_run:
+        check_free(checkpoint)
+    plan = plan_reset(checkpoint, local_dir, local_only=local_only, outputs=outputs)
     data = report.reset_json(plan, dry_run=dry_run)
     if not as_json:
         report.show_reset(Console(), data)
     if not dry_run:
         if not yes and (as_json or not typer.confirm("delete this?")):
             raise ValueError("nothing was touched: give --yes, or --dry-run")
-        carry_out(opened, local_only=local_only)
+        carry_out(plan)
     if as_json:
         report.print_json(data)
 
 
 @app.command()
 @named_errors
+def outputs(
+    checkpoint: Location,
+    new: Annotated[bool, typer.Option("--new", help="let the next start write to other outputs than before")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show where the query writes to; with --new, let its next start write to whatever it is then given."""
+    from recovery.commit.lease import held
+    from recovery.commit.outputs import forget_outputs, read_outputs
+
+    location = Checkpoint(checkpoint).location
+    found = read_outputs(location)
+    if new:
+        with held(location, "rewind outputs"):
+            forget_outputs(location)
+    if as_json:
+        report.print_json({"outputs": found, "new": new})
+    else:
+        report.show_rows(Console(), [found or {}], more=False)
+        if new:
+            print("the next start may write to other outputs")
+
+
+@app.command()
+@named_errors
 def drill(
-    scenarios: Annotated[list[str] | None, typer.Argument(help="names; all of them for none")] = None,
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(help="names; all of them for none", autocompletion=_scenarios)
+    ] = None,
     job: Annotated[str | None, typer.Option("--job", help="module:function; the drill's own job unless given")] = None,
     seed: Annotated[int, typer.Option("--seed", help="chooses where and what is broken")] = 0,
-    days: Annotated[int | None, typer.Option("--days", help="days of flights for the drill's own job")] = None,
+    days: Annotated[int | None, typer.Option("--days", help="days of departures for the drill's own job")] = None,
     out: Annotated[Path, typer.Option("--out", help="directory of the drill's own; emptied first")] = Path("drill-out"),
     list_only: Annotated[bool, typer.Option("--list", help="only list the scenarios")] = False,
     as_json: Json = False,
 ) -> None:
     """Break a job on purpose, restore it, and prove that it came back exactly; exit 0 only if every scenario passes."""
-    from recovery.drill import DEFAULT_DAYS, Drill
-    from recovery.drill_report import drill_json, show_drill, write_html
-    from recovery.drill_scenarios import choose, in_order
+    from recovery.drill.drill import DEFAULT_DAYS, Drill
+    from recovery.drill.report import drill_json, show_drill, write_html
+    from recovery.drill.scenarios import choose, in_order
 
     chosen = choose(scenarios or [])
     console = Console(stderr=as_json)
@@ -258,17 +338,17 @@ def drill(
             report.print_json(listed)
         else:
             for one in listed:
-                console.print(f"[bold]{one['name']}[/bold]: {one['text']}", soft_wrap=True)
+                console.print(Text.assemble(plain(one["name"], "bold"), ": ", plain(one["text"])), soft_wrap=True)
         return
 
     def tell(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(plain(text), soft_wrap=True)
 
     with Drill(out, job=job, seed=seed, days=days or DEFAULT_DAYS, tell=tell) as drills:
         tell("control: the job undisturbed")
         drills.control()
         verdicts = []
-        for scenario in in_order(chosen):
+        for scenario in tracked(in_order(chosen), "scenarios"):
             tell(f"{scenario.name}: {scenario.text}")
             verdicts.append(drills.run(scenario))
     data = drill_json(drills, verdicts)
@@ -284,18 +364,35 @@ def drill(
 
 
 @contextmanager
-def _opened(location: str, local_dir: Path | None, ask: bool, master: str) -> Iterator[tuple[Checkpoint, Any]]:
-    """Open a checkpoint, and Spark beside it when it is asked for; stops that Spark at the end."""
+def _opened(
+    location: str,
+    local_dir: Path | None,
+    ask: bool,
+    master: str,
+    before: Callable[[str], object] | None = None,
+) -> Iterator[tuple[Checkpoint, Any]]:
+    """Open a checkpoint, and Spark beside it when it is asked for; stops that Spark at the end.
+
+    Args:
+        location: Of the checkpoint.
+        local_dir: Local state of this host.
+        ask: Ask Spark for the pointers.
+        master: Spark's master.
+        before: Called with the location before anything is opened.
+    """
+    if before is not None:
+        before(location)
     if not ask:
         yield Checkpoint(location, local_dir), None
         return
-    from recovery.replay import read_pointers
-    from recovery.user_job import session
+    from recovery.commit.pointer import state_of
+    from recovery.inspect.user_job import session
+    from recovery.restore.replay import read_pointers
 
     with session(master) as spark:
         opened = Checkpoint(location, local_dir)
         pointers = read_pointers(spark, opened.location, opened.manifest.shards)
-        commits = {shard: pointer.commit for shard, pointer in pointers.items()}
+        commits = {shard: state_of(pointer).commit for shard, pointer in pointers.items()}
         yield Checkpoint(location, local_dir, commits), spark
 
 

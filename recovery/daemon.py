@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import sys
 import threading
 
@@ -36,20 +36,21 @@ MODULES = (
     "pyspark.sql.streaming.stateful_processor_api_client",
     "pyspark.sql.streaming.stateful_processor_util",
     "pyspark.sql.worker.plan_data_source_read",
-    "backend.operators.join",
-    "backend.operators.sessions",
-    "backend.operators.window",
+    "backend.joins.operator",
+    "backend.windows.merging.kind",
+    "backend.windows.operator",
     "backend.process",
-    "backend.sinks.kafka",
+    "backend.sinks.kafka.sink",
     "backend.sinks.parquet",
     "backend.sources.archive_reader",
     "backend.sources.kafka_reader",
-    "confluent_kafka",
     "backend.spark.processor",
-    "recovery.rebuild",
-    "recovery.uploads",
+    "recovery.restore.all_shards",
+    "recovery.snapshots.uploads",
 )
 """What the first task of a worker would import, and what that imports."""
+EXTRAS = ("confluent_kafka",)
+"""The same, where it is installed."""
 
 
 def preload() -> None:
@@ -59,7 +60,7 @@ def preload() -> None:
         RuntimeError: One of it runs a thread of its own by now: workers would be forked without it.
     """
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's port from its standard output
-        for name in MODULES:
+        for name in (*MODULES, *filter(importlib.util.find_spec, EXTRAS)):
             importlib.import_module(name)
         from backend.sinks.tables import warm_up
 

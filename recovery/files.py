@@ -17,19 +17,24 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import fsspec
+import msgspec
 
-from backend.storage import storage
+from backend.errors import UNDECODABLE, UnknownFormat
+from backend.store.staging import sync
+from backend.store.storage import storage
 
 TEMPORARY = ".tmp-"
 """Mark of a name that is not published yet: `<name>.tmp-<uuid>`; listings leave such names out."""
 
 _PUBLISHED_AT_CLOSE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss"})
 _COPY_BYTES = 4 * 1024 * 1024
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 class Files(Protocol):
@@ -109,13 +114,41 @@ def check_location(uri: str) -> None:
         )
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a local directory durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def check_place(place: str | os.PathLike[str], option: str) -> str:
+    """Check a path or URI that the driver, its executors and the next driver must all reach; nothing is made.
+
+    Returns:
+        The place as text; a relative path made absolute, because Spark's JVM and its workers may stand elsewhere.
+
+    Raises:
+        ValueError: Not a path, of a protocol that is not known or whose package is missing, one that only this
+            process sees, or with a password in it.
+    """
+    if not isinstance(place, str | os.PathLike) or not os.fspath(place):
+        raise ValueError(f"{option}={place!r}: must be a path or URI")
+    text = os.fspath(place)
+    check_location(text)
+    protocol, found, _ = text.partition("://")
+    if found:
+        if protocol in _OF_ONE_PROCESS:
+            raise ValueError(f"{option}={text!r}: {protocol}:// is seen by one process only: allowed are shared places")
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except (ValueError, ImportError) as error:
+            raise ValueError(
+                f"{option}={text!r}: {error}; allowed is what fsspec knows and has a package for"
+            ) from None
+    return text if ":" in text.partition("/")[0] else str(Path(text).absolute())
+
+
+_OF_ONE_PROCESS = ("memory", "data", "reference", "zip", "tar", "libarchive")
+
+
+def is_object_store(filesystem: Any) -> bool:
+    """Return whether a file of an fsspec filesystem appears only when it is complete, also when it is copied."""
+    protocol = filesystem.protocol
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    return bool(names & _PUBLISHED_AT_CLOSE)
 
 
 def make_directory(path: Path) -> None:
@@ -127,7 +160,7 @@ def make_directory(path: Path) -> None:
         at = at.parent
     for made in reversed(missing):
         made.mkdir(mode=0o700, exist_ok=True)
-        sync_directory(made.parent)
+        sync(made.parent)
 
 
 def copy_file(source: Path, target: Path, *, link: bool) -> None:
@@ -146,6 +179,52 @@ def copy_file(source: Path, target: Path, *, link: bool) -> None:
         shutil.copyfileobj(handle, out, _COPY_BYTES)
         out.flush()
         os.fsync(out.fileno())
+
+
+def decode_struct(
+    data: bytes,
+    kind: type[Struct],
+    written: int,
+    *,
+    where: str,
+    what: str,
+    command: str,
+    sound: Callable[[Struct], bool] | None = None,
+) -> Struct:
+    """Decode JSON of a struct with a field `format`, which is looked at before the others.
+
+    Args:
+        data: A JSON object.
+        kind: What it holds.
+        written: The format that this release reads.
+        where: Its place, for the error.
+        what: What cannot be read, for the error.
+        command: What to do then.
+        sound: Whether its checksum is right; None where it has none.
+
+    Raises:
+        UnknownFormat: Another release wrote it, or it is damaged.
+    """
+    try:
+        found = msgspec.json.decode(data, type=dict[str, Any]).get("format")
+        why = f"format {found!r}, this release reads {written}"
+        if found == written:
+            made = msgspec.json.decode(data, type=kind)
+            if sound is None or sound(made):
+                return made
+            why = "it does not match its checksum"
+    except UNDECODABLE as error:
+        why = str(error)
+    raise UnknownFormat(what, where=where, why=why, command=command)
+
+
+def read_struct(files: Files, name: str, kind: type[Struct], written: int, **about: Any) -> Struct | None:
+    """Read a file for `decode_struct`, None where there is none; see there."""
+    try:
+        data = files.read(name)
+    except FileNotFoundError:
+        return None
+    return decode_struct(data, kind, written, where=f"{files.uri}/{name}", **about)
 
 
 class LocalFiles:
@@ -181,7 +260,7 @@ class LocalFiles:
                 draft.unlink(missing_ok=True)
                 raise
             if durable:
-                sync_directory(target.parent)
+                sync(target.parent)
         return length
 
     def read(self, name: str) -> bytes:
@@ -228,7 +307,7 @@ class LocalFiles:
             parents.add(path.parent)
         for parent in parents:
             if parent.is_dir():
-                sync_directory(parent)
+                sync(parent)
 
     def delete_folder(self, folder: str) -> None:
         """Delete a folder."""
@@ -236,7 +315,7 @@ class LocalFiles:
         if path.is_dir():
             shutil.rmtree(path)
         if path.parent.is_dir():
-            sync_directory(path.parent)
+            sync(path.parent)
 
     def put(self, source: Path, name: str, *, link: bool) -> int:
         """Link or copy a local file under a temporary name, then move it into place."""
@@ -249,7 +328,7 @@ class LocalFiles:
             finally:
                 # moving a link over another link of the same file leaves the draft: POSIX does nothing then
                 draft.unlink(missing_ok=True)
-            sync_directory(target.parent)
+            sync(target.parent)
             return target.stat().st_size
 
     def get(self, name: str, target: Path, *, link: bool) -> None:
@@ -281,9 +360,7 @@ class RemoteFiles:
             raise ValueError(f"cannot open {uri!r}: {error}") from error
         self._uri = uri.rstrip("/")
         self._root = root.rstrip("/")
-        protocol = self._fs.protocol
-        names = {protocol} if isinstance(protocol, str) else set(protocol)
-        self._in_place = bool(names & _PUBLISHED_AT_CLOSE)
+        self._in_place = is_object_store(self._fs)
 
     @property
     def uri(self) -> str:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from backend.batch import Operator
-from recovery.attempt import ShardJob
-from recovery.changelog import open_changelog
-from recovery.files import open_files
-from recovery.package import Snapshots
+from recovery.changelog import Changelog, open_changelog
+from recovery.changelog import message_log as logged_messages
+from recovery.changelog.message_log import MessageLog
+from recovery.commit.option_sets import ByVersion
+from recovery.files import Files, open_files
+from recovery.listener import RestoreListener
+from recovery.queue.entries import DIRECTORY, Queue
+from recovery.queue.seals import Decision
+from recovery.snapshots.publisher import Snapshots
 
 SNAPSHOTS_DIRECTORY = "rewind/snapshots"
 LAUNCHES = "rewind/launches.json"
@@ -23,9 +28,66 @@ _LAUNCHES_FORMAT = 1
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """What every attempt on a shard of one query needs.
+
+    Attributes:
+        query_id: Spark's query id.
+        shard: The shard.
+        local_dir: Local state of all queries on this host.
+        operator: The stateful operator.
+        message_fields: Arrow fields of the operator's input, in the order in which frames carry them.
+        changelog: Where commits are logged.
+        packages: Copies on the checkpoint's filesystem: where restored and moved shards come from.
+        snapshot_every: Publish each staged file, and a whole package every so many commits; None publishes nothing.
+        listeners: Told in this process of each try to fetch something; the metrics carry the same to the driver.
+        retain: Staged files kept behind the committed version, for stale copies.
+        lock_wait_s: Bound on waiting for the shard's lock.
+        launch: Number of the query's start that the task belongs to, see `CommitRecord`.
+        queue: Where the shard's input waits while its state is restored; None where nothing is queued.
+        message_log: Where messages are logged that cannot be read again; None where there are none to keep.
+    """
+
+    query_id: str
+    shard: int
+    local_dir: Path
+    operator: Operator
+    message_fields: tuple[pa.Field, ...]
+    changelog: Changelog
+    packages: Snapshots | None = None
+    snapshot_every: int | None = None
+    listeners: tuple[RestoreListener, ...] = ()
+    retain: int = 2
+    lock_wait_s: float = 30.0
+    launch: int = 0
+    queue: Queue | None = None
+    message_log: MessageLog | None = None
+
+    @property
+    def where(self) -> str:
+        """Name the shard in errors."""
+        return f"shard {self.shard} of query {self.query_id}, {self.local_dir}"
+
+
 def snapshots(checkpoint: str) -> Snapshots:
     """Give the packages beside a checkpoint."""
     return Snapshots(f"{checkpoint.rstrip('/')}/{SNAPSHOTS_DIRECTORY}")
+
+
+def queue_files(checkpoint: str) -> Files:
+    """Return the directory of the entries that shards queued."""
+    return open_files(f"{checkpoint.rstrip('/')}/{DIRECTORY}")
+
+
+def message_log(checkpoint: str, streams: frozenset[int]) -> MessageLog:
+    """Give the message log beside a checkpoint.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        streams: Streams whose messages are logged.
+    """
+    return MessageLog(f"{checkpoint.rstrip('/')}/{logged_messages.DIRECTORY}", streams)
 
 
 def shard_job(
@@ -38,8 +100,11 @@ def shard_job(
     snapshot_every: int | None,
     query_id: str,
     shard: int,
+    *,
+    owner: str = "",
+    logged: frozenset[int] = frozenset(),
 ) -> ShardJob:
-    """Make the job of one shard; all but the last two arguments are the same for every shard of a query.
+    """Make the job of one shard; all but `query_id` and `shard` are the same for every shard of a query.
 
     Args:
         local_dir: See `place`.
@@ -51,6 +116,8 @@ def shard_job(
         snapshot_every: See `ShardJob`.
         query_id: Spark's query id.
         shard: The shard.
+        owner: The query in the manifest, whose changelog it is.
+        logged: Streams whose messages are logged.
     """
     return ShardJob(
         query_id=query_id,
@@ -58,10 +125,11 @@ def shard_job(
         local_dir=place(local_dir, shard),
         operator=operator,
         message_fields=message_fields,
-        changelog=open_changelog(changelog_uri),
+        changelog=open_changelog(changelog_uri, owner),
         packages=snapshots(checkpoint),
         snapshot_every=snapshot_every,
         retain=retain,
+        message_log=message_log(checkpoint, logged) if logged else None,
     )
 
 
@@ -84,9 +152,45 @@ def place(local_dir: Path, shard: int) -> Path:
     return Path(_VARIABLE.sub(value, str(local_dir)))
 
 
-def of_launch(make: Callable[[str, int], ShardJob], launch: int, query_id: str, shard: int) -> ShardJob:
-    """Make the job of one shard for the tasks of one start of the query."""
-    return replace(make(query_id, shard), launch=launch)
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start of a query, as its tasks know it.
+
+    Attributes:
+        checkpoint: Spark's checkpoint location.
+        number: See `CommitRecord`.
+        operators: The operator by version.
+        queues: See `Queue.begins`.
+        planned: See `Queue`.
+        sealed: See `Queue`.
+    """
+
+    checkpoint: str
+    number: int
+    operators: ByVersion[Operator]
+    queues: bool
+    planned: int
+    sealed: Mapping[int, Decision]
+
+
+def of_launch(
+    make: Callable[[str, int], ShardJob],
+    launch: Launch,
+    query_id: str,
+    shard: int,
+    version: int,
+) -> ShardJob:
+    """Make the job of one shard in one micro-batch for the tasks of one start of the query.
+
+    Args:
+        make: Makes the job of a shard under the options of today.
+        launch: The start.
+        query_id: Spark's query id.
+        shard: The shard.
+        version: The micro-batch.
+    """
+    queue = Queue(queue_files(launch.checkpoint), launch.operators, launch.queues, launch.planned, dict(launch.sealed))
+    return replace(make(query_id, shard), operator=launch.operators.at(version), launch=launch.number, queue=queue)
 
 
 def next_launch(checkpoint: str) -> int:

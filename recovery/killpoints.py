@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +55,17 @@ POINTS = (
 `prune_changelog` and `prune_packages` behind every file that the driver deletes; `during_replay` behind every chunk.
 """
 
+QUEUE_POINTS = (
+    "before_queue",
+    "after_queue",
+    "before_seal",
+    "after_seal",
+    "before_ask",
+    "after_ask",
+    "before_adopt",
+)
+"""What is passed besides where shards queue their input (`recovery.queue`): the entry, the seal, the restore's end."""
+
 _ORDER = os.environ.get("REWIND_KILL", "")
 _TRACE = os.environ.get("REWIND_KILL_TRACE")
 _STOP = " stop"
@@ -65,15 +78,38 @@ def kill_point(name: str, version: int | None = None) -> None:
     if _TRACE:
         with Path(_TRACE).open("a") as trace:
             trace.write(f"{name} {version}\n")
-    if _ORDER and _is_meant(name, version):
-        try:
-            mine = taken(Path(_ORDER), take=True)
-        except FileNotFoundError:
-            return
-        if not mine.read_text().endswith(_STOP):
-            os.kill(os.getpid(), signal.SIGKILL)
+    if _ORDER and _asks(Path(_ORDER), name, version):
+        _obey(Path(_ORDER), name, version)
+
+
+def _asks(path: Path, name: str, version: int | None) -> bool:
+    try:
+        point, _, wanted = path.read_text().removesuffix(_STOP).partition(" ")
+    except FileNotFoundError:
+        return False
+    return point == name and (not wanted or version is None or int(wanted) == version)
+
+
+def _obey(path: Path, name: str, version: int | None) -> None:
+    """Take an order and do what it says; one that came since the order was looked at is put back.
+
+    Nothing is read once it is seen to be taken: whoever gave it may delete it then.
+    """
+    mine = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        path.rename(mine)
+    except FileNotFoundError:  # another process has it
+        return
+    if not _asks(mine, name, version):
+        with suppress(FileExistsError):  # a newer one is there already
+            os.link(mine, path)
+        mine.unlink()
+        return
+    stops = mine.read_text().endswith(_STOP)
+    if stops:
         mine.write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGSTOP)
+    mine.rename(taken(path))
+    os.kill(os.getpid(), signal.SIGSTOP if stops else signal.SIGKILL)
 
 
 def passing(things: Iterable[T], name: str, version: int | None = None) -> Iterator[T]:
@@ -89,23 +125,15 @@ def order(path: Path, point: str, version: int | None = None, *, stop: bool = Fa
     Raises:
         ValueError: There is no such point.
     """
-    if point not in POINTS:
-        raise ValueError(f"point={point!r}: allowed are {', '.join(POINTS)}")
+    allowed = (*POINTS, *QUEUE_POINTS)
+    if point not in allowed:
+        raise ValueError(f"point={point!r}: allowed are {', '.join(allowed)}")
     taken(path).unlink(missing_ok=True)
     draft = path.with_name(f".{path.name}")
     draft.write_text((point if version is None else f"{point} {version}") + (_STOP if stop else ""))
     draft.replace(path)
 
 
-def taken(path: Path, *, take: bool = False) -> Path:
-    """Give the name that an order has once a process has died of it; `take` renames it."""
-    name = path.with_name(f"{path.name}.taken")
-    return path.rename(name) if take else name
-
-
-def _is_meant(name: str, version: int | None) -> bool:
-    try:
-        point, _, wanted = Path(_ORDER).read_text().removesuffix(_STOP).partition(" ")
-    except FileNotFoundError:
-        return False
-    return point == name and (not wanted or version is None or int(wanted) == version)
+def taken(path: Path) -> Path:
+    """Give the name that an order has once a process has taken it."""
+    return path.with_name(f"{path.name}.taken")

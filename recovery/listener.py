@@ -1,4 +1,4 @@
-"""Who is told of restores: one protocol, and a listener for a log; `recovery.displays` has others.
+"""Who is told of restores: one protocol, and a listener for a log; `recovery.inspect.displays` has others.
 
 Nothing in an event is a sentinel: what is not known is None, and shown as such. Ends of offset ranges are exclusive.
 A listener that raises does not stop a restore: `Listeners` logs the failure and goes on.
@@ -7,13 +7,16 @@ A listener that raises does not stop a restore: `Listeners` logs the failure and
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from backend.batch import SourcePartition
+from backend.texts import one_line, source_partition
 
 log = logging.getLogger("rewind.restore")
+_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Restoring:
             lacks), `changelog`, `replay`, or `catch-up` (replay of what an older local copy lacks).
         records: Rows or messages to restore, None when that is not known beforehand.
         ranges: Offsets to replay, half-open; empty when none are.
+        topics: Stream -> topic, as far as they are known.
     """
 
     shard: int
@@ -36,6 +40,7 @@ class Restoring:
     how: str
     records: int | None = None
     ranges: Mapping[SourcePartition, tuple[int, int]] = field(default_factory=dict)
+    topics: Mapping[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"shard {self.shard} by {self.how}"
@@ -88,11 +93,20 @@ class Listeners:
         self._tell(lambda listener: listener.end(restoring, records, length, seconds))
 
     def _tell(self, call: Callable[[RestoreListener], None]) -> None:
-        for listener in self._listeners:
-            try:
-                call(listener)
-            except Exception:
-                log.exception("a restore listener failed: %r", listener)
+        outer, _thread.telling = is_telling(), True
+        try:
+            for listener in self._listeners:
+                try:
+                    call(listener)
+                except Exception:
+                    log.exception("a restore listener failed: %r", listener)
+        finally:
+            _thread.telling = outer
+
+
+def is_telling() -> bool:
+    """Tell whether the calling thread is inside a listener: what restores waits for it to return."""
+    return getattr(_thread, "telling", False)
 
 
 class LoggingListener:
@@ -108,8 +122,13 @@ class LoggingListener:
     def start(self, restoring: Restoring) -> None:
         """Log why, how, and how much."""
         amount = f", {restoring.records:,} records" if restoring.records is not None else ""
-        offsets = "".join(f", {_offsets(key, span)}" for key, span in sorted(restoring.ranges.items()))
-        self._log.info("restoring %s to %s: %s%s%s", restoring, restoring.commit, restoring.why, amount, offsets)
+        offsets = "".join(
+            f", {source_partition(*key, restoring.topics)}: offsets {start} to {end - 1}"
+            for key, (start, end) in sorted(restoring.ranges.items())
+        )
+        self._log.info(
+            "restoring %s to %s: %s%s%s", restoring, restoring.commit, one_line(restoring.why), amount, offsets
+        )
 
     def batch(self, restoring: Restoring, end: Mapping[SourcePartition, int], records: int, length: int) -> None:
         """Log what came."""
@@ -117,7 +136,7 @@ class LoggingListener:
 
     def suspended(self, restoring: Restoring, why: str) -> None:
         """Log why."""
-        self._log.warning("restore of %s suspended: %s", restoring, why)
+        self._log.warning("restore of %s suspended: %s", restoring, one_line(why))
 
     def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
         """Log the totals and the rate."""
@@ -125,7 +144,3 @@ class LoggingListener:
         self._log.info(
             "restored %s: %s records, %s bytes in %.3f s%s", restoring, f"{records:,}", f"{length:,}", seconds, rate
         )
-
-
-def _offsets(key: SourcePartition, span: tuple[int, int]) -> str:
-    return f"stream {key[0]} partition {key[1]}: offsets {span[0]} to {span[1] - 1}"

@@ -78,6 +78,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.local.dir", str(scratch / "local"))
+        # lost shuffle files take the only executor's block manager off Spark's list; a local session cannot register it
+        # again, each heartbeat fails, and after 60 of them, ten minutes later, the JVM would exit (status 56)
+        .config("spark.executor.heartbeat.maxFailures", "1000000")
     )
     session = builder.getOrCreate()
     yield session

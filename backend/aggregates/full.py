@@ -116,7 +116,7 @@ class _List(_Collected):
     def result(self, rows: Rows) -> pa.Array:
         array, groups = rows.present(self._name)
         order = g.stable_order(groups, rows.count)
-        return self._lists(array.take(pa.array(order)), g.counts(groups, rows.count))
+        return self._lists(g.taken(array, order), g.counts(groups, rows.count))
 
 
 class _Set(_Collected):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,17 @@ def stable_order(groups: Ints, count: int) -> Ints:
     if count <= 1 << 16:  # numpy sorts 16-bit keys by radix: five times faster
         return np.argsort(groups.astype(np.uint16), kind="stable")
     return np.argsort(groups, kind="stable")
+
+
+def taken(values: Any, rows: Ints) -> Any:
+    """Return some rows of an array or table; without copying values where the rows are consecutive ones.
+
+    >>> taken(pa.array(["a", "b", "c"]), np.array([1, 2])).to_pylist()
+    ['b', 'c']
+    """
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+        return values.slice(int(rows[0]), len(rows))
+    return values.take(pa.array(rows))
 
 
 def counts(groups: Ints, count: int) -> Ints:

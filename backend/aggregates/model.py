@@ -18,7 +18,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from backend.aggregates.groups import Rows
-from backend.batch import RESULT_FIELDS
+from backend.batch import MESSAGE_FIELDS, RESULT_FIELDS
 
 
 class Incremental(Protocol):
@@ -87,17 +87,29 @@ def check(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> None:
     Raises:
         ValueError: Names the aggregate, the value, and what is allowed.
     """
+    check_kinds(aggregates)
+    ours = {entry.name for entry in MESSAGE_FIELDS}
+    for name, aggregate in aggregates.items():
+        for wanted in aggregate.fields:
+            if schema.get_field_index(wanted) < 0:
+                allowed = ", ".join(sorted(set(schema.names) - ours))
+                raise ValueError(
+                    f"aggregates[{name!r}]: {aggregate.kind} of unknown field {wanted!r}; allowed are {allowed}"
+                )
+
+
+def check_kinds(aggregates: Mapping[str, Aggregate]) -> None:
+    """Check names and kinds, as far as that goes without the fields of the messages.
+
+    Raises:
+        ValueError: Names the aggregate, the value, and what is allowed.
+    """
     taken = {entry.name for entry in RESULT_FIELDS}
     for name, aggregate in aggregates.items():
         if not isinstance(name, str) or not name or name in taken:
             raise ValueError(f"aggregates: the name {name!r} is not allowed: a non-empty text, none of {sorted(taken)}")
         if not isinstance(aggregate, Aggregate):
             raise ValueError(f"aggregates[{name!r}]: {aggregate!r} is no aggregate: use count(), sum_('field'), ...")
-        for wanted in aggregate.fields:
-            if schema.get_field_index(wanted) < 0:
-                raise ValueError(
-                    f"aggregates[{name!r}]: {aggregate.kind} of unknown field {wanted!r}; known: {sorted(schema.names)}"
-                )
 
 
 def refuse(name: str, kind: str, entry: pa.Field, allowed: str) -> ValueError:

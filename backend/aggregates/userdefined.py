@@ -7,14 +7,16 @@ deterministic: a retried micro-batch and a restore run them again. States are Me
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from backend.aggregates.groups import Rows
+from backend.aggregates.groups import Rows, taken
 from backend.aggregates.model import Aggregate, qualified_name
+from backend.boundary import user_code
 from backend.errors import UNDECODABLE, StateCorrupted, ValueInvalid
 
 MAX_STATE_BYTES = 1 << 20
@@ -147,17 +149,19 @@ class _Reducer:
         columns = [rows.column(name).to_pylist() for name in self._fields]
         values = zip(*columns, strict=True) if columns else iter([()] * len(rows.groups))
         states: dict[int, Any] = {}
-        for group, arguments in zip(rows.groups.tolist(), values, strict=True):  # a user's function takes one at a time
-            state = states[group] if group in states else self._functions.init()
-            states[group] = self._functions.add(state, *arguments)
+        with self._named("add"):
+            for group, arguments in zip(rows.groups.tolist(), values, strict=True):  # one message at a time
+                state = states[group] if group in states else self._functions.init()
+                states[group] = self._functions.add(state, *arguments)
         return [self._encode(states, rows.count)]
 
     def merge(self, rows: Rows) -> list[pa.Array]:
         states: dict[int, Any] = {}
-        for group, data in zip(rows.groups.tolist(), rows.column(self._part).to_pylist(), strict=True):
-            if data is not None:
-                later = self._coder.decode(self._alias, data)
-                states[group] = self._functions.merge(states[group], later) if group in states else later
+        with self._named("merge"):
+            for group, data in zip(rows.groups.tolist(), rows.column(self._part).to_pylist(), strict=True):
+                if data is not None:
+                    later = self._coder.decode(self._alias, data)
+                    states[group] = self._functions.merge(states[group], later) if group in states else later
         return [self._encode(states, rows.count)]
 
     def _encode(self, states: dict[int, Any], count: int) -> pa.Array:
@@ -167,7 +171,12 @@ class _Reducer:
     def result(self, partials: pa.Table) -> pa.Array:
         data = partials.column(self._part).to_pylist()
         states = (self._functions.init() if row is None else self._coder.decode(self._alias, row) for row in data)
-        return _output(self._alias, [self._functions.result(state) for state in states], self.result_field.type)
+        with self._named("result"):
+            results = [self._functions.result(state) for state in states]
+        return _output(self._alias, results, self.result_field.type)
+
+    def _named(self, part: str) -> AbstractContextManager[None]:
+        return user_code(f"aggregates[{self._alias!r}]: the reducer's functions, in {part},")
 
 
 class _OverAll:
@@ -181,19 +190,20 @@ class _OverAll:
 
     def result(self, rows: Rows) -> pa.Array:
         wanted = list(dict.fromkeys(self._fields))
-        table = pa.table([rows.column(name) for name in wanted], names=wanted).take(pa.array(rows.order))
+        table = taken(pa.table([rows.column(name) for name in wanted], names=wanted), rows.order)
         out: list[Any] = []
         start = 0
-        for size in rows.sizes.tolist():
-            out.append(self._function(table.slice(start, size)) if size else None)
-            start += size
+        with user_code(f"aggregates[{self.result_field.name!r}]: the function"):
+            for size in rows.sizes.tolist():
+                out.append(self._function(table.slice(start, size)) if size else None)
+                start += size
         return _output(self.result_field.name, out, self.result_field.type)
 
 
 def _output(alias: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, type=kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:  # ValueError: half of a surrogate pair
         raise ValueInvalid(
             f"aggregates[{alias!r}]: a function's result does not fit its output type", why=f"{kind}: {error}"
         ) from error

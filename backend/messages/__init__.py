@@ -11,12 +11,9 @@ from backend.messages.keys import (
 )
 from backend.messages.layout import MATRIX, OFFSET_FIRST, TIME_FIRST, MessageLayout, Part, choose_layout
 from backend.messages.rows import (
-    add_messages,
     decode_messages,
     digest,
     expire_messages,
-    message_rows,
-    read_messages,
     sorted_rows,
 )
 
@@ -34,10 +31,7 @@ __all__ = [
     "message_order",
     "message_range",
     "clock_bytes",
-    "message_rows",
     "sorted_rows",
-    "add_messages",
-    "read_messages",
     "decode_messages",
     "expire_messages",
     "digest",

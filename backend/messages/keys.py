@@ -24,8 +24,8 @@ from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.errors import KeyInvalid, StateCorrupted
 from backend.keys import code_end, fixed_bytes, pack_fixed, prefix_end, to_binary, to_keys, unpack_fixed
 from backend.messages.layout import MessageLayout, Part
-from backend.staging import VERIFY
-from backend.store import Region
+from backend.store.protocol import Region
+from backend.store.staging import VERIFY
 
 OFFSET_BYTES = 14
 TIME_BYTES = 8

@@ -10,8 +10,8 @@ from pathlib import Path
 import rocksdict
 
 from backend.errors import KeyInvalid, RewindError, StateCorrupted, StoreClosed, ValueInvalid
-from backend.staging import VERIFY
-from backend.storage import storage_failed
+from backend.store.staging import VERIFY
+from backend.store.storage import storage_failed
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Of what rocksdict writes itself."""

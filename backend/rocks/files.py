@@ -11,9 +11,9 @@ from rocksdict import SstFileWriter
 from backend.rocks import parts
 from backend.rocks.errors import translated
 from backend.rocks.options import RocksOptions, native_options
-from backend.staging import seal
-from backend.storage import storage
-from backend.store import REPLAYED, Staged, nothing, region_slice
+from backend.store.protocol import REPLAYED, Staged, nothing, region_slice
+from backend.store.staging import seal
+from backend.store.storage import storage
 
 PART_BYTES = 256 * 1024
 """Rows of a replayed region are a part of their own from so many bytes on: a file of the database, and never merged

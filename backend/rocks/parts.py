@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from backend.errors import StateCorrupted, UnknownFormat
-from backend.staging import VERIFY
+from backend.store.staging import VERIFY
 
 MAGIC = b"RWPARTS."
 FORMAT = 1

@@ -19,7 +19,7 @@ from rocksdict import ReadOptions
 
 from backend.errors import StateCorrupted, StoreClosed
 from backend.rocks.errors import translated
-from backend.staging import VERIFY
+from backend.store.staging import VERIFY
 
 
 class Scan(Iterator[tuple[bytes, bytes]]):

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rocksdict import Checkpoint, IngestExternalFileOptions, Rdict, WriteBatch, WriteOptions
 
-from backend.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
 from backend.errors import StateCorrupted, StateUnavailable, StoreClosed
 from backend.rocks import parts
 from backend.rocks.errors import translated
@@ -25,9 +24,10 @@ from backend.rocks.files import write_staged
 from backend.rocks.lock import open_locked
 from backend.rocks.options import RocksOptions, native_options
 from backend.rocks.scans import Scan, check_ended, until
-from backend.staging import VERIFY, sync_directory, verify
-from backend.storage import storage
-from backend.store import Changes, Staged, nothing
+from backend.store.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
+from backend.store.protocol import Changes, Staged, nothing
+from backend.store.staging import VERIFY, sync, verify
+from backend.store.storage import storage
 
 _ROOM_WAIT_S = 30.0
 
@@ -45,7 +45,7 @@ class RocksStore:
     @classmethod
     def open(
         cls,
-        path: Path,
+        path: str | Path,
         *,
         options: RocksOptions | None = None,
         wait_s: float = 10.0,
@@ -68,7 +68,7 @@ class RocksStore:
             StateCorrupted: The database's own files are damaged or missing.
             UnknownFormat: Another release wrote the store.
         """
-        options = options or RocksOptions()
+        path, options = Path(path), options or RocksOptions()
         fresh = not (path / "CURRENT").exists()
         if fresh and (read_only or not create):
             raise StateUnavailable("there is no store here", where=str(path), command="rewind restore <checkpoint>")
@@ -252,7 +252,7 @@ class RocksStore:
             Checkpoint(native).create_checkpoint(str(path))
         except Exception as error:
             raise translated(error, self._path) from error
-        sync_directory(path.parent)
+        sync(path.parent)
 
     def property(self, name: str) -> str | None:
         """Give one of RocksDB's own properties, such as `rocksdb.estimate-num-keys`; None when it has no such."""

@@ -1,31 +1,41 @@
-"""Sinks: where results and errors go. README.md says which guarantee each gives.
+"""Sinks: where results and errors go. docs/sinks.md says which guarantee each gives.
 
-A sink gets the output of the stateful operator: one row per shard of `FRAME_COLUMNS`, the tables packed as Arrow IPC
-streams. It runs exactly one action on it: a second one would run the operator twice, and Spark would keep the state of
-the first run. `publish` is called before Spark commits the micro-batch, and again with the same version after a crash
-in between, so a sink replaces what it published under a version before, or passes over what it cannot take back.
+A sink gets the output of the stateful operator: one row per shard (`shard int, version bigint, queued_in bigint,
+results binary, errors binary, metrics string`), the tables packed as Arrow IPC streams; of a shard that adopts its
+queue, a row per micro-batch that it runs (`queued_in`, null for the one that is published). A sink runs exactly one
+action on it: a second one would run the operator twice, and Spark would keep the state of the first run.
+
+`publish` is called before Spark commits the micro-batch, and again with the same version after a crash
+in between, so a sink replaces what it published under a version before, or passes over what it cannot take back. It
+keeps number and digest of what it published per shard, and where a micro-batch makes other rows when it runs again, it
+stops the query by name (`backend.sinks.record`); a function of the user's alone has nothing to keep them in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from pyspark.sql import DataFrame
 
-    from backend.sinks.foreach import Consumer, ForeachSink
-    from backend.sinks.kafka import KafkaSink
-    from backend.sinks.parquet import ParquetSink
-    from backend.sources.kafka_settings import KafkaSettings
-
-FRAME_COLUMNS = ("shard", "version", "results", "errors", "metrics")
-"""`shard int, version bigint, results binary, errors binary, metrics string`; null when there is nothing."""
+    from backend.kafka_client.settings import KafkaSettings
+    from backend.sinks.foreach import BatchFunction, BatchSink, Consumer, ForeachSink
+    from backend.sinks.kafka.sink import KafkaSink
+    from backend.sinks.table_sink import KeyedSink
+    from backend.windows.definitions import Duration
 
 
 class Sink(Protocol):
-    """An idempotent output, by micro-batch."""
+    """An idempotent output, by micro-batch.
+
+    A sink may have more, which is called before `open`: `begin(outbox: str, operator: Operator)`, told a directory
+    beside the checkpoint that tasks may write to, and whose results come; it refuses what does not fit, and makes
+    nothing. And `resume_from(planned: int)`, told the newest micro-batch that the checkpoint has planned, -1 for none.
+    One without `seal_by` (`backend.sinks.sealing`) cannot be used with `queue_bytes`.
+    """
 
     def open(self, query: str) -> None:
         """Prepare for a query before it starts: check that the output is this query's, clear what a crash left.
@@ -42,14 +52,30 @@ class Sink(Protocol):
 
         Returns:
             Per shard, in order: `{"shard": int, "results": rows, "errors": rows, "metrics": {name: number or text}}`.
+
+        Raises:
+            OutputDiffers: The version is out with other rows.
         """
 
     def describe(self) -> dict[str, object]:
         """Give what `rewind show` says of it."""
 
 
-def parquet_sink(results: str | Path, errors: str | Path) -> ParquetSink:
-    """Write both outputs as Parquet, one directory per micro-batch; see `backend.sinks.parquet`."""
+def parquet_sink(results: str | Path, errors: str | Path) -> Sink:
+    """Write both outputs as Parquet, one directory per micro-batch.
+
+    Args:
+        results: A directory that the driver and all executors see under this name: a path (`backend.sinks.parquet`), or
+            a URI of any filesystem that fsspec knows (`backend.sinks.objects`).
+        errors: Another one, on the same filesystem.
+
+    Raises:
+        ValueError: Of a bad option, naming it.
+    """
+    if any("://" in str(place) and not str(place).startswith("file:") for place in (results, errors)):
+        from backend.sinks.objects import object_files
+
+        return object_files(results, errors)
     from backend.sinks.parquet import ParquetSink
 
     return ParquetSink(results, errors)
@@ -62,6 +88,111 @@ def foreach_sink(function: Consumer) -> ForeachSink:
     return ForeachSink(function)
 
 
+def foreach_batch(function: BatchFunction, *, accept_published: int | None = None) -> BatchSink:
+    """Call `function(results, errors, version)` with DataFrames per micro-batch, at least once.
+
+    The tasks write a micro-batch once; any number of actions on the DataFrames read that, until the function returns.
+    See `backend.sinks.foreach`.
+
+    Args:
+        function: What it raises stops the query.
+        accept_published: A micro-batch that ran again and made other rows than the function was given, as
+            `OutputDiffers` says: what was given counts, and the query goes on without calling it.
+
+    Raises:
+        ValueError: Of a bad option, naming it.
+    """
+    from backend.sinks.foreach import BatchSink
+
+    return BatchSink(function, accept_published)
+
+
+def delta_sink(
+    path: str | Path,
+    *,
+    errors: str | Path | None = None,
+    mode: str | None = None,
+    key: str | Sequence[str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    accept_published: int | None = None,
+) -> KeyedSink:
+    """Write both outputs to Delta tables, by delta-rs; see `backend.sinks.delta` and `backend.sinks.table_sink`.
+
+    Args:
+        path: Table of the results, a path or URI; made where there is none.
+        errors: Table of the errors; by default `<path>-errors`.
+        mode: `log` appends every row; `newest` keeps one row per window and group key, or per `key`. None is `log`, or
+            `newest` where there is a `key`.
+        key: Columns of the results of which the newest row stays, such as those of a `process()` job.
+        storage_options: As deltalake takes them; they are written down nowhere.
+        accept_published: See `kafka_sink`.
+
+    Raises:
+        ValueError: Of a bad option, naming it; what depends on the job, when it starts.
+    """
+    from backend.sinks.delta import delta_tables
+
+    options = {"mode": mode, "key": key, "accept_published": accept_published}
+    return delta_tables(path, errors, storage_options, options)
+
+
+def iceberg_sink(
+    table: str,
+    *,
+    catalog: str | Mapping[str, str] | Catalog,
+    errors: str | None = None,
+    mode: str | None = None,
+    key: str | Sequence[str] | None = None,
+    accept_published: int | None = None,
+) -> KeyedSink:
+    """Write both outputs to Iceberg tables, by pyiceberg; see `backend.sinks.iceberg`.
+
+    Args:
+        table: Table of the results, with its namespace; both are made where there is none.
+        catalog: Name of a catalog in pyiceberg's configuration, properties of one, or one of pyiceberg's.
+        errors: Table of the errors; by default `<table>_errors`.
+        mode: As of `delta_sink`.
+        key: As of `delta_sink`.
+        accept_published: See `kafka_sink`.
+
+    Raises:
+        ValueError: Of a bad option, naming it.
+    """
+    from backend.sinks.iceberg import iceberg_tables
+
+    return iceberg_tables(table, catalog, errors, {"mode": mode, "key": key, "accept_published": accept_published})
+
+
+def sql_sink(
+    url: str,
+    table: str,
+    *,
+    errors: str | None = None,
+    schema: str | None = None,
+    mode: str | None = None,
+    key: str | Sequence[str] | None = None,
+    accept_published: int | None = None,
+) -> KeyedSink:
+    """Write both outputs to tables of a SQL database, by SQLAlchemy; see `backend.sinks.sql`.
+
+    Args:
+        url: Of the database, as SQLAlchemy takes it; its password is told nowhere.
+        table: Table of the results; made where there is none.
+        errors: Table of the errors; by default `<table>_errors`.
+        schema: Schema of the tables; None for the connection's own.
+        mode: As of `delta_sink`.
+        key: As of `delta_sink`.
+        accept_published: See `kafka_sink`.
+
+    Raises:
+        ValueError: Of a bad option, naming it.
+    """
+    from backend.sinks.sql import sql_tables
+
+    options = {"mode": mode, "key": key, "accept_published": accept_published}
+    return sql_tables(url, table, errors, schema, options)
+
+
 def kafka_sink(
     results: str,
     errors: str,
@@ -70,8 +201,11 @@ def kafka_sink(
     key: str | Sequence[str] = (),
     guarantee: str = "exactly_once",
     commits: str | None = None,
+    overflow: str | Path | None = None,
+    patience: Duration = "2 minutes",
+    accept_published: int | None = None,
 ) -> KafkaSink:
-    """Write both outputs to Kafka topics, as JSON; see `backend.sinks.kafka` for what each guarantee rests on.
+    """Write both outputs to Kafka topics, as JSON; see `backend.sinks.kafka.sink` for what each guarantee rests on.
 
     Args:
         results: Topic of the results; it must exist.
@@ -80,12 +214,28 @@ def kafka_sink(
         key: Columns of the results that make the message's key, the job's group key for one: all revisions of a window
             then lie in one partition, in order. Without it, and for errors, the key is the row's `id`.
         guarantee: `exactly_once` (transactions, through the driver) or `at_least_once` (from the tasks).
-        commits: Topic that says which micro-batch is out, made where it does not exist; by default
-            `<results>-commits`. It belongs to the output: delete both or none.
+        commits: Topic that says whose the output is and which micro-batch is out, made where it does not exist; by
+            default `<results>-commits`. It belongs to the output: delete both or none.
+        overflow: Directory or URI, the same on the driver and all executors, for rows that are larger than their
+            topic's `max.message.bytes`: `<digest>.json` is the whole value, of the digest that `too_large` names in the
+            row that goes in its place. None keeps only what fits.
+        accept_published: A micro-batch that ran again and made other rows than are out, as `OutputDiffers` says: those
+            that are out count, and the query goes on.
+        patience: How long an outage of the cluster is waited for before the query stops with `SinkUnavailable`.
 
     Raises:
         ValueError: Of a bad option, naming it.
     """
-    from backend.sinks.kafka import KafkaSink
+    from backend.sinks.kafka.sink import KafkaSink
 
-    return KafkaSink(results, errors, servers=servers, key=key, guarantee=guarantee, commits=commits)
+    return KafkaSink(
+        results,
+        errors,
+        servers=servers,
+        key=key,
+        guarantee=guarantee,
+        commits=commits,
+        overflow=overflow,
+        patience=patience,
+        accept_published=accept_published,
+    )

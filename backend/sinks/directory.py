@@ -2,8 +2,8 @@
 
 Layout::
 
-    <root>/batch=<version>/results-<shard>-<uuid>.parquet     what readers see; Spark reads `batch` as a column
-    <root>/_rewind/owner.json                                 {"format": 1, "query": id}
+    <root>/batch=<version>/results-<shard>-...-<uuid>.parquet what readers see; Spark reads `batch` as a column
+    <root>/_rewind/owner.json                                 {"format": 1, "query": id, "holds": "results"}
     <root>/_rewind/attempt-<version>-<uuid>/                  tasks write here
     <root>/_rewind/ready-<version>-<uuid>/                    only the files of the attempts that count; then renamed
 
@@ -31,10 +31,12 @@ from typing import Any
 import msgspec
 
 from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
-from backend.storage import storage
+from backend.store.staging import sync
+from backend.store.storage import storage
 
 FORMAT = 1
 _PRIVATE = "_rewind"
+_OWNER = "owner.json"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -44,10 +46,12 @@ class VersionedDirectory:
 
     Args:
         root: A directory on a POSIX filesystem that the driver and all executors see under this path.
+        holds: What is in it, `results` or `errors`.
     """
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, holds: str = "results") -> None:
         self.root = Path(root)
+        self.holds = holds
 
     def published(self) -> list[int]:
         """Give the versions that readers see, in order."""
@@ -61,36 +65,31 @@ class VersionedDirectory:
         """Take the directory for a query, once, and remove what crashed attempts left.
 
         Raises:
-            ManifestMismatch: It is another query's.
+            ManifestMismatch: It is another query's, or holds its other output.
             StateCorrupted: The file that says whose it is cannot be read.
+            StorageFailed: The filesystem refused.
         """
+        with storage(str(self.root)):
+            self._open(query)
+
+    def _open(self, query: str) -> None:
         private = self.root / _PRIVATE
-        private.mkdir(parents=True, exist_ok=True)
-        owner = private / "owner.json"
-        if owner.exists():
-            try:
-                found = msgspec.json.decode(owner.read_bytes(), type=dict[str, Any])
-            except UNDECODABLE as error:
-                raise StateCorrupted(
-                    "the file that says whose output this is cannot be read",
-                    where=str(owner),
-                    why=str(error),
-                    command=f"see that {self.root} is this query's; then put the file back: "
-                    f'{{"format": {FORMAT}, "query": "{query}"}}',
-                ) from error
-            if found.get("format") != FORMAT:
-                raise UnknownFormat(
-                    "the output directory has an unknown format",
-                    where=str(owner),
-                    why=f"format {found.get('format')!r}, this release reads {FORMAT}",
-                    command="install the release that wrote it",
-                )
+        owner = private / _OWNER
+        found = self._owner(query)
+        if found is not None:
             if found.get("query") != query:
                 raise ManifestMismatch(
                     "the output directory belongs to another query",
                     where=str(self.root),
                     why=f"it was written by query {found.get('query')}, this is {query}: their micro-batches would mix",
                     command="choose another directory, or remove this one",
+                )
+            if found.get("holds", self.holds) != self.holds:
+                raise ManifestMismatch(
+                    "an output directory holds the other output of this query",
+                    where=str(self.root),
+                    why=f"it holds {found['holds']}, given for {self.holds}",
+                    command="give each directory for what it holds",
                 )
         elif self.published():
             raise ManifestMismatch(
@@ -100,12 +99,41 @@ class VersionedDirectory:
                 command="choose another directory, or remove this one",
             )
         else:
+            private.mkdir(parents=True, exist_ok=True)
             part = private / f"owner.{uuid.uuid4().hex}"
-            _write_synced(part, msgspec.json.encode({"format": FORMAT, "query": query}))
+            _write_synced(part, msgspec.json.encode({"format": FORMAT, "query": query, "holds": self.holds}))
             part.replace(owner)
-            _sync(private)
+            sync(private)
         for left in [*private.glob("attempt-*"), *private.glob("ready-*"), *private.glob("old-*")]:
             shutil.rmtree(left, ignore_errors=True)
+
+    def is_of(self, query: str) -> bool:
+        """Check whether the directory holds this output of a query, under whatever path; touches nothing."""
+        found = self._owner(query)
+        return found is not None and found.get("query") == query and found.get("holds", self.holds) == self.holds
+
+    def _owner(self, query: str) -> dict[str, Any] | None:
+        owner = self.root / _PRIVATE / _OWNER
+        try:
+            found = msgspec.json.decode(owner.read_bytes(), type=dict[str, Any])
+        except FileNotFoundError:
+            return None
+        except UNDECODABLE as error:
+            raise StateCorrupted(
+                "the file that says whose output this is cannot be read",
+                where=str(owner),
+                why=str(error),
+                command=f"see that {self.root} is this query's; then put the file back: "
+                f'{{"format": {FORMAT}, "query": "{query}"}}',
+            ) from error
+        if found.get("format") != FORMAT:
+            raise UnknownFormat(
+                "the output directory has an unknown format",
+                where=str(owner),
+                why=f"format {found.get('format')!r}, this release reads {FORMAT}",
+                command="install the release that wrote it",
+            )
+        return found
 
     def attempt(self, version: int) -> Path:
         """Make a new directory for the tasks of one attempt to write into."""
@@ -139,14 +167,14 @@ class VersionedDirectory:
                 if found != length:
                     raise OSError(errno.EIO, f"{found} bytes, the task wrote {length}", str(attempt / name))
                 (attempt / name).rename(ready / name)
-            _sync(ready)
+            sync(ready)
             _replace(ready, target, private / f"old-{version}-{uuid.uuid4().hex}")
-            _sync(self.root)
+            sync(self.root)
             # after an exchange the old content is at `ready`
             shutil.rmtree(ready, ignore_errors=True)
         elif target.exists():
             target.rename(private / f"old-{version}-{uuid.uuid4().hex}")
-            _sync(self.root)
+            sync(self.root)
         for old in private.glob(f"old-{version}-*"):
             shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(attempt, ignore_errors=True)
@@ -186,11 +214,3 @@ def _write_synced(path: Path, data: bytes) -> None:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

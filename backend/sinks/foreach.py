@@ -1,9 +1,16 @@
-"""Sinks that hand tables to the driver: to a function of the user's, or to a list for tests and notebooks.
+"""Sinks that hand a micro-batch to a function of the user's.
 
-All rows of a micro-batch pass through the driver's memory. The function is called at least once per micro-batch: again
-with the same version after a crash before Spark's commit. With `version` and the rows' `id` it can make that exactly
-once: by replacing what it wrote for this version, or by writing rows and version in one transaction and skipping a
-version it has seen.
+`BatchSink` gives DataFrames of what the tasks wrote to the outbox (`backend.sinks.outbox`): nothing passes through the
+driver, and any number of actions run the operator once. What the function is given is noted beside the checkpoint
+before it is called, `<outbox>/given.json` (format 1: `{"format": 1, "version": n, "results": [rows, digest], "errors":
+[rows, digest]}`): it is called again with the same rows after a crash, and with others never (`OutputDiffers`).
+
+`ForeachSink` gives Arrow tables: all rows of a micro-batch pass through the driver's memory. The function is called at
+least once per micro-batch: again with the same version after a crash before Spark's commit, and with the same rows
+unless the job is not deterministic:
+there is no place here for a record of what it was given, so other rows are not noticed (`backend.sinks.record`). With
+`version` and the rows' `id` it can make that exactly once: by replacing what it wrote for this version, or by writing
+rows and version in one transaction and skipping a version it has seen.
 """
 
 from __future__ import annotations
@@ -11,27 +18,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
+from backend.boundary import user_code
+from backend.sinks.outbox import OutboxSink, Written
+from backend.sinks.record import check_whole
+from backend.sinks.sealing import Sealing
 from backend.sinks.tables import (
     ERRORS,
+    KINDS,
     RESULTS,
-    check_version,
+    Numbering,
+    by_shard,
     empty_errors,
     merge_metrics,
-    readable,
     summary,
     unpack,
 )
+from recovery.files import read_struct
+from recovery.killpoints import kill_point
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 Consumer = Callable[[pa.Table, pa.Table, int], None]
 """(results, errors, version) -> None."""
+BatchFunction = Callable[["DataFrame", "DataFrame", int], None]
+"""(results, errors, version) -> None."""
+FORMAT = 1
+GIVEN = "given.json"
 
 
-class ForeachSink:
+class ForeachSink(Sealing):
     """Calls `function(results, errors, version)` on the driver for each micro-batch that has rows.
 
     Args:
@@ -47,61 +66,122 @@ class ForeachSink:
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Collect, then call the function."""
-        return self.take([row.asDict() for row in frames.collect()], version)
+        rows = [row.asDict() for row in frames.collect()]
+        self.seal(version, rows)
+        return self.take(rows, version)
 
     def take(self, rows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
         """Hand collected frames on: the second half of `publish`."""
         tables: dict[str, list[pa.Table]] = {RESULTS: [], ERRORS: []}
-        by_shard: dict[int, list[dict[str, Any]]] = {}
-        for row in rows:
-            check_version(row["version"], version)
-            by_shard.setdefault(row["shard"], []).append(row)
         summaries = []
-        for shard in sorted(by_shard):
-            counts = {RESULTS: 0, ERRORS: 0}
-            for row in by_shard[shard]:
+        for shard, given in by_shard(rows, version).items():
+            counts, numbering = {RESULTS: 0, ERRORS: 0}, Numbering(version, shard)
+            for row in given:
                 for kind, parts in tables.items():
                     if row[kind] is not None:
-                        parts.append(readable(unpack(bytes(row[kind])), kind, version, shard, counts[kind]))
+                        parts.append(numbering.readable(unpack(bytes(row[kind])), kind, row.get("queued_in")))
                         counts[kind] += parts[-1].num_rows
-            metrics = merge_metrics(row["metrics"] for row in by_shard[shard])
+            metrics = merge_metrics(row["metrics"] for row in given)
             summaries.append(summary(shard, counts[RESULTS], counts[ERRORS], metrics))
         if any(part.num_rows for parts in tables.values() for part in parts):
             results = pa.concat_tables(tables[RESULTS]) if tables[RESULTS] else pa.table({})
             errors = pa.concat_tables(tables[ERRORS]) if tables[ERRORS] else empty_errors()
-            self._function(results, errors, version)
+            with user_code(f"the function of the sink, in micro-batch {version},"):
+                self._function(results, errors, version)
         return summaries
 
     def describe(self) -> dict[str, object]:
-        """Give the kind and the function's name."""
-        return {"kind": "foreach", "function": getattr(self._function, "__qualname__", repr(self._function))}
+        """Return the kind and the function's name."""
+        return {"kind": "foreach", "function": _name(self._function)}
 
 
-class CollectSink(ForeachSink):
-    """Keeps the tables of every version in this process: for tests and notebooks, exactly one copy per version.
+class Given(msgspec.Struct, frozen=True):
+    """What the function was given last: number and digest of rows, by output."""
 
-    Attributes:
-        results: Version -> table.
-        errors: Version -> table.
+    version: int
+    results: tuple[int, str]
+    errors: tuple[int, str]
+    format: int = FORMAT
+
+
+class BatchSink(OutboxSink):
+    """Calls `function(results, errors, version)` with DataFrames for each micro-batch that has rows.
+
+    Args:
+        function: See `backend.sinks.foreach_batch`.
+        accept_published: See there.
     """
 
-    def __init__(self) -> None:
-        self.results: dict[int, pa.Table] = {}
-        self.errors: dict[int, pa.Table] = {}
-        super().__init__(self._keep)
+    def __init__(self, function: BatchFunction, accept_published: int | None = None) -> None:
+        if not callable(function):
+            raise ValueError(f"function={function!r}: must be callable")
+        super().__init__(accept_published)
+        self._function = function
+        self._session: SparkSession | None = None
 
-    def take(self, rows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
-        """Forget what this version held before, then keep the new tables."""
-        self.results.pop(version, None)
-        self.errors.pop(version, None)
-        return super().take(rows, version)
+    def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
+        """Write to the outbox with one action, then call the function.
 
-    def _keep(self, results: pa.Table, errors: pa.Table, version: int) -> None:
-        if results.num_rows:
-            self.results[version] = results
-        if errors.num_rows:
-            self.errors[version] = errors
+        Raises:
+            OutputDiffers: It was given other rows for this version.
+        """
+        self._session = frames.sparkSession
+        return super().publish(frames, version)
 
     def describe(self) -> dict[str, object]:
-        """Give the kind."""
-        return {"kind": "collect"}
+        """Return the kind and the function's name."""
+        return {"kind": "foreach_batch", "function": _name(self._function)}
+
+    def _bring_out(self, written: Written, version: int) -> None:
+        kill_point("before_publish", version)
+        due = self._is_due(Given(version, written.content(RESULTS), written.content(ERRORS)))
+        kill_point("during_publish", version)
+        if due:
+            with user_code(f"the function of the sink, in micro-batch {version},"):
+                self._function(self._frame(written, RESULTS), self._frame(written, ERRORS), version)
+        kill_point("after_publish", version)
+
+    def _frame(self, written: Written, kind: str) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        spark = self._session
+        assert spark is not None, "publish() comes first"
+        schema, paths = from_arrow_schema(self._schemas[kind]), written.paths(kind)
+        return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
+
+    def _is_due(self, now: Given) -> bool:
+        """Return whether the function is to be called, and note what it is given; durable on return."""
+        before = self._given()
+        again = before is not None and before.version == now.version
+        if again and self._planned is not None and now.version > self._planned:
+            again = False  # the checkpoint went back: it is another micro-batch of that number
+        self._planned = max(self._planned, now.version) if self._planned is not None else None
+        if again and before is not None:
+            for kind in KINDS:
+                known, made = getattr(before, kind), getattr(now, kind)
+                if not check_whole(kind, known, made, version=now.version, where=self._where, accept=self._accept):
+                    return False
+        if not (now.results[0] or now.errors[0]):
+            return False
+        if now != before:
+            self._box.files.write(GIVEN, [msgspec.json.encode(now)])
+        return True
+
+    @property
+    def _where(self) -> str:
+        return f"{self._box.files.uri}/{GIVEN}"
+
+    def _given(self) -> Given | None:
+        return read_struct(
+            self._box.files,
+            GIVEN,
+            Given,
+            FORMAT,
+            what="what the function of the sink was given cannot be read",
+            command="install the release that wrote it; or delete the file: then other rows on a second run are not"
+            " noticed once",
+        )
+
+
+def _name(function: Callable[..., None]) -> str:
+    return getattr(function, "__qualname__", repr(function))

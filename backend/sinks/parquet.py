@@ -3,15 +3,20 @@
 Not Spark's own file sink: with checkpoint format 2, a kill between its log and the commit log leaves a query that
 cannot start again. Results are published before errors; a crash between the two is repaired when the micro-batch runs
 again.
+
+A file's name says what it holds: `<kind>-<shard>-<rows>-<digest>-<uuid>.parquet`. So a micro-batch that runs again is
+compared with what readers have seen (`backend.sinks.record`) before anything is replaced. Directories of micro-batches
+that the checkpoint does not know when the query starts (it was taken back) are replaced without that.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,22 +25,36 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from backend.boundary import crossing
+from backend.places import check_apart
 from backend.sinks.directory import VersionedDirectory
-from backend.sinks.tables import ERRORS, RESULTS, check_version, merge_metrics, readable, summary, unpack, warm_up
-from backend.storage import storage
+from backend.sinks.record import Content, Digest, check_same
+from backend.sinks.sealing import Sealing
+from backend.sinks.tables import (
+    ERRORS,
+    KINDS,
+    RESULTS,
+    Numbering,
+    check_version,
+    merge_metrics,
+    summary,
+    unpack,
+    warm_up,
+)
+from backend.store.storage import storage
 from recovery.killpoints import kill_point
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_KINDS = (RESULTS, ERRORS)
+_NAME = re.compile(r"[a-z]+-(\d+)-(\d+)-([0-9a-f]{16})-[0-9a-f]{32}\.parquet")
 _REPORT = pa.schema(
     [
         pa.field("shard", pa.int32()),
         pa.field("version", pa.int64()),
         *[
             field
-            for kind in _KINDS
+            for kind in KINDS
             for field in (
                 pa.field(f"{kind}_file", pa.string()),
                 pa.field(f"{kind}_rows", pa.int64()),
@@ -45,12 +64,15 @@ _REPORT = pa.schema(
         pa.field("metrics", pa.string()),
     ]
 )
-_REPORT_DDL = "shard int, version bigint, " + "".join(
-    f"{kind}_file string, {kind}_rows bigint, {kind}_bytes bigint, " for kind in _KINDS
+REPORT_DDL = (
+    "shard int, version bigint, "
+    + "".join(f"{kind}_file string, {kind}_rows bigint, {kind}_bytes bigint, " for kind in KINDS)
+    + "metrics string"
 )
+"""What `write_frames` gives, for Spark."""
 
 
-class ParquetSink:
+class ParquetSink(Sealing):
     """Writes `<results>/batch=<version>/*.parquet` and `<errors>/batch=<version>/*.parquet`.
 
     A file per shard that has something to say; a micro-batch without rows publishes no directory. Columns: `ID_FIELDS`,
@@ -61,14 +83,26 @@ class ParquetSink:
         errors: Another one.
 
     Raises:
-        ValueError: Of a path that is not local, or the same path twice.
+        ValueError: Of a path that is not local, the same directory twice under whatever names, or one inside the other.
     """
 
     def __init__(self, results: str | Path, errors: str | Path) -> None:
         roots = {RESULTS: _local(results, RESULTS), ERRORS: _local(errors, ERRORS)}
-        if roots[RESULTS] == roots[ERRORS]:
-            raise ValueError(f"errors={str(errors)!r}: must be another directory than results")
-        self._directories = {kind: VersionedDirectory(root) for kind, root in roots.items()}
+        check_apart([(ERRORS, str(errors)), (RESULTS, str(results))])
+        self._directories = {kind: VersionedDirectory(root, kind) for kind, root in roots.items()}
+        self._compared: int | None = None
+
+    def resume_from(self, planned: int) -> None:
+        """Take note of the newest micro-batch that the checkpoint has planned: later ones cannot run again yet."""
+        self._compared = planned
+
+    def places(self) -> dict[str, str]:
+        """Return the directories, by option."""
+        return {kind: str(directory.root) for kind, directory in self._directories.items()}
+
+    def holds(self, query: str) -> bool:
+        """Check whether both directories hold a query's output already; touches nothing."""
+        return all(directory.is_of(query) for directory in self._directories.values())
 
     def open(self, query: str) -> None:
         """Take both directories for the query; see `backend.sinks.Sink.open`."""
@@ -76,32 +110,56 @@ class ParquetSink:
             directory.open(query)
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
-        """Write in the tasks, then make both directories of this version visible, durable on return."""
+        """Write in the tasks, then make both directories of this version visible, durable on return.
+
+        Raises:
+            OutputDiffers: The version is out with other rows; they stay.
+        """
         attempts = {kind: directory.attempt(version) for kind, directory in self._directories.items()}
         write = partial(write_frames, version=version, attempts={kind: str(path) for kind, path in attempts.items()})
         try:
-            rows = frames.mapInArrow(write, _REPORT_DDL + "metrics string").collect()
+            rows = [row.asDict() for row in frames.mapInArrow(crossing(write), REPORT_DDL).collect()]
+            self.seal(version, rows)
+            return self.finish(rows, version, attempts)
         except Exception:
             for path in attempts.values():
                 shutil.rmtree(path, ignore_errors=True)
             raise
-        return self.finish([row.asDict() for row in rows], version, attempts)
 
     def finish(self, rows: list[dict[str, Any]], version: int, attempts: dict[str, Path]) -> list[dict[str, Any]]:
         """Publish the files that the tasks reported: the second half of `publish`."""
-        for kind, point in zip(_KINDS, ("before_publish", "during_publish"), strict=True):
+        files = {
+            kind: [(row[f"{kind}_file"], row[f"{kind}_bytes"]) for row in rows if row[f"{kind}_file"]] for kind in KINDS
+        }
+        self._check(version, files)
+        for kind, point in zip(KINDS, ("before_publish", "during_publish"), strict=True):
             kill_point(point, version)
-            files = [(row[f"{kind}_file"], row[f"{kind}_bytes"]) for row in rows if row[f"{kind}_file"]]
-            self._directories[kind].publish(version, attempts[kind], files)
+            self._directories[kind].publish(version, attempts[kind], files[kind])
         kill_point("after_publish", version)
         return [
             summary(row["shard"], row["results_rows"], row["errors_rows"], merge_metrics([row["metrics"]]))
             for row in sorted(rows, key=lambda row: row["shard"])
         ]
 
+    def _check(self, version: int, files: dict[str, list[tuple[str, int]]]) -> None:
+        """Compare with what is out under this version, if it can have run before."""
+        if self._compared is not None and version > self._compared:
+            self._compared = version  # from here on it can
+            return
+        paths = {kind: directory.path(version) for kind, directory in self._directories.items()}
+        known = {kind: contents(path.name for path in paths[kind].glob("*.parquet")) for kind in KINDS}
+        check_same(
+            {kind: content for kind, content in known.items() if content},
+            {kind: contents(name for name, _ in files[kind]) or {} for kind in KINDS},
+            version=version,
+            where=str(paths[RESULTS]),
+            command=f"to publish what it makes now instead, delete {paths[RESULTS]} and {paths[ERRORS]}, and start the"
+            " query again",
+        )
+
     def describe(self) -> dict[str, object]:
         """Give the kind and the directories."""
-        return {"kind": "parquet", **{kind: str(directory.root) for kind, directory in self._directories.items()}}
+        return {"kind": "parquet", **self.places()}
 
 
 class _ShardWriter:
@@ -109,34 +167,50 @@ class _ShardWriter:
 
     def __init__(self, shard: int, version: int, attempts: dict[str, str]) -> None:
         self.shard, self.version, self.attempts = shard, version, attempts
-        self.rows = dict.fromkeys(_KINDS, 0)
+        self.digests = {kind: Digest() for kind in KINDS}
+        self._numbering = Numbering(version, shard)
         self.metrics: list[str | None] = []
         self._open: dict[str, tuple[Path, pq.ParquetWriter]] = {}
 
-    def add(self, kind: str, data: bytes | None) -> None:
+    def add(self, kind: str, data: bytes | None, queued_in: int | None) -> None:
         if data is None:
             return
-        table = readable(unpack(data), kind, self.version, self.shard, self.rows[kind])
-        if table.num_rows == 0:
+        made = unpack(data)
+        if made.num_rows == 0:
             return
+        table = self._numbering.readable(made, kind, queued_in)
+        self.digests[kind].add(made)
         if kind not in self._open:
-            path = Path(self.attempts[kind], f"{kind}-{self.shard:05d}-{uuid.uuid4().hex}.parquet")
+            path = Path(self.attempts[kind], f"{uuid.uuid4().hex}.part")
             self._open[kind] = path, pq.ParquetWriter(path, table.schema, compression="zstd", write_page_checksum=True)
         self._open[kind][1].write_table(table)
-        self.rows[kind] += table.num_rows
 
     def close(self) -> dict[str, Any]:
         report: dict[str, Any] = {"shard": self.shard, "version": self.version}
-        for kind in _KINDS:
+        for kind in KINDS:
             name, length = None, 0
+            rows, digest = self.digests[kind].content
             if kind in self._open:
                 path, writer = self._open[kind]
                 writer.close()
+                path = path.rename(path.with_name(f"{kind}-{self.shard:05d}-{rows}-{digest}-{path.stem}.parquet"))
                 with path.open("rb") as handle:
                     os.fsync(handle.fileno())
                 name, length = path.name, path.stat().st_size
-            report |= {f"{kind}_file": name, f"{kind}_rows": self.rows[kind], f"{kind}_bytes": length}
+            report |= {f"{kind}_file": name, f"{kind}_rows": rows, f"{kind}_bytes": length}
         return report | {"metrics": json.dumps(merge_metrics(self.metrics))}
+
+
+def contents(names: Iterable[str]) -> dict[int, Content] | None:
+    """Return what files of one output hold by shard, out of their names; None where release 0.1 named one of them.
+
+    >>> contents([f"results-00003-12-{'a' * 16}-{'b' * 32}.parquet"])
+    {3: (12, 'aaaaaaaaaaaaaaaa')}
+    """
+    found = [_NAME.fullmatch(name) for name in names]
+    if None in found:
+        return None
+    return {int(one[1]): (int(one[2]), one[3]) for one in found if one is not None}
 
 
 def write_frames(
@@ -145,7 +219,7 @@ def write_frames(
     """Write a task's frames into the attempt's directories; gives one report row per shard. Runs in a task.
 
     Args:
-        batches: Of `FRAME_COLUMNS`.
+        batches: Of what `backend.sinks` says.
         version: What every frame must say.
         attempts: `results` and `errors` -> directory of this attempt.
     """
@@ -158,8 +232,8 @@ def write_frames(
             if shard not in writers:
                 writers[shard] = _ShardWriter(shard, version, attempts)
             with storage(attempts[RESULTS]):
-                for kind in _KINDS:
-                    writers[shard].add(kind, row[kind])
+                for kind in KINDS:
+                    writers[shard].add(kind, row[kind], row.get("queued_in"))
             writers[shard].metrics.append(row["metrics"])
     if writers:
         with storage(attempts[RESULTS]):
@@ -169,8 +243,9 @@ def write_frames(
 
 def _local(path: str | Path, option: str) -> Path:
     parts = urlsplit(str(path))
-    if parts.scheme == "file":
-        return Path(parts.path).absolute()
-    if len(parts.scheme) > 1 or not str(path):
+    local = parts.scheme == "file"
+    place = Path(parts.path if local else path).absolute()
+    there = next(one for one in (place, *place.parents) if one.exists())
+    if (len(parts.scheme) > 1 and not local) or not str(path) or not there.is_dir():
         raise ValueError(f"{option}={str(path)!r}: must be a directory on a POSIX filesystem")
-    return Path(path).absolute()
+    return place

@@ -7,6 +7,7 @@ micro-batch that runs again gives the same rows the same ids, so a downstream sy
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -15,13 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.batch import ERROR_SCHEMA, published_name
-from backend.joins import JOIN_FIELDS
+from backend.batch import ERROR_SCHEMA, Operator, published_name
+from backend.joins.spec import JOIN_FIELDS
 
 FORMAT = 1
 """Version of the columns that sinks write, in the Parquet files' metadata under `rewind.format`."""
 
 RESULTS, ERRORS = "results", "errors"
+KINDS = (RESULTS, ERRORS)
+"""The two outputs, in the order in which they are published."""
 _JOIN = [field.name for field in JOIN_FIELDS]
 _JOIN_TIMES = ("left_time", "right_time")
 TIMES = {RESULTS: ("window_start", "window_end", *_JOIN_TIMES), ERRORS: ("timestamp", "event_time")}
@@ -35,7 +38,11 @@ ID_FIELDS = [
     pa.field("shard", pa.int32(), nullable=False),
     pa.field("sequence", pa.int64(), nullable=False),
 ]
-"""The leading columns of everything that a sink writes; `sequence` counts from 0 per shard and version."""
+"""The leading columns of everything that a sink writes; `sequence` counts from 0 per shard and version.
+
+`version` is the micro-batch that the rows' input came in. A shard that queued it, because its state was being restored,
+brings them out in a later one.
+"""
 
 
 @cache
@@ -74,6 +81,8 @@ def readable(table: pa.Table, kind: str, version: int, shard: int, first: int) -
         shard: The shard.
         first: `sequence` of the first row.
     """
+    if kind == ERRORS:
+        table = _within_dates(table)
     sequence = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
     prefix = pa.scalar(f"{version}-{shard}-" + ("e" if kind == ERRORS else ""))
     ids = pc.binary_join_element_wise(prefix, sequence.cast(pa.string()), "")
@@ -91,6 +100,55 @@ def readable(table: pa.Table, kind: str, version: int, shard: int, first: int) -
     return pa.table(columns, schema=pa.schema(fields, metadata={"rewind.format": str(FORMAT)}))
 
 
+class Numbering:
+    """Gives a shard's rows their ids, frame by frame, in the order in which its task made them.
+
+    Args:
+        version: The micro-batch that is published.
+        shard: The shard.
+    """
+
+    def __init__(self, version: int, shard: int) -> None:
+        self._version, self._shard = version, shard
+        self._next: Counter[tuple[str, int]] = Counter()
+
+    def readable(self, table: pa.Table, kind: str, queued_in: int | None) -> pa.Table:
+        """Return what the function of that name does.
+
+        Args:
+            table: What the operator emitted.
+            kind: `RESULTS` or `ERRORS`.
+            queued_in: The micro-batch that the rows were queued in; None for the one that is published.
+        """
+        version = self._version if queued_in is None else queued_in
+        first = self._next[kind, version]
+        self._next[kind, version] += table.num_rows
+        return readable(table, kind, version, self._shard, first)
+
+
+def _within_dates(errors: pa.Table) -> pa.Table:
+    """Return errors whose event times every reader has a date for: Spark cannot read a file with one that it has not.
+
+    An event time that is beyond is null, and in `detail`.
+    """
+    at = errors.schema.get_field_index("event_time")
+    if at < 0 or not errors.num_rows or not pa.types.is_int64(errors.schema.field(at).type):
+        return errors
+    times = errors.column(at)
+    beyond = pc.fill_null(pc.or_(pc.less(times, -_LAST_MS), pc.greater(times, _LAST_MS)), False)
+    if not pc.any(beyond).as_py():
+        return errors
+    told = pc.binary_join_element_wise(errors["detail"], pc.binary_join_element_wise(
+        "the event time is", times.cast(pa.string()), "ms", " "), "; ", null_handling="skip")  # fmt: skip
+    detail = pc.if_else(beyond, told, errors["detail"])
+    errors = errors.set_column(at, errors.schema.field(at), pc.if_else(beyond, None, times))
+    return errors.set_column(errors.schema.get_field_index("detail"), errors.schema.field("detail"), detail)
+
+
+_LAST_MS = (2**63 - 1) // 1_000
+"""Spark's timestamps are microseconds."""
+
+
 def _times(kind: str, schema: pa.Schema) -> tuple[str, ...]:
     """Give the columns that are our own times here: the names of a join's may be those of a window's aggregates."""
     if kind == RESULTS:
@@ -99,8 +157,13 @@ def _times(kind: str, schema: pa.Schema) -> tuple[str, ...]:
 
 
 def empty_errors() -> pa.Table:
-    """Give an errors table without rows, as `readable` makes it."""
+    """Return an errors table without rows, as `readable` makes it."""
     return readable(ERROR_SCHEMA.empty_table(), ERRORS, 0, 0, 0)
+
+
+def empty_outputs(operator: Operator) -> dict[str, pa.Table]:
+    """Return both outputs of a job without rows, as `readable` makes them."""
+    return {RESULTS: readable(operator.result_schema.empty_table(), RESULTS, 0, 0, 0), ERRORS: empty_errors()}
 
 
 def merge_metrics(texts: Iterable[str | None]) -> dict[str, Any]:
@@ -129,6 +192,15 @@ def check_version(found: int, version: int) -> None:
     """
     if found != version:
         raise RuntimeError(f"frames of micro-batch {found} handed to the sink as micro-batch {version}")
+
+
+def by_shard(rows: Iterable[dict[str, Any]], version: int) -> dict[int, list[dict[str, Any]]]:
+    """Return the frames of a micro-batch by shard, shards in order; the version must be theirs."""
+    shards: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        check_version(row["version"], version)
+        shards.setdefault(row["shard"], []).append(row)
+    return dict(sorted(shards.items()))
 
 
 def summary(shard: int, results: int, errors: int, metrics: dict[str, Any]) -> dict[str, Any]:

@@ -1,27 +1,25 @@
 """Sources: a stream that can be read again from any offset. A source is an object, not a base class.
 
-Every source gives rows of `COLUMNS`, whatever it reads. `fields` holds the parsed value; `malformed` says why a value
-could not be parsed, and only then `raw` holds its bytes: bad input travels to the errors output, it is never dropped.
+Every source gives records (`backend.sources.formats.RECORD`) and what parses them, in Arrow, where a task runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSourceStreamReader
     from pyspark.sql.types import StructType
+
+    from backend.sources.formats import Parse
 
 TopicPartition = tuple[str, int]
 """(topic, partition)."""
 OffsetRange = tuple[int, int]
 """Half-open: (first offset, offset after the last)."""
-
-COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "fields", "raw", "malformed")
-"""`topic string, partition int, offset bigint, timestamp timestamp, key binary, fields struct<...>, raw binary,
-malformed string`."""
 
 
 class Source(Protocol):
@@ -32,10 +30,10 @@ class Source(Protocol):
         """The topics, in the order in which the manifest numbers them."""
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        """Give the streaming DataFrame of `COLUMNS`."""
+        """Return the streaming DataFrame of records."""
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
-        """Give exactly the messages in half-open offset ranges, parsed as the stream parses them: the replay.
+        """Return exactly the records in half-open offset ranges: the replay.
 
         Raises:
             HistoryLost: The source no longer has a part of the ranges.
@@ -44,38 +42,64 @@ class Source(Protocol):
     def offsets(self, spark: SparkSession) -> dict[TopicPartition, OffsetRange]:
         """Give what is there now: the earliest offset, and the one after the latest."""
 
+    def parse(self, timezone: str) -> Parse:
+        """Return what parses the records; needs an active Spark session.
+
+        Args:
+            timezone: The session's: of times in the values that name none.
+        """
+
     def fields(self) -> StructType:
-        """Give the schema of the column `fields`; needs an active Spark session."""
+        """Return the schema of the parsed values; needs an active Spark session."""
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry: what must stay the same for a replay to give the same messages."""
 
 
-@runtime_checkable
-class Bundling(Source, Protocol):
-    """A source that can also hand over its rows as bundles (`backend.spark.bundles`), when its values are columns."""
+class Remembering(Source, Protocol):
+    """A source that can hold other messages than those it was read with, and so remembers what a query has read."""
 
-    @property
-    def bundled(self) -> bool:
-        """Tell whether this source does: the job may then use the two methods."""
-
-    def stream_bundles(self, spark: SparkSession, names: Collection[str]) -> DataFrame:
-        """Give the streaming DataFrame of bundles, column `bundle`; the same offsets as `stream`.
+    def remembering(self, topics: Sequence[str], checkpoint: str, number: int) -> Source:
+        """Return this source as a checkpoint knows it.
 
         Args:
-            spark: The session.
-            names: Fields of the values that are needed; at least these are in the bundles.
+            topics: Those of the manifest; empty at the first start.
+            checkpoint: Where what was read is remembered; "" for nowhere.
+            number: Of the source, in the order of the plan.
+        """
+
+
+class Direct(Source, Protocol):
+    """A source that is read in the Python workers (`backend.spark.reading`)."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether it is: else Spark reads it."""
+
+    def stream_reader(
+        self, names: Collection[str] | None = None, first: Mapping[TopicPartition, int] | None = None
+    ) -> DataSourceStreamReader:
+        """Return what plans the stream and reads a task's share; the same offsets as `stream`.
+
+        Args:
+            names: Fields of the values that are needed; None for all.
+            first: Where the query begins if it is new, of a source that has `first_positions`.
         """
 
     def pieces(
-        self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]
-    ) -> tuple[Sequence[Any], Callable[[Any], Iterator[pa.RecordBatch]]]:
-        """Give what `batch` gives as pieces, and the function that reads one where a task runs; both can be pickled.
+        self,
+        spark: SparkSession,
+        ranges: Mapping[TopicPartition, Sequence[OffsetRange]],
+        names: Collection[str] | None = None,
+    ) -> tuple[Sequence[Any], Callable[[Any], Iterator[pa.RecordBatch]], StructType]:
+        """Return pieces of half-open offset ranges, the function that reads one where a task runs, and its schema.
+
+        Each piece has `topic` and `partition`; all of it can be pickled.
 
         Args:
             spark: The session.
-            ranges: Half-open.
-            names: Fields of the values that are needed.
+            ranges: In order of offset, apart.
+            names: Fields of the values that are needed; None for all.
 
         Raises:
             HistoryLost: The source no longer has a part of the ranges.
@@ -83,36 +107,17 @@ class Bundling(Source, Protocol):
         """
 
 
-@runtime_checkable
-class Mixing(Source, Protocol):
-    """A source whose rows cross the JVM as bundles where its reader understands them, as rows where only Spark does.
+def is_direct(source: object) -> TypeGuard[Direct]:
+    """Return whether a source can be read in the Python workers; one that hands on to another is what that one is.
 
-    A row has either `bundle` (`backend.spark.bundles`) or what `COLUMNS` says. Behind a bundle come the rows that
-    belong between its own, as many as its `offset` says; with these, rows are in order of offset in a task.
+    Asked of the object: from Python 3.12 on, `isinstance` with a protocol sees nothing that `__getattr__` gives.
     """
+    return all(hasattr(source, name) for name in ("direct", "stream_reader", "pieces"))
 
-    @property
-    def mixed(self) -> bool:
-        """Tell whether this source does: the job may then use the other methods."""
 
-    def first_positions(self) -> dict[TopicPartition, int]:
-        """Give where a new query would begin now."""
-
-    def stream_mixed(
-        self, spark: SparkSession, names: Collection[str], first: Mapping[TopicPartition, int]
-    ) -> DataFrame:
-        """Give the streaming DataFrame of `bundle` and `COLUMNS`; the same offsets as `stream`.
-
-        Args:
-            spark: The session.
-            names: Fields of the values that are needed; at least these are in the bundles.
-            first: Where the query begins if it is new: `first_positions`, as of its first start.
-        """
-
-    def batch_mixed(
-        self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]
-    ) -> DataFrame:
-        """Give `bundle` and `COLUMNS` of exactly the messages in half-open offset ranges; raises as `batch` does."""
+def remembers(source: object) -> TypeGuard[Remembering]:
+    """Return whether a source remembers what was read; see `is_direct`."""
+    return hasattr(source, "remembering")
 
 
 def replay_tasks(spark: SparkSession) -> int:
@@ -121,4 +126,6 @@ def replay_tasks(spark: SparkSession) -> int:
     Two for each core: long and short partitions keep all cores at work, and what a task costs besides, which is much
     beside reading a piece of an archive, comes seldom.
     """
-    return 2 * int(spark.sparkContext.defaultParallelism)
+    from backend.spark.session.jvm import cores
+
+    return 2 * cores(spark)

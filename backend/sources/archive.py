@@ -7,24 +7,26 @@ offsets per partition, and offsets that are missing, come twice or step back are
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.errors import HistoryLost
 from backend.sources import OffsetRange, TopicPartition
-from backend.sources.archive_index import Archive
-from backend.sources.formats import ValueFormat, parse
+from backend.sources.archive_footer import BYTES, STRUCT
+from backend.sources.archive_index import Archive, PartitionIndex
+from backend.sources.archive_seen import Memory, check_seen, check_topics
+from backend.sources.formats import Parse, ValueFormat
+from recovery.files import check_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from backend.sources.archive_reader import Piece
+    from backend.sources.archive_reader import ArchiveStreamReader, Piece
 
 DEFAULT_MAX_OFFSETS = 100_000
 DEFAULT_OFFSETS_PER_TASK = 500_000
@@ -39,33 +41,100 @@ class ArchiveSource:
     max_offsets_per_batch: int
     max_offsets_per_task: int
     only: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+    memory: tuple[str, int] = ("", 0)
+    results: bool = False
+
+    def of_results(self) -> ArchiveSource:
+        """Return this source over the results of a job; see `backend.sources.results_files`."""
+        return replace(self, results=True)
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics, sorted."""
-        return self.only or tuple(sorted({topic for topic, _ in Archive(self.path).partitions()}))
+        """The topics, sorted: those asked for, else those that the checkpoint knows, else what is there now.
+
+        Raises:
+            ValueError: None were asked for, and there is no message yet that would tell.
+        """
+        topics = self.only or self.known or tuple(sorted({topic for topic, _ in self.open().partitions()}))
+        if not topics:
+            raise ValueError(f"archive({self.path!r}): holds no messages yet, so say what it will hold: topics=[...]")
+        return topics
+
+    def remembering(self, topics: Sequence[str], checkpoint: str, number: int) -> ArchiveSource:
+        """Return this source as a checkpoint knows it.
+
+        Args:
+            topics: Those of the manifest; empty at the first start, which takes what is there.
+            checkpoint: Where what was read is remembered; "" for a reader that reads no stream.
+            number: Of the source, in the order of the plan.
+
+        Raises:
+            SourceInvalid: The archive holds other topics than the checkpoint knows, or a file that is none of its.
+        """
+        source = replace(self, known=() if self.only else tuple(sorted(topics)), memory=(checkpoint, number))
+        if not source.only and not source.known:
+            source = replace(source, known=source.topics)
+        source.offsets()
+        return source
+
+    def check_positions(self, positions: Mapping[TopicPartition, int]) -> None:
+        """See that the archive still is what the query has read of it.
+
+        Args:
+            positions: The next offset to read, by source partition.
+
+        Raises:
+            SourceWentBack: Files came, or were replaced, below the positions.
+        """
+        archive = self.open()
+        found = archive.partitions()
+        seen = Memory(*self.memory).seen
+        check_seen(self.path, archive.files, found, seen, seen.firsts, positions, all_stay=self.results)
+
+    def open(self) -> Archive:
+        """Return the archive, of which nothing is read yet."""
+        from backend.sources.results_files import ResultsArchive
+
+        return (ResultsArchive if self.results else Archive)(self.path, STRUCT if self.value.name == "typed" else BYTES)
+
+    def look(self, archive: Archive | None = None) -> dict[TopicPartition, PartitionIndex]:
+        """Return what is there: one listing, and the footers of files not seen before.
+
+        Args:
+            archive: What `open` gave; it knows the files that it saw before.
+
+        Raises:
+            SourceInvalid: A file is of another topic than the query knows.
+        """
+        archive = archive or self.open()
+        found = archive.partitions()
+        if self.known:
+            check_topics(self.path, archive, found, self.known)
+        return {key: index for key, index in found.items() if not self.only or key[0] in self.only}
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        """Give the streaming DataFrame; a query that starts anew begins at the earliest offsets."""
-        return parse(self._stream(spark, self._options(None)), self.value)
+        """Return the streaming DataFrame of records; a query that starts anew begins at the earliest offsets."""
+        from backend.sources.archive_reader import row_schema
+        from backend.spark.reading import streamed
+
+        return streamed(spark, self.stream_reader(), row_schema(self.value), iter)
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
-        """Give exactly the messages of half-open offset ranges, each range in order within its tasks.
+        """Return exactly the records of half-open offset ranges, each range in order within its tasks.
 
         Raises:
             HistoryLost: A range reaches outside of what the archive holds.
             SourceGap: Offsets are missing within it.
         """
-        from backend.sources.archive_reader import RewindArchive
+        from backend.spark.reading import replayed
 
-        self._check_held(spark, ranges)
-        spark.dataSource.register(RewindArchive)
-        return parse(spark.read.format(RewindArchive.name()).options(**self._options(ranges)).load(), self.value)
+        pieces, read, schema = self.pieces(spark, {key: [bounds] for key, bounds in ranges.items()})
+        return replayed(spark, pieces, read, schema, iter)
 
     def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it."""
-        found = Archive(self.path).partitions()
-        return {key: index.range for key, index in found.items() if not self.only or key[0] in self.only}
+        return {key: index.range for key, index in self.look().items()}
 
     def fields(self) -> StructType:
         """Give the schema of the parsed values; needs an active Spark session."""
@@ -73,58 +142,54 @@ class ArchiveSource:
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry; the path is not part of it, an archive may move."""
-        return {"kind": "archive", "topics": list(self.topics), "value": self.value.describe()}
+        kind = "results" if self.results else "archive"
+        return {"kind": kind, "topics": list(self.topics), "value": self.value.describe()}
 
     @property
-    def bundled(self) -> bool:
-        """Tell whether the values are columns already."""
-        return self.value.name == "typed"
+    def direct(self) -> bool:
+        """Always."""
+        return True
 
-    def stream_bundles(self, spark: SparkSession, names: Collection[str]) -> DataFrame:
-        """Give the streaming DataFrame of bundles."""
-        return self._stream(spark, self._options(None) | {"bundled": json.dumps(sorted(names))})
+    def parse(self, timezone: str) -> Parse:
+        """Return what parses the records; needs an active Spark session."""
+        return self.value.parse(timezone)
+
+    def stream_reader(
+        self, names: Collection[str] | None = None, first: Mapping[TopicPartition, int] | None = None
+    ) -> ArchiveStreamReader:
+        """Return what plans and reads the stream."""
+        from backend.sources.archive_reader import ArchiveStreamReader
+
+        return ArchiveStreamReader(self, names)
 
     def pieces(
-        self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]
-    ) -> tuple[Sequence[Piece], Callable[[Piece], Iterator[pa.RecordBatch]]]:
-        """Give what `batch` gives, piece by piece; raises as it does."""
-        from backend.sources.archive_reader import ArchiveBatchReader, read_piece
+        self,
+        spark: SparkSession,
+        ranges: Mapping[TopicPartition, Sequence[OffsetRange]],
+        names: Collection[str] | None = None,
+    ) -> tuple[Sequence[Piece], Callable[[Piece], Iterator[pa.RecordBatch]], StructType]:
+        """Return pieces of offset ranges, what reads one, and the schema; raises as `batch` does."""
+        from backend.sources.archive_reader import ArchiveReader, read_piece
 
-        self._check_held(spark, ranges)
-        reader = ArchiveBatchReader(self._options(ranges) | {"bundled": json.dumps(sorted(names))})
-        return reader.planned(), partial(read_piece, self.path, reader.arrow_schema)
+        reader = ArchiveReader(self, names)
+        index = reader.index()
+        found = []
+        for key, own in sorted(ranges.items()):
+            self._check_held(index, key, (own[0][0], own[-1][1]))
+            found += [piece for bounds in own for piece in reader.plan(index, key, *bounds)]
+        return found, partial(read_piece, self.path, reader.arrow_schema), reader.schema
 
-    def _check_held(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        here = self.offsets(spark)
-        for (topic, partition), (start, end) in sorted(ranges.items()):
-            earliest, latest = here.get((topic, partition), (0, 0))
-            if start < end and (start < earliest or end > latest):
-                raise HistoryLost(
-                    "the archive does not hold the offsets that a replay needs",
-                    where=f"{self.path}, {topic}-{partition}",
-                    why=f"needed are {start} to {end - 1}, there are {earliest} to {latest - 1}",
-                    command="put the files back, or accept the loss and begin anew: rewind reset",
-                )
-
-    def _stream(self, spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-        from backend.sources.archive_reader import RewindArchive
-
-        spark.dataSource.register(RewindArchive)
-        return spark.readStream.format(RewindArchive.name()).options(**options).load()
-
-    def _options(self, ranges: Mapping[TopicPartition, OffsetRange] | None) -> dict[str, str]:
-        """Give the reader's options; without ranges it reads on and on."""
-        from backend.sources.archive_reader import row_schema
-
-        wanted = [[*key, *bounds] for key, bounds in sorted((ranges or {}).items())]
-        return {
-            "path": self.path,
-            "schema_json": row_schema(self.value).json(),
-            "topics": json.dumps(self.only),
-            "max_offsets_per_batch": str(self.max_offsets_per_batch),
-            "max_offsets_per_task": str(self.max_offsets_per_task),
-            "ranges": json.dumps(wanted),
-        }
+    def _check_held(
+        self, index: Mapping[TopicPartition, PartitionIndex], key: TopicPartition, bounds: OffsetRange
+    ) -> None:
+        earliest, latest = index[key].range if key in index else (0, 0)
+        if bounds[0] < bounds[1] and (bounds[0] < earliest or bounds[1] > latest):
+            raise HistoryLost(
+                "the archive does not hold the offsets that a replay needs",
+                where=f"{self.path}, {key[0]}-{key[1]}",
+                why=f"needed are {bounds[0]} to {bounds[1] - 1}, there are {earliest} to {latest - 1}",
+                command="put the files back, or accept the loss and begin anew: rewind reset",
+            )
 
 
 def archive(
@@ -153,8 +218,9 @@ def archive(
     for name, bound in bounds.items():
         if isinstance(bound, bool) or not isinstance(bound, int) or bound < 1:
             raise ValueError(f"{name}={bound!r}: must be an integer of at least 1")
-    if isinstance(topics, str):
+    if not isinstance(topics, list | tuple) or not all(isinstance(name, str) and name for name in topics):
         raise ValueError(f"topics={topics!r}: must be a list of names")
+    place = check_place(path, "path")
     return ArchiveSource(
-        str(path), ValueFormat(format, value), max_offsets_per_batch, max_offsets_per_task, tuple(sorted(topics))
+        place, ValueFormat(format, value), max_offsets_per_batch, max_offsets_per_task, tuple(sorted(topics))
     )

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backend.sources import OffsetRange
-from backend.sources.archive_index import REQUIRED, Archive, Gap, Slice, check_rows, covered, gap_error, readable
+from backend.sources.archive_footer import REQUIRED, readable
+from backend.sources.archive_index import Archive, Gap, Slice, check_rows, covered, gap_error
 
 BATCH_ROWS = 65_536
 """Rows of one Arrow batch handed to Spark: large, because each batch costs a round trip."""
@@ -65,16 +66,17 @@ def read_range(
     start, end = wanted
     expected = start
     for piece in slices:
-        with filesystem.open(f"{root}/{piece.path}", "rb") as handle, readable(f"{root}/{piece.path}"):
+        where = f"{root}/{piece.path}"
+        with readable(where), filesystem.open(where, "rb") as handle:
             parquet = pq.ParquetFile(handle, page_checksum_verification=True)
             groups = _row_groups(parquet, start, end)
-            columns = _columns(schema)
+            columns = _columns(schema, parquet.schema_arrow)
             rows_at_once = _batch_rows(parquet, groups, columns)
             for batch in parquet.iter_batches(rows_at_once, row_groups=groups, columns=columns, use_threads=False):
                 rows = _rows_of(batch, topic, partition, start, end)
                 expected = check_rows(rows.column("offset"), expected, gaps, piece.path, topic, partition)
                 if rows.num_rows:
-                    yield _cast(rows, schema)
+                    yield cast(rows, schema)
         stop = min(end, piece.last + 1)
         if covered(gaps, expected, stop) != max(0, stop - expected):
             raise gap_error(piece.path, topic, partition, expected, stop)
@@ -104,12 +106,14 @@ def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[st
     return BATCH_ROWS
 
 
-def _columns(schema: pa.Schema) -> list[str]:
-    """Give what is read of a file: of values that are structs the fields of the schema only."""
-    value = schema.field("value").type
-    if not pa.types.is_struct(value) or any("." in field.name for field in value):  # a path could mean another field
+def _columns(schema: pa.Schema, here: pa.Schema) -> list[str]:
+    """Return what is read of a file: of values that are structs the fields of the schema only."""
+    value, found = schema.field("value").type, here.field("value").type
+    if not pa.types.is_struct(value) or any("." in field.name for field in [*value, *found]):  # a path: another field
         return list(REQUIRED)
-    return [*REQUIRED[:-1], *(f"value.{field.name}" for field in value)]
+    named = {field.name for field in found}
+    wanted = [field.name for field in value if field.name in named] or [field.name for field in found][:1]
+    return [*REQUIRED[:-1], *(f"value.{name}" for name in wanted)]
 
 
 def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end: int) -> pa.RecordBatch:
@@ -120,14 +124,36 @@ def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end:
     return batch if mask.true_count == len(mask) else batch.filter(mask)
 
 
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = []
-    for field in schema:
-        column = batch.column(field.name)
-        if field.name == "timestamp" and pa.types.is_integer(column.type):
-            column = column.cast(pa.int64()).cast(pa.timestamp("ms", tz="UTC"))  # milliseconds, as Kafka has them
-        columns.append(column if column.type == field.type else column.cast(field.type))
+def cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows of a file in the types of a schema."""
+    columns = [_as(batch.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column of a file as another type; a struct's fields that the file does not have are null."""
+    if column.type == kind:
+        return column
+    if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
+        here = [field.name for field in column.type]
+        flat = column.flatten()  # null where the struct is
+        fields = [
+            _as(flat[here.index(field.name)], field.type) if field.name in here else pa.nulls(len(column), field.type)
+            for field in kind
+        ]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=column.is_null())
+    if pa.types.is_timestamp(kind):
+        if pa.types.is_integer(column.type):
+            column = column.cast(pa.int64()).cast(pa.timestamp("ms", tz="UTC"))  # milliseconds, as Kafka has them
+        elif pa.types.is_timestamp(column.type) and column.type.unit == "ns" and kind.unit != "ns":
+            per = {"us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}[kind.unit]
+            ticks = np.asarray(column.cast(pa.int64()).fill_null(0), np.int64) // per
+            return pa.array(ticks, mask=np.asarray(column.is_null())).cast(kind)  # rounded down
+    elif pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
+    return column.cast(kind)
 
 
 def write_archive(

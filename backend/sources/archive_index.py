@@ -13,15 +13,14 @@ archive is not opened file by file, and it is the only place where a gap can be 
      "gaps": [{"topic": "t", "partition": 0, "start": 10, "end": 12}]}
 
 `last` is inclusive, as in the footers; a gap is half-open, `end` is the next offset that exists. An entry whose file
-has another length is not trusted, the footer is read again. Offsets that are missing and not declared, or that come
-twice or step back, are `SourceGap`: the index finds what footers show before a micro-batch is planned, the rows are
-checked when they are read, and a task that fails there has counted nothing.
+has another length, or was changed after the index was written, is not trusted: the footer is read again. Offsets that
+are missing and not declared, or that come twice or step back, are `SourceGap`: the index finds what footers show before
+a micro-batch is planned, the rows are checked when they are read, and a task that fails there has counted nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -30,32 +29,14 @@ import fsspec
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from backend.errors import UNDECODABLE, HistoryLost, SourceDamaged, SourceGap, UnknownFormat
+from backend.errors import SourceDamaged, SourceGap, SourceInvalid, SourceUnavailable
 from backend.sources import OffsetRange, TopicPartition
+from backend.sources.archive_footer import BYTES, STRUCT, FileEntry, read_entry, readable, stepped_back
+from recovery.files import decode_struct
 
 FORMAT = 1
 INDEX_NAME = "_rewind_archive.json"
-REQUIRED = ("topic", "partition", "offset", "timestamp", "key", "value")
-
-
-class Span(msgspec.Struct, frozen=True):
-    """Rows of one source partition in one file; `last` is inclusive."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-    count: int
-
-
-class FileEntry(msgspec.Struct, frozen=True):
-    """One file: its path relative to the archive, its length, its spans."""
-
-    path: str
-    bytes: int
-    spans: list[Span]
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -125,44 +106,58 @@ class Archive:
 
     Args:
         uri: Path or fsspec URI of the directory.
+        value: Kind that the values must be of, `archive_footer.BYTES` or `STRUCT`; None takes both.
     """
 
     uri: str
-    _entries: dict[str, FileEntry] = field(default_factory=dict)
+    value: str | None = None
+    _read: dict[str, tuple[Stamp, FileEntry]] = field(default_factory=dict)
     _checked: dict[TopicPartition, PartitionIndex] = field(default_factory=dict)
-    _seen: tuple[object, ...] = ()
+    _seen: object = None
+
+    @property
+    def files(self) -> Mapping[str, FileEntry]:
+        """The files by their paths, as of the last look."""
+        return {path: entry for path, (_, entry) in self._read.items()}
 
     def partitions(self) -> dict[TopicPartition, PartitionIndex]:
         """List the archive, read what is new, and check all offsets.
 
         Raises:
             SourceGap: Offsets are missing without being declared, or come twice, or step back.
-            HistoryLost: There is no such directory.
+            SourceUnavailable: There is no such directory.
             UnknownFormat: The index file is of a newer release.
-            ValueError: A file lacks a column of the archive.
+            SourceInvalid: A file lacks a column of the archive or has one of a type that is not accepted.
+            SourceDamaged: A file cannot be read.
         """
         filesystem, root = fsspec.core.url_to_fs(self.uri)
+        filesystem.invalidate_cache()  # another process may have written since
         if not filesystem.isdir(root):
-            raise HistoryLost("there is no archive", where=self.uri, command="check the path given to archive(...)")
-        found = filesystem.find(root, detail=True)
-        paths = {_relative(name, root): info for name, info in found.items()}
-        index_info = paths.get(INDEX_NAME)
-        stamp = _stamp(index_info) if index_info else ()
-        sizes = {path: int(info["size"]) for path, info in paths.items() if _is_data(path)}
-        seen = (stamp, tuple(sorted(sizes.items())))
+            raise SourceUnavailable(
+                "there is no archive", where=self.uri, command="check the path given to archive(...)"
+            )
+        listed, index_stamp = _listed(filesystem, root)
+        seen = (index_stamp, listed)
         if seen == self._seen:
             return self._checked
-        stored = read_index_file(filesystem, root) if index_info else IndexFile(FORMAT)
-        cached = {entry.path: entry for entry in stored.files} | self._entries
-        entries = {}
-        for path, size in sizes.items():
-            entry = cached.get(path)
-            if entry is None or entry.bytes != size:
-                with filesystem.open(f"{root}/{path}", "rb") as handle, readable(f"{root}/{path}"):
-                    entry = FileEntry(path, size, read_spans(handle, path))
-            entries[path] = entry
-        self._checked = check(entries.values(), stored.gaps)
-        self._entries, self._seen = entries, seen
+        stored = read_index_file(filesystem, root) if index_stamp else IndexFile(FORMAT)
+        cached = {entry.path: entry for entry in stored.files}
+        found: dict[str, tuple[Stamp, FileEntry]] = {}
+        for path, stamp in listed.items():
+            known, entry = self._read.get(path), cached.get(path)
+            if known is not None and known[0] == stamp:
+                entry = known[1]
+            elif entry is None or entry.bytes != stamp.bytes or stamp.newer_than(index_stamp):
+                try:
+                    entry = _opened(filesystem, root, path, stamp)
+                except SourceDamaged:
+                    if path in _listed(filesystem, root)[0]:
+                        raise
+                    continue  # it was taken away meanwhile
+            self._check_value(entry)
+            found[path] = stamp, entry
+        self._checked = check([entry for _, entry in found.values()], stored.gaps)
+        self._read, self._seen = found, seen
         return self._checked
 
     def write_index(self, gaps: Sequence[Gap] = ()) -> None:
@@ -171,15 +166,74 @@ class Archive:
         if filesystem.exists(f"{root}/{INDEX_NAME}"):
             filesystem.rm_file(f"{root}/{INDEX_NAME}")
         entries = []
-        for name, info in sorted(filesystem.find(root, detail=True).items()):
-            path = _relative(name, root)
-            if _is_data(path):
-                with filesystem.open(name, "rb") as handle:
-                    entries.append(FileEntry(path, int(info["size"]), read_spans(handle, path)))
+        for path, stamp in _listed(filesystem, root)[0].items():
+            entries.append(_opened(filesystem, root, path, stamp))
         check(entries, gaps)
         data = msgspec.json.format(msgspec.json.encode(IndexFile(FORMAT, entries, list(gaps))), indent=1)
         filesystem.pipe_file(f"{root}/{INDEX_NAME}.part", data)
         filesystem.mv(f"{root}/{INDEX_NAME}.part", f"{root}/{INDEX_NAME}")
+
+    def _check_value(self, entry: FileEntry) -> None:
+        if self.value is None or entry.value in ("", self.value):
+            return
+        formats = {BYTES: "json, avro, raw or a function", STRUCT: "typed"}
+        raise SourceInvalid(
+            f"archive file {entry.path}: the column value holds {_KINDS[entry.value]}",
+            where=f"{self.uri}/{entry.path}",
+            why=f"the format that archive(..., format=...) names needs {_KINDS[self.value]}",
+            command=f"such values are read with format {formats[entry.value]}",
+        )
+
+
+_KINDS = {BYTES: "bytes or text", STRUCT: "structs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes when a file is replaced; filesystems name the time differently, some have none.
+
+    Attributes:
+        bytes: Its length.
+        changed: Whatever the filesystem says of the version: time, tag.
+        at: When it was changed, in seconds; None where the filesystem gives no number.
+    """
+
+    bytes: int
+    changed: tuple[str, ...]
+    at: float | None
+
+    def newer_than(self, other: Stamp | None) -> bool:
+        """Return whether it is known to be changed after another file."""
+        return other is not None and self.at is not None and other.at is not None and self.at > other.at
+
+
+def _opened(filesystem: Any, root: str, path: str, stamp: Stamp) -> FileEntry:
+    where = f"{root}/{path}"
+    with readable(where), filesystem.open(where, "rb") as handle:
+        return read_entry(handle, path, stamp.bytes)
+
+
+def _listed(filesystem: Any, root: str) -> tuple[dict[str, Stamp], Stamp | None]:
+    """Return the stamp of each data file, in order of their paths, and of the index file.
+
+    Raises:
+        SourceInvalid: A link leads to a directory: what lies there would be passed over.
+    """
+    index, data = None, {}
+    for name, info in sorted(filesystem.find(root, detail=True).items()):
+        path = name[len(root) :].lstrip("/")
+        if path == INDEX_NAME:
+            index = _stamp(info)
+        elif _is_shown(path) and info.get("islink") and filesystem.isdir(name):
+            raise SourceInvalid(
+                f"the archive has a link to a directory: {path}",
+                where=name,
+                why="links to directories are not followed, and its files would never be read",
+                command="link each file, or name the link with a leading _ or .",
+            )
+        elif _is_shown(path) and path.endswith(".parquet"):
+            data[path] = _stamp(info)
+    return data, index
 
 
 def read_index_file(filesystem: Any, root: str) -> IndexFile:
@@ -188,100 +242,15 @@ def read_index_file(filesystem: Any, root: str) -> IndexFile:
     Raises:
         UnknownFormat: A newer release wrote it, or it is none.
     """
-    data = filesystem.cat_file(f"{root}/{INDEX_NAME}")
     where = f"{root}/{INDEX_NAME}"
-    try:
-        version = msgspec.json.decode(data, type=dict[str, Any]).get("format")
-        if version == FORMAT:
-            return msgspec.json.decode(data, type=IndexFile)
-    except UNDECODABLE as error:
-        raise UnknownFormat(
-            "the index of the archive cannot be read",
-            where=where,
-            why=str(error),
-            command="put the file back, or write the index again",
-        ) from error
-    raise UnknownFormat(
-        "the index of the archive has an unknown format",
+    return decode_struct(
+        filesystem.cat_file(where),
+        IndexFile,
+        FORMAT,
         where=where,
-        why=f"format {version!r}, this release reads {FORMAT}",
-        command="install the release that wrote it, or write the index again",
+        what="the index of the archive cannot be read",
+        command="install the release that wrote it, put the file back, or write the index again",
     )
-
-
-@contextmanager
-def readable(where: str) -> Iterator[None]:
-    """Name a Parquet file that cannot be read in here.
-
-    Raises:
-        SourceDamaged: It is torn, or a page does not match its checksum.
-    """
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except (OSError, pa.ArrowException, LookupError) as error:
-        raise SourceDamaged(
-            "a file of the archive cannot be read",
-            where=where,
-            why=str(error),
-            command="put the file back from where the archive was made",
-        ) from error
-
-
-def read_spans(handle: Any, path: str) -> list[Span]:
-    """Read the spans of one file: from the footer's statistics if every row group holds one partition, else by column.
-
-    Raises:
-        ValueError: A column of the archive is missing.
-        SourceGap: Offsets of a partition step back within the file.
-    """
-    parquet = pq.ParquetFile(handle)
-    names = parquet.schema_arrow.names
-    missing = [name for name in REQUIRED if name not in names]
-    if missing:
-        raise ValueError(f"archive file {path}: lacks {', '.join(missing)}; needed are {', '.join(REQUIRED)}")
-    spans: dict[TopicPartition, Span] = {}
-    for number in range(parquet.num_row_groups):
-        group = parquet.metadata.row_group(number)
-        if group.num_rows == 0:
-            continue
-        for span in _span_of_statistics(group) or _spans_of_rows(parquet.read_row_group(number, REQUIRED[:3]), path):
-            known = spans.get((span.topic, span.partition))
-            if known is not None:
-                if span.first <= known.last:
-                    raise _stepped_back(path, span.topic, span.partition, known.last, span.first)
-                span = Span(span.topic, span.partition, known.first, span.last, known.count + span.count)  # noqa: PLW2901
-            spans[span.topic, span.partition] = span
-    return [spans[key] for key in sorted(spans)]
-
-
-def _span_of_statistics(group: Any) -> list[Span] | None:
-    found: dict[str, Any] = {}
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.path_in_schema in REQUIRED[:3]:
-            found[column.path_in_schema] = column.statistics
-    statistics = [found.get(name) for name in REQUIRED[:3]]
-    if not all(one is not None and one.has_min_max and one.null_count == 0 for one in statistics):
-        return None
-    topic, partition, offset = statistics
-    assert topic is not None and partition is not None and offset is not None
-    if topic.min != topic.max or partition.min != partition.max:
-        return None
-    name = topic.min.decode() if isinstance(topic.min, bytes) else str(topic.min)
-    return [Span(name, int(partition.min), int(offset.min), int(offset.max), group.num_rows)]
-
-
-def _spans_of_rows(table: pa.Table, path: str) -> list[Span]:
-    if any(table.column(name).null_count for name in REQUIRED[:3]):
-        raise ValueError(f"archive file {path}: topic, partition and offset must not be null")
-    measures = [("offset", "min"), ("offset", "max"), ("offset", "count")]
-    grouped = table.group_by(["topic", "partition"]).aggregate(measures)
-    return [
-        Span(str(row["topic"]), row["partition"], row["offset_min"], row["offset_max"], row["offset_count"])
-        for row in grouped.to_pylist()
-    ]
 
 
 def check(entries: Iterable[FileEntry], gaps: Sequence[Gap]) -> dict[TopicPartition, PartitionIndex]:
@@ -307,7 +276,7 @@ def check(entries: Iterable[FileEntry], gaps: Sequence[Gap]) -> dict[TopicPartit
         holes = _merged(declared.get((topic, partition), []))
         for before, after in pairwise(pieces):
             if after.first <= before.last:
-                raise _stepped_back(f"{after.path} (after {before.path})", topic, partition, before.last, after.first)
+                raise stepped_back(f"{after.path} (after {before.path})", topic, partition, before.last, after.first)
             if covered(holes, before.last + 1, after.first) != after.first - before.last - 1:
                 raise gap_error(after.path, topic, partition, before.last + 1, after.first)
         for piece in pieces:
@@ -342,15 +311,6 @@ def gap_error(path: str, topic: str, partition: int, start: int, end: int) -> So
     )
 
 
-def _stepped_back(path: str, topic: str, partition: int, last: int, first: int) -> SourceGap:
-    return SourceGap(
-        "offsets step back in the archive",
-        where=f"{path}, {topic}-{partition}",
-        why=f"offset {first} comes after offset {last}",
-        command="remove the file that holds the offsets a second time",
-    )
-
-
 def _merged(ranges: list[OffsetRange]) -> list[OffsetRange]:
     result: list[OffsetRange] = []
     for start, end in sorted(ranges):
@@ -373,25 +333,22 @@ def check_rows(
         return expected
     values = offsets.to_numpy(zero_copy_only=False)
     if values[0] < expected:
-        raise _stepped_back(path, topic, partition, expected - 1, int(values[0]))
+        raise stepped_back(path, topic, partition, expected - 1, int(values[0]))
     before = np.concatenate(([expected - 1], values[:-1]))
     for at in np.nonzero(values - before != 1)[0].tolist():
         low, high = int(before[at]) + 1, int(values[at])
         if high < low:
-            raise _stepped_back(path, topic, partition, low - 1, high)
+            raise stepped_back(path, topic, partition, low - 1, high)
         if covered(gaps, low, high) != high - low:
             raise gap_error(path, topic, partition, low, high)
     return int(values[-1]) + 1
 
 
-def _stamp(info: dict[str, Any]) -> tuple[object, ...]:
-    """Give what changes when a file is replaced; filesystems name the time differently."""
-    return info["size"], *(str(info.get(name)) for name in ("mtime", "LastModified", "ETag", "updated"))
+def _stamp(info: Mapping[str, Any]) -> Stamp:
+    at = info.get("mtime")
+    changed = tuple(str(info.get(name)) for name in ("mtime", "LastModified", "ETag", "updated", "ino"))
+    return Stamp(int(info["size"]), changed, float(at) if isinstance(at, int | float) else None)
 
 
-def _relative(name: str, root: str) -> str:
-    return name[len(root) :].lstrip("/")
-
-
-def _is_data(path: str) -> bool:
-    return path.endswith(".parquet") and not any(part.startswith(("_", ".")) for part in path.split("/"))
+def _is_shown(path: str) -> bool:
+    return not any(part.startswith(("_", ".")) for part in path.split("/"))

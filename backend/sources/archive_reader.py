@@ -1,4 +1,4 @@
-"""The archive as a PySpark data source (the Python data source API of Spark 4.2).
+"""Planning and reading an archive (the Python data source API of Spark 4.2).
 
 The offset of the stream, JSON in Spark's offset log (format 1)::
 
@@ -11,33 +11,44 @@ were removed: a retry then fails instead of silently reading less.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, StructType
 
 from backend.errors import HistoryLost, SourceWentBack, UnknownFormat
 from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_files import read_range
-from backend.sources.archive_index import Archive, PartitionIndex, Slice, gap_error
+from backend.sources.archive_index import PartitionIndex, Slice, gap_error
+from backend.sources.archive_seen import Memory, check_seen
 from backend.sources.formats import ValueFormat, record_schema
-from backend.spark.bundles import BUNDLE, bundle
+from backend.sources.results_files import read_results
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from backend.sources.archive import ArchiveSource
+
 FORMAT = 1
 
 
-def row_schema(value: ValueFormat) -> StructType:
-    """Give the schema of unparsed rows."""
-    return record_schema(value.fields() if value.name == "typed" else BinaryType())
+def row_schema(value: ValueFormat, names: Collection[str] | None = None) -> StructType:
+    """Return the schema of records.
+
+    Args:
+        value: What the values are.
+        names: Fields of structs that are needed; one stays at least, to tell a null value. None for all.
+    """
+    if value.name != "typed":
+        return record_schema(BinaryType())
+    fields = value.fields().fields
+    kept = fields if names is None else [field for field in fields if field.name in names] or fields[:1]
+    return record_schema(StructType(kept))
 
 
 @dataclass
@@ -50,54 +61,25 @@ class Piece(InputPartition):
     end: int
     slices: list[Slice]
     gaps: list[OffsetRange]
+    results: bool = False
 
 
-class RewindArchive(DataSource):
-    """`format("rewind_archive")`; use `backend.archive`, which sets its options."""
+class ArchiveReader:
+    """Plans pieces of an archive, and reads them."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Give the name of the format."""
-        return "rewind_archive"
-
-    def schema(self) -> StructType:
-        """Give the schema that `row_schema` made for the options; with `bundled`, of bundles of such rows."""
-        if "bundled" in self.options:
-            return StructType([StructField(BUNDLE, BinaryType())])
-        return StructType.fromJson(json.loads(self.options["schema_json"]))
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Read fixed ranges."""
-        return ArchiveBatchReader(dict(self.options))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Read on and on."""
-        return ArchiveStreamReader(dict(self.options))
-
-
-class _Reader:
-    """What both readers share: options, the index, planning and reading."""
-
-    def __init__(self, options: dict[str, str]) -> None:
-        self._path = options["path"]
-        self._topics = set(json.loads(options["topics"]))
-        self._per_batch = int(options["max_offsets_per_batch"])
-        self._per_task = int(options["max_offsets_per_task"])
-        self._ranges = json.loads(options.get("ranges", "[]"))
-        schema = StructType.fromJson(json.loads(options["schema_json"]))
-        self._bundled = "bundled" in options
-        if self._bundled:
-            schema = with_fields(schema, json.loads(options["bundled"]))
-        self.arrow_schema = to_arrow_schema(schema, timezone="UTC")
-        self._archive = Archive(self._path)
+    def __init__(self, source: ArchiveSource, names: Collection[str] | None = None) -> None:
+        self._source, self._path, self._archive = source, source.path, source.open()
+        self.schema = row_schema(source.value, names)
+        self.arrow_schema = to_arrow_schema(self.schema, timezone="UTC")
 
     def index(self) -> dict[TopicPartition, PartitionIndex]:
-        """Look at the archive: one listing, and the footers of files not seen before."""
-        found = self._archive.partitions()
-        return {key: value for key, value in found.items() if not self._topics or key[0] in self._topics}
+        """Look at the archive; see `ArchiveSource.look`."""
+        return self._source.look(self._archive)
 
-    def plan(self, topic: str, partition: int, start: int, end: int) -> list[Piece]:
-        """Cut a range into tasks.
+    def plan(
+        self, found: Mapping[TopicPartition, PartitionIndex], key: TopicPartition, start: int, end: int
+    ) -> list[Piece]:
+        """Cut a half-open range of a source partition, of those that `index` gave, into tasks.
 
         Raises:
             HistoryLost: The archive no longer holds the beginning of the range.
@@ -105,7 +87,7 @@ class _Reader:
         """
         if start >= end:
             return []
-        index = self.index().get((topic, partition))
+        (topic, partition), index = key, found.get(key)
         if index is None or start < index.range[0]:
             have = "no file of this partition" if index is None else f"offsets from {index.range[0]}"
             raise HistoryLost(
@@ -116,47 +98,30 @@ class _Reader:
             )
         if end > index.range[1]:
             raise gap_error(self._path, topic, partition, index.range[1], end)
-        bounds = [*range(start, end, self._per_task), end]
-        return [Piece(topic, partition, low, high, *index.cut(low, high)) for low, high in pairwise(bounds)]
+        bounds = [*range(start, end, self._source.max_offsets_per_task), end]
+        results = self._source.results
+        return [Piece(topic, partition, low, high, *index.cut(low, high), results) for low, high in pairwise(bounds)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: Piece) -> Iterator[pa.RecordBatch]:
         """Read one piece, checked, as Arrow batches; runs in a task."""
-        if not isinstance(partition, Piece):  # Spark's stand-in for "no partitions at all"
-            return iter(())
-        rows = read_piece(self._path, self.arrow_schema, partition)
-        return map(bundle, rows) if self._bundled else rows
+        return read_piece(self._path, self.arrow_schema, partition)
 
 
 def read_piece(path: str, schema: pa.Schema, piece: Piece) -> Iterator[pa.RecordBatch]:
     """Read one piece, checked, as Arrow batches of a schema of `archive_index.REQUIRED` columns."""
     wanted = (piece.start, piece.end)
-    return read_range(path, piece.topic, piece.partition, wanted, piece.slices, piece.gaps, schema)
+    read = read_results if piece.results else read_range
+    return read(path, piece.topic, piece.partition, wanted, piece.slices, piece.gaps, schema)
 
 
-def with_fields(rows: StructType, names: Sequence[str]) -> StructType:
-    """Leave fields of the values out of a schema of rows; one stays at least, to tell a null value."""
-    value = rows["value"].dataType
-    assert isinstance(value, StructType), "only typed values have fields"
-    kept = [field for field in value.fields if field.name in names] or value.fields[:1]
-    return StructType([*rows.fields[:-1], StructField("value", StructType(kept))])
-
-
-class ArchiveBatchReader(_Reader, DataSourceReader):
-    """Reads the ranges of the option `ranges`: `[[topic, partition, start, end], ...]`, half-open."""
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Plan the ranges."""
-        return self.planned()
-
-    def planned(self) -> list[Piece]:
-        """Give the pieces of the ranges."""
-        return [piece for wanted in self._ranges for piece in self.plan(*wanted)]
-
-
-class ArchiveStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the archive from its earliest offsets on, with at most `max_offsets_per_batch` per source partition."""
 
     _target: dict[TopicPartition, int] | None = None
+
+    def __init__(self, source: ArchiveSource, names: Collection[str] | None = None) -> None:
+        super().__init__(source, names)
+        self._memory = Memory(*source.memory)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Start before everything: partitions are entered when they are first seen."""
@@ -164,7 +129,7 @@ class ArchiveStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Give the bound; Spark has no limit per partition, so `max_rows` stands for that here."""
-        return ReadMaxRows(self._per_batch)
+        return ReadMaxRows(self._source.max_offsets_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Remember what is there: files that come later are not read by this run."""
@@ -172,16 +137,19 @@ class ArchiveStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Give the end of the archive, for the lag in Spark's progress."""
-        return self._offset(self.initialOffset(), {key: index.range[1] for key, index in self.index().items()})
+        index = self.index()
+        return self._offset(index, self.initialOffset(), {key: one.range[1] for key, one in index.items()})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Give the end of the next micro-batch.
 
         Raises:
-            SourceWentBack: The archive ends before what was already read.
+            SourceWentBack: The archive ends before what was already read, or has offsets or files below it that were
+                not there.
         """
         known = _positions(start, "next")
         index = self.index()
+        self._check_seen(index, start, known)
         for key, position in known.items():
             if key not in index or index[key].range[1] < position:
                 raise SourceWentBack(
@@ -202,22 +170,41 @@ class ArchiveStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvaila
             if isinstance(limit, ReadAllAvailable):
                 ends[key] = max(at, latest)
             else:
-                bound = limit.max_rows if isinstance(limit, ReadMaxRows) else self._per_batch
+                bound = limit.max_rows if isinstance(limit, ReadMaxRows) else self._source.max_offsets_per_batch
                 ends[key] = max(at, min(latest, partition.next_present(at) + bound))
-        return self._offset(start, ends)
+        end = self._offset(index, start, ends)
+        self._memory.remember(self._archive.files, index, _positions(end, "first"), ends)
+        return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan one micro-batch: the same ranges for the same two offsets, always."""
+        """Plan one micro-batch: the same ranges for the same two offsets, always.
+
+        Raises:
+            SourceWentBack: As `latestOffset`: a micro-batch that was planned before a restart is looked at here only.
+        """
         starts, firsts = _positions(start, "next"), _positions(end, "first")
+        index = self.index()
+        self._check_seen(index, end, _positions(end, "next"))
         return [
             piece
             for key, stop in sorted(_positions(end, "next").items())
-            for piece in self.plan(*key, starts.get(key, firsts[key]), stop)
+            for piece in self.plan(index, key, starts.get(key, firsts[key]), stop)
         ]
 
-    def _offset(self, start: dict[str, Any], ends: dict[TopicPartition, int]) -> dict[str, Any]:
+    def _check_seen(
+        self,
+        index: dict[TopicPartition, PartitionIndex],
+        offset: dict[str, Any],
+        positions: dict[TopicPartition, int],
+    ) -> None:
+        firsts = _positions(offset, "first")
+        seen, files = self._memory.seen, self._archive.files
+        check_seen(self._path, files, index, seen, firsts, positions, all_stay=self._source.results)
+
+    def _offset(
+        self, index: dict[TopicPartition, PartitionIndex], start: dict[str, Any], ends: dict[TopicPartition, int]
+    ) -> dict[str, Any]:
         firsts = _positions(start, "first")
-        index = self.index()
         result: dict[str, Any] = self.initialOffset()
         for (topic, partition), end in sorted(ends.items()):
             first = firsts.get((topic, partition))

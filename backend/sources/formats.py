@@ -1,32 +1,35 @@
-"""How the bytes of a value become fields: one expression, shared by every source and by stream and replay alike.
+"""How the bytes of a value become fields: in Arrow, in the Python workers, for every source, stream and replay alike.
 
-JSON is parsed by the JVM (`from_json`): a Python loop per message would cost more than the state. A reader in Python
-may parse what it would parse in the same way (`backend.sources.json_columns`). Avro and functions of one's own take
-Arrow arrays in the Python workers. Nothing is dropped: a value that does not parse keeps its bytes in `raw` and a
-reason in `malformed`.
+Nothing is dropped: a value that does not parse keeps its bytes in `raw` and a reason in `malformed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backend.sources import COLUMNS
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.boundary import crossing, user_code
 from backend.sources.avro import AvroDecoder, fields_of
+from backend.sources.json_columns import JsonColumns
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
 FORMATS = ("json", "avro", "typed", "raw", "function")
+PARSERS = {"json": 2}
+"""Version of the parser of a format, 1 unless named: JSON was parsed by the JVM before."""
 
 Parser = Callable[[Any], Any]
 """`pyarrow.BinaryArray -> pyarrow.StructArray` of the same length; null marks a malformed value. It runs in the workers
 and must be pure: a replay calls it again."""
 
-_CORRUPT = "_rewind_corrupt"
+RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
+"""Columns of records as a source reads them. More columns behind `value` become fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +60,177 @@ class ValueFormat:
         if self.name == "raw":
             if self.schema not in ("", RAW_SCHEMA):
                 raise ValueError(f"value={self.schema!r}: with format='raw' the only field is {RAW_SCHEMA!r}")
-        elif not self.schema.strip():
+        elif not isinstance(self.schema, str) or not self.schema.strip():
             raise ValueError(f"value={self.schema!r}: format={self.name!r} needs the fields as DDL, 'name type, ...'")
         if (self.function is not None) != (self.name == "function"):
             raise ValueError(f"format={self.name!r}: a function must be given with format='function', and only then")
 
     def fields(self) -> StructType:
-        """Give the parsed schema; needs an active Spark session."""
-        from pyspark.sql.types import StructField, StructType, _parse_datatype_string
+        """Return the parsed schema; needs an active Spark session."""
+        from pyspark.sql.types import StructField, StructType
 
         if self.name == "avro":
             return fields_of(self.schema)
-        parsed = _parse_datatype_string(RAW_SCHEMA if self.name == "raw" else self.schema)
+        parsed = parse_ddl(RAW_SCHEMA if self.name == "raw" else self.schema, f"value={self.schema!r}")
         if not isinstance(parsed, StructType) or not parsed.fields:
             raise ValueError(f"value={self.schema!r}: must be DDL of at least one field, 'name type, ...'")
+        folded = [field.name.lower() for field in parsed.fields]
+        twice = sorted({name for name in folded if folded.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"value={self.schema!r}: the field {twice[0]!r} is named twice (Spark takes a and A for one)"
+            )
         # what is parsed may always be missing, whatever the DDL says
         return StructType([StructField(field.name, field.dataType, True, field.metadata) for field in parsed.fields])
 
     def describe(self) -> dict[str, object]:
-        """Give what the manifest keeps: a replay under another parser would not give the same messages."""
-        told: dict[str, object] = {"format": self.name, "schema": " ".join(self.schema.split()), "parser": 1}
+        """Return what the manifest keeps: a replay under another parser would not give the same messages."""
+        found: dict[str, object] = {
+            "format": self.name,
+            "schema": " ".join(self.schema.split()),
+            "parser": PARSERS.get(self.name, 1),
+        }
         if self.function is not None:
             kind = self.function if hasattr(self.function, "__qualname__") else type(self.function)
-            told["function"] = f"{kind.__module__}.{kind.__qualname__}"
-        return told
+            found["function"] = f"{kind.__module__}.{kind.__qualname__}"
+        return found
 
-    def decoder(self, arrow_type: pa.DataType) -> Parser | None:
-        """Give what parses in the Python workers, None when the JVM does it.
+    def parse(self, timezone: str, key: str = "") -> Parse:
+        """Return what parses records where a task runs; needs an active Spark session.
 
         Args:
-            arrow_type: The struct that `fields()` is in Arrow.
+            timezone: The session's: of times that name none.
+            key: A field that is the record's key, `name string` or `name binary`; "" for none.
         """
-        return AvroDecoder(self.schema, arrow_type) if self.name == "avro" else self.function
+        from pyspark.sql.pandas.types import to_arrow_type
+
+        fields = self.fields()
+        arrow_type = to_arrow_type(fields, timezone="UTC")
+        what = {"json": f"a JSON object of {fields.simpleString()}", "avro": "Avro of the given schema"}
+        return Parse(
+            self.name, self._decoder(arrow_type, timezone), what.get(self.name, "what the function takes"), key
+        )
+
+    def _decoder(self, arrow_type: pa.DataType, timezone: str) -> Parser | None:
+        if self.name == "json":
+            return JsonColumns(pa.schema(list(arrow_type)), timezone)
+        if self.name == "avro":
+            return AvroDecoder(self.schema, arrow_type)
+        return None if self.function is None else _Checked(self.function, arrow_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Parse:
+    """Parses records: a plain object that Spark sends to the tasks.
+
+    Attributes:
+        format: As of `ValueFormat`.
+        decode: Parses values; None where they are fields already, or the only one.
+        what: What a value must be, for the errors.
+        key: A field that is the record's key, as DDL; "" for none.
+    """
+
+    format: str
+    decode: Parser | None
+    what: str
+    key: str = ""
+
+    def __call__(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Parse `RECORD` and more columns into `backend.sources.COLUMNS`.
+
+        A null value (a delete) has no fields and counts as malformed.
+        """
+        values = records.column("value")
+        missing = values.is_null()
+        if self.format == "raw":
+            fields = pa.StructArray.from_arrays([values], ["value"])
+        else:
+            fields = values if self.decode is None else self.decode(values)
+        reason = pc.if_else(missing, "the value is null", pa.scalar(None, pa.string()))
+        if self.decode is not None and fields.null_count > missing.true_count:
+            text = f"the value is not {self.what}"
+            reason = pc.if_else(pc.and_(fields.is_null(), pc.invert(missing)), text, reason)
+        more = {name: records.column(name) for name in records.schema.names if name not in RECORD}
+        if self.key:
+            name, _, kind = self.key.partition(" ")
+            keys = records.column("key")
+            more[name] = text_of(keys) if kind == "string" else keys
+            if more[name].null_count > keys.null_count:
+                reason = pc.if_else(pc.and_(more[name].is_null(), keys.is_valid()), "the key is not UTF-8", reason)
+        fields = _with_columns(fields, more, reason.is_valid())
+        raw = pa.nulls(records.num_rows) if self.format == "typed" else values
+        columns = [*(records.column(name) for name in RECORD[:-1]), fields, raw, reason]
+        return pa.RecordBatch.from_arrays(columns, COLUMNS)
+
+
+COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "fields", "raw", "malformed")
+"""What `Parse` gives: `fields` holds the parsed value; `malformed` says why a value could not be parsed; `raw` holds
+its bytes as received, of Arrow's type null where values are columns already."""
+
+
+def _with_columns(fields: pa.StructArray, more: dict[str, pa.Array], bad: pa.BooleanArray) -> pa.StructArray:
+    """Return fields with columns behind them, null where a value is bad."""
+    if not more and fields.null_count == bad.true_count:
+        return fields
+    flat = dict(zip((field.name for field in fields.type), fields.flatten(), strict=True)) | more
+    return pa.StructArray.from_arrays(list(flat.values()), list(flat), mask=bad)
+
+
+def text_of(values: pa.Array) -> pa.Array:
+    """Return bytes as text; null where they are not UTF-8."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_text(value) for value in values.to_pylist()], pa.string())
+
+
+def _text(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A user's function, whose answers are checked."""
+
+    function: Parser
+    kind: pa.DataType
+
+    def __call__(self, values: pa.Array) -> pa.Array:
+        with user_code("the function of format"):
+            parsed = self.function(values)
+        if len(parsed) != len(values):
+            raise ValueError(f"format: the function gave {len(parsed)} structs for {len(values)} values")
+        return parsed if parsed.type == self.kind else parsed.cast(self.kind)
 
 
 RAW_SCHEMA = "value binary"
 
 
+def parse_ddl(text: str, option: str) -> DataType:
+    """Parse Spark DDL; needs an active Spark session.
+
+    Args:
+        text: Of a type, or of fields.
+        option: Option and value, for the error.
+
+    Raises:
+        ValueError: It is not DDL; says where.
+    """
+    from pyspark.errors import ParseException
+    from pyspark.sql.types import _parse_datatype_string
+
+    try:
+        return _parse_datatype_string(text)
+    except ParseException as error:
+        said = " ".join(str(error).split("== SQL", 1)[0].split())
+        raise ValueError(f"{option}: is not Spark DDL, such as 'name string, price double': {said}") from None
+
+
 def record_schema(value: DataType) -> StructType:
-    """Give the schema of records as `parse` takes them, for sources that are read in Python.
+    """Return the schema of `RECORD`.
 
     Args:
         value: Spark's type of the column `value`.
@@ -122,75 +257,25 @@ def record_schema(value: DataType) -> StructType:
     )
 
 
-def parse(
-    rows: DataFrame, value: ValueFormat, extra: Sequence[Column] = (), *, beside: Sequence[str] = ()
-) -> DataFrame:
-    """Turn `topic, partition, offset, timestamp, key, value` into `COLUMNS`.
+def parsed(rows: DataFrame, parse: Parse, fields: StructType) -> DataFrame:
+    """Return a DataFrame of records as one of `COLUMNS`: for those who look at a source without a job.
 
     Args:
-        rows: The records.
-        value: What their values are.
-        extra: Named columns over `rows` that become fields too, behind the parsed ones.
-        beside: Columns of `rows` to keep, in front.
-
-    A null value (a delete) has no fields and counts as malformed. JSON follows `from_json` in PERMISSIVE mode: a field
-    of the wrong type makes the whole value malformed, an array is malformed too (Spark would keep its first element
-    and lose the others).
+        rows: Records, as `Source.stream` and `Source.batch` give them.
+        parse: Of the source.
+        fields: Of the source.
     """
-    from pyspark.sql import functions as f
+    from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-    fields = value.fields()
-    if value.name == "json":
-        text = f.col("value").cast("string")
-        schema = type(fields)([*fields.fields]).add(_CORRUPT, "string")
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-        rows = rows.withColumn("_text", text).withColumn("_parsed", f.from_json(f.col("_text"), schema, options))
-        parsed = f.struct(*[f.col("_parsed").getField(name).alias(name) for name in fields.names])
-        broken = f.col("_parsed").isNull() | f.col("_parsed").getField(_CORRUPT).isNotNull()
-        reason = (
-            f.when(f.col("value").isNull(), f.lit("the value is null"))
-            .when(f.ltrim(f.col("_text")).startswith("["), f.lit("the value is a JSON array, not an object"))
-            .when(broken, f.lit(f"the value is not a JSON object of {fields.simpleString()}"))
-        )
-    elif value.name in ("avro", "function"):
-        rows = rows.withColumn("_parsed", _decoded(value))
-        parsed = f.col("_parsed")
-        told = "Avro of the given schema" if value.name == "avro" else "what the function takes"
-        reason = f.when(f.col("value").isNull(), f.lit("the value is null")).when(
-            f.col("_parsed").isNull(), f.lit(f"the value is not {told}")
-        )
-    else:
-        parsed = f.struct(f.col("value")) if value.name == "raw" else f.col("value")
-        reason = f.when(f.col("value").isNull(), f.lit("the value is null"))
-    if extra:
-        parsed = f.struct(*[parsed.getField(name).alias(name) for name in fields.names], *extra)
-    kept = f.lit(None).cast("binary") if value.name == "typed" else f.col("value")
-    raw = f.when(f.col("malformed").isNotNull(), kept)
-    return (
-        rows.withColumn("malformed", reason)
-        .withColumn("fields", f.when(f.col("malformed").isNull(), parsed))
-        .withColumn("raw", raw)
-        .select(*beside, *COLUMNS)
-    )
+    head = record_schema(BinaryType()).fields[:-1]
+    tail = [("fields", fields), ("raw", BinaryType()), ("malformed", StringType())]
 
+    schema = StructType([*head, *(StructField(*one) for one in tail)])
 
-def _decoded(value: ValueFormat) -> Column:
-    """Give the expression that parses the column `value` in the Python workers."""
-    import pyarrow as pa
-    from pyspark.sql import functions as f
-    from pyspark.sql.pandas.types import to_arrow_type
+    def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = parse(batch)
+            raw = found.column("raw").cast(pa.binary())
+            yield found.set_column(COLUMNS.index("raw"), "raw", raw)
 
-    fields = value.fields()
-    arrow_type = to_arrow_type(fields, timezone="UTC")
-    decode = value.decoder(arrow_type)
-    if decode is None:
-        raise ValueError(f"format={value.name!r}: is not parsed in the Python workers")
-
-    def parse_values(values: pa.Array) -> pa.Array:
-        parsed = decode(values)
-        if len(parsed) != len(values):
-            raise ValueError(f"format: the function gave {len(parsed)} structs for {len(values)} values")
-        return parsed if parsed.type == arrow_type else parsed.cast(arrow_type)
-
-    parse_values.__annotations__ = {"values": pa.Array, "return": pa.Array}  # Spark evaluates them in no module
-    return f.arrow_udf(parse_values, fields)(f.col("value"))
+    return rows.mapInArrow(crossing(parse_batches), schema)

@@ -1,216 +1,456 @@
-"""JSON values as columns, for readers in Python: what `from_json` would make of them, or nothing at all.
+"""JSON values as columns: the one parser of JSON, for every source, stream and replay.
 
-Spark parses JSON in the JVM, row by row; pyarrow parses many values at once, three times as fast. They are not the same
-parser, so this one speaks only where both must agree, and leaves all other values to `from_json`
-(`backend.sources.formats.parse`): a value is taken when it is one object of plain fields in standard JSON that pyarrow
-reads without an error. What pyarrow takes and Spark does not, or takes otherwise, is looked for by name: bytes that are
-not UTF-8, `NaN` and the like, `-0` for a double, numbers and nesting beyond Spark's limits.
+A value must be one JSON object as the standard has it (RFC 8259), in UTF-8; what is not is malformed. Fields are found
+by name, the last of one name counts, missing ones are null. What a field may be follows Spark's `from_json`:
 
-pyarrow takes many values or none. It often says which row it did not understand; after `MOST_TRIES` rows the values are
-looked at one by one for suspects. Nobody's suspicion decides: what is taken was parsed and checked as a whole.
+=================== ================================================================================================
+string              a text; of anything else its JSON, numbers as they are spelled
+integers            a number without fraction and exponent, within the type's range
+float, double       a number; the texts NaN, Infinity, +Infinity, -Infinity, +INF, -INF
+decimal             a number, or a text that is one, rounded half up; within the type's precision
+boolean             true, false
+date, timestamp     a text as ISO 8601 has it, also shortened (`2013`, `2013-1-5`, `2013-01-05T1:02:03.5+01:00`), years
+                    1 to 9999; without a zone in the session's; a timestamp also a whole number of seconds
+binary              a text in base64
+struct, array, map  an object, an array, an object
+=================== ================================================================================================
+
+A field that is something else makes the whole value malformed. `from_json` is not followed where it takes what is no
+standard JSON (`NaN`, single quotes), wraps a `tinyint` around, fills in today for a time alone, and spells numbers in a
+text anew.
+
+pyarrow parses many values at once, but not all of this, and it takes many values or none. So a block in which it finds
+an error, or in which there is what it would take otherwise (looked for by name), is halved, and a few rows are parsed
+one by one with Python's own parser. What a value becomes does not depend on the values beside it: a replay cuts blocks
+elsewhere.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import lru_cache, partial
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from backend.limits import MAX_KEY_TEXT_BYTES
+FEW_ROWS = 32
+"""A block of so many rows is parsed row by row when it fails."""
+BLOCK_BYTES = 4 * 1024 * 1024
+"""A longer block is halved at once."""
+MAX_DEPTH = 500
+"""Levels of nesting; deeper values are malformed."""
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
-PLAIN = frozenset({"string", "boolean", "byte", "short", "integer", "long", "double"})
-"""Spark's types (`typeName`) that both parsers read in the same way."""
-LONGEST_VALUE = MAX_KEY_TEXT_BYTES
-"""Longer values are left to Spark: so no key in those taken is too long, nor a name longer than Spark allows."""
-MOST_TRIES = 3
-"""How many rows are left out because pyarrow named them."""
-
-_BLANK = b" \t\r\n"
-_SPARKS_LIMIT = 900  # characters of a number, levels of nesting: Spark's parser allows 1,000
 _CONSTANT = re.compile(rb"[:,\[]\s*[-+]?(?:NaN|Inf)")
 _MINUS_ZERO = re.compile(rb"-0(?![.\deE])")
-_ROW = re.compile(r"in row (\d+)")
-_OF_NUMBERS = np.zeros(256, np.bool_)
-_OF_NUMBERS[list(b"0123456789.eE+-")] = True
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_INTEGER = re.compile(r"-?\d+")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
+_DATE = re.compile(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.DOTALL)
+_TIMESTAMP = re.compile(
+    r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?[ ]?(.+)?)?)?)?)?"
+)
+_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?([0-5]\d))?(?::?([0-5]\d))?")
+_PLAIN_DATE = r"^[12]\d{3}-\d\d-\d\d$"
+_PLAIN_TIME = r"^[12]\d{3}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?"
+_ZONE = r"(Z|[+-](0\d|1[0-7]):[0-5]\d)$"
+_SPECIAL = {
+    "NaN": float("nan"),
+    **dict.fromkeys(("Infinity", "+Infinity", "+INF"), float("inf")),
+    **dict.fromkeys(("-Infinity", "-INF"), float("-inf")),
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICRO = timedelta(microseconds=1)
 
-Mask = npt.NDArray[np.bool_]
+Convert = Callable[[Any], Any]
 
 
-def readable(fields: StructType) -> bool:
-    """Tell whether all fields are of `PLAIN` types."""
-    return all(field.dataType.typeName() in PLAIN for field in fields.fields)
+class Malformed(ValueError):
+    """A value is not what its type allows."""
+
+
+class _Number(str):
+    """A number as it is spelled."""
+
+
+def _refused(text: str) -> Any:
+    raise Malformed(text)
+
+
+_decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_refused)
 
 
 class JsonColumns:
-    """Parses values of plain fields.
+    """Parse values of some fields.
 
     Args:
-        schema: The fields with their Arrow types, `pyspark.sql.pandas.types.to_arrow_schema` of `PLAIN` ones.
+        schema: The fields with their Arrow types, as `pyspark.sql.pandas.types.to_arrow_schema` gives them.
+        timezone: The session's: of times without a zone.
+
+    Raises:
+        ValueError: JSON has no counterpart of a type; or the time zone is unknown.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-        self._doubles = any(pa.types.is_float64(field.type) for field in schema)
+    def __init__(self, schema: pa.Schema, timezone: str = "UTC") -> None:
+        self._type = pa.struct(list(schema))
+        self._timezone = timezone
+        self._zone = zone_of(timezone)
+        self._wire = _wire(self._type)
+        self._floats = _has(self._type, pa.types.is_floating)
+        _converter(self._type, self._zone)  # checks the types
 
-    def parse(self, values: Sequence[bytes | None]) -> tuple[Mask, pa.StructArray]:
-        """Give which of the values are taken, and the fields of those, in order."""
-        taken = np.ones(len(values), np.bool_)
-        tries, looked = MOST_TRIES, False
-        while taken.any():
-            rows = np.flatnonzero(taken)
-            chosen = values if len(rows) == len(values) else [values[row] for row in rows.tolist()]
-            found, bad = self._columns(chosen)
-            if found is not None:
-                return taken, found
-            if bad is None or tries == 0:
-                if looked:
-                    taken[:] = False
-                    break
-                looked, bad = True, self._suspects(chosen)
-            elif isinstance(bad, int):
-                tries, bad = tries - 1, [bad]
-            taken[rows[list(bad)]] = False
-        return taken, pa.array([], pa.struct(list(self._schema)))
+    def __call__(self, values: pa.Array) -> pa.StructArray:
+        """Return the fields of each value; null where it is null or malformed.
 
-    def _columns(self, values: Sequence[bytes | None]) -> tuple[pa.StructArray | None, int | list[int] | None]:
-        """Give the fields of all values; or None, and which to leave out: one that pyarrow names, or all odd ones."""
+        Args:
+            values: Binary.
+        """
+        parts = self._parsed(values)
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def _parsed(self, values: pa.Array) -> list[pa.StructArray]:
+        if self._wire is None:
+            return [self._one_by_one(values)]
+        found = self._block(values)
+        if found is not None:
+            return [found]
+        if len(values) <= FEW_ROWS:
+            return [self._one_by_one(values)]
+        half = len(values) // 2
+        return [*self._parsed(values.slice(0, half)), *self._parsed(values.slice(half))]
+
+    def _block(self, values: pa.Array) -> pa.StructArray | None:
+        """Parse a block at once; None where it has to be looked at in parts."""
         data = _lines(values)
-        if data is None:
-            return None, _others(values)
-        odd = self._odd(data, values)
-        if odd:
-            return None, odd
+        if data is None or self._odd(data, values):
+            return None
+        options = pj.ParseOptions(explicit_schema=pa.schema(list(self._wire or ())), unexpected_field_behavior="ignore")
+        reading = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
-            table = pj.read_json(
-                pa.BufferReader(data),
-                read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
-                parse_options=self._options,
-            )
-        except pa.ArrowInvalid as error:
-            row = _ROW.search(str(error))
-            at = int(row.group(1)) if row is not None else len(values)
-            return None, at if at < len(values) else None
+            table = pj.read_json(pa.BufferReader(data), read_options=reading, parse_options=options)
+        except pa.ArrowInvalid:
+            return None
         if table.num_rows != len(values):  # one line was two objects
-            return None, None
-        columns = [column.combine_chunks() for column in table.columns]
-        return pa.StructArray.from_arrays(columns, fields=list(self._schema)), None
+            return None
+        columns = []
+        for column, field in zip(table.columns, self._type, strict=True):
+            found = _converted(column.combine_chunks(), field.type, self._timezone)
+            if found is None:
+                return None
+            columns.append(found)
+        return pa.StructArray.from_arrays(columns, fields=list(self._type))
 
-    def _odd(self, data: bytes, values: Sequence[bytes | None]) -> list[int]:
-        """Give which values, of one per line, pyarrow may take otherwise than Spark."""
-        odd: set[int] = set()
+    def _odd(self, data: bytes, values: pa.Array) -> bool:
+        """Check whether pyarrow may take something otherwise than said above."""
         if not data.isascii():
-            odd.update(_not_text(data, values))
-        if b"NaN" in data or b"Inf" in data:
-            odd.update(_rows_of(data, (found.end() for found in _CONSTANT.finditer(data))))
-        if self._doubles and b"-0" in data:
-            odd.update(_rows_of(data, (found.start() for found in _MINUS_ZERO.finditer(data))))
-        lengths = np.fromiter(map(len, values), np.int64, len(values))  # type: ignore[arg-type]
-        longest = int(lengths.max())
-        if longest > LONGEST_VALUE:
-            odd.update(np.flatnonzero(lengths > LONGEST_VALUE).tolist())
-        if longest > _SPARKS_LIMIT:
-            other = np.flatnonzero(~_OF_NUMBERS[np.frombuffer(data, np.uint8)])
-            odd.update(_rows_of(data, other[:-1][np.diff(other) > _SPARKS_LIMIT].tolist()))
-        if longest > 2 * _SPARKS_LIMIT:
-            texts = pa.array(values, pa.binary())
-            opened = pc.add(pc.count_substring(texts, "{"), pc.count_substring(texts, "["))
-            odd.update(np.flatnonzero(np.asarray(opened) > _SPARKS_LIMIT).tolist())
-        return sorted(odd)
-
-    def _suspects(self, values: Sequence[bytes | None]) -> list[int]:
-        """Give which values Python's own parser finds to be something else than an object of the fields."""
-        fits = [(field.name, _fits(field.type)) for field in self._schema]
-        suspects = []
-        for number, value in enumerate(values):
             try:
-                row = json.loads(value or b"")
-                fine = all(row.get(name) is None or fit(row[name]) for name, fit in fits)
-            except (ValueError, AttributeError, RecursionError):
-                fine = False
-            if not fine:
-                suspects.append(number)
-        return suspects
+                data.decode()
+            except UnicodeDecodeError:
+                return True
+        if (b"NaN" in data or b"Inf" in data) and _CONSTANT.search(data):
+            return True
+        if self._floats and b"-0" in data and _MINUS_ZERO.search(data):
+            return True
+        if len(data) <= MAX_DEPTH or int(pc.max(pc.binary_length(values)).as_py()) <= MAX_DEPTH:
+            return False
+        opened = pc.add(pc.count_substring(values, "{"), pc.count_substring(values, "["))
+        return int(pc.max(opened).as_py()) > MAX_DEPTH
+
+    def _one_by_one(self, values: pa.Array) -> pa.StructArray:
+        convert = _converter(self._type, self._zone)
+        rows = [None if value is None else _row(value, convert) for value in values.to_pylist()]
+        return pa.array(rows, self._type)
 
 
-def _lines(values: Sequence[bytes | None]) -> bytes | None:
-    """Give the values one per line; None where one is not between braces, or has a line break in a text."""
-    if None in values:
+def _row(value: bytes, convert: Convert) -> Any:
+    try:
+        text = value.decode()
+        if text.count("{") + text.count("[") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+            return None
+        found = _decoder.decode(text)
+        return convert(found) if found is not None else None
+    except ValueError:
         return None
-    data = b"\n".join(values)  # type: ignore[arg-type] # there is no None
-    if _one_per_line(data, len(values)):
-        return data
-    data = b"\n".join([_one_line(value.strip(_BLANK)) for value in values])  # type: ignore[union-attr]
-    return data if _one_per_line(data, len(values)) else None
 
 
-def _one_per_line(data: bytes, count: int) -> bool:
-    """Tell whether each line begins and ends as an object does, and there is a line for each value."""
-    return (
-        data[:1] == b"{" and data[-1:] == b"}" and data.count(b"\n") == count - 1 and data.count(b"}\n{") == count - 1
+def _depth(text: str) -> int:
+    """Return the deepest nesting."""
+    deepest = depth = 0
+    for character in _STRING.sub("", text):
+        if character in "{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "}]":
+            depth -= 1
+    return deepest
+
+
+def _lines(values: pa.Array) -> bytes | None:
+    """Return the values one per line; None for a long block, or where one is not between braces or has a line break."""
+    if values.null_count or (values.nbytes > BLOCK_BYTES and len(values) > FEW_ROWS):
+        return None
+    data: bytes = pc.binary_join(pa.ListArray.from_arrays([0, len(values)], values), b"\n")[0].as_py()
+    lines = len(values) - 1
+    fine = data[:1] == b"{" and data[-1:] == b"}" and data.count(b"\n") == lines and data.count(b"}\n{") == lines
+    return data if fine else None
+
+
+# ---- what pyarrow reads, and what that becomes
+
+
+def _wire(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type as which pyarrow reads a type; None where it cannot."""
+    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        fields = [(field.name, _wire(field.type)) for field in kind]
+        return None if any(found is None for _, found in fields) else pa.struct(fields)
+    if pa.types.is_list(kind):
+        found = _wire(kind.value_type)
+        return None if found is None else pa.list_(pa.field(kind.value_field.name, found))
+    return None if pa.types.is_map(kind) or pa.types.is_binary(kind) else kind
+
+
+def _has(kind: pa.DataType, what: Callable[[pa.DataType], bool]) -> bool:
+    """Check whether a type, or one in it, is of a kind."""
+    return what(kind) or any(_has(kind.field(number).type, what) for number in range(kind.num_fields))
+
+
+def _converted(column: pa.Array, kind: pa.DataType, timezone: str) -> pa.Array | None:
+    """Return what pyarrow read as the type that is wanted; None where that needs a look at each row."""
+    if column.type == kind:
+        return column
+    try:
+        if pa.types.is_struct(kind):
+            fields = [_converted(one, field.type, timezone) for one, field in zip(column.flatten(), kind, strict=True)]
+            if any(one is None for one in fields):
+                return None
+            return pa.StructArray.from_arrays(fields, fields=list(kind), mask=column.is_null())
+        if pa.types.is_list(kind):
+            values = _converted(column.values, kind.value_type, timezone)
+            return (
+                None
+                if values is None
+                else pa.ListArray.from_arrays(column.offsets, values, kind, mask=column.is_null())
+            )
+        if pa.types.is_date32(kind):
+            return column.cast(kind) if _all(column, _PLAIN_DATE) else None
+        if pa.types.is_timestamp(kind):
+            if kind.tz is not None and _all(column, _PLAIN_TIME + _ZONE):
+                return column.cast(kind)
+            if not _all(column, _PLAIN_TIME + "$"):
+                return None
+            return instants(column.cast(pa.timestamp("us")), timezone) if kind.tz is not None else column.cast(kind)
+    except pa.ArrowInvalid:  # such as a 30th of February
+        return None
+    return None
+
+
+def _all(column: pa.Array, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False)
+
+
+# ---- one value at a time
+
+
+def _converter(kind: pa.DataType, zone: tzinfo) -> Convert:
+    """Return what checks and converts what Python's parser gives; it raises `Malformed`.
+
+    Raises:
+        ValueError: JSON has no counterpart of the type.
+    """
+    if pa.types.is_struct(kind):
+        return partial(_struct, {field.name: _nullable(_converter(field.type, zone)) for field in kind})
+    if pa.types.is_list(kind):
+        return partial(_list, _nullable(_converter(kind.value_type, zone)))
+    if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
+        return partial(_map, _nullable(_converter(kind.item_type, zone)))
+    if pa.types.is_signed_integer(kind):
+        return partial(_integer, 1 << (kind.bit_width - 1))
+    if pa.types.is_decimal(kind):
+        return partial(_decimal, kind.precision, kind.scale)
+    if pa.types.is_timestamp(kind):
+        return partial(_timestamp, zone if kind.tz is not None else None)
+    simple: list[tuple[Callable[[pa.DataType], bool], Convert]] = [
+        (pa.types.is_string, _text),
+        (pa.types.is_boolean, _boolean),
+        (pa.types.is_floating, _float),
+        (pa.types.is_date32, _date),
+        (pa.types.is_binary, _bytes),
+        (pa.types.is_null, _refused),
+    ]
+    for fits, convert in simple:
+        if fits(kind):
+            return convert
+    raise ValueError(f"value: JSON has no counterpart of {kind}")
+
+
+def _nullable(convert: Convert) -> Convert:
+    return lambda value: None if value is None else convert(value)
+
+
+def _struct(fields: Mapping[str, Convert], value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise Malformed
+    return {name: convert(value.get(name)) for name, convert in fields.items()}
+
+
+def _list(convert: Convert, value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise Malformed
+    return [convert(one) for one in value]
+
+
+def _map(convert: Convert, value: Any) -> list[tuple[str, Any]]:
+    if type(value) is not dict:
+        raise Malformed
+    return [(_text(name), convert(one)) for name, one in value.items()]
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else _spelled(value)
+    text.encode()  # half of a surrogate pair is no text
+    return str(text)
+
+
+def _spelled(value: Any) -> str:
+    """Return the JSON of what was parsed, without blanks, numbers as they were spelled."""
+    if type(value) is dict:
+        return "{" + ",".join(f"{_spelled(str(name))}:{_spelled(one)}" for name, one in value.items()) + "}"
+    if type(value) is list:
+        return "[" + ",".join(map(_spelled, value)) + "]"
+    return str(value) if type(value) is _Number else json.dumps(value, ensure_ascii=False)
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise Malformed
+    return value
+
+
+def _integer(bound: int, value: Any) -> int:
+    if type(value) is not _Number or len(value) > 20 or not _INTEGER.fullmatch(value):
+        raise Malformed
+    found = int(value)
+    if not -bound <= found < bound:
+        raise Malformed
+    return found
+
+
+def _float(value: Any) -> float:
+    if type(value) is _Number:
+        return float(value)
+    if type(value) is not str or value not in _SPECIAL:
+        raise Malformed
+    return _SPECIAL[value]
+
+
+def _decimal(precision: int, scale: int, value: Any) -> Decimal:
+    if not isinstance(value, str) or len(value) > 1_000 or not _NUMBER.fullmatch(value):
+        raise Malformed
+    context = Context(prec=2_000, rounding=ROUND_HALF_UP)
+    found = Decimal(value)
+    if found.adjusted() >= precision - scale:
+        raise Malformed
+    found = found.quantize(Decimal(1).scaleb(-scale), context=context)
+    if len(found.as_tuple().digits) > precision:
+        raise Malformed
+    return found
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) is not str or len(value) % 4:
+        raise Malformed
+    return base64.b64decode(value, validate=True)
+
+
+def _date(value: Any) -> int:
+    found = _DATE.fullmatch(value.strip()) if type(value) is str else None
+    if found is None:
+        raise Malformed
+    year, month, day = (int(part or 1) for part in found.groups())
+    return (datetime(year, month, day, tzinfo=UTC) - _EPOCH).days
+
+
+def _timestamp(zone: tzinfo | None, value: Any) -> int:
+    """Return microseconds since the epoch; without a zone those of the local time."""
+    if type(value) is _Number and zone is not None and _INTEGER.fullmatch(value) and len(value) <= 13:
+        return int(value) * 1_000_000
+    found = _TIMESTAMP.fullmatch(value.strip()) if type(value) is str else None
+    if found is None:
+        raise Malformed
+    *parts, fraction, place = found.groups()
+    year, month, day, hour, minute, second = (
+        int(part) if part else least for part, least in zip(parts, (1, 1, 1, 0, 0, 0), strict=True)
     )
+    if place is not None and zone is None:
+        raise Malformed
+    own = _zone(place) if place is not None else zone or UTC
+    micros = int(((fraction or "") + "000000")[:6])
+    return instant(datetime(year, month, day, hour, minute, second, micros), own)
 
 
-def _one_line(value: bytes) -> bytes:
-    """Put a value on one line, if it is JSON: there a line break is a blank, but never in a text."""
-    if b"\n" not in value:
-        return value
+def instant(local: datetime, zone: tzinfo) -> int:
+    """Return the microseconds since the epoch of a local time; of two the earlier, in a gap as far behind it."""
+    return (local.replace(tzinfo=zone) - _EPOCH) // _MICRO
+
+
+def instants(local: pa.Array, timezone: str) -> pa.Array:
+    """Return local times (`timestamp[us]`) as instants, as `instant` does.
+
+    Args:
+        local: Without a zone.
+        timezone: Of the session.
+    """
+    kind = pa.timestamp("us", "UTC")
+    zone = zone_of(timezone)
+    if not isinstance(zone, ZoneInfo):
+        apart = int((zone.utcoffset(None) or timedelta()) / _MICRO)
+        return pc.subtract(local.cast(pa.int64()), apart).cast(kind)
+    found = pc.assume_timezone(local, zone.key, ambiguous="earliest", nonexistent="latest").cast(kind)
+    back = pc.local_timestamp(found.cast(pa.timestamp("us", zone.key)))
+    in_gap = np.flatnonzero(np.asarray(pc.fill_null(pc.not_equal(back, local), False)))
+    if not len(in_gap):
+        return found
+    ticks = found.cast(pa.int64()).to_pylist()
+    for row, moment in zip(in_gap.tolist(), local.take(pa.array(in_gap)).to_pylist(), strict=True):
+        ticks[row] = instant(moment, zone)
+    return pa.array(ticks, pa.int64()).cast(kind)
+
+
+def _zone(text: str) -> tzinfo:
     try:
-        json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    return value.replace(b"\n", b" ")
+        return zone_of(text)
+    except ValueError as error:
+        raise Malformed(text) from error
 
 
-def _others(values: Sequence[bytes | None]) -> list[int]:
-    """Give which values are not between braces, or have a line break in a text."""
-    found = []
-    for number, value in enumerate(values):
-        text = _one_line((value or b"").strip(_BLANK))
-        if text[:1] != b"{" or text[-1:] != b"}" or b"\n" in text:
-            found.append(number)
-    return found
+@lru_cache(maxsize=64)
+def zone_of(name: str) -> tzinfo:
+    """Return a time zone by its name as Java has it: a region, an offset, `Z`.
 
-
-def _not_text(data: bytes, values: Sequence[bytes | None]) -> list[int]:
-    """Give which values are not UTF-8."""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        pass
+    Raises:
+        ValueError: There is none.
+    """
+    if name in ("Z", "UTC", "GMT", "Etc/UTC"):
+        return UTC
+    offset = _OFFSET.fullmatch(name)
+    if offset is not None:
+        sign, hours, minutes, seconds = offset.groups()
+        apart = timedelta(hours=int(hours), minutes=int(minutes or 0), seconds=int(seconds or 0))
+        if apart <= timedelta(hours=18):
+            return timezone(-apart if sign == "-" else apart)
     else:
-        return []
-    found = []
-    for number, value in enumerate(values):
         try:
-            (value or b"").decode()
-        except UnicodeDecodeError:
-            found.append(number)
-    return found
-
-
-def _rows_of(data: bytes, places: Iterable[int]) -> set[int]:
-    """Give the lines in which places are."""
-    lines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
-    return set(np.searchsorted(lines, np.fromiter(places, np.int64)).tolist())
-
-
-def _fits(kind: pa.DataType) -> Callable[[object], bool]:
-    """Give what tells whether a value, as Python's parser gives it, fits a type."""
-    if pa.types.is_integer(kind):
-        bound = 1 << (kind.bit_width - 1)
-        return lambda value: type(value) is int and -bound <= value < bound
-    if pa.types.is_floating(kind):
-        return lambda value: type(value) in (int, float)
-    wanted = bool if pa.types.is_boolean(kind) else str
-    return lambda value: type(value) is wanted
+            return ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            pass
+    raise ValueError(f"spark.sql.session.timeZone={name!r}: is no time zone")

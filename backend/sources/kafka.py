@@ -1,9 +1,8 @@
 """The Kafka source: topics, live and, for a replay, in exact offset ranges.
 
-There are two readers. `connector` is Spark's own: it reads everything, record by record in the JVM. `client`
-(`backend.sources.kafka_reader`) reads in the Python workers and parses JSON of plain fields as columns, several times
-as fast; what it does not understand goes through the same expression as with the connector, so both see the same
-messages, and a checkpoint goes on with either.
+There are two readers. `client` (`backend.sources.kafka_reader`) reads in the Python workers, several times as fast as
+`connector`, Spark's own, which is for its options, headers, and keys that are read as numbers or times. Both give the
+same records, and a checkpoint goes on with either.
 
 Stream and replay read with the same isolation level and parse in the same way, so a replay sees the messages that the
 stream saw. Spark keeps the offsets in its checkpoint; no consumer group's offsets are touched.
@@ -12,23 +11,26 @@ stream saw. Spark keeps the offsets in its checkpoint; no consumer group's offse
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import HistoryLost
+from backend.kafka_client.admin import TopicIdentity, check_replayable, identities, offsets
+from backend.kafka_client.loss import KEEP
+from backend.kafka_client.settings import KafkaSettings, check_topic
 from backend.sources import OffsetRange, TopicPartition, replay_tasks
-from backend.sources.formats import ValueFormat, parse
-from backend.sources.kafka_admin import TopicIdentity, identities, offsets
-from backend.sources.kafka_loss import KEEP
-from backend.sources.kafka_settings import KafkaSettings
+from backend.sources.formats import RECORD, Parse, ValueFormat, parse_ddl, record_schema
+from backend.sources.kafka_watch import TopicWatch
 from backend.sources.spark_offsets import offset_json, positions_in
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from backend.sources.kafka_reader import ReaderPlan
+    from backend.sources.kafka_reader import KafkaStreamReader, Piece
 
 READERS = ("client", "connector")
 ISOLATION = ("read_committed", "read_uncommitted")
@@ -74,27 +76,47 @@ class KafkaSource:
     max_offsets_per_trigger: int | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     reader: str | None = None
+    known: Mapping[str, TopicIdentity] = field(default_factory=dict, compare=False, repr=False)
+
+    def pinned(self, known: Mapping[str, TopicIdentity]) -> KafkaSource:
+        """Return a copy that refuses topics which were deleted and made again since `identities` gave these.
+
+        Raises (in everything that asks the cluster):
+            SourceWentBack: A topic has another id, or fewer partitions.
+        """
+        return replace(self, known={topic: known[topic] for topic in self.topics if topic in known})
+
+    def watch(self) -> TopicWatch:
+        """Return what sees, between two micro-batches, that the topics are still the same; needs `pinned`."""
+        return TopicWatch(self.settings, self.topics, self.known)
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        """Give the streaming DataFrame; a query that starts anew begins at `starting`.
+        """Return the streaming DataFrame of records; a query that starts anew begins at `starting`.
 
         Offsets that are gone fail the query. Partitions that are added while it runs are read from their beginning.
         """
+        if self.direct:
+            from backend.spark.reading import streamed
+
+            return streamed(spark, self.stream_reader(), records(), iter)
         options = {"subscribe": ",".join(self.topics), "startingOffsets": self.starting, "failOnDataLoss": "true"}
         if self.max_offsets_per_trigger is not None:
             options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
         return self._rows(spark, options, streaming=True)
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
-        """Give exactly the messages of half-open offset ranges.
+        """Return exactly the records of half-open offset ranges.
 
         Raises:
-            HistoryLost: A range reaches outside of what the topics hold.
+            HistoryLost: A range reaches outside of what the topics hold, or a topic is compacted.
             SourceUnavailable: The cluster does not answer, or a topic does not exist.
         """
         wanted = self._held(ranges)
-        if not wanted:
-            return self._parse(spark.createDataFrame([], _ROW))
+        if self.direct or not wanted:
+            from backend.spark.reading import replayed
+
+            pieces, read, schema = self.pieces(spark, {key: [bounds] for key, bounds in wanted.items()})
+            return replayed(spark, pieces, read, schema, iter)
         options = {
             "assign": _partitions(wanted),
             "startingOffsets": _by_topic({key: bounds[0] for key, bounds in wanted.items()}),
@@ -108,6 +130,8 @@ class KafkaSource:
         """Give the ranges that are not empty, sorted, having seen that the topics hold them."""
         wanted = {key: bounds for key, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
         here = self.offsets() if wanted else {}
+        if wanted:
+            self.check_replayable()
         for (topic, partition), (start, end) in wanted.items():
             earliest, latest = here.get((topic, partition), (0, 0))
             if start < earliest or end > latest:
@@ -120,29 +144,16 @@ class KafkaSource:
         return wanted
 
     @property
-    def mixed(self) -> bool:
-        """Tell whether the reader is the client.
+    def direct(self) -> bool:
+        """Whether the client reads."""
+        return self.reader != "connector" and not self._only_connector()
 
-        Raises:
-            ValueError: It should be, and cannot.
-        """
-        from backend.sources.json_columns import PLAIN, readable
-
-        if self.reader == "connector" or self._only_connector():
-            return False
-        if readable(self.value.fields()):
-            return True
-        if self.reader is None:
-            return False
-        raise ValueError(
-            f"reader={self.reader!r}: value={self.value.schema!r} has other fields than {', '.join(sorted(PLAIN))}:"
-            " allowed are 'connector' and None"
-        )
+    def parse(self, timezone: str) -> Parse:
+        """Return what parses the records; needs an active Spark session."""
+        return self.value.parse(timezone, " ".join(self.key.split()) if self.direct else "")
 
     def _only_connector(self) -> str:
-        """Say which option leaves only Spark's connector; "" when none does."""
-        if self.value.name != "json":
-            return f"format={self.value.name!r}"
+        """Return which option leaves only Spark's connector; "" when none does."""
         if self.headers:
             return "headers"
         if self.options:
@@ -165,48 +176,39 @@ class KafkaSource:
             raise ValueError(f"starting={given!r}: must give offsets for exactly {', '.join(map(str, sorted(here)))}")
         return given
 
-    def stream_mixed(
-        self, spark: SparkSession, names: Collection[str], first: Mapping[TopicPartition, int]
-    ) -> DataFrame:
-        """Give the streaming DataFrame of bundles, and of the rows that only Spark can judge."""
-        from backend.sources.kafka_reader import RewindKafka
+    def stream_reader(
+        self, names: Collection[str] | None = None, first: Mapping[TopicPartition, int] | None = None
+    ) -> KafkaStreamReader:
+        """Return what plans and reads the stream with the client."""
+        from backend.sources.kafka_reader import KafkaStreamReader, ReaderPlan
 
-        spark.dataSource.register(RewindKafka)
-        plan = replace(self._plan(names), first=json.dumps(offset_json(first)))
-        return self._mixed(spark.readStream.format(RewindKafka.name()).options(**plan.options()).load())
-
-    def batch_mixed(
-        self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange], names: Collection[str]
-    ) -> DataFrame:
-        """Give the same of exactly the messages in half-open offset ranges; raises as `batch` does."""
-        from backend.sources.kafka_reader import RewindKafka
-
-        held = self._held(ranges)
-        spark.dataSource.register(RewindKafka)
-        total = sum(end - start for start, end in held.values())
-        per_task = max(1, min(DEFAULT_OFFSETS_PER_TASK, -(-total // replay_tasks(spark))))
-        wanted = [[*key, *bounds] for key, bounds in held.items()]
-        plan = replace(self._plan(names), ranges=wanted, per_task=per_task)
-        return self._mixed(spark.read.format(RewindKafka.name()).options(**plan.options()).load())
-
-    def _plan(self, names: Collection[str]) -> ReaderPlan:
-        from backend.sources.kafka_reader import ReaderPlan
-
-        return ReaderPlan(
-            self.settings.inlined(),
-            self.topics,
-            self.isolation,
-            self.value.fields().json(),
-            " ".join(self.key.split()),
-            tuple(sorted(names)),
-            self.max_offsets_per_trigger,
-            DEFAULT_OFFSETS_PER_TASK,
+        begin = first if first is not None else self.first_positions()
+        settings, bound = self.settings.inlined(), self.max_offsets_per_trigger
+        return KafkaStreamReader(
+            ReaderPlan(settings, self.topics, self.isolation, bound, DEFAULT_OFFSETS_PER_TASK, begin, self.known)
         )
 
-    def _mixed(self, rows: DataFrame) -> DataFrame:
-        from backend.spark.bundles import BUNDLE
+    def pieces(
+        self,
+        spark: SparkSession,
+        ranges: Mapping[TopicPartition, Sequence[OffsetRange]],
+        names: Collection[str] | None = None,
+    ) -> tuple[Sequence[Piece], Callable[[Piece], Iterator[pa.RecordBatch]], StructType]:
+        """Return pieces of offset ranges, what reads one (confluent-kafka), and the schema; raises as `batch` does."""
+        from backend.sources.kafka_reader import cut, read_records
 
-        return self._parse(rows, beside=[BUNDLE])
+        self._held({key: (own[0][0], own[-1][1]) for key, own in ranges.items()})
+        total = sum(end - start for own in ranges.values() for start, end in own)
+        per_task = max(1, min(DEFAULT_OFFSETS_PER_TASK, -(-total // replay_tasks(spark))))
+        found = [
+            piece
+            for key, own in sorted(ranges.items())
+            for start, end in own
+            if start < end
+            for piece in cut(*key, start, end, per_task)
+        ]
+        configuration = {**self.settings.inlined().for_client(), "isolation.level": self.isolation}
+        return found, partial(read_records, configuration), records()
 
     def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it.
@@ -214,15 +216,16 @@ class KafkaSource:
         Raises:
             SourceUnavailable: The cluster does not answer, or a topic does not exist.
         """
-        return offsets(self.settings, self.topics, committed_only=self.isolation == "read_committed")
+        return offsets(self.settings, self.topics, committed_only=self.isolation == "read_committed", known=self.known)
 
     def fields(self) -> StructType:
         """Give the schema of the column `fields`; needs an active Spark session."""
-        from pyspark.sql.types import StructType, _parse_datatype_string
+        from pyspark.sql.types import StructType
 
         extra = StructType()
-        for name, kind in [*_ddl(self.key), *self.headers.items()]:
-            extra = extra.add(name, _parse_datatype_string(kind))
+        for option, entries in (("key", _ddl(self.key)), ("headers", self.headers.items())):
+            for name, kind in entries:
+                extra = extra.add(name, parse_ddl(kind, f"{option}={name + ' ' + kind!r}"))
         parsed = self.value.fields()
         twice = {*parsed.names} & {*extra.names} or {name for name in extra.names if extra.names.count(name) > 1}
         if twice:
@@ -230,12 +233,21 @@ class KafkaSource:
         return StructType([*parsed.fields, *extra.fields])
 
     def identities(self) -> dict[str, TopicIdentity]:
-        """Give each topic's id and number of partitions, for `kafka_admin.compare`.
+        """Give each topic's id and number of partitions, for `kafka.admin.compare`.
 
         Raises:
             SourceUnavailable: The cluster does not answer, or a topic does not exist.
         """
         return identities(self.settings, self.topics)
+
+    def check_replayable(self) -> None:
+        """See that what was read can be read again: a job asks that keeps messages.
+
+        Raises:
+            HistoryLost: A topic is compacted.
+            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        """
+        check_replayable(self.settings, self.topics)
 
     def check_positions(self, positions: Mapping[TopicPartition, int]) -> None:
         """See that a query can go on where it was.
@@ -271,7 +283,9 @@ class KafkaSource:
         }
 
     def _rows(self, spark: SparkSession, options: Mapping[str, str], *, streaming: bool) -> DataFrame:
-        from backend.spark.connector import ensure_connector
+        from pyspark.sql import functions as f
+
+        from backend.spark.session.connector import ensure_connector
 
         ensure_connector(spark)
         reader: Any = spark.readStream if streaming else spark.read
@@ -284,22 +298,10 @@ class KafkaSource:
             .option("includeHeaders", str(bool(self.headers)).lower())
             .load()
         )
-        return self._parse(rows)
-
-    def _parse(self, rows: DataFrame, beside: Sequence[str] = ()) -> DataFrame:
-        """Parse the values; the key and the headers that were asked for become fields too."""
-        from pyspark.sql import functions as f
-
         self.fields()  # checks the names
-        extra = [_typed(f.col("key"), kind).alias(name) for name, kind in _ddl(self.key)]
-        extra += [_typed(_last_header(name), kind).alias(name) for name, kind in self.headers.items()]
-        return parse(rows, self.value, extra, beside=beside)
-
-
-_ROW = (
-    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key: string, value: binary>>"
-)
+        more = [_typed(f.col("key"), kind).alias(name) for name, kind in _ddl(self.key)]
+        more += [_typed(_last_header(name), kind).alias(name) for name, kind in self.headers.items()]
+        return rows.select(*RECORD, *more)
 
 
 def kafka(
@@ -330,16 +332,17 @@ def kafka(
         starting: Where a new query begins: `earliest`, `latest`, or an offset for every (topic, partition).
         max_offsets_per_trigger: Bound on the offsets of one micro-batch over all partitions.
         options: More of the connector's options, such as `minPartitions` or `kafka.max.poll.records`.
-        reader: `client` (confluent-kafka in the Python workers: JSON of texts, integers, doubles and booleans, a key
-            that is a string or binary, no headers, no options) or `connector` (Spark's own, for everything). None: the
-            client where it can be.
+        reader: `client` (confluent-kafka in the Python workers: a key that is a string or binary, no headers, no
+            options) or `connector` (Spark's own, for everything). None: the client where it can be.
 
     Raises:
         ValueError: Of a bad option, naming it.
     """
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
-    if not names or any(not name or "," in name for name in names) or len(set(names)) != len(names):
+    names = (topics,) if isinstance(topics, str) else tuple(topics) if isinstance(topics, list | tuple) else ()
+    if not names or len({*map(repr, names)}) != len(names):
         raise ValueError(f"topics={topics!r}: must be one or more different names")
+    for name in names:
+        check_topic(name, "topics", topics)
     if isolation not in ISOLATION:
         raise ValueError(f"isolation={isolation!r}: must be one of {', '.join(ISOLATION)}")
     bound = max_offsets_per_trigger
@@ -353,6 +356,8 @@ def kafka(
             raise ValueError(f"options: {name!r} must be given by KafkaSettings, which keeps it out of sight")
     if reader is not None and reader not in READERS:
         raise ValueError(f"reader={reader!r}: must be one of {', '.join(READERS)}, or None")
+    if not isinstance(value, str) and not callable(getattr(value, "toDDL", None)):
+        raise ValueError(f"value={value!r}: must be Spark DDL or a StructType")
     schema = value if isinstance(value, str) else value.toDDL()
     parsed = ValueFormat("function", schema, format) if callable(format) else ValueFormat(format, schema)
     source = KafkaSource(
@@ -402,6 +407,13 @@ def _partitions(wanted: Iterable[TopicPartition]) -> str:
     for topic, partition in wanted:
         topics.setdefault(topic, []).append(partition)
     return json.dumps(topics)
+
+
+def records() -> StructType:
+    """Return the schema of the client's records."""
+    from pyspark.sql.types import BinaryType
+
+    return record_schema(BinaryType())
 
 
 def _ddl(text: str) -> list[tuple[str, str]]:

@@ -22,8 +22,8 @@ from operator import lt
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import HistoryLost, SourceDamaged, SourceUnavailable
-from backend.sources.kafka_admin import next_messages
-from backend.sources.kafka_loss import KEEP
+from backend.kafka_client.loss import KEEP
+from backend.kafka_client.reader import next_messages
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer

@@ -8,24 +8,38 @@ drains after a restart without new data (Spark's timers would not fire before ne
 Spark's own file source cannot be that source: its log holds absolute paths, and a checkpoint that was copied or moved
 with a drain as its last micro-batch could not go on (`Wrong basePath`).
 
-A request (format 2): `drain-<number>.json`, `{"format": 2, "drain": true}`; numbers are wall-clock milliseconds, made
-larger than the newest there is: a request is also later than all those that were deleted. The offset (format 1) in
-Spark's log, as JSON: `{"format": 1, "asked": <number of the newest request, 0 before the first>}`.
+A request (format 2): `drain-<number>.json`, `{"format": 2, "drain": true}`, or `adopt-<number>.json`, `{"format": 2,
+"adopt": {"<shard>": "<commit>"}}`: that shard's state is restored as of that commit, and it is to run what it queued
+since. Numbers are wall-clock milliseconds, made larger than the newest there is: a request is also later than all those
+that were deleted.
+
+A start asks for one row, too: Spark makes no micro-batch of its own after a start until something new comes, but what a
+shard waits for may be due by now, by the clock or by options that were changed.
+
+The offset in Spark's log, as JSON, carries what was asked, not only that something was: a micro-batch that runs again
+is the same whatever files there are. Format 1: `{"format": 1, "asked": <number of the newest drain, 0 before the
+first>}`. Format 2, from the first adoption on: `{"format": 2, "asked": ..., "adopt": [[<shard>, <number>,
+"<commit>"], ...]}`, the newest of each shard. Both may have `"start": "<token>"`, of the start that planned it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
+from backend.boundary import OPTION, crossing_reader, token
 from backend.errors import UNDECODABLE, ControlDamaged, UnknownFormat
+from backend.spark.resume import newest_planned
+from recovery.commit.pointer import Commit
 from recovery.files import open_files
 
 if TYPE_CHECKING:
@@ -34,23 +48,43 @@ if TYPE_CHECKING:
 
 REQUEST_FORMAT = 2
 OFFSET_FORMAT = 1
+ADOPTING_FORMAT = 2
 DIRECTORY = "rewind/control"
-_NAME = re.compile(r"drain-([1-9]\d*)\.json")
+_NAME = re.compile(r"(drain|adopt)-([1-9]\d*)\.json")
 _BEGINNING = -1
 """Before the row that every query begins with: it makes a first micro-batch where the sources are empty."""
 
 
+_asking = threading.Lock()
+
+
 def ask_to_drain(checkpoint: str) -> None:
     """Ask that the next micro-batch to be planned drains; durable on return."""
-    number = max(_newest(checkpoint) + 1, time.time_ns() // 1_000_000)
-    name = f"{DIRECTORY}/drain-{number}.json"
-    open_files(checkpoint).write(name, [json.dumps({"format": REQUEST_FORMAT, "drain": True}).encode()])
+    _ask(checkpoint, "drain", True)
+
+
+def ask_to_adopt(checkpoint: str, commits: Mapping[int, str]) -> None:
+    """Ask that shards adopt their queues in the next micro-batch to be planned; durable on return.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        commits: Shard -> name of the commit that its state is restored as of.
+    """
+    _ask(checkpoint, "adopt", {str(shard): commit for shard, commit in sorted(commits.items())})
+
+
+def _ask(checkpoint: str, kind: str, what: object) -> None:
+    with _asking:
+        number = max([time.time_ns() // 1_000_000, *(one + 1 for _, one in _requests(checkpoint))])
+        name = f"{DIRECTORY}/{kind}-{number}.json"
+        open_files(checkpoint).write(name, [json.dumps({"format": REQUEST_FORMAT, kind: what}).encode()])
 
 
 def control_rows(spark: SparkSession, checkpoint: str) -> DataFrame:
-    """Give the control stream: at most one row per micro-batch, column `drain`."""
+    """Give the control stream: at most one row per micro-batch, columns `drain` and `adopt` (JSON)."""
     spark.dataSource.register(RewindControl)
-    return spark.readStream.format(RewindControl.name()).option("path", checkpoint).load()
+    start = {"start": token()} if newest_planned(checkpoint) >= 0 else {}
+    return spark.readStream.format(RewindControl.name()).options(path=checkpoint, **start, **{OPTION: token()}).load()
 
 
 @dataclass
@@ -58,6 +92,7 @@ class Row(InputPartition):
     """The row of a micro-batch in which there is something to say."""
 
     drain: bool
+    adopt: str = "{}"
 
 
 class RewindControl(DataSource):
@@ -70,11 +105,11 @@ class RewindControl(DataSource):
 
     def schema(self) -> str:
         """Give the schema."""
-        return "drain boolean"
+        return "drain boolean, adopt string"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Read the requests of a checkpoint."""
-        return ControlReader(self.options["path"])
+        return crossing_reader(ControlReader(self.options["path"], self.options.get("start", "")), self.options)
 
 
 class ControlReader(DataSourceStreamReader):
@@ -82,45 +117,59 @@ class ControlReader(DataSourceStreamReader):
 
     Args:
         checkpoint: Path or URI of the checkpoint.
+        start: Names the start; "" for the first one, whose first micro-batch needs nobody to ask for it.
     """
 
-    def __init__(self, checkpoint: str) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: str, start: str = "") -> None:
+        self._checkpoint, self._start = checkpoint, start
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Start before the row that every query begins with."""
         return _offset(_BEGINNING)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Give the newest request's offset; never behind `start`, also when requests were deleted.
+        """Give the offset of the newest request, and of this start; never behind `start`, also without the requests.
 
         Raises:
             UnknownFormat: Another release wrote the newest request.
             ControlDamaged: The newest request cannot be read.
         """
-        asked = max(_asked(start), 0)
-        newest = _newest(self._checkpoint)
-        if newest <= asked:
-            return _offset(asked)
-        name = f"{DIRECTORY}/drain-{newest}.json"
-        _check(open_files(self._checkpoint).read(name), f"{self._checkpoint}/{name}")
-        return _offset(newest)
+        asked, adopt = max(_asked(start), 0), _adopt(start)
+        known = max((number for number, _ in adopt.values()), default=0)
+        for kind, number in sorted(_requests(self._checkpoint), key=lambda one: one[1]):
+            if kind == "drain" and number > asked:
+                self._read(kind, number)
+                asked = number
+            elif kind == "adopt" and number > known:
+                adopt |= {shard: (number, commit) for shard, commit in self._read(kind, number).items()}
+        return _offset(asked, adopt, self._start or start.get("start", ""))
+
+    def _read(self, kind: str, number: int) -> Any:
+        name = f"{DIRECTORY}/{kind}-{number}.json"
+        return _checked(open_files(self._checkpoint).read(name), kind, f"{self._checkpoint}/{name}")
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan the one row: does anything later than `start` ask for a drain?"""
+        """Plan the one row: does anything later than `start` ask for a drain, and who is to adopt what?"""
         if "logOffset" in end:  # planned and not committed when control rows came through Spark's file source
             return [Row(drain=int(end["logOffset"]) > 0)]
-        return [Row(drain=_asked(end) > max(_asked(start), 0))]
+        before = _adopt(start)
+        adopt = {
+            shard: commit for shard, (number, commit) in _adopt(end).items() if before.get(shard, (0,))[0] < number
+        }
+        return [Row(drain=_asked(end) > max(_asked(start), 0), adopt=json.dumps(adopt, sort_keys=True))]
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[bool]]:
+    def read(self, partition: InputPartition) -> Iterator[tuple[bool, str]]:
         """Give the row."""
-        return iter([(partition.drain,)] if isinstance(partition, Row) else [])
+        return iter([(partition.drain, partition.adopt)] if isinstance(partition, Row) else [])
 
 
-def _check(data: bytes, where: str) -> None:
+def _checked(data: bytes, kind: str, where: str) -> Any:
     try:
         request = json.loads(data)
-        written, drain = request.get("format"), request.get("drain")
+        written, what = request.get("format"), request.get(kind)
+        adopts = (
+            {str(int(shard)): Commit.of_name(commit).name for shard, commit in what.items()} if kind == "adopt" else {}
+        )
     except UNDECODABLE as error:
         raise ControlDamaged(
             "a request to the job cannot be read",
@@ -128,31 +177,40 @@ def _check(data: bytes, where: str) -> None:
             why=str(error),
             command="delete the file, start the query, and ask again",
         ) from error
-    if written != REQUEST_FORMAT or drain is not True:
+    if written != REQUEST_FORMAT or (kind == "drain" and what is not True):
         raise UnknownFormat(
             "a request to the job has an unknown format",
             where=where,
-            why=f"format {written!r}, this release reads {REQUEST_FORMAT}, and only requests to drain",
+            why=f"format {written!r}, this release reads {REQUEST_FORMAT}",
             command="install the release that wrote it, or delete the file",
         )
+    return adopts
 
 
-def _newest(checkpoint: str) -> int:
+def _requests(checkpoint: str) -> list[tuple[str, int]]:
     found = [_NAME.fullmatch(name) for name in open_files(checkpoint).list(DIRECTORY)]
-    return max((int(name[1]) for name in found if name), default=0)
+    return [(name[1], int(name[2])) for name in found if name]
 
 
-def _offset(asked: int) -> dict[str, Any]:
-    return {"format": OFFSET_FORMAT, "asked": asked}
+def _offset(asked: int, adopt: Mapping[str, tuple[int, str]] = MappingProxyType({}), start: str = "") -> dict[str, Any]:
+    began = {"start": start} if start else {}
+    if not adopt:
+        return {"format": OFFSET_FORMAT, "asked": asked, **began}
+    told = [[int(shard), *adopt[shard]] for shard in sorted(adopt, key=int)]
+    return {"format": ADOPTING_FORMAT, "asked": asked, "adopt": told, **began}
+
+
+def _adopt(offset: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    return {str(shard): (int(number), str(commit)) for shard, number, commit in offset.get("adopt", ())}
 
 
 def _asked(offset: dict[str, Any]) -> int:
     if "logOffset" in offset:  # of Spark's file source, which an earlier release used: its requests have no numbers
         return 0
-    if offset.get("format") != OFFSET_FORMAT:
+    if offset.get("format") not in (OFFSET_FORMAT, ADOPTING_FORMAT):
         raise UnknownFormat(
             "the control stream's offset in the checkpoint has an unknown format",
-            why=f"format {offset.get('format')!r}, this release reads {OFFSET_FORMAT}",
+            why=f"format {offset.get('format')!r}, this release reads {OFFSET_FORMAT} and {ADOPTING_FORMAT}",
             command="install the release that wrote it",
         )
     return int(offset["asked"])

@@ -31,12 +31,19 @@ def first_positions(
     Raises:
         UnknownFormat: What is written there is of another release.
     """
-    files = open_files(checkpoint)
-    folder = f"sources/{number}"
+    known = known_positions(checkpoint, number)
+    if known is not None:
+        return known
+    first = dict(ask())
+    open_files(checkpoint).write(f"sources/{number}/0", [HEAD + json.dumps(offset_json(first)).encode()])
+    return first
+
+
+def known_positions(checkpoint: str, number: int) -> dict[TopicPartition, int] | None:
+    """Return where a source's query began; None where nothing is written. Else as `first_positions`."""
+    files, folder = open_files(checkpoint), f"sources/{number}"
     if "0" not in files.list(folder):
-        first = dict(ask())
-        files.write(f"{folder}/0", [HEAD + json.dumps(offset_json(first)).encode()])
-        return first
+        return None
     data = files.read(f"{folder}/0")
     if not data.startswith(HEAD):
         raise UnknownFormat(

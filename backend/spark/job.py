@@ -1,43 +1,45 @@
 """A job: sources, routing and operator put together into Spark plans, the same for the stream and for a replay.
 
-The way of a message: source rows -> `pack_input` (select in the JVM: event time, shard, the fields the operator reads;
-for bundles the same over columns, in Python) -> the pack stage -> `groupBy(shard)` -> the stateful operator -> one row
-per shard and micro-batch for the sink.
+The way of a message: records -> parsed -> `pack_input` (event time, shard, the fields the operator reads) -> the pack
+stage, all in the Python worker that has the records -> `groupBy(shard)` -> the stateful operator -> one row per shard
+and micro-batch for the sink. Records come from a source that is read there (`backend.spark.reading`), or through the
+JVM from one that Spark reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
-from pyspark.sql.types import (
-    BinaryType,
-    DateType,
-    IntegralType,
-    LongType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.types import DateType, IntegralType, LongType, TimestampNTZType, TimestampType
 
-from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator, SourcePartition
-from backend.limits import MAX_KEY_TEXT_BYTES
-from backend.sources import Bundling, Mixing, Source, replay_tasks
-from backend.spark import frames
-from backend.spark.bundles import BUNDLE, BundleInput, Stage, can_bundle, reading, unbundled, unmixed
+from backend.batch import Operator, SourcePartition
+from backend.boundary import crossing
+from backend.sources import Direct, Source, is_direct
+from backend.sources.dataframe import is_ranked
 from backend.spark.control import control_rows
-from backend.spark.first_offsets import first_positions
-from backend.spark.packing import PackPlan, packer
+from backend.spark.first_offsets import first_positions, known_positions
+from backend.spark.pack import frames
+from backend.spark.pack.hashing import NAME, hashable
+from backend.spark.pack.pack_input import PackInput, Stage, selecting
+from backend.spark.pack.packing import PackPlan, packer
+from backend.spark.reading import replayed, streamed
+from backend.spark.task import batch_time
+from backend.steps import DEFAULT_POISON_LIMIT, Step, Steps, schema_after
+from backend.windows.operator import combining_of
+from recovery.commit.option_sets import ByVersion
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from backend.kafka_client.admin import TopicIdentity
+
+Parser = Callable[[pa.RecordBatch], pa.RecordBatch]
 ROUTES = ("key", "partition")
 
 
@@ -51,12 +53,30 @@ class Input:
             own timestamp.
         key: Fields that route a message to its shard; empty for none.
         name: Side of a join; empty for a single input. The operator reads a side's field as `<name>.<field>`.
+        steps: See `backend.steps`.
     """
 
     source: Source
     event_time: str | None
     key: tuple[str, ...]
     name: str = ""
+    steps: tuple[Step, ...] = ()
+
+    def fields(self) -> StructType:
+        """Return the fields behind the steps; needs an active Spark session."""
+        fields = self.source.fields()
+        return from_arrow_schema(schema_after(self.steps, arrow_schema(fields))) if self.steps else fields
+
+    def parse(self, timezone: str, poison_limit: int | None, *, debug: bool = False) -> Parser:
+        """Return what parses records and runs the steps; see `backend.sources.Source.parse` and `Steps`."""
+        parse = self.source.parse(timezone)
+        if not self.steps:
+            return parse
+        return Steps(parse, self.steps, arrow_schema(self.fields()), poison_limit, debug, is_ranked(self.source))
+
+    def names(self, what: PackInput) -> frozenset[str] | None:
+        """Return the fields of the values to read; None for all, which steps may look at."""
+        return None if self.steps else what.names
 
     def field_of(self, name: str) -> str | None:
         """Give the field of this input that the operator reads under a name; None for the other side's."""
@@ -77,6 +97,8 @@ class Job:
         operator: The stateful operator.
         message_fields: Arrow fields of the operator's input, in the order of `operator.input_fields`.
         max_ahead_ms: See `PackPlan`.
+        poison_limit: See `Steps`.
+        debug_steps: See `Steps`.
     """
 
     inputs: tuple[Input, ...]
@@ -85,6 +107,36 @@ class Job:
     operator: Operator
     message_fields: tuple[pa.Field, ...]
     max_ahead_ms: int | None
+    poison_limit: int = DEFAULT_POISON_LIMIT
+    debug_steps: bool = False
+
+    def check_replayable(self) -> None:
+        """Check that each source can give again what the operator keeps of it.
+
+        Raises:
+            HistoryLost: It cannot.
+        """
+        for side in self.inputs if self.operator.replays else ():
+            getattr(side.source, "check_replayable", lambda: None)()
+
+    def pinned(self, topics: Mapping[str, TopicIdentity]) -> Job:
+        """Return the job with sources that refuse topics which were deleted and made again since."""
+        pinned = [getattr(side.source, "pinned", lambda _, source=side.source: source) for side in self.inputs]
+        sources = [pin(topics) for pin in pinned]
+        return replace(
+            self, inputs=tuple(replace(side, source=s) for side, s in zip(self.inputs, sources, strict=True))
+        )
+
+    @property
+    def ranked(self) -> frozenset[int]:
+        """Streams whose rows get their offsets in the shard (`backend.spark.ranking`)."""
+        mine = {side.name for side in self.inputs if is_ranked(side.source)}
+        return frozenset(number for (name, _), number in self.streams.items() if name in mine)
+
+    @property
+    def logged(self) -> frozenset[int]:
+        """Streams whose messages are logged: the operator keeps them, and nobody can read them again."""
+        return self.ranked if self.operator.replays else frozenset()
 
     @property
     def shards(self) -> int:
@@ -97,27 +149,27 @@ class Job:
         return number_streams([(side.name, side.source) for side in self.inputs])
 
     @property
-    def bundled(self) -> bool:
-        """Tell whether the rows of all inputs cross the JVM as bundles, but for a few."""
-        return all(_bundling(side) is not None or _mixing(side) is not None for side in self.inputs)
+    def direct(self) -> bool:
+        """Whether no input's records cross the JVM one by one."""
+        return all(_direct(side.source) is not None for side in self.inputs)
 
-    def sources(self, spark: SparkSession, *, bounded: bool) -> dict[int, tuple[SourcePartition, ...]]:
-        """List the source partitions that each shard reads, as far as they are there now.
+    def partitions(self, spark: SparkSession, *, bounded: bool) -> list[SourcePartition]:
+        """List the source partitions, as far as they are there now.
 
         Args:
             spark: The session.
             bounded: What comes later is not read, so a partition that is empty now never brings anything.
         """
-        streams, found = self.streams, {shard: list[SourcePartition]() for shard in range(self.shards)}
-        for side in self.inputs:
-            for (topic, partition), (earliest, end) in sorted(side.source.offsets(spark).items()):
-                if bounded and earliest >= end:
-                    continue
-                stream = streams[(side.name, topic)]
-                by_partition = self.route == "partition"
-                for shard in [(partition + stream) % self.shards] if by_partition else range(self.shards):
-                    found[shard].append((stream, partition))
-        return {shard: tuple(sorted(places)) for shard, places in found.items()}
+        return sorted(place for place, (earliest, end) in self.offsets(spark).items() if not bounded or earliest < end)
+
+    def by_shard(self, partitions: Iterable[SourcePartition]) -> dict[int, tuple[SourcePartition, ...]]:
+        """Give the source partitions that each shard reads, of these."""
+        found = {shard: list[SourcePartition]() for shard in range(self.shards)}
+        for stream, partition in sorted(partitions):
+            mine = [(partition + stream) % self.shards] if self.route == "partition" else range(self.shards)
+            for shard in mine:
+                found[shard].append((stream, partition))
+        return {shard: tuple(places) for shard, places in found.items()}
 
     def offsets(self, spark: SparkSession) -> dict[SourcePartition, tuple[int, int]]:
         """Give what the sources hold now: per (stream, partition) the earliest offset and the end, exclusive."""
@@ -127,43 +179,66 @@ class Job:
             for (topic, partition), ends in side.source.offsets(spark).items()
         }
 
-    def streaming(self, spark: SparkSession, checkpoint: str) -> DataFrame:
-        """Give the packed rows of the live streams and of the control stream."""
-        stage = packer(self.pack_plan(self.max_ahead_ms))
+    def began(self, checkpoint: str) -> dict[SourcePartition, int]:
+        """Return where the query began to read source partitions, as far as its checkpoint says it."""
+        return {
+            (self.streams[side.name, topic], partition): offset
+            for number, side in enumerate(self.inputs)
+            if hasattr(side.source, "first_positions")
+            for (topic, partition), offset in (known_positions(checkpoint, number) or {}).items()
+        }
+
+    def streaming(self, spark: SparkSession, checkpoint: str, plans: ByVersion[PackPlan]) -> DataFrame:
+        """Give the packed rows of the live streams and of the control stream.
+
+        Args:
+            spark: The session.
+            checkpoint: Spark's checkpoint location.
+            plans: See `packer`.
+        """
+        clock = partial(batch_time, checkpoint)
+        pack = packer(plans)
         packed = []
         for number, side in enumerate(self.inputs):  # Spark's offset log has the sources in this order
-            source, mixing = _bundling(side), _mixing(side)
-            if mixing is not None:
-                what = self._bundle_input(side)
-                first = first_positions(checkpoint, number, mixing.first_positions)
-                rows = self.pack_input(side, mixing.stream_mixed(spark, what.names, first), beside=[BUNDLE])
-                packed.append(rows.mapInArrow(unmixed(what, stage), frames.PACKED_SCHEMA))
-            elif source is not None:
-                what = self._bundle_input(side)
-                timed = source.stream_bundles(spark, what.names).select(
-                    BUNDLE, f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN)
+            ask = getattr(side.source, "first_positions", None)
+            # said here, Spark's connector goes by it; else by what it finds in its first trigger
+            first = first_positions(checkpoint, number, ask) if ask is not None else None
+            what, direct = self._pack_input(spark, side), _direct(side.source)
+            parse = side.parse(what.timezone, self.poison_limit, debug=self.debug_steps)
+            stage = selecting(parse, what, clock, pack)
+            if direct is not None:
+                packed.append(
+                    streamed(spark, direct.stream_reader(side.names(what), first), frames.PACKED_SCHEMA, stage)
                 )
-                packed.append(timed.mapInArrow(unbundled(what, stage), frames.PACKED_SCHEMA))
             else:
-                rows = self.pack_input(side, side.source.stream(spark))
-                packed.append(rows.mapInArrow(stage, frames.PACKED_SCHEMA))
-        control = control_rows(spark, checkpoint).select(
-            f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN),
-            f.coalesce(f.col("drain"), f.lit(False)).alias(frames.DRAIN_IN),
-        )
-        packed.append(control.mapInArrow(stage, frames.PACKED_SCHEMA))
+                packed.append(side.source.stream(spark).mapInArrow(crossing(stage), frames.PACKED_SCHEMA))
+
+        def pack_control(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            time_ms = clock()
+            for batch in batches:
+                at = pa.repeat(pa.scalar(time_ms, pa.int64()), batch.num_rows)
+                names = [frames.BATCH_TIME_IN, frames.DRAIN_IN, frames.ADOPT_IN]
+                yield from pack(iter([pa.record_batch([at, batch.column(0), batch.column(1)], names)]))
+
+        packed.append(control_rows(spark, checkpoint).mapInArrow(crossing(pack_control), frames.PACKED_SCHEMA))
         return _union(packed)
 
     def replay(
-        self, spark: SparkSession, ranges: Mapping[tuple[int, int], tuple[int, int]], stage: Stage, schema: str
+        self,
+        spark: SparkSession,
+        ranges: Mapping[tuple[int, int], tuple[int, int]],
+        stage: Stage,
+        schema: str,
+        time_ms: int = 0,
     ) -> DataFrame | None:
         """Put exactly these offsets through a stage that takes the rows of the pack stage; None for empty ranges.
 
         Args:
             spark: The session.
             ranges: (stream, partition) -> half-open offset range.
-            stage: For `mapInArrow`, after `pack_input`.
+            stage: Takes what `pack_input` gives.
             schema: Of what the stage gives, as DDL.
+            time_ms: Batch time, for a stage that compares with it.
         """
         streams = {number: pair for pair, number in self.streams.items()}
         parts = []
@@ -173,27 +248,23 @@ class Job:
                 for (stream, partition), bounds in ranges.items()
                 if streams[stream][0] == side.name and bounds[0] < bounds[1]
             }
-            source, mixing = _bundling(side), _mixing(side)
-            if wanted and mixing is not None:
-                what = self._bundle_input(side)
-                rows = self.pack_input(side, mixing.batch_mixed(spark, wanted, what.names), beside=[BUNDLE])
-                parts.append(rows.mapInArrow(unmixed(what, stage), schema))
-            elif wanted and source is not None:
-                what = self._bundle_input(side)
-                pieces, read = source.pieces(spark, wanted, what.names)
-                tasks = min(len(pieces), replay_tasks(spark))
-                numbers = spark.range(0, len(pieces), 1, max(1, tasks))
-                parts.append(numbers.mapInArrow(reading(pieces, read, what, stage), schema))
-            elif wanted:
-                rows = self.pack_input(side, side.source.batch(spark, wanted))
-                parts.append(rows.mapInArrow(stage, schema))
+            if not wanted or is_ranked(side.source):  # its messages are in the message log, shard by shard
+                continue
+            what, direct = self._pack_input(spark, side), _direct(side.source)
+            select = selecting(side.parse(what.timezone, None), what, partial(int, time_ms), stage)
+            if direct is not None:
+                held = {key: [bounds] for key, bounds in wanted.items()}
+                pieces, read, _ = direct.pieces(spark, held, side.names(what))
+                parts.append(replayed(spark, pieces, read, schema, select))
+            else:
+                parts.append(side.source.batch(spark, wanted).mapInArrow(crossing(select), schema))
         return _union(parts) if parts else None
 
-    def _bundle_input(self, side: Input) -> BundleInput:
-        """Say of an input's rows what `pack_input` says of them."""
-        here = set(side.source.fields().fieldNames())
+    def _pack_input(self, spark: SparkSession, side: Input) -> PackInput:
+        """Return what the job says of an input's rows."""
+        here = set(side.fields().fieldNames())
         own = [side.field_of(field.name) for field in self.message_fields]
-        return BundleInput(
+        return PackInput(
             {topic: self.streams[(side.name, topic)] for topic in side.source.topics},
             side.event_time,
             side.key,
@@ -203,53 +274,34 @@ class Job:
                 (field, name if name in here else None) for field, name in zip(self.message_fields, own, strict=True)
             ),
             widen=bool(side.name),
+            timezone=str(spark.conf.get("spark.sql.session.timeZone")),
         )
 
-    def pack_plan(self, max_ahead_ms: int | None) -> PackPlan:
-        """Give the plan of the pack stage; a replay has no clock to compare with and passes None."""
+    @property
+    def topics(self) -> dict[int, str]:
+        """Topic by stream."""
+        return {number: topic for (_, topic), number in self.streams.items()}
+
+    def pack_plan(self, max_ahead_ms: int | None = None, operator: Operator | None = None) -> PackPlan:
+        """Give the plan of the pack stage.
+
+        Args:
+            max_ahead_ms: See `backend.spark.pack.judging`; a replay has no clock to compare with.
+            operator: The operator behind it, with the options of a micro-batch; None: it gets each message.
+        """
         sides = {}
         if len(self.inputs) > 1:
             names = [f.name for f in self.message_fields]
             own = {side.name: frozenset(n for n in names if side.field_of(n) is not None) for side in self.inputs}
             sides = {number: own[side] for (side, _), number in self.streams.items()}
-        topics = {number: topic for (_, topic), number in self.streams.items()}
-        return PackPlan(self.grouping, self.message_fields, self.route == "partition", max_ahead_ms, topics, sides)
-
-    def pack_input(self, side: Input, rows: DataFrame, beside: Sequence[str] = ()) -> DataFrame:
-        """Select what the pack stage reads out of source rows, behind columns that are kept beside it."""
-        stream = f.lit(None).cast("int")
-        for topic in side.source.topics:
-            stream = f.when(f.col("topic") == topic, f.lit(self.streams[(side.name, topic)])).otherwise(stream)
-        time = f.unix_millis("timestamp") if side.event_time is None else _millis(rows, side.event_time)
-        if self.route == "partition":
-            place: Column = f.pmod(f.col("partition") + stream, f.lit(self.shards))
-        elif side.key and self.shards > 1:
-            place = f.pmod(
-                f.xxhash64(*[_normal(rows, name, widen=bool(side.name)) for name in side.key]), f.lit(self.shards)
-            ).cast("int")
-        else:
-            place = f.lit(0)
-        length = _key_length(rows, side.key)
-        too_long = length > MAX_KEY_TEXT_BYTES
-        allowed = f.lit(f" bytes, at most {MAX_KEY_TEXT_BYTES} are allowed")
-        said = f.when(too_long, f.concat(f.lit("the key has "), length.cast("string"), allowed))
-        malformed = f.coalesce(f.col("malformed"), said)
-        raw = f.coalesce(f.col("raw"), f.when(too_long, f.to_json(f.col("fields")).cast("binary")))
-        bad = malformed.isNotNull() | time.isNull()
-        here = set(rows.schema["fields"].dataType.fieldNames())
-        return rows.select(
-            *beside,
-            stream.alias(STREAM),
-            f.col("partition").alias(PARTITION),
-            f.col("offset").alias(OFFSET),
-            time.cast("long").alias(TIME),
-            place.alias(frames.SHARD_IN),
-            f.unix_millis("timestamp").alias(frames.TIMESTAMP_IN),
-            f.when(bad, f.col("key")).alias(frames.KEY_IN),
-            f.when(bad, raw).alias(frames.RAW_IN),
-            malformed.alias(frames.MALFORMED_IN),
-            f.unix_millis(f.current_timestamp()).alias(frames.BATCH_TIME_IN),
-            *[_field(side.field_of(field.name), field, here) for field in self.message_fields],
+        return PackPlan(
+            self.grouping,
+            self.message_fields,
+            self.route == "partition",
+            max_ahead_ms,
+            self.topics,
+            sides,
+            None if self.ranked or operator is None else combining_of(operator),
         )
 
 
@@ -259,65 +311,13 @@ def number_streams(inputs: Sequence[tuple[str, Source]]) -> dict[tuple[str, str]
     return {pair: number for number, pair in enumerate(pairs)}
 
 
-def _key_length(rows: DataFrame, key: Sequence[str]) -> Column:
-    """Give the bytes of the texts in a row's key."""
-    kinds = {field.name: field.dataType for field in rows.schema["fields"].dataType}
-    total = f.lit(0)
-    for name in key:
-        if isinstance(kinds[name], (StringType, BinaryType)):
-            total += f.coalesce(f.octet_length(f.col("fields").getField(name)), f.lit(0))
-    return total
-
-
-def _bundling(side: Input) -> Bundling | None:
-    """Give an input's source if its rows can cross the JVM as bundles."""
-    if not isinstance(side.source, Bundling) or not side.source.bundled:
-        return None
-    return side.source if _can_bundle(side) else None
-
-
-def _mixing(side: Input) -> Mixing | None:
-    """Give an input's source if most of its rows can cross the JVM as bundles."""
-    if not isinstance(side.source, Mixing) or not side.source.mixed:
-        return None
-    return side.source if _can_bundle(side) else None
-
-
-def _can_bundle(side: Input) -> bool:
-    return can_bundle(to_arrow_type(side.source.fields(), timezone="UTC"), side.event_time, side.key)
+def _direct(source: Source) -> Direct | None:
+    """Return a source that is read in the Python workers; None where Spark reads it."""
+    return source if is_direct(source) and source.direct else None
 
 
 def _union(parts: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda whole, other: whole.union(other), parts)
-
-
-def _millis(rows: DataFrame, name: str) -> Column:
-    kind = rows.schema["fields"].dataType[name].dataType
-    column = f.col("fields").getField(name)
-    if isinstance(kind, (TimestampType, TimestampNTZType)):
-        return f.unix_millis(column.cast("timestamp"))
-    if isinstance(kind, DateType):
-        return f.unix_millis(column.cast("timestamp"))
-    return column.cast("long")
-
-
-def _field(own: str | None, field: pa.Field, here: set[str]) -> Column:
-    """Give a field of an input under the name that the operator reads; typed nulls where the input has none."""
-    name = frames.column_name(field.name)
-    if own is None or own not in here:
-        return f.lit(None).cast(from_arrow_type(field.type)).alias(name)
-    return f.col("fields").getField(own).alias(name)
-
-
-def _normal(rows: DataFrame, name: str, *, widen: bool) -> Column:
-    """Give a key field such that equal keys hash alike: -0.0 equals 0.0; in a join also integers of other widths."""
-    column = f.col("fields").getField(name)
-    kind = rows.schema["fields"].dataType[name].dataType
-    if kind.typeName() in ("float", "double"):
-        return column.cast("double") + f.lit(0.0)
-    if widen and isinstance(kind, IntegralType):
-        return column.cast("long")
-    return column
 
 
 def check_event_time(schema: StructType, name: str | None) -> None:
@@ -337,6 +337,20 @@ def check_event_time(schema: StructType, name: str | None) -> None:
         )
 
 
+def check_key(schema: StructType, key: Sequence[str]) -> None:
+    """Check that messages can be routed by fields.
+
+    Raises:
+        ValueError: A field is unknown, or of a type without a hash.
+    """
+    for name in key:
+        if name not in schema.fieldNames():
+            raise ValueError(f"key={name!r}: allowed are the fields {', '.join(schema.fieldNames())}")
+        if not hashable(to_arrow_type(schema[name].dataType, timezone="UTC")):
+            kind = schema[name].dataType.simpleString()
+            raise ValueError(f"key={name!r}: messages cannot be routed by {kind}: allowed are types of one plain value")
+
+
 def arrow_fields(schema: StructType, names: Sequence[str]) -> tuple[pa.Field, ...]:
     """Give the Arrow fields that frames carry for fields of a value; timestamps in UTC microseconds."""
     return tuple(pa.field(name, to_arrow_type(schema[name].dataType, timezone="UTC")) for name in names)
@@ -351,12 +365,15 @@ def describe(job: Job, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Give the manifest's entries of a job."""
     return {
         "route": job.route,
+        "hash": NAME,
         "streams": [[name, topic, number] for (name, topic), number in job.streams.items()],
         "inputs": [
             {"event_time": side.event_time, "key": list(side.key), "source": side.source.describe()}
+            | ({"steps": [step.describe() for step in side.steps]} if side.steps else {})
             for side in job.inputs
         ],
         "operator": job.operator.describe(),
         "message_fields": [[field.name, str(field.type)] for field in job.message_fields],
+        "max_ahead_ms": job.max_ahead_ms,
         **extra,
     }

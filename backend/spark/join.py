@@ -19,17 +19,22 @@ with every other one within the time range, so there is one shard.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
 
 from backend.batch import Operator
-from backend.joins import DEFAULT_IDLE_AFTER_MS, DEFAULT_MAX_AHEAD_MS, join_spec
-from backend.operators.join import JoinOperator
+from backend.joins.operator import JoinOperator
+from backend.joins.options import SIDES
+from backend.joins.spec import (
+    DEFAULT_IDLE_AFTER_MS,
+    DEFAULT_LARGE_WINDOW_MESSAGES,
+    DEFAULT_LARGE_WINDOW_MS,
+    DEFAULT_MAX_AHEAD_MS,
+    join_spec,
+)
 from backend.spark.stream import FirstOffsets, Pipeline, Stream
-from backend.windows import Duration, Window, duration_ms
-
-SIDES = ("left", "right")
+from backend.windows.definitions import Duration, Window, duration_ms
 
 
 def join(
@@ -49,14 +54,19 @@ def join(
     right_fields: Sequence[str] | None = None,
     idle_after: Duration | None = DEFAULT_IDLE_AFTER_MS,
     max_ahead: Duration | None = DEFAULT_MAX_AHEAD_MS,
-    **more: Any,
+    session_key: str | Sequence[str] | None = None,
+    message_key: str = "auto",
+    large_window: Duration = DEFAULT_LARGE_WINDOW_MS,
+    large_window_messages: int = DEFAULT_LARGE_WINDOW_MESSAGES,
+    on_time_update_period: Duration = 0,
+    late_update_period: Duration = 0,
 ) -> Pipeline:
     """Join two streams: pairs of messages with equal fields, within a time range, each exactly once.
 
     Args:
         left: Made by `stream`, without a key: `on` routes.
         right: The same.
-        on: Equal fields: a name, names, or (left name, right name).
+        on: Equal fields: a name, or a list of names and of pairs (left name, right name).
         within: The time range: how far apart event times may be, or (before, after): the right message at most
             `before` earlier and `after` later than the left one; both ends are in.
         how: `inner`, `left`, `right` or `outer`: rows without a partner come once none can arrive any more.
@@ -69,9 +79,14 @@ def join(
         left_fields: Fields that come out; None for all. Only they and the equal ones travel to the shards.
         right_fields: The same.
         idle_after: Wall clock after which a silent source partition holds nothing back; None for never.
-        max_ahead: Event times later than batch time plus this are refused; None for historic data.
-        more: `session_key`, `message_key`, `large_window`, `large_window_messages`, `on_time_update_period`,
-            `late_update_period`: see `backend.joins.join_spec`.
+        max_ahead: As in `Stream.window`.
+        session_key: For session windows: the session key, left names out of `on`; None for all of `on`.
+        message_key: How stored messages are ordered: `auto` chooses by the window, `time` treats it as small,
+            `join_fields` as large.
+        large_window: A time range (before + after) above this is large.
+        large_window_messages: Windows by number that keep more than this are large.
+        on_time_update_period: Send pairs batched by this, in batch time; 0 sends per message.
+        late_update_period: The same for late arrivals: messages whose window had ended before they came.
 
     Raises:
         ValueError: A bad option, by name; what needs the sources' fields is checked by `start`.
@@ -79,29 +94,32 @@ def join(
     for side, given in zip(SIDES, (left, right), strict=True):
         if given.key:
             raise ValueError(f"{side}: key={list(given.key)!r} is not allowed in a join: messages are routed by `on`")
-    for name, value in more.items():
-        if name not in _MORE:
-            raise ValueError(f"{name}={value!r}: not an option of join; allowed are {', '.join(_MORE)}")
-    options: dict[str, Any] = {
-        "on": on,
-        "within": within,
-        "how": how,
-        "left_window": left_window,
-        "right_window": right_window,
-        "left_retention": left_retention,
-        "right_retention": right_retention,
-        "left_retention_messages": left_retention_messages,
-        "right_retention_messages": right_retention_messages,
-        "left_fields": left_fields,
-        "right_fields": right_fields,
-        "idle_after": idle_after,
-        "max_ahead": max_ahead,
-        **more,
-    }
+    spec = partial(
+        join_spec,
+        on=on,
+        within=within,
+        how=how,
+        left_window=left_window,
+        right_window=right_window,
+        left_retention=left_retention,
+        right_retention=right_retention,
+        left_retention_messages=left_retention_messages,
+        right_retention_messages=right_retention_messages,
+        left_fields=left_fields,
+        right_fields=right_fields,
+        session_key=session_key,
+        message_key=message_key,
+        large_window=large_window,
+        large_window_messages=large_window_messages,
+        on_time_update_period=on_time_update_period,
+        late_update_period=late_update_period,
+        idle_after=idle_after,
+        max_ahead=max_ahead,
+        left_streams=len(left.source.topics),
+    )
 
     def make(schemas: Sequence[pa.Schema], first_offsets: FirstOffsets) -> Operator:
-        streams = len(left.source.topics)
-        return JoinOperator(join_spec(*schemas, **options, left_streams=streams, first_offsets=first_offsets))
+        return JoinOperator(spec(*schemas, first_offsets=first_offsets))
 
     ahead_ms = None if max_ahead is None else duration_ms(max_ahead, "max_ahead", least=0)
     return Pipeline((left, right), make, ahead_ms, needs_order=on is None, sides=SIDES, routing=_equal_fields)
@@ -110,13 +128,3 @@ def join(
 def _equal_fields(operator: Operator) -> Sequence[tuple[str, ...]]:
     assert isinstance(operator, JoinOperator)
     return [side.on for side in operator.spec.sides]
-
-
-_MORE = (
-    "session_key",
-    "message_key",
-    "large_window",
-    "large_window_messages",
-    "on_time_update_period",
-    "late_update_period",
-)

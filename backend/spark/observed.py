@@ -13,21 +13,26 @@ if TYPE_CHECKING:
 
 NAME = "rewind"
 SUMS = (
+    "received",
     "rows",
     "results",
     "results_late",
     "errors",
+    "errors_in_future",
+    "leaps",
     "opened",
     "windows_open",
     "messages_stored",
     "staged_bytes",
     "logged_bytes",
+    "message_log_bytes",
     "uploaded_bytes",
     "fetched_bytes",
 )
-"""Over all shards: messages folded, rows emitted, and of them by late updates, windows begun (of hopping windows the
-panes), windows open after it (of hopping windows the windows; a window that several shards have counts in each),
-messages in the store, bytes."""
+"""Over all shards: messages that came and messages folded; rows emitted, and of them by late updates; errors, and of
+them event times too far ahead; messages that moved a watermark by more than `max_ahead`; windows begun (of hopping
+windows the panes), windows open after it (of hopping windows the windows; a window that several shards have counts in
+each), messages in the store, bytes."""
 LONGEST = ("open_ms", "ingest_ms", "operate_ms", "stage_ms", "changelog_ms", "upload_ms", "settle_ms")
 """Milliseconds of each step on the shard that took longest for it; ingesting the parent is a part of opening, to settle
 is to wait for a compaction."""

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
     StatefulProcessor,
@@ -25,15 +23,21 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from backend.batch import ERROR_SCHEMA, Positions, SourcePartition
-from backend.errors import RewindError
-from backend.spark.assembling import assemble, packed_rows
-from backend.spark.frames import to_ipc
-from recovery.attempt import Done, ShardInput, ShardJob, by_reason, run_attempt
+from backend.batch import ERROR_SCHEMA, SourcePartition
+from backend.boundary import marking, token
+from backend.errors import UserCodeFailed
+from backend.spark.pack.assembling import assemble, leaps, located, packed_rows
+from backend.spark.pack.frames import to_ipc
+from backend.spark.task import query_and_version
+from backend.windows.operator import combining_of
+from recovery.attempt import Done, by_reason, positions_of, run_attempt
+from recovery.commit.option_sets import ByVersion
+from recovery.commit.pointer import Pointer, RestoringPointer, decode, encode
+from recovery.jobs import ShardJob
 from recovery.killpoints import kill_point
-from recovery.pointer import Pointer, decode, encode
+from recovery.share import ShardInput
 
-OUTPUT_SCHEMA = "shard int, version bigint, results binary, errors binary, metrics string"
+OUTPUT_SCHEMA = "shard int, version bigint, queued_in bigint, results binary, errors binary, metrics string"
 STATE_VARIABLE = "pointer"
 STATE_SCHEMA = "value binary"
 
@@ -44,13 +48,21 @@ class ProcessorPlan:
 
     Attributes:
         shards: Grouping value -> shard.
-        job: Makes the job of a shard, told the query id and the shard.
-        sources: Shard -> source partitions that it reads, as far as known when the query started.
+        job: Makes the job of a shard in a micro-batch, told the query id, the shard and the version.
+        sources: Shard -> source partitions that it reads, as far as known at the start when the version was planned.
+        topics: Topic by stream, for the errors.
+        ranked: Streams whose rows get their offsets in the shard.
+        max_ahead_ms: A message that moves a watermark by more than this is reported; None reports none.
+        mark: The driver's token (`backend.boundary`).
     """
 
     shards: dict[int, int]
-    job: Callable[[str, int], ShardJob]
-    sources: Mapping[int, tuple[SourcePartition, ...]] = field(default_factory=dict)
+    job: Callable[[str, int, int], ShardJob]
+    sources: ByVersion[Mapping[int, tuple[SourcePartition, ...]]] = field(default_factory=lambda: ByVersion.always({}))
+    topics: Mapping[int, str] = field(default_factory=dict)
+    ranked: frozenset[int] = frozenset()
+    max_ahead_ms: int | None = None
+    mark: str = field(default_factory=token)
 
 
 class ShardProcessor(StatefulProcessor):
@@ -71,21 +83,32 @@ class ShardProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
         """Run an attempt on the packed rows of one shard."""
-        query_id, version = _task()
+        with marking(self._plan.mark):
+            yield from self._on_rows(key, rows)
+
+    def _on_rows(self, key: Any, rows: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        query_id, version = query_and_version()
         shard = self._plan.shards[int(key[0])]
-        job = self._plan.job(query_id, shard)
-
-        def read(before: Positions) -> tuple[ShardInput, pa.Table]:
-            known = self._plan.sources.get(shard, ())
-            assembled = assemble(packed_rows(rows), before, sources=known, fields=job.message_fields, where=job.where)
-            ahead = assembled.errors.filter(pc.equal(assembled.errors["reason"], "in_future"))
-            in_future = tuple(
-                zip(*(ahead[name].to_pylist() for name in ("stream", "partition", "offset")), strict=True)
-            )
-            given = ShardInput(assembled.time_ms, assembled.messages, assembled.after, in_future, drain=assembled.drain)
-            return given, assembled.errors
-
-        yield self._attempt(job, version, read)
+        job, pointer = self._plan.job(query_id, shard, version), self._read_pointer()
+        given = assemble(
+            packed_rows(rows),
+            positions_of(pointer),
+            sources=self._plan.sources.at(version).get(shard, ()),
+            fields=job.message_fields,
+            shard=shard,
+            where=job.where,
+            topics=self._plan.topics,
+            ranked=self._plan.ranked,
+            version=version,
+            combining=None if self._plan.ranked else combining_of(job.operator),
+        )
+        restoring = isinstance(pointer, RestoringPointer)
+        if pointer is not None and self._plan.sources.changed(pointer.commit.version, version):
+            given = replace(given, came=True)  # what waits may be due under the options that are new
+        if pointer is None or given.came or restoring or _is_due(pointer, given.time_ms):
+            yield self._attempt(job, pointer, version, given)
+        else:
+            self._rearm(pointer, given.time_ms)  # the driver said something to other shards
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
         self,
@@ -94,43 +117,35 @@ class ShardProcessor(StatefulProcessor):
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
         """Run an attempt without rows if something is due, or a drain was asked for."""
-        query_id, version = _task()
-        now = timerValues.getCurrentProcessingTimeInMs()
+        with marking(self._plan.mark):
+            yield from self._on_timer(key, timerValues.getCurrentProcessingTimeInMs())
+
+    def _on_timer(self, key: Any, now: int) -> Iterator[pd.DataFrame]:
+        query_id, version = query_and_version()
         pointer = self._read_pointer()
         if pointer is None or pointer.commit.version >= version:
             # Rows of this very micro-batch came first and were committed; they have set the next timer.
             return
-        if pointer.next_due_ms is None or pointer.next_due_ms > now:
+        if not _is_due(pointer, now):
             self._rearm(pointer, now)
             return
-        job = self._plan.job(query_id, self._plan.shards[int(key[0])])
-
-        def read(before: Positions) -> tuple[ShardInput, pa.Table]:
-            return ShardInput(now, None, dict(before)), ERROR_SCHEMA.empty_table()
-
-        yield self._attempt(job, version, read)
+        job = self._plan.job(query_id, self._plan.shards[int(key[0])], version)
+        yield self._attempt(job, pointer, version, ShardInput(now, None, positions_of(pointer), came=False))
 
     def close(self) -> None:
         """Nothing is held between calls."""
 
-    def _attempt(
-        self, job: ShardJob, version: int, read: Callable[[Positions], tuple[ShardInput, pa.Table]]
-    ) -> pd.DataFrame:
-        bad = ERROR_SCHEMA.empty_table()
-        time_ms = 0
-
-        def read_and_keep_errors(before: Positions) -> ShardInput:
-            nonlocal bad, time_ms
-            given, bad = read(before)
-            time_ms = given.time_ms
-            return given
-
-        done = run_attempt(job, self._read_pointer(), version, read_and_keep_errors)
+    def _attempt(self, job: ShardJob, pointer: Pointer | None, version: int, given: ShardInput) -> pd.DataFrame:
+        try:
+            done = run_attempt(job, pointer, version, lambda _: given)
+        except UserCodeFailed as error:
+            where = "; ".join(filter(None, [f"{job.where}, micro-batch {version}", error.where]))
+            raise UserCodeFailed(error.what, where=where, why=error.why, command=error.command) from error
         kill_point("before_pointer", version)
         self._pointer.update((encode(done.pointer),))
-        self._rearm(done.pointer, time_ms)
+        self._rearm(done.pointer, given.time_ms)
         kill_point("after_pointer", version)
-        return _output(job.shard, version, done, bad)
+        return _output(job.shard, version, done, self._plan)
 
     def _read_pointer(self) -> Pointer | None:
         value = self._pointer.get()
@@ -147,27 +162,40 @@ class ShardProcessor(StatefulProcessor):
             self._handle.registerTimer(wake)
 
 
-def _task() -> tuple[str, int]:
-    context = TaskContext.get()
-    if context is None:
-        raise RewindError("the stateful operator was called outside a task")
-    query_id = context.getLocalProperty("sql.streaming.queryId")
-    version = context.getLocalProperty("streaming.sql.batchId")
-    if query_id is None or version is None:
-        raise RewindError("the task does not say which query and micro-batch it belongs to")
-    return query_id, int(version)
+def _is_due(pointer: Pointer, now: int) -> bool:
+    return pointer.next_due_ms is not None and pointer.next_due_ms <= now
 
 
-def _output(shard: int, version: int, done: Done, bad: pa.Table) -> pd.DataFrame:
-    errors = pa.concat_tables([bad, done.outcome.errors.cast(ERROR_SCHEMA)])
-    done.metrics |= {"errors": errors.num_rows, **by_reason("errors", errors)}
-    results = done.outcome.results
+def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pd.DataFrame:
+    """Return what an attempt made: a row per micro-batch that it ran, the metrics of all in the last one."""
+    results: list[bytes | None] = []
+    errors: list[bytes | None] = []
+    received, bad, leap_count, farthest = 0, [], 0, None
+    for one in done.ran:
+        refused = located(one.outcome.errors.cast(ERROR_SCHEMA), plan.topics, one.given)
+        bad.append(pa.concat_tables([one.given.errors, refused]))
+        received += one.given.errors.num_rows + one.count
+        leap = leaps(one.given, one.before, plan.max_ahead_ms)
+        leap_count += leap.count if leap is not None else 0
+        farthest = leap or farthest
+        results.append(to_ipc(one.outcome.results) if one.outcome.results.num_rows else None)
+        errors.append(to_ipc(bad[-1]) if bad[-1].num_rows else None)
+    all_bad = pa.concat_tables(bad) if bad else ERROR_SCHEMA.empty_table()
+    metrics = {**done.metrics, "received": received, "errors": all_bad.num_rows, **by_reason("errors", all_bad)}
+    if farthest is not None:
+        where = f"{plan.topics.get(farthest.stream, farthest.stream)}-{farthest.partition}, offset {farthest.offset}"
+        metrics |= {"leaps": leap_count, "leap": f"{where}: by {farthest.by_ms} ms"}
+    if done.ran:
+        metrics["commit"] = done.pointer.commit.name
+    count = max(1, len(done.ran))
+    queued_in = [one.version if one.version != version else None for one in done.ran] or [None]
     return pd.DataFrame(
         {
-            "shard": pd.Series([shard], dtype="int32"),
-            "version": pd.Series([version], dtype="int64"),
-            "results": pd.Series([to_ipc(results) if results.num_rows else None], dtype=object),
-            "errors": pd.Series([to_ipc(errors) if errors.num_rows else None], dtype=object),
-            "metrics": pd.Series([json.dumps({**done.metrics, "commit": done.pointer.commit.name})], dtype=object),
+            "shard": pd.Series([shard] * count, dtype="int32"),
+            "version": pd.Series([version] * count, dtype="int64"),
+            "queued_in": pd.Series(queued_in, dtype="Int64"),
+            "results": pd.Series(results or [None], dtype=object),
+            "errors": pd.Series(errors or [None], dtype=object),
+            "metrics": pd.Series([*[None] * (count - 1), json.dumps(metrics)], dtype=object),
         }
     )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from backend.sources import Source, TopicPartition
 from backend.sources.spark_offsets import positions_in
+from recovery.commit.option_sets import versions_in
 from recovery.files import open_files
 
 _HEADER_LINES = 2
@@ -32,11 +33,15 @@ def check_resumable(checkpoint: str, sources: Sequence[Source]) -> None:
             check(positions)
 
 
+def newest_planned(checkpoint: str) -> int:
+    """Return the newest micro-batch that Spark has planned, committed or not; -1 before the first."""
+    return max(versions_in(checkpoint, "offsets"), default=-1)
+
+
 def committed_positions(checkpoint: str) -> list[dict[TopicPartition, int]]:
     """Give the next offsets per source as of the last committed micro-batch; of some sources none."""
-    files = open_files(checkpoint)
-    committed = [int(name) for name in files.list("commits") if name.isdigit()]
+    committed = versions_in(checkpoint, "commits")
     if not committed:
         return []
-    text = files.read(f"offsets/{max(committed)}").decode()
+    text = open_files(checkpoint).read(f"offsets/{committed[-1]}").decode()
     return [positions_in(line) for line in text.splitlines()[_HEADER_LINES:]]

@@ -6,9 +6,11 @@ Everything that can be refused is refused here, before Spark plans anything.
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -17,24 +19,47 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from backend.batch import Operator, SourcePartition
 from backend.errors import ManifestMismatch
-from backend.sources.kafka_admin import TopicIdentity, compare
+from backend.joins.operator import JoinOperator
+from backend.kafka_client.admin import TopicIdentity, compare
+from backend.kafka_client.settings import KafkaSettings
+from backend.places import check_apart
+from backend.sources import Source, TopicPartition, remembers
+from backend.sources.dataframe import DataFrameSource
+from backend.sources.kafka import KafkaSource
 from backend.spark.control import ask_to_drain
-from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, describe, number_streams
+from backend.spark.explain import explained
+from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, check_key, describe, number_streams
 from backend.spark.observed import observed
+from backend.spark.pack.routing import grouping_values
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
-from backend.spark.resume import check_resumable
-from backend.spark.routing import grouping_values
-from backend.spark.settings import settings
-from backend.windows import Duration, duration_ms
-from recovery.changelog import open_changelog
-from recovery.files import check_location, open_files
-from recovery.housekeeping import Housekeeping
-from recovery.jobs import next_launch, of_launch, shard_job, snapshots
-from recovery.manifest import Manifest, read_manifest, settle
-from recovery.moved import settle_in
-from recovery.rebuild import restore_shards
-from recovery.supervisor import QueryPlan, RewindQuery
+from backend.spark.queueing import launch_of, queue_limit, queues_in, seal, seal_by
+from backend.spark.resume import check_resumable, newest_planned
+from backend.spark.session.jvm import context_of, cores
+from backend.spark.session.settings import settings
+from backend.spark.session.versions import check_not_connect
+from backend.spark.standby import standby_of
+from backend.spark.watching import SourceWatch
+from backend.steps import DEFAULT_POISON_LIMIT
+from backend.windows.definitions import Duration, duration_ms
+from recovery.changelog import KAFKA, check_changelog, open_changelog
+from recovery.commit.lease import Lease, take
+from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, changelog_uri, read_manifest, settle
+from recovery.commit.option_sets import ByVersion, sets_from, versions_in
+from recovery.commit.outputs import check_outputs, output_id, write_outputs
+from recovery.commit.pointer import Pointer
+from recovery.commit.relocation import check_alone, settle_in
+from recovery.files import open_files
+from recovery.jobs import message_log, of_launch, shard_job, snapshots
+from recovery.restore.all_shards import restore_beside, restore_shards
+from recovery.restore.lineage import check_lineage
+from recovery.supervise.beside import Beside
+from recovery.supervise.housekeeping import Housekeeping
+from recovery.supervise.patience import DEFAULT
+from recovery.supervise.spark_logs import end_told_by_us, told_by_us
+from recovery.supervise.supervisor import QueryPlan, RewindQuery
+from recovery.supervise.under_way import UnderWay
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,32 +70,17 @@ if TYPE_CHECKING:
     from recovery.listener import RestoreListener
 
 DEFAULT_SNAPSHOT_EVERY = 50
+OUTBOX_DIRECTORY = "rewind/outbox"
+"""Below the checkpoint: what tasks write for sinks that publish from the driver."""
 log = logging.getLogger("rewind.start")
 
-CHANGELOG_DIRECTORY = "rewind/changelog"
+SESSION = {"timezone": "spark.sql.session.timeZone", "ansi": "spark.sql.ansi.enabled"}
+"""Settings of the session that a replay must parse under, by their name in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """Options of `Pipeline.start`.
-
-    Attributes:
-        shards: Number of shards, fixed at the first start. None: one per source partition with `route="partition"`,
-            else the session's default parallelism; one when the windows need the whole stream in order.
-        route: `key` (any source) or `partition` (Samza's task per partition: cheaper replay, exact lateness).
-        local_dir: Local state; `$NAME` is replaced where a task runs, such as `$SPARK_EXECUTOR_DIRS/rewind` where
-            executors have disks of their own. None: a directory under the system's temporary directory.
-        trigger: Spark's processing-time trigger, such as `"1 second"`; `"0 seconds"` runs micro-batches back to back.
-        until: None runs until stopped; `"end"` reads what the source holds at the start, drains, and ends.
-        changelog: None keeps it beside the checkpoint; else a URI for `open_changelog`.
-        retain: Staged files and commits kept behind the committed version.
-        snapshots: `"off"`, or every how many commits a whole package of a shard goes to the checkpoint's filesystem
-            (each staged file goes there with its commit). A shard can then move to another executor without a restart
-            of the query. None: `"off"` on a local checkpoint, else 50.
-        arrow_rows: Rows per Arrow batch in the pack stage: larger is faster, each costs its size in a worker's memory.
-        name: Spark's query name.
-        listeners: Told of restores.
-    """
+    """Options of `Pipeline.start`, which says what each is, with their defaults."""
 
     shards: int | None = None
     route: str = "key"
@@ -81,8 +91,13 @@ class StartOptions:
     retain: int = 2
     snapshots: str | int | None = None
     arrow_rows: int = 200_000
+    patience: Duration = DEFAULT
+    queue_bytes: str | int | None = None
+    standby: int = 0
     name: str | None = None
     listeners: tuple[RestoreListener, ...] = ()
+    poison_limit: int = DEFAULT_POISON_LIMIT
+    debug_steps: bool = False
 
     def __post_init__(self) -> None:
         """Check what can be checked without Spark.
@@ -93,26 +108,56 @@ class StartOptions:
         if self.route not in ROUTES:
             raise ValueError(f"route={self.route!r}: allowed are {', '.join(ROUTES)}")
         duration_ms(self.trigger, "trigger", least=0)
+        duration_ms(self.patience, "patience", least=0)
         if self.changelog is not None:
-            check_location(self.changelog)
+            check_changelog(self.changelog)
+        if self.name is not None and (not isinstance(self.name, str) or not self.name.strip()):
+            raise ValueError(f"name={self.name!r}: must be a text, or None")
+        if self.local_dir is not None and (
+            not isinstance(self.local_dir, str | os.PathLike) or not os.fspath(self.local_dir)
+        ):
+            raise ValueError(f"local_dir={self.local_dir!r}: must be a local path, or None")
+        if not isinstance(self.listeners, list | tuple) or not all(
+            callable(getattr(listener, method, None))
+            for listener in self.listeners
+            for method in ("start", "batch", "suspended", "end")
+        ):
+            raise ValueError(f"listeners={self.listeners!r}: must be a list of RestoreListener")
+        if not isinstance(self.debug_steps, bool):
+            raise ValueError(f"debug_steps={self.debug_steps!r}: allowed are True and False")
         if self.until not in (None, "end"):
             raise ValueError(f"until={self.until!r}: allowed are None and 'end'")
         if self.snapshots not in (None, "off") and (
             isinstance(self.snapshots, bool) or not isinstance(self.snapshots, int) or self.snapshots < 1
         ):
             raise ValueError(f"snapshots={self.snapshots!r}: allowed are 'off' and an integer of at least 1")
-        for name, least in (("shards", 1), ("retain", 1), ("arrow_rows", 1)):
+        if self.queue_bytes not in (None, "off") and (
+            isinstance(self.queue_bytes, bool) or not isinstance(self.queue_bytes, int) or self.queue_bytes < 1
+        ):
+            raise ValueError(f"queue_bytes={self.queue_bytes!r}: allowed are 'off' and an integer of at least 1")
+        if isinstance(self.standby, bool) or self.standby not in (0, 1):
+            raise ValueError(f"standby={self.standby!r}: allowed are 0 and 1")
+        least = {"shards": 1, "retain": 1, "arrow_rows": 1, "poison_limit": 0}
+        for name, lowest in least.items():
             value = getattr(self, name)
             if name == "shards" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise ValueError(f"{name}={value!r}: must be an integer of at least {lowest}")
 
 
 def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, options: StartOptions) -> RewindQuery:
     """Start a pipeline; see `Pipeline.start`."""
+    check_not_connect(spark)
+    places, inside = _places(pipeline, checkpoint, sink, options)
+    check_apart(places, inside=inside)
+    publishes = snapshot_every(options.snapshots, checkpoint) is not None
+    if options.standby and not publishes:
+        raise ValueError("standby=1: copies are made of snapshots, which are off: allowed is 0, or snapshots=50 (say)")
+    check_session(spark, snapshots=publishes)
     used = _spark_has_committed(checkpoint)
     stored = read_manifest(checkpoint)
+    pipeline = known_sources(pipeline, stored, checkpoint)
 
     @cache
     def first_offsets() -> list[list[Any]]:
@@ -124,33 +169,93 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
         {
             "session": _session(spark),
             "changelog": options.changelog or CHANGELOG_DIRECTORY,
+            "place": open_files(checkpoint).uri,
             "release": release(),
-            "topics": _topics(job, stored),
+            "topics": topics_of(job, stored),
+            "partitions": [list(place) for place in job.partitions(spark, bounded=options.until == "end")],
             "first_offsets": first_offsets(),
             # names the query to its outputs: Spark's own id is known only when the first micro-batch may be running
             "query": stored.entries.get("query", uuid.uuid4().hex) if stored is not None else uuid.uuid4().hex,
         },
     )
-    settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
+    with lease_of(checkpoint, f"query {options.name!r}" if options.name is not None else "a query") as lease:
+        return _start(spark, checkpoint, sink, options, job, entries, stored, used, lease)
+
+
+def explain(pipeline: Pipeline, spark: SparkSession, options: StartOptions) -> str:
+    """Return what a pipeline will do; see `Pipeline.explain`."""
+    check_not_connect(spark)
+    first = partial(_first_offsets, pipeline, spark)
+    return explained(build_job(pipeline, spark, options, grouping=None, first_offsets=first), options.snapshots)
+
+
+@contextmanager
+def lease_of(checkpoint: str, what: str) -> Iterator[Lease]:
+    """Take a checkpoint's lease for a query, which gives it back; given back here when the query does not start.
+
+    Nothing is left of the first one that a checkpoint has: no older holder may still wake up to its number.
+    """
+    lease = take(checkpoint, what)
+    try:
+        yield lease
+    except BaseException:
+        lease.release(forget=lease.is_first)
+        raise
+
+
+def _start(
+    spark: SparkSession,
+    checkpoint: str,
+    sink: Sink,
+    options: StartOptions,
+    job: Job,
+    entries: Mapping[str, Any],
+    stored: Manifest | None,
+    used: bool,
+    lease: Lease,
+) -> RewindQuery:
+    output = output_id(checkpoint, entries["query"])
+    _begin_sink(sink, checkpoint, output, job.operator)
+    queue_bytes = queue_limit(spark, sink, options.queue_bytes)
+    uri = changelog_uri(checkpoint, options.changelog)
+    changelog = partial(open_changelog, uri, entries["query"])
+    check_alone(checkpoint, stored, entries["changelog"])
+    changelog().check(job.shards, new=not used)
+    job.check_replayable()
+    job = job.pinned({topic: TopicIdentity(**told) for topic, told in entries["topics"].items()})
+    settled = settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
+    watch = SourceWatch(checkpoint, [side.source for side in job.inputs])
+    watch.look()
     look = partial(check_resumable, checkpoint, [side.source for side in job.inputs])
     look()
     settle_in(checkpoint)
-    sink.open(entries["query"])
-    local_dir = Path(options.local_dir) if options.local_dir is not None else Path(tempfile.gettempdir()) / "rewind"
-    changelog_uri = options.changelog or f"{checkpoint.rstrip('/')}/{CHANGELOG_DIRECTORY}"
-    open_changelog(changelog_uri).prepare(job.shards)
+    local_dir = _local_dir(options)
     every = snapshot_every(options.snapshots, checkpoint)
-    check_session(spark, snapshots=every is not None)
     make = partial(
-        shard_job, local_dir, checkpoint, changelog_uri, job.operator, job.message_fields, options.retain, every
-    )
-    sources = job.sources(spark, bounded=options.until == "end")
+        shard_job, local_dir, checkpoint, uri, job.operator, job.message_fields, options.retain, every,
+        owner=entries["query"], logged=job.logged,
+    )  # fmt: skip
+    restoring: dict[int, Pointer] = {}
+    if used:
+        check_lineage(spark, checkpoint, changelog(), job.shards, make)
+        restoring = queues_in(spark, checkpoint, job.shards)
+    changelog().prepare(job.shards, new=not used)
+    _open_sink(sink, checkpoint, output)
+    terms = terms_of(job, settled, checkpoint, [since.commit.version + 1 for since in restoring.values()])
+    keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
     shards = {value: shard for shard, value in enumerate(job.grouping)}
 
     def launch(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        plan = ProcessorPlan(shards, partial(of_launch, make, next_launch(checkpoint)), sources)
-        with settings(spark, job.shards, options.arrow_rows, few_rows=job.bundled):
-            packed = job.streaming(spark, checkpoint)
+        lease.check()
+        started = launch_of(checkpoint, terms.map(lambda one: one.operator), queue_bytes is not None)
+        if restoring or started.queues:
+            seal_by(sink, partial(seal, started, lease))
+        made = partial(of_launch, make, started)
+        plan = ProcessorPlan(shards, made, terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms)
+        with settings(spark, job.shards, options.arrow_rows, few_rows=job.direct), told_by_us(spark):
+            packed = job.streaming(
+                spark, checkpoint, terms.map(lambda one: job.pack_plan(one.max_ahead_ms, one.operator))
+            )
             states = packed.groupBy("shard").transformWithStateInPandas(
                 ShardProcessor(plan), OUTPUT_SCHEMA, "Append", "ProcessingTime"
             )
@@ -158,32 +263,160 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
             if options.name is not None:
                 writer = writer.queryName(options.name)
             every_ms = duration_ms(options.trigger, "trigger", least=0)
-            return writer.trigger(processingTime=f"{every_ms} milliseconds").start()
+            query = writer.trigger(processingTime=f"{every_ms} milliseconds").start()
+        end_told_by_us(spark, str(query.id))
+        return query
 
-    targets = None
-    if options.until == "end":
-        targets = tuple({key: end for key, (_, end) in side.source.offsets(spark).items()} for side in job.inputs)
+    under_way = UnderWay()
+    listeners = (under_way, *options.listeners)
+
+    def restore(why: str) -> int:
+        watch.look()
+        return restore_shards(spark, job, checkpoint, make, why, listeners, options.arrow_rows, lease.check)
+
+    def beside(pointers: Mapping[int, Pointer], refused: Collection[int]) -> None:
+        watch.look()
+        restore_beside(spark, job, checkpoint, make, pointers, lease.check, listeners, options.arrow_rows, refused)
+
     return RewindQuery(
         QueryPlan(
             spark=spark,
             checkpoint=checkpoint,
             launch=launch,
             publish=sink.publish,
-            restore=lambda why: restore_shards(
-                spark, job, checkpoint, make, why, options.listeners, options.arrow_rows
-            ),
+            restore=restore,
             drain=lambda: ask_to_drain(checkpoint),
             housekeeping=Housekeeping(
-                lambda: open_changelog(changelog_uri),
+                changelog,
                 snapshots(checkpoint),
-                int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100")),
+                keep_versions,
+                checkpoint=checkpoint,
+                message_log=message_log(checkpoint, job.logged) if job.logged else None,
             ),
             shards=job.shards,
-            targets=targets,
+            targets=_ends(job, spark) if options.until == "end" else None,
             listeners=options.listeners,
             look_again=look,
+            watch=watch.look,
+            patience_s=duration_ms(options.patience, "patience", least=0) / 1000,
+            lease=lease,
+            # options of micro-batches whose offsets Spark no longer retains are forgotten: a queue ends long before
+            beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
+            under_way=under_way,
+            standby=standby_of(spark, checkpoint, make, job.shards, used) if options.standby else None,
         )
     )
+
+
+def _begin_sink(sink: Sink, checkpoint: str, output: str, operator: Operator) -> None:
+    """Check a sink against the job and the checkpoint; makes nothing."""
+    check_outputs(checkpoint, output, sink)
+    begin = getattr(sink, "begin", None)
+    if begin is not None:
+        begin(f"{checkpoint.rstrip('/')}/{OUTBOX_DIRECTORY}", operator)
+
+
+def _open_sink(sink: Sink, checkpoint: str, output: str) -> None:
+    resume_from = getattr(sink, "resume_from", None)
+    if resume_from is not None:
+        resume_from(newest_planned(checkpoint))
+    sink.open(output)
+    write_outputs(checkpoint, sink)
+
+
+def _ends(job: Job, spark: SparkSession) -> tuple[Mapping[TopicPartition, int] | None, ...]:
+    return tuple(target for side in job.inputs for target in _targets(side.source, spark))
+
+
+def _targets(source: Source, spark: SparkSession) -> list[Mapping[TopicPartition, int] | None]:
+    """Return the ends of a bounded run by source of Spark's plan; None is that Spark finds nothing new there."""
+    if isinstance(source, DataFrameSource):
+        return [None] * source.streaming_sources()
+    return [{key: end for key, (_, end) in source.offsets(spark).items()}]
+
+
+def known_sources(pipeline: Pipeline, stored: Manifest | None, checkpoint: str) -> Pipeline:
+    """Return a pipeline whose sources are those that the checkpoint knows, with the topics of its first start.
+
+    Args:
+        pipeline: What the user said.
+        stored: The manifest, if there is one.
+        checkpoint: Where sources remember what was read; "" for nowhere.
+    """
+    entries = stored.entries.get("inputs", []) if stored is not None else []
+    streams = []
+    for number, side in enumerate(pipeline.streams):
+        source = side.source
+        if remembers(source):
+            told = entries[number]["source"] if number < len(entries) else {}
+            topics = told["topics"] if told.get("kind") == "archive" else []
+            source = source.remembering(topics, checkpoint, number)
+        streams.append(replace(side, source=source))
+    return replace(pipeline, streams=tuple(streams))
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a micro-batch runs under, besides what was logged for it and what never changes.
+
+    Attributes:
+        operator: With the options that hold.
+        max_ahead_ms: See `PackPlan`.
+        sources: Shard -> source partitions known at the start.
+    """
+
+    operator: Operator
+    max_ahead_ms: int | None
+    sources: Mapping[int, tuple[SourcePartition, ...]]
+
+
+def terms_of(job: Job, settled: Manifest, checkpoint: str, queued: Sequence[int] = ()) -> ByVersion[Terms]:
+    """Make what each micro-batch that may run runs under, out of the manifest's option sets.
+
+    Args:
+        job: As it is now.
+        settled: What `settle` gave for it.
+        checkpoint: Spark's checkpoint location: what is committed there does not run again.
+        queued: Micro-batches that shards have queued, the oldest of each: they are yet to run.
+    """
+    today = settled.sets[-1].options
+    following = min([max(versions_in(checkpoint, "commits"), default=-1) + 1, *queued])
+
+    def terms(options: Mapping[str, Any]) -> Terms:
+        named = {**today, **options}  # a manifest of format 1 does not name all
+        own = {path.removeprefix("operator."): value for path, value in named.items() if path.startswith("operator.")}
+        partitions = [(int(stream), int(partition)) for stream, partition in named["partitions"]]
+        operator = job.operator if named == today else job.operator.with_options(own)
+        return Terms(operator, named["max_ahead_ms"], job.by_shard(partitions))
+
+    return ByVersion(tuple((one.since, terms(one.options)) for one in sets_from(settled.sets, following)))
+
+
+def _local_dir(options: StartOptions) -> Path:
+    return Path(options.local_dir) if options.local_dir is not None else Path(tempfile.gettempdir()) / "rewind"
+
+
+def _places(
+    pipeline: Pipeline, checkpoint: str, sink: Sink, options: StartOptions
+) -> tuple[list[tuple[str, str]], set[tuple[str, str]]]:
+    """Return the directories and topics that must be apart, by option, and which of them may lie inside which."""
+    outputs: dict[str, str] = getattr(sink, "places", dict)()
+    places = [*outputs.items(), ("checkpoint", checkpoint)]
+    if options.changelog is not None and not options.changelog.startswith(KAFKA):
+        places.append(("changelog", options.changelog))
+    if "$" not in str(_local_dir(options)):
+        places.append(("local_dir", str(_local_dir(options))))
+    inside = {(option, "local_dir") for option, _ in places} | {("changelog", "checkpoint")}
+    places += getattr(sink, "topic_places", list)()
+    if options.changelog is not None and options.changelog.startswith(KAFKA):
+        servers, _, topic = options.changelog.removeprefix(KAFKA).partition("/")
+        places += [("changelog", uri) for uri in KafkaSettings(servers).places(topic)]
+    for side in pipeline.streams:
+        if isinstance(side.source, KafkaSource):
+            topics = side.source.topics
+            places += [("topics", uri) for topic in topics for uri in side.source.settings.places(topic)]
+    archives = dict.fromkeys(str(side.source.path) for side in pipeline.streams if hasattr(side.source, "path"))
+    return [*places, *(("archive", path) for path in archives)], inside
 
 
 def build_job(
@@ -209,24 +442,26 @@ def build_job(
     inputs, schemas = [], []
     message_types = {}
     for name, side in zip(pipeline.sides, pipeline.streams, strict=True):
-        fields = side.source.fields()
+        one = Input(side.source, side.event_time, side.key, name, side.steps)
+        fields = one.fields()
         check_event_time(fields, side.event_time)
-        for key in side.key:
-            if key not in fields.fieldNames():
-                raise ValueError(f"key={key!r}: allowed are the fields {', '.join(fields.fieldNames())}")
-        inputs.append(Input(side.source, side.event_time, side.key, name))
+        check_key(fields, side.key)
+        inputs.append(one)
         schemas.append(arrow_schema(fields))
         message_types.update({_read_as(name, field): field.with_name(_read_as(name, field)) for field in schemas[-1]})
     told = first_offsets() if len(inputs) > 1 else []
     operator = pipeline.make(schemas, {(stream, partition): first for stream, partition, first in told})
     if pipeline.routing is not None:
         inputs = [replace(side, key=key) for side, key in zip(inputs, pipeline.routing(operator), strict=True)]
+        for one in inputs:
+            check_key(one.fields(), one.key)
     shards = options.shards
     if grouping is not None:
         shards = shards or len(grouping)
     if shards is None:
         shards = _default_shards(pipeline, inputs, spark, options)
     _check_order(pipeline, shards, options)
+    _check_dataframes(pipeline, operator, spark, options)
     if grouping is None or len(grouping) != shards:
         grouping = grouping_values(shards)
     return Job(
@@ -236,6 +471,8 @@ def build_job(
         operator,
         tuple(message_types[name] for name in operator.input_fields),
         pipeline.max_ahead_ms,
+        options.poison_limit,
+        options.debug_steps,
     )
 
 
@@ -257,6 +494,28 @@ def _check_order(pipeline: Pipeline, shards: int, options: StartOptions) -> None
         )
 
 
+def _check_dataframes(pipeline: Pipeline, operator: Operator, spark: SparkSession, options: StartOptions) -> None:
+    """Refuse what a DataFrame's rows cannot have: partitions, and offsets without gaps.
+
+    Raises:
+        ValueError: Names the option.
+    """
+    for side in pipeline.streams:
+        if not isinstance(side.source, DataFrameSource):
+            continue
+        side.source.check_plan(spark, alone=len(pipeline.streams) == 1)
+        if options.route == "partition":
+            raise ValueError(
+                "route='partition': a DataFrame has no source partitions: allowed are 'key', and shards=1 for windows"
+                " that need the whole stream in order"
+            )
+        if isinstance(operator, JoinOperator) and operator.spec.by_number:
+            raise ValueError(
+                "left_window, right_window: a join by number of messages counts a source's offsets, and a DataFrame has"
+                " none: allowed are windows by time, or none"
+            )
+
+
 def _read_as(side: str, field: pa.Field) -> str:
     """Give the name under which the operator reads a field: the inverse of `Input.field_of`."""
     return f"{side}.{field.name}" if side else str(field.name)
@@ -265,7 +524,7 @@ def _read_as(side: str, field: pa.Field) -> str:
 def _default_shards(pipeline: Pipeline, inputs: list[Input], spark: SparkSession, options: StartOptions) -> int:
     if options.route == "partition":
         return max(1, sum(len(side.source.offsets(spark)) for side in inputs))
-    return 1 if pipeline.needs_order else max(1, spark.sparkContext.defaultParallelism)
+    return 1 if pipeline.needs_order else max(1, cores(spark))
 
 
 def _spark_has_committed(checkpoint: str) -> bool:
@@ -275,10 +534,10 @@ def _spark_has_committed(checkpoint: str) -> bool:
         ManifestMismatch: Checkpoint format 1: a zombie can overwrite committed state under it.
     """
     files = open_files(checkpoint)
-    commits = [name for name in files.list("commits") if name.isdigit()]
+    commits = versions_in(checkpoint, "commits")
     if not commits:
         return False
-    newest = max(commits, key=int)
+    newest = commits[-1]
     text = files.read(f"commits/{newest}").decode()
     if "stateUniqueIds" not in text:
         raise ManifestMismatch(
@@ -311,7 +570,7 @@ def check_session(spark: SparkSession, *, snapshots: bool) -> None:
     Raises:
         ValueError: Names the setting, its value, and what is allowed.
     """
-    if str(spark.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true" and not snapshots:
+    if str(context_of(spark).getConf().get("spark.speculation", "false")).lower() == "true" and not snapshots:
         raise ValueError(
             "spark.speculation='true': two attempts of one micro-batch may run on different executors, and without"
             " snapshots only one of them keeps the local state: allowed are 'false', or snapshots=50 (say)"
@@ -320,13 +579,10 @@ def check_session(spark: SparkSession, *, snapshots: bool) -> None:
 
 def _session(spark: SparkSession) -> dict[str, Any]:
     """Give what a replay must parse under."""
-    return {
-        "timezone": spark.conf.get("spark.sql.session.timeZone"),
-        "ansi": spark.conf.get("spark.sql.ansi.enabled"),
-    }
+    return {name: spark.conf.get(setting) for name, setting in SESSION.items()}
 
 
-def _topics(job: Job, stored: Manifest | None) -> dict[str, Any]:
+def topics_of(job: Job, stored: Manifest | None) -> dict[str, Any]:
     """Give the identity of each topic that has one, and announce what changed since the last start.
 
     Raises:

@@ -12,26 +12,34 @@
 
 from __future__ import annotations
 
+import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from backend.aggregates import Aggregate
+from backend.aggregates.model import check_kinds
 from backend.batch import Operator, SourcePartition
-from backend.operators.spec import DEFAULT_IDLE_AFTER_MS, DEFAULT_MAX_AHEAD_MS, window_spec
-from backend.operators.window import WindowOperator
-from backend.policies import Policies
 from backend.sources import Source
-from backend.windows import Duration, Window, duration_ms
+from backend.sources.dataframe import dataframe_source, is_dataframe
+from backend.steps import Step
+from backend.windows.definitions import Duration, Window, duration_ms
+from backend.windows.operator import WindowOperator
+from backend.windows.policies import Policies
+from backend.windows.spec import DEFAULT_IDLE_AFTER_MS, DEFAULT_MAX_AHEAD_MS, window_spec
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from backend.sinks import Sink
-    from recovery.supervisor import RewindQuery
+    from backend.spark.start import StartOptions
+    from recovery.listener import RestoreListener
+    from recovery.supervise.supervisor import RewindQuery
 
 FirstOffsets = Mapping[SourcePartition, int]
 """Earliest offset of each source partition when the query first started."""
@@ -46,6 +54,40 @@ class Stream:
     source: Source
     event_time: str | None
     key: tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+
+    def where(self, condition: Any, *, version: str = "") -> Stream:
+        """Keep the messages for which a condition is true; the others move positions and are no error.
+
+        Args:
+            condition: A pyarrow.compute expression, such as `pc.field("x") > 3`, or a function that is given an Arrow
+                table (fields, and `_topic`, `_partition`, `_offset`, `_timestamp`) and gives a boolean array.
+            version: Change it when a function does something else by code that is not in its own text.
+        """
+        return self._then(Step("where", {"": condition}, version))
+
+    def with_columns(self, *, version: str = "", **columns: Any) -> Stream:
+        """Add fields, or put others in their place, each by an expression or a function; see `where`."""
+        return self._then(Step("with_columns", columns, version))
+
+    def select(self, *fields: str) -> Stream:
+        """Keep these fields only."""
+        return self._then(Step("select", dict.fromkeys(fields)))
+
+    def map_batches(
+        self, function: Callable[[pa.Table], pa.Table], *, schema: pa.Schema | None = None, version: str = ""
+    ) -> Stream:
+        """Make an Arrow table of an Arrow table: of each row at most one, by itself, wherever batches are cut.
+
+        Args:
+            function: Given the fields and `_topic`, `_partition`, `_offset`, `_timestamp`, which must come back.
+            schema: The fields that come back; None: what the function gives for an empty table.
+            version: See `where`.
+        """
+        return self._then(Step("map_batches", {"": function}, version, schema))
+
+    def _then(self, step: Step) -> Stream:
+        return replace(self, steps=(*self.steps, step))
 
     def window(
         self,
@@ -66,7 +108,8 @@ class Stream:
             retention_messages: Retention by number of messages per shard and source partition; the earlier bound wins.
             policies: When results are emitted; by default full windows at once and late updates every ten seconds.
             idle_after: Wall clock after which a silent source partition no longer holds windows open; None is never.
-            max_ahead: Event times later than batch time plus this are refused as `in_future`; None for historic data.
+            max_ahead: An event time later than this after the record's own timestamp, or after the batch time where
+                that is earlier or there is no timestamp, is refused as `in_future`; None refuses none.
         """
         options = {
             "retention": retention,
@@ -118,7 +161,14 @@ class WindowedStream:
     options: dict[str, Any]
 
     def aggregate(self, **aggregates: Aggregate) -> Pipeline:
-        """Aggregate each window and group key, under the given result names."""
+        """Aggregate each window and group key, under the given result names.
+
+        Raises:
+            ValueError: No aggregate is given, or something else than one; names of fields are checked by `start`.
+        """
+        check_kinds(aggregates)
+        if not aggregates:
+            raise ValueError("aggregate(): must name at least one aggregate, such as n=count()")
 
         def make(schemas: Sequence[pa.Schema], _: FirstOffsets) -> Operator:
             [schema] = schemas
@@ -167,9 +217,27 @@ class Pipeline:
         results: str | Path | None = None,
         errors: str | Path | None = None,
         sink: Sink | None = None,
-        **options: Any,
+        shards: int | None = None,
+        route: str | None = None,
+        local_dir: str | Path | None = None,
+        trigger: Duration | None = None,
+        until: str | None = None,
+        changelog: str | None = None,
+        retain: int | None = None,
+        snapshots: str | int | None = None,
+        arrow_rows: int | None = None,
+        patience: Duration | None = None,
+        queue_bytes: str | int | None = None,
+        standby: int | None = None,
+        name: str | None = None,
+        listeners: Sequence[RestoreListener] | None = None,
+        poison_limit: int | None = None,
+        debug_steps: bool | None = None,
     ) -> RewindQuery:
         """Check everything, restore nothing yet, and start the query.
+
+        Returns when the query runs. What passes (a broker or a host that is away) is waited for, at the first start as
+        later, so this may last as long as the option `patience` says; `patience="0 s"` makes at most five tries.
 
         Args:
             spark: The session; its settings are left as they were.
@@ -177,49 +245,148 @@ class Pipeline:
             results: Directory of the windows' results, Parquet, one directory `batch=<id>` per micro-batch.
             errors: Directory of the errors.
             sink: Instead of `results` and `errors`: any `backend.sinks.Sink`.
-            options: See `backend.spark.start.StartOptions`.
+            shards: Number of shards, fixed at the first start. Default: one per source partition with
+                `route="partition"`, else the session's default parallelism; one when the windows need the whole stream
+                in order.
+            route: `"key"` (default; any source) or `"partition"` (Samza's task per partition: cheaper replay, exact
+                lateness).
+            local_dir: Local state; `$NAME` is replaced where a task runs, such as `$SPARK_EXECUTOR_DIRS/rewind` where
+                executors have disks of their own. Default: a directory under the system's temporary directory.
+            trigger: Spark's processing-time trigger, `"1 second"` by default; `"0 seconds"` runs micro-batches back to
+                back.
+            until: Default: run until stopped; `"end"` reads what the source holds at the start, drains, and ends.
+            changelog: A URI for `open_changelog`. Default: beside the checkpoint.
+            retain: Staged files and commits kept behind the committed version; 2 by default.
+            snapshots: `"off"`, or every how many commits a whole package of a shard goes to the checkpoint's filesystem
+                (each staged file goes there with its commit). A shard can then move to another executor without a
+                restart of the query. Default: `"off"` on a local checkpoint, else 50.
+            arrow_rows: Rows per Arrow batch in the pack stage, 200,000 by default: larger is faster, each costs its
+                size in a worker's memory.
+            patience: How long a query that fails for what passes (processes that died or do not come up, a full disk, a
+                cluster that does not answer) is started again without progress, with pauses of up to 30 s; then it ends
+                with an error that says what it was. At least four new starts are made. `"10 minutes"` by default.
+            queue_bytes: A shard whose state is missing queues its input, at most so many bytes, while its state is
+                restored beside the running query, and then catches up: the other shards' results go on. 134,217,728 by
+                default. `"off"`: the query stops for a restore, as it does in any case with `spark.speculation` and
+                with a sink in which tasks publish.
+            standby: 1 keeps a copy of each shard on the hosts that do not own it, and their Python workers warm: who
+                takes over from a host that died fetches a few commits instead of the state. Needs `snapshots`. 0 by
+                default.
+            name: Spark's query name.
+            listeners: Told of restores.
+            poison_limit: How many messages in a row of a task may make a step raise (they go to the errors, `poison`)
+                before the query ends; 100 by default.
+            debug_steps: Run each step again under random cuts, and end the query, by name, at one that depends on them.
+
+        An option that is None is as `options` has set it, else its default.
 
         Raises:
             ValueError: A bad option, by name.
             ManifestMismatch: The checkpoint's state cannot serve this job.
         """
-        from backend.spark.start import StartOptions, start
+        from recovery.files import check_place
 
-        merged = {**self.settings, **options}
-        known = StartOptions.__dataclass_fields__
-        for name, value in merged.items():
-            if name not in known:
-                raise ValueError(f"{name}={value!r}: not an option; allowed are {', '.join(sorted(known))}")
-        return start(self, spark, str(checkpoint), _sink(results, errors, sink), StartOptions(**merged))
+        options = {
+            "shards": shards,
+            "route": route,
+            "local_dir": local_dir,
+            "trigger": trigger,
+            "until": until,
+            "changelog": changelog,
+            "retain": retain,
+            "snapshots": snapshots,
+            "arrow_rows": arrow_rows,
+            "patience": patience,
+            "queue_bytes": queue_bytes,
+            "standby": standby,
+            "name": name,
+            "listeners": listeners,
+            "poison_limit": poison_limit,
+            "debug_steps": debug_steps,
+        }
+        given, place = self._given(options), check_place(checkpoint, "checkpoint")
+        query: RewindQuery = _starting().start(self, spark, place, _sink(results, errors, sink), given)
+        return query
+
+    def explain(self, spark: SparkSession, **options: Any) -> None:
+        """Print what the job will do, and start nothing: sources, routing, state, what is logged, what a restore reads.
+
+        Args:
+            spark: The session.
+            options: Those of `start` that are to be looked at with it: `shards`, `route`, `snapshots`.
+
+        Raises:
+            ValueError: A bad option, by name.
+        """
+        print(_starting().explain(self, spark, self._given(options)))
+
+    def _given(self, options: Mapping[str, Any]) -> StartOptions:
+        """Return the options that hold: those that are given, before what `options` has set."""
+        known = _starting().StartOptions.__dataclass_fields__
+        for option, value in (*self.settings.items(), *options.items()):
+            if option not in known:
+                raise ValueError(f"{option}={value!r}: not an option; allowed are {', '.join(sorted(known))}")
+        given = {**self.settings, **{option: value for option, value in options.items() if value is not None}}
+        made: StartOptions = _starting().StartOptions(**given)
+        return made
+
+
+def _starting() -> Any:
+    """Return the module that starts pipelines, by name: it knows them, and imports them."""
+    return import_module("backend.spark.start")
 
 
 def _sink(results: str | Path | None, errors: str | Path | None, sink: Sink | None) -> Sink:
     if sink is not None:
         if results is not None or errors is not None:
             raise ValueError("sink: give either sink, or results and errors")
+        if not all(callable(getattr(sink, method, None)) for method in ("open", "publish", "describe")):
+            raise ValueError(f"sink={reprlib.repr(sink)}: allowed is what a function of backend.sinks gives")
         return sink
     if results is None or errors is None:
         raise ValueError("results and errors: both directories are needed (or a sink)")
+    for name, value in (("results", results), ("errors", errors)):
+        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+            raise ValueError(f"{name}={value!r}: must be a directory's path")
     from backend.sinks import parquet_sink
 
     return parquet_sink(str(results), str(errors))
 
 
-def stream(source: Source, *, event_time: str | None = None, key: str | Sequence[str] | None = None) -> Stream:
+def stream(
+    source: Source | DataFrame,
+    *,
+    event_time: str | None = None,
+    key: str | Sequence[str] | None = None,
+    name: str | None = None,
+) -> Stream:
     """Begin a job with a source.
 
     Args:
-        source: Such as `archive(...)` or `kafka(...)`.
+        source: Such as `archive(...)` or `kafka(...)`, or a streaming DataFrame.
         event_time: Field with the event time: timestamp, date, or integer milliseconds. None takes the record's own
-            timestamp.
+            timestamp, which a DataFrame's rows do not have.
         key: Field or fields of the group key; None for none.
+        name: Of a DataFrame: stands as `topic` in the errors; "dataframe" by default.
 
     Raises:
         ValueError: A bad option, by name.
     """
-    fields = () if key is None else (key,) if isinstance(key, str) else tuple(key)
-    if len(set(fields)) != len(fields) or not all(isinstance(name, str) and name for name in fields):
-        raise ValueError(f"key={key!r}: must be distinct names of fields")
+    if is_dataframe(source):
+        source = dataframe_source(source, event_time, name)
+    elif name is not None:
+        raise ValueError(f"name={name!r}: only a DataFrame is given a name, others have their topics")
+    if not callable(getattr(source, "offsets", None)):
+        raise ValueError(
+            f"source={reprlib.repr(source)}: allowed is what archive(...) or kafka(...) gives, or a streaming DataFrame"
+        )
+    fields = () if key is None else (key,) if isinstance(key, str) else key
+    if (
+        not isinstance(fields, list | tuple)
+        or not all(isinstance(name, str) and name for name in fields)
+        or len(set(fields)) != len(fields)
+    ):
+        raise ValueError(f"key={key!r}: must be the name of a field, a list of different names, or None")
     if event_time is not None and (not isinstance(event_time, str) or not event_time):
         raise ValueError(f"event_time={event_time!r}: must be the name of a field, or None")
-    return Stream(source, event_time, fields)
+    return Stream(source, event_time, tuple(fields))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from backend.windows import Duration, read_duration
+from backend.windows.definitions import Duration, read_duration
 
 __all__ = ["Duration", "milliseconds"]
 

@@ -4,8 +4,8 @@ Layout of the rows behind region byte and sub-byte BY_KEY (see `backend.stores.n
 
     | key | -> value
 
->>> from backend.memory import MemoryStore
->>> from backend.workspace import Workspace
+>>> from backend.store.memory import MemoryStore
+>>> from backend.store.workspace import Workspace
 >>> store = KeyValueOptions("totals", value_type=int).bind(Workspace(MemoryStore()), 0x40, 0)
 >>> store.put("user_2", 5); store.put("user_12", 0); store.put("user_1", 7); store.put("user_2", None)
 >>> store.get("user_12"), store.get("user_2"), list(store.range("user_1", "user_12"))
@@ -21,10 +21,10 @@ from typing import Any, ClassVar, Self, cast
 
 from backend.keys import decode
 from backend.rocks import RocksOptions
+from backend.store.workspace import Workspace
 from backend.stores.named import NamedStore, check_name, encode_key
 from backend.stores.standalone import StoreSet
 from backend.stores.values import ValueCodec, describe_type
-from backend.workspace import Workspace
 
 _BEYOND = b"\xff"  # no encoded key starts with it
 _ROWS_AT = 2  # behind region byte and sub-byte

@@ -21,9 +21,9 @@ from sortedcontainers import SortedDict
 from backend.errors import StoreClosed
 from backend.keys import decode
 from backend.stores.durations import Duration
-from backend.stores.named import TIME_BYTES, encode_key, event_time, time_bytes
+from backend.stores.named import TIME_BYTES, Clocked, encode_key, event_time, time_bytes
 from backend.stores.values import ValueCodec
-from backend.stores.window_options import Windowed, WindowOptions, admit
+from backend.stores.window_store import Windowed, WindowOptions, admit
 
 _BEYOND = b"\xff"  # greater than every sequence, and no encoded key starts with it
 
@@ -67,7 +67,7 @@ period=[101], retention=[100]
     return InMemoryWindowStore(WindowOptions(name, retention, window_size, grace, retain_duplicates, value_type))
 
 
-class InMemoryWindowStore:
+class InMemoryWindowStore(Clocked):
     """A window store that ends with its process.
 
     Args:
@@ -81,16 +81,6 @@ class InMemoryWindowStore:
         self._values = ValueCodec(options.value_type)
         self._sequence = 0
         self._open: SortedDict | None = SortedDict()  # start -> _Segment
-
-    @property
-    def stream_time(self) -> int:
-        """Newest start that was put, ms; `batch.NO_TIME` before the first."""
-        return self._clock.stream_time
-
-    @property
-    def dropped(self) -> int:
-        """Late writes that were dropped."""
-        return self._clock.dropped
 
     def put(self, key: object, value: object, start: int) -> bool:
         """Set the value of a key's window; None deletes it, or nothing with `retain_duplicates`.

@@ -23,7 +23,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,12 +31,9 @@ import numpy as np
 from backend import keys as key_codec
 from backend.batch import MAX_TIME, MIN_TIME, NO_TIME
 from backend.errors import UNDECODABLE, KeyInvalid, ManifestMismatch, StateCorrupted, StoreClosed, UnknownFormat
-from backend.store import MAX_KEY_BYTES
+from backend.store.protocol import MAX_KEY_BYTES
+from backend.store.workspace import Workspace
 from backend.stores.values import ValueCodec
-from backend.workspace import Workspace
-
-if TYPE_CHECKING:
-    from backend.stores.standalone import StoreSet
 
 FORMAT = 1
 """Version of the layouts of all named stores; a store's own layout is described in its module."""
@@ -182,6 +179,32 @@ class Declaration(Protocol):
         """Give the manifest's entry of the store."""
 
 
+class Clocked:
+    """A store whose time is that of what was put there."""
+
+    _clock: StreamClock
+
+    @property
+    def stream_time(self) -> int:
+        """Newest window start, or session end, that was put or deleted, ms; `batch.NO_TIME` before the first."""
+        return self._clock.stream_time
+
+    @property
+    def dropped(self) -> int:
+        """Late writes that were dropped since the store was made."""
+        return self._clock.dropped
+
+
+class _Home(Protocol):
+    """What a store of its own was opened with (`backend.stores.standalone.StoreSet`)."""
+
+    def flush(self) -> None:
+        """Make all changes durable."""
+
+    def close(self, *, flush: bool = True) -> None:
+        """Close everything."""
+
+
 class NamedStore:
     """Base of the named stores.
 
@@ -220,7 +243,7 @@ class NamedStore:
         self._sequence = 0
         self._expired = 0
         self._layout = dict(layout or {})
-        self._home: StoreSet | None = None
+        self._home: _Home | None = None
         self._iterators: weakref.WeakSet[_Iterator[Any]] = weakref.WeakSet()
         self._workspace: Workspace | None = work
         self._saved: _Meta | None = None

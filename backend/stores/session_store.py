@@ -13,8 +13,8 @@ is visible and what is dropped does not depend on the segments: they only give s
 * iterators are snapshots. Sessions come in the order of (end, key, start).
 * the segment interval is that of the first start: a retention that is changed later does not move it.
 
->>> from backend.memory import MemoryStore
->>> from backend.workspace import Workspace
+>>> from backend.store.memory import MemoryStore
+>>> from backend.store.workspace import Workspace
 >>> store = SessionOptions("visits", retention="1 hour").bind(Workspace(MemoryStore()), 0x40, 0)
 >>> for start, end in ((0, 99), (101, 200), (201, 300), (301, 400)):
 ...     _ = store.put(SessionKey("anna", start, end), 1)
@@ -34,9 +34,11 @@ from backend.batch import NO_TIME
 from backend.errors import KeyInvalid
 from backend.keys import decode
 from backend.rocks import RocksOptions
+from backend.store.workspace import Workspace
 from backend.stores.durations import Duration, milliseconds
 from backend.stores.named import (
     TIME_BYTES,
+    Clocked,
     NamedStore,
     StreamClock,
     check_name,
@@ -47,7 +49,6 @@ from backend.stores.named import (
 )
 from backend.stores.standalone import StoreSet
 from backend.stores.values import ValueCodec, describe_type
-from backend.workspace import Workspace
 
 MIN_SEGMENT_INTERVAL_MS = 60_000
 """Shortest segment unless the options say otherwise."""
@@ -155,7 +156,7 @@ class SessionOptions:
         }
 
 
-class SessionStore(NamedStore):
+class SessionStore(Clocked, NamedStore):
     """A session store over a workspace; `open` gives one with a database of its own.
 
     Args:
@@ -199,16 +200,6 @@ class SessionStore(NamedStore):
         """
         declared = SessionOptions(name, retention, num_segments, min_segment_interval, value_type)
         return cast(Self, StoreSet.open(path, [declared], options=options, wait_s=wait_s)[name])
-
-    @property
-    def stream_time(self) -> int:
-        """Newest session end that was put or removed, ms; `batch.NO_TIME` before the first."""
-        return self._clock.stream_time
-
-    @property
-    def dropped(self) -> int:
-        """Late puts that were dropped since the store was made."""
-        return self._clock.dropped
 
     @property
     def segment_interval_ms(self) -> int:

@@ -2,8 +2,8 @@
 
 A record belongs to every session of its key that lies at most the inactivity gap away; two such sessions become one.
 
->>> from backend.memory import MemoryStore
->>> from backend.workspace import Workspace
+>>> from backend.store.memory import MemoryStore
+>>> from backend.store.workspace import Workspace
 >>> visits = count(SessionWindows.inactivity_gap(5).until("1 hour"), "visits")
 >>> processor = visits.processor(visits.store.bind(Workspace(MemoryStore()), 0x40, 0))
 >>> for time in (10, 12, 20, 16):

@@ -1,6 +1,6 @@
 """Named stores without Spark: one directory, one writer, changes made durable by `flush`.
 
->>> from backend.memory import MemoryStore
+>>> from backend.store.memory import MemoryStore
 >>> from backend.stores.window_store import WindowOptions
 >>> visits = WindowOptions("visits", retention="1 hour", window_size="1 minute")
 >>> with StoreSet(MemoryStore(), [visits]) as stores:
@@ -18,12 +18,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from backend.bounds import FORMAT_KEY, reclaim, stored_bounds
 from backend.errors import ManifestMismatch, StoreClosed
 from backend.rocks import RocksOptions, RocksStore
-from backend.store import Region, Store, region_range
+from backend.store.bounds import FORMAT_KEY, reclaim, stored_bounds
+from backend.store.protocol import Region, Store, region_range
+from backend.store.workspace import Workspace
 from backend.stores.named import Declaration, NamedStore
-from backend.workspace import Workspace
 
 MAX_STORES = 0xFF - Region.USER
 """A region each, from `Region.USER` to 0xfe."""

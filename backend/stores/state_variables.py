@@ -3,8 +3,8 @@
 The state variables encode what the user stores; the TTL classes under them keep both indexes. Each call names its
 grouping key, since one function sees all keys of a shard.
 
->>> from backend.memory import MemoryStore
->>> from backend.workspace import Workspace
+>>> from backend.store.memory import MemoryStore
+>>> from backend.store.workspace import Workspace
 >>> last = TTLOptions("value", "last page", ttl="30 minutes").bind(Workspace(MemoryStore()), 0x40, 0)
 >>> last.update("anna", "/home"); last.get("anna")
 '/home'
@@ -23,18 +23,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from backend.errors import ValueInvalid
 from backend.keys import decode
 from backend.rocks import RocksOptions
+from backend.store.workspace import Workspace
 from backend.stores import named
 from backend.stores.durations import Duration, milliseconds
 from backend.stores.named import NamedStore, check_name, encode_key
 from backend.stores.standalone import StoreSet
 from backend.stores.ttl import OneToManyTTLState, OneToOneTTLState, TTLState
 from backend.stores.values import ValueCodec, describe_type
-from backend.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +86,18 @@ class TTLOptions:
         }
 
 
-class _StateVariable(NamedStore):
+S = TypeVar("S", bound=TTLState)
+
+
+class _StateVariable(NamedStore, Generic[S]):
     """What the state variables share: their TTL state, its time, and its cleaning up."""
 
-    _ttl: TTLState
+    _indexes: type[S]
 
     def __init__(self, work: Workspace, region: int, options: TTLOptions, time_ms: int) -> None:
         self.options = options
         super().__init__(work, region, options.name, value_type=options.value_type)
-        self._ttl = self._ttl_state(work, region, options.ttl_ms, time_ms)
+        self._ttl = self._indexes(work, region, ttl_ms=options.ttl_ms, now_ms=time_ms)
 
     @classmethod
     def open(
@@ -118,8 +121,12 @@ class _StateVariable(NamedStore):
         return cast(Self, StoreSet.open(path, [declared], time_ms=time_ms, options=options, wait_s=wait_s)[name])
 
     @property
-    def ttl_state(self) -> TTLState:
-        """The two indexes."""
+    def ttl_state(self) -> S:
+        """The two indexes.
+
+        Raises:
+            StoreClosed: The store is closed.
+        """
         _ = self._work
         return self._ttl
 
@@ -137,9 +144,6 @@ class _StateVariable(NamedStore):
         self._expired += removed
         return removed
 
-    def _ttl_state(self, work: Workspace, region: int, ttl_ms: int | None, now_ms: int) -> TTLState:
-        raise NotImplementedError
-
     def _rebind(self, work: Workspace) -> None:
         super()._rebind(work)
         self._ttl.work = work
@@ -148,20 +152,20 @@ class _StateVariable(NamedStore):
         self.clear_expired_state_for_all_keys(named.RECLAIM_ROWS)
 
 
-class ValueState(_StateVariable):
+class ValueState(_StateVariable[OneToOneTTLState]):
     """One value per key."""
 
     kind: ClassVar[str] = "value"
-    _ttl: OneToOneTTLState
+    _indexes = OneToOneTTLState
 
     def get(self, key: object) -> Any:
         """Return the key's value; None when there is none or it has expired."""
-        data = self._state.get(encode_key(key))
+        data = self.ttl_state.get(encode_key(key))
         return None if data is None else self._values.decode(data)
 
     def exists(self, key: object) -> bool:
         """Say whether the key has a value; 0, "" and False are values."""
-        return self._state.get(encode_key(key)) is not None
+        return self.ttl_state.get(encode_key(key)) is not None
 
     def update(self, key: object, value: object) -> None:
         """Set the key's value, to expire a TTL from now; None deletes it.
@@ -173,40 +177,32 @@ class ValueState(_StateVariable):
         if value is None:
             self.clear(key)
         else:
-            self._state.update_primary_and_secondary_indices(encode_key(key), self._values.encode(value))
+            self.ttl_state.update_primary_and_secondary_indices(encode_key(key), self._values.encode(value))
 
     def clear(self, key: object) -> None:
         """Remove the key's value."""
-        self._state.clear_all_state_for_element_key(encode_key(key))
+        self.ttl_state.clear_all_state_for_element_key(encode_key(key))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Iterate over all keys and their values in the order of the keys; a snapshot."""
         decode_value = self._values.decode
-        return self._iterate((decode(key), decode_value(value)) for key, value in self._state.scan(b""))
-
-    @property
-    def _state(self) -> OneToOneTTLState:
-        _ = self._work
-        return self._ttl
-
-    def _ttl_state(self, work: Workspace, region: int, ttl_ms: int | None, now_ms: int) -> TTLState:
-        return OneToOneTTLState(work, region, ttl_ms=ttl_ms, now_ms=now_ms)
+        return self._iterate((decode(key), decode_value(value)) for key, value in self.ttl_state.scan(b""))
 
 
-class ListState(_StateVariable):
+class ListState(_StateVariable[OneToManyTTLState]):
     """A list per key, of which each element expires a TTL after it was put there."""
 
     kind: ClassVar[str] = "list"
-    _ttl: OneToManyTTLState
+    _indexes = OneToManyTTLState
 
     def get(self, key: object) -> Iterator[Any]:
         """Iterate over the key's elements in the order in which they were put; a snapshot."""
         decode_value = self._values.decode
-        return self._iterate(decode_value(value) for value in self._state.values(encode_key(key)))
+        return self._iterate(decode_value(value) for value in self.ttl_state.values(encode_key(key)))
 
     def exists(self, key: object) -> bool:
         """Say whether the key has an element."""
-        return next(self._state.values(encode_key(key)), None) is not None
+        return next(self.ttl_state.values(encode_key(key)), None) is not None
 
     def put(self, key: object, values: Iterable[object]) -> None:
         """Replace the key's list; an empty one deletes it.
@@ -215,7 +211,7 @@ class ListState(_StateVariable):
             KeyInvalid: The key is None or has no order.
             ValueInvalid: `values` is None, or an element of it is None or cannot be stored; nothing changed.
         """
-        self._state.update_primary_and_secondary_indices(True, encode_key(key), self._encoded(values))
+        self.ttl_state.update_primary_and_secondary_indices(True, encode_key(key), self._encoded(values))
 
     def append_value(self, key: object, value: object) -> None:
         """Put one element behind the key's list."""
@@ -223,49 +219,41 @@ class ListState(_StateVariable):
 
     def append_list(self, key: object, values: Iterable[object]) -> None:
         """Put elements behind the key's list; those that are there keep their expiration."""
-        self._state.update_primary_and_secondary_indices(False, encode_key(key), self._encoded(values))
+        self.ttl_state.update_primary_and_secondary_indices(False, encode_key(key), self._encoded(values))
 
     def clear(self, key: object) -> None:
         """Remove the key's list."""
-        self._state.clear_all_state_for_element_key(encode_key(key))
+        self.ttl_state.clear_all_state_for_element_key(encode_key(key))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Iterate over the elements of all keys, as (key, element), in the order of the keys; a snapshot."""
         decode_value = self._values.decode
-        return self._iterate((decode(key), decode_value(value)) for key, value in self._state.scan())
+        return self._iterate((decode(key), decode_value(value)) for key, value in self.ttl_state.scan())
 
     def _encoded(self, values: Iterable[object]) -> list[bytes]:
         if values is None or isinstance(values, (str, bytes)):
             raise ValueInvalid("a list state takes a list of values", why=f"{type(values).__name__} was given")
         return [self._values.encode(value) for value in values]
 
-    @property
-    def _state(self) -> OneToManyTTLState:
-        _ = self._work
-        return self._ttl
 
-    def _ttl_state(self, work: Workspace, region: int, ttl_ms: int | None, now_ms: int) -> TTLState:
-        return OneToManyTTLState(work, region, ttl_ms=ttl_ms, now_ms=now_ms)
-
-
-class MapState(_StateVariable):
+class MapState(_StateVariable[OneToOneTTLState]):
     """A map per key; each entry expires a TTL after it was last written. The element key is (grouping key, map key)."""
 
     kind: ClassVar[str] = "map"
-    _ttl: OneToOneTTLState
+    _indexes = OneToOneTTLState
 
     def get_value(self, key: object, map_key: object) -> Any:
         """Return the value of an entry; None when there is none or it has expired."""
-        data = self._state.get(encode_key(key) + encode_key(map_key))
+        data = self.ttl_state.get(encode_key(key) + encode_key(map_key))
         return None if data is None else self._values.decode(data)
 
     def contains_key(self, key: object, map_key: object) -> bool:
         """Say whether the key's map has an entry."""
-        return self._state.get(encode_key(key) + encode_key(map_key)) is not None
+        return self.ttl_state.get(encode_key(key) + encode_key(map_key)) is not None
 
     def exists(self, key: object) -> bool:
         """Say whether the key's map has any entry."""
-        return next(self._state.scan(encode_key(key)), None) is not None
+        return next(self.ttl_state.scan(encode_key(key)), None) is not None
 
     def update_value(self, key: object, map_key: object, value: object) -> None:
         """Set an entry, to expire a TTL from now; None deletes it.
@@ -276,9 +264,9 @@ class MapState(_StateVariable):
         """
         element = encode_key(key) + encode_key(map_key)
         if value is None:
-            self._state.clear_all_state_for_element_key(element)
+            self.ttl_state.clear_all_state_for_element_key(element)
         else:
-            self._state.update_primary_and_secondary_indices(element, self._values.encode(value))
+            self.ttl_state.update_primary_and_secondary_indices(element, self._values.encode(value))
 
     def remove_key(self, key: object, map_key: object) -> None:
         """Remove an entry."""
@@ -286,12 +274,12 @@ class MapState(_StateVariable):
 
     def clear(self, key: object) -> None:
         """Remove the key's map; reads its own entries only, the expired ones too."""
-        self._state.clear_all_state_below(encode_key(key))
+        self.ttl_state.clear_all_state_below(encode_key(key))
 
     def items(self, key: object) -> Iterator[tuple[Any, Any]]:
         """Iterate over the entries of the key's map in the order of the map keys; a snapshot."""
         prefix, decode_value = encode_key(key), self._values.decode
-        rows = self._state.scan(prefix)
+        rows = self.ttl_state.scan(prefix)
         return self._iterate((decode(element[len(prefix) :]), decode_value(value)) for element, value in rows)
 
     def keys(self, key: object) -> Iterator[Any]:
@@ -301,14 +289,6 @@ class MapState(_StateVariable):
     def values(self, key: object) -> Iterator[Any]:
         """Iterate over the values of the key's map, in the order of the map keys."""
         return (value for _, value in self.items(key))
-
-    @property
-    def _state(self) -> OneToOneTTLState:
-        _ = self._work
-        return self._ttl
-
-    def _ttl_state(self, work: Workspace, region: int, ttl_ms: int | None, now_ms: int) -> TTLState:
-        return OneToOneTTLState(work, region, ttl_ms=ttl_ms, now_ms=now_ms)
 
 
 _KINDS: dict[str, type[ValueState | ListState | MapState]] = {

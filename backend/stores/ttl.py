@@ -19,8 +19,8 @@ These classes never encode or decode what the user stores: the state variables d
 * only a write refreshes: its expiration is `now + ttl`.
 * cleaning up reads the index rows that have expired and no others.
 
->>> from backend.memory import MemoryStore
->>> from backend.workspace import Workspace
+>>> from backend.store.memory import MemoryStore
+>>> from backend.store.workspace import Workspace
 >>> state = OneToOneTTLState(Workspace(MemoryStore()), 0x40, ttl_ms=100, now_ms=1_000)
 >>> state.update_primary_and_secondary_indices(b"anna", b"v")
 >>> state.now_ms = 1_099; state.get(b"anna")
@@ -38,8 +38,8 @@ from typing import NamedTuple
 
 from backend.batch import MAX_TIME
 from backend.keys import prefix_end
+from backend.store.workspace import Workspace
 from backend.stores.named import BY_KEY, BY_TIME, TIME_BYTES, time_bytes, time_of
-from backend.workspace import Workspace
 
 NEVER = 2**63 - 1
 """Expiration of what does not expire."""

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid
-from backend.store import MAX_VALUE_BYTES
+from backend.store.protocol import MAX_VALUE_BYTES
 
 FORMAT = 1
 _FORMAT_BYTE = bytes([FORMAT])

@@ -1,17 +1,25 @@
 """A changelog record as Kafka messages: cut in bounded pieces by the writer, put together again by the reader.
 
 A record (`recovery.changelog.records`) may be larger than a message may be. Each message carries one piece as its value
-and says in its key what it is a piece of. Layout of the key, 64 bytes, integers big-endian (format 1)::
+and says in its key what it is a piece of. Layout of the key, 88 bytes, integers big-endian (format 2)::
 
     +-------+--------+------+------+--------+-----------+---------+----------+--------+-------------+------------+
     | magic | format | kind | last | index  | append id | version | uuid     | deltas | delta bytes | base bytes |
     | RWKL  | uint16 | D, B | 0, 1 | uint32 | 8 bytes   | int64   | 16 bytes | uint32 | uint64      | uint64     |
     +-------+--------+------+------+--------+-----------+---------+----------+--------+-------------+------------+
+    | begins: int64 | owner: 16 bytes |
+    +---------------+-----------------+
+
+Format 1 was the same without the last two, and is read: nobody owns its messages.
 
 The append id is random, once per append: pieces of two appends never mix, whether their writer died, was fenced, or
 wrote the same commit twice. A record is complete when all pieces from 0 to the last one follow each other; anything
-else is what a writer that died left behind. The last three fields count what has been appended since the last base, so
-that one message at the end of the log tells whether a base is wanted.
+else is what a writer that died left behind. Deltas and bytes count what has been appended since the last base, so that
+one message at the end of the log tells whether a base is wanted; `begins` is the offset of that base, or of the first
+commit's delta: a log that is cut above it cannot give the record's commit back. The owner is the query (its uuid in the
+manifest). A topic is cut from its beginning, so every message names it, and before the first one a *claim* does::
+
+    key: | RWKO | format 1: uint16 | owner: 16 bytes |       value: empty
 """
 
 from __future__ import annotations
@@ -22,16 +30,26 @@ from dataclasses import dataclass
 
 from backend.errors import UnknownFormat
 from recovery.changelog.records import Kind
-from recovery.pointer import Commit
+from recovery.commit.pointer import Commit
 
 MAGIC = b"RWKL"
-FORMAT = 1
+FORMAT = 2
+UNOWNED_FORMAT = 1
+CLAIM_MAGIC = b"RWKO"
+CLAIM_FORMAT = 1
 CHUNK_BYTES = 768 * 1024
 """Most bytes of a piece: with its key it stays below what brokers accept by default (1 MiB)."""
 MAX_OPEN = 64
 """Records whose end has not been seen, kept at most: older ones were left behind by writers that died."""
 
-_KEY = struct.Struct(">4sHc?I8sq16sIQQ")
+ITSELF = -1
+"""`Growth.begins` of a record that is the first of its lineage: its offset is known once it is appended."""
+UNKNOWN = -2
+
+_UNOWNED = struct.Struct(">4sHc?I8sq16sIQQ")
+_KEY = struct.Struct(_UNOWNED.format + "q16s")
+_CLAIM = struct.Struct(">4sH16s")
+_NOBODY = bytes(16)
 KEY_BYTES = _KEY.size
 
 
@@ -43,16 +61,22 @@ class Growth:
         deltas: How many.
         delta_bytes: Their bytes.
         base_bytes: Bytes of that base, 0 without one.
+        begins: Offset at which that base begins, or the lineage's first delta; `ITSELF` or `UNKNOWN`.
     """
 
     deltas: int = 0
     delta_bytes: int = 0
     base_bytes: int = 0
+    begins: int = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
-    """The key of one message; see the module for the layout."""
+    """The key of one message; see the module for the layout.
+
+    Attributes:
+        owner: The query, hex; "" for nobody.
+    """
 
     kind: Kind
     commit: Commit
@@ -60,6 +84,7 @@ class ChunkKey:
     index: int
     last: bool
     growth: Growth
+    owner: str = ""
 
     def encode(self) -> bytes:
         """Give the key's bytes."""
@@ -75,6 +100,8 @@ class ChunkKey:
             self.growth.deltas,
             self.growth.delta_bytes,
             self.growth.base_bytes,
+            self.growth.begins,
+            bytes.fromhex(self.owner) or _NOBODY,
         )
 
 
@@ -87,18 +114,51 @@ def decode_key(data: bytes | None, where: str) -> ChunkKey | None:
     if data is None or len(data) < 6 or data[:4] != MAGIC:
         return None
     version = int.from_bytes(data[4:6], "big")
-    if version != FORMAT:
+    if version not in (FORMAT, UNOWNED_FORMAT):
         raise UnknownFormat(
             "a changelog message has an unknown format",
             where=where,
-            why=f"format {version}, this release reads {FORMAT}",
+            why=f"format {version}, this release reads {UNOWNED_FORMAT} and {FORMAT}",
             command="install the release that wrote it",
         )
-    if len(data) != KEY_BYTES or data[6:7] not in {kind.value for kind in Kind}:
+    layout = _KEY if version == FORMAT else _UNOWNED
+    if len(data) != layout.size or data[6:7] not in {kind.value for kind in Kind}:
         return None
-    _, _, kind, last, index, append_id, number, uuid, deltas, delta_bytes, base_bytes = _KEY.unpack(data)
-    growth = Growth(deltas, delta_bytes, base_bytes)
-    return ChunkKey(Kind(kind), Commit(number, uuid.hex()), append_id, index, last, growth)
+    _, _, kind, last, index, append_id, number, uuid, *grown = layout.unpack(data)
+    owner = grown.pop().hex() if version == FORMAT and grown[-1] != _NOBODY else ""
+    return ChunkKey(Kind(kind), Commit(number, uuid.hex()), append_id, index, last, Growth(*grown[:4]), owner)
+
+
+def claim_key(owner: str) -> bytes:
+    """Return the key of the message by which a query claims an empty topic."""
+    return _CLAIM.pack(CLAIM_MAGIC, CLAIM_FORMAT, bytes.fromhex(owner))
+
+
+def is_claim(data: bytes | None) -> bool:
+    """Tell whether a message's key is a claim."""
+    return data is not None and data.startswith(CLAIM_MAGIC)
+
+
+def owner_in(data: bytes | None, where: str) -> str:
+    """Return the query that a message's key names, "" for none.
+
+    Raises:
+        UnknownFormat: A newer release wrote it.
+
+    >>> owner_in(claim_key("ab" * 16), "t-0@0") == "ab" * 16
+    True
+    """
+    if data is None or not is_claim(data):
+        key = decode_key(data, where)
+        return key.owner if key is not None else ""
+    if data[4:6] != CLAIM_FORMAT.to_bytes(2, "big") or len(data) != _CLAIM.size:
+        raise UnknownFormat(
+            "a claim to a changelog topic has an unknown format",
+            where=where,
+            why=f"format {int.from_bytes(data[4:6], 'big')}, this release reads {CLAIM_FORMAT}",
+            command="install the release that wrote it",
+        )
+    return data[6:].hex()
 
 
 def cut(stream: Iterable[bytes], size: int = CHUNK_BYTES) -> Iterator[tuple[bytes, bool]]:

@@ -4,9 +4,12 @@
 
     <base>/<shard>/<version, 20 digits>_<uuid>.delta      what one commit changed
     <base>/<shard>/<version, 20 digits>_<uuid>.base       every row as of one commit
+    <base>/owner-<query>                                  the query whose changelog it is
 
 A file is published whole or not at all (`recovery.files`), its bytes are `recovery.changelog.records`, and its name is
 its commit's. Two attempts never write the same delta; a base of one commit holds the same rows whoever writes it.
+
+Two queries that claim a directory at the same time both find the other's name beside their own, and both stop.
 """
 
 from __future__ import annotations
@@ -16,16 +19,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from backend.errors import ChangelogDamaged, RewindError, UnknownFormat
-from backend.store import Changes
-from recovery.changelog.protocol import Entry, History, Logged, read_history
+from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError, UnknownFormat
+from backend.store.protocol import Changes
+from recovery.changelog.protocol import CHEAP_BYTES, Entry, History, Logged, foreign, read_history, verify_lineage
 from recovery.changelog.records import Kind, LogRecord, check_commit, decode, decode_header, encode_base, encode_delta
+from recovery.commit.pointer import Commit, CommitRecord
 from recovery.files import Files, open_files
 from recovery.killpoints import passing
-from recovery.pointer import Commit, CommitRecord
 
 MAX_DELTAS = 64
 """A base is wanted after so many deltas, however small."""
+CHEAP_FILES = 16
+"""A start reads a lineage of at most so many files, and `CHEAP_BYTES`, to its end."""
+OWNER = "owner-"
 MIN_BASE_BYTES = 256 * 1024
 """Deltas of fewer bytes in all never ask for a base by their size."""
 
@@ -49,6 +55,7 @@ class FileChangelog:
 
     Args:
         base: Directory (path or fsspec URI), or an opened one.
+        owner: The query whose changelog it is; "" for readers, who take what is there.
         max_deltas: A base is wanted after so many deltas.
         min_base_bytes: Deltas ask for a base by their size when they exceed the last base and this.
 
@@ -60,18 +67,56 @@ class FileChangelog:
         self,
         base: str | os.PathLike[str] | Files,
         *,
+        owner: str = "",
         max_deltas: int = MAX_DELTAS,
         min_base_bytes: int = MIN_BASE_BYTES,
     ) -> None:
         if max_deltas < 1:
             raise ValueError(f"max_deltas={max_deltas}: must be at least 1")
         self.files: Files = open_files(base) if isinstance(base, str | os.PathLike) else base
+        self._owner = owner
         self._max_deltas = max_deltas
         self._min_base_bytes = min_base_bytes
         self._grown = _GROWN.setdefault(self.files.uri, {})
 
-    def prepare(self, shards: int) -> None:
-        """Do nothing: directories are made at the first write."""
+    def check(self, shards: int, *, new: bool) -> None:
+        """Check whose directory it is."""
+        if not self._owner:
+            return
+        owners = self._owners()
+        if owners == {self._owner}:
+            return
+        others = owners - {self._owner}
+        if others or (new and self.shards()):
+            raise foreign(self.files.uri, min(others, default=""), self._owner)
+
+    def prepare(self, shards: int, *, new: bool = False) -> None:
+        """Write the owner's file; directories are made at the first record."""
+        self.check(shards, new=new)
+        if self._owner and self._owner not in self._owners():
+            name = f"{OWNER}{self._owner}"
+            self.files.write(name, [b""])
+            try:
+                self.check(shards, new=False)
+            except ManifestMismatch:
+                self.files.delete([name])
+                raise
+
+    def lost(self, shard: int, commit: Commit, location: str = "", *, whole: bool = False) -> str:
+        """Follow the lineage by the names of the files and a few headers; a short one is read."""
+        self.check(shard + 1, new=False)
+        found = {(entry.commit, entry.kind): entry.length for entry in self.entries(shard)}
+        needed: set[tuple[Commit, Kind]] = set()
+        try:
+            self._mark(shard, commit, set(found), needed)
+            empty = [name for name in needed if found.get(name) == 0]
+            if empty:
+                raise _missing(f"{self.files.uri}/{_name(shard, *empty[0])}")
+            if whole and len(needed) <= CHEAP_FILES and sum(found.get(name, 0) for name in needed) <= CHEAP_BYTES:
+                self.read(shard, commit)
+        except (ChangelogDamaged, UnknownFormat) as error:
+            return f"{error.what}, {error.where}"
+        return ""
 
     def append(self, record: CommitRecord, changes: Changes) -> Logged:
         """Publish a commit's delta."""
@@ -129,6 +174,7 @@ class FileChangelog:
         kept = sorted(set(keep))
         if not kept:
             return []
+        self.check(shard + 1, new=False)
         entries = self.entries(shard)
         present = {(entry.commit, entry.kind) for entry in entries}
         needed: set[tuple[Commit, Kind]] = set()
@@ -157,16 +203,13 @@ class FileChangelog:
                 self._read(shard, entry.commit, entry.kind)
             except RewindError as error:
                 wrong.append(error)
-        if commit is not None:
-            try:
-                self.read(shard, commit)
-            except RewindError as error:
-                if not any(str(error) == str(known) for known in wrong):
-                    wrong.append(error)
-        return wrong
+        return wrong if commit is None else verify_lineage(lambda: self.read(shard, commit), wrong)
 
     def close(self) -> None:
         """Do nothing: no handle is kept open."""
+
+    def _owners(self) -> set[str]:
+        return {name.removeprefix(OWNER) for name in self.files.list() if name.startswith(OWNER)}
 
     def _load(self, shard: int, present: dict[str, int], notes: list[str], commit: Commit) -> tuple[LogRecord, int]:
         base, delta = f"{commit.name}.base", f"{commit.name}.delta"

@@ -12,13 +12,17 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from backend.errors import ChangelogDamaged, RewindError
-from backend.store import Changes
+from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError
+from backend.store.protocol import Changes
 from recovery.changelog.records import Kind, LogRecord, merge
-from recovery.pointer import Commit, CommitRecord
+from recovery.commit.pointer import Commit, CommitRecord
 
 MAX_CHAIN = 10_000
 """Most deltas that a reader follows before it calls the lineage damaged; a base stops it long before."""
+
+
+CHEAP_BYTES = 1024 * 1024
+"""A lineage of at most so many bytes is read to its end where a start checks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +85,41 @@ class Logged:
 
 
 class Changelog(Protocol):
-    """A log with bases, one lineage of records per shard."""
+    """A log with bases, one lineage of records per shard; it belongs to one query."""
 
-    def prepare(self, shards: int) -> None:
-        """Make, or check, the place for so many shards; the driver calls it before a query starts.
+    def check(self, shards: int, *, new: bool) -> None:
+        """Check that the place, where it is there, is fit for so many shards and this query's; writes nothing.
+
+        Args:
+            shards: Number of shards.
+            new: The query has committed nothing: records that name no query (release 0.1 wrote such) are not its own.
 
         Raises:
             ValueError: The place is there and not fit for a changelog.
+            ManifestMismatch: It is another query's.
+        """
+
+    def prepare(self, shards: int, *, new: bool = False) -> None:
+        """Check the place, make it where there is none, and claim it; the driver calls it before a query starts.
+
+        Args:
+            shards: Number of shards.
+            new: As for `check`; raises what it raises.
+        """
+
+    def lost(self, shard: int, commit: Commit, location: str = "", *, whole: bool = False) -> str:
+        """Say why a commit's lineage is not there any more; "" when it is.
+
+        Looks at names and positions, not at every byte: somebody emptied the log, or retention did, or it was deleted.
+
+        Args:
+            shard: The shard.
+            commit: The committed commit.
+            location: As `append` returned it, from the pointer.
+            whole: At a start: see that the place is there at all, and read the lineage where that is cheap.
+
+        Raises:
+            ManifestMismatch: Another query writes there.
         """
 
     def append(self, record: CommitRecord, changes: Changes) -> Logged:
@@ -145,6 +177,27 @@ class Changelog(Protocol):
 
     def close(self) -> None:
         """Release clients and handles; closing twice does nothing."""
+
+
+def foreign(where: str, found: str, owner: str) -> ManifestMismatch:
+    """Name a changelog of another query."""
+    return ManifestMismatch(
+        "the changelog belongs to another query",
+        where=where,
+        why=f"its records name {f'query {found}' if found else 'no query (as of release 0.1)'}, this one is {owner}",
+        command="give this query a changelog of its own, changelog=...; or delete the old one where it is, if its query"
+        " is gone (after rewind reset, say)",
+    )
+
+
+def verify_lineage(read: Callable[[], object], wrong: list[RewindError]) -> list[RewindError]:
+    """Add to what is wrong with a shard's records what is wrong with a commit's lineage, once."""
+    try:
+        read()
+    except RewindError as error:
+        if not any(str(error) == str(known) for known in wrong):
+            wrong.append(error)
+    return wrong
 
 
 def read_history(shard: int, commit: Commit, load: Callable[[Commit], tuple[LogRecord, int]]) -> History:

@@ -9,13 +9,13 @@ row as of one commit). Layout, integers big-endian (format 1)::
     +-------+--------+------+------+---------------+----------+---------------+-------------+--------+-----------+
     |<------------- 12 bytes -------------------->|                           |<------------ 32 bytes ----------->|
 
-The header is the commit record (`recovery.pointer.encode_record`). The body is an Arrow IPC stream of two columns,
+The header is the commit record (`pointer.encode_record`). The body is an Arrow IPC stream of two columns,
 `key: large_binary` and `value: large_binary`, compressed with zstd, in key order; a null value is a delete. The
 checksum covers everything before it. Lengths and checksum stand at the end, so that a base can be written without
 holding it in memory; a torn record is shorter than its lengths say, or does not match its checksum.
 
-Rows of `backend.store.UNLOGGED` never get in: messages are replayed from the source, and the commit row is the header.
-Rows have no headers of their own.
+Rows of `backend.store.protocol.UNLOGGED` never get in: messages are replayed from the source, and the commit row is
+the header. Rows have no headers of their own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from backend.errors import UNDECODABLE, ChangelogDamaged, StateCorrupted, UnknownFormat
-from backend.store import UNLOGGED, Changes, region_range, region_slice
-from recovery.pointer import Commit, CommitRecord, decode_record, encode_record
+from backend.store.protocol import UNLOGGED, Changes, region_range, region_slice
+from recovery.commit.pointer import Commit, CommitRecord, decode_record, encode_record
 
 MAGIC = b"RWCL"
 FORMAT = 1

@@ -1,20 +1,22 @@
-"""The disaster: a process with its JVM and its Python workers dies inside a micro-batch, and its disk is gone."""
+"""The disasters: a disk is taken under a running query; a process dies inside a micro-batch, and its disk is gone."""
 
 from __future__ import annotations
 
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from recovery.drill.process import each, inside
 
 _POLL_S = 0.02
 
 
 def inside_micro_batch(local: Path, checkpoint: Path, version: int) -> bool:
     """Tell whether a micro-batch has staged state that Spark has not committed: the worst moment to die."""
-    staged = next(local.glob(f"*/*/*/staged/{version:020d}_*.sst"), None)
-    return staged is not None and not (checkpoint / "commits" / str(version)).exists()
+    return inside(local, version) and not (checkpoint / "commits" / str(version)).exists()
 
 
 def strike(pid: int, local: Path, checkpoint: Path, after: int, *, timeout_s: float = 900) -> int | None:
@@ -45,13 +47,49 @@ def strike(pid: int, local: Path, checkpoint: Path, after: int, *, timeout_s: fl
             version += 1
         elif inside_micro_batch(local, checkpoint, version):
             family = [process, *process.children(recursive=True)]
-            _each(family, "suspend")
+            each(family, "suspend")
             if inside_micro_batch(local, checkpoint, version):
                 kill(pid)
                 return version
-            _each(family, "resume")
+            each(family, "resume")
         time.sleep(_POLL_S)
     raise TimeoutError(f"no micro-batch from {after} on staged anything within {timeout_s} seconds")
+
+
+def take_disk(pid: int, shard: Path, *, timeout_s: float = 900) -> int:
+    """Delete a shard's local state while the processes that use it run, between two tasks.
+
+    They are stopped meanwhile (SIGSTOP): a task that has the files open would fail for files that vanish, as it should.
+
+    Args:
+        pid: The process that they descend from.
+        shard: The shard's directory.
+        timeout_s: Bound on waiting.
+
+    Returns:
+        The bytes that are gone.
+
+    Raises:
+        TimeoutError: The shard was in use all the time.
+    """
+    process = psutil.Process(pid)
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        family = [process, *process.children(recursive=True)]
+        each(family, "suspend")
+        try:
+            if not any(_uses(one, shard) for one in family):
+                return lose_disk(shard)
+        finally:
+            each(family, "resume")
+        time.sleep(_POLL_S)
+    raise TimeoutError(f"{shard} was in use for {timeout_s} seconds")
+
+
+def _uses(process: psutil.Process, directory: Path) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return any(file.path.startswith(f"{directory}/") for file in process.open_files())
+    return False
 
 
 def kill(pid: int) -> None:
@@ -61,7 +99,7 @@ def kill(pid: int) -> None:
         family = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    _each(family, "kill")
+    each(family, "kill")
     psutil.wait_procs(family, timeout=30)
 
 
@@ -70,11 +108,3 @@ def lose_disk(local: Path) -> int:
     length = sum(path.stat().st_size for path in local.rglob("*") if path.is_file())
     shutil.rmtree(local)
     return length
-
-
-def _each(family: list[psutil.Process], what: str) -> None:
-    for process in family:
-        try:
-            getattr(process, what)()
-        except psutil.NoSuchProcess:
-            continue

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recovery.demo.flights import AIRPORTS, TOPIC
 from recovery.demo.job import ARCHIVE
 from recovery.demo.produce import create_topic, in_order, produce
-from recovery.demo.run import Failed, Story
+from recovery.demo.story import Failed, Story
+from recovery.drill.flights import AIRPORTS, TOPIC
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from backend.sources.kafka_settings import KafkaSettings
+    from backend.kafka_client.settings import KafkaSettings
 
 HEAD_START = 0.4
 """Share of the messages that are there before the job starts; the others come while it runs."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from backend.errors import SourceUnavailable
 
 if TYPE_CHECKING:
-    from backend.sources.kafka_settings import KafkaSettings
+    from backend.kafka_client.settings import KafkaSettings
 
 TIMEOUT_S = 60.0
 _CHUNK_ROWS = 10_000

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recovery.demo.session import session
+from recovery.demo.session import SPARK
+from recovery.inspect.user_job import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -213,13 +214,10 @@ def main() -> int:
     """Prove the output in a directory of the demo."""
     out = Path(sys.argv[1])
     size_ms, retention_ms = int(sys.argv[2]), int(sys.argv[3])
-    spark = session("rewind-demo-proof", out / "scratch")
-    try:
+    with session(conf=SPARK) as spark:
         proof = prove(
             spark, out / "departures", out / "windows", out / "errors", size_ms=size_ms, retention_ms=retention_ms
         )
-    finally:
-        spark.stop()
     print(json.dumps(asdict(proof)), flush=True)
     return 0
 

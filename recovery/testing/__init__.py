@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from recovery.testing.fixtures import kafka_broker, kafka_topics, local_kafka_broker, secured_kafka_broker
 
 if TYPE_CHECKING:
-    from recovery.broker import LocalBroker
+    from recovery.testing.broker import LocalBroker
     from recovery.testing.events import Event, Topics
     from recovery.testing.tester import Emitted, OperatorTester
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LocalBroker": "recovery.broker",
+    "LocalBroker": "recovery.testing.broker",
     "Event": "recovery.testing.events",
     "Topics": "recovery.testing.events",
     "OperatorTester": "recovery.testing.tester",

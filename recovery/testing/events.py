@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from backend.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
-    from backend.sources.kafka_settings import KafkaSettings
+    from backend.kafka_client.settings import KafkaSettings
 
 WAIT_S = 30.0
 

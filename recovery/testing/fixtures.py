@@ -10,7 +10,7 @@ import pytest
 from backend.errors import RewindError
 
 if TYPE_CHECKING:
-    from recovery.broker import Broker, LocalBroker
+    from recovery.testing.broker import Broker, LocalBroker
     from recovery.testing.events import Topics
 
 NEEDED = (
@@ -23,7 +23,7 @@ NEEDED = (
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[Broker]:
     """A Kafka broker for the whole session; see `open_broker` for which. Never skips: without one the test fails."""
-    from recovery.broker import open_broker
+    from recovery.testing.broker import open_broker
 
     try:
         broker, close = open_broker()
@@ -41,7 +41,7 @@ def local_kafka_broker(kafka_broker: Broker) -> Iterator[Broker]:
     if kafka_broker.can_restart:
         yield kafka_broker
         return
-    from recovery.broker import LocalBroker
+    from recovery.testing.broker import LocalBroker
 
     with LocalBroker() as broker:
         yield broker
@@ -62,7 +62,7 @@ def kafka_topics(kafka_broker: Broker) -> Iterator[Topics]:
 @pytest.fixture(scope="session")
 def secured_kafka_broker() -> Iterator[LocalBroker]:
     """A broker of one's own, for the whole session, that wants SASL, in the clear or over TLS; see `settings_with`."""
-    from recovery.broker import LocalBroker
+    from recovery.testing.broker import LocalBroker
 
     with LocalBroker(users={"rewind": 'pa"ss\\word-7'}, tls=True) as broker:
         yield broker

@@ -10,28 +10,45 @@ the local database, the staged files, the changelog and the restore are the prod
     tester.restore()                          # changelog and replay, counts and digests proven
     assert tester.batch().results.to_pylist() == [...]   # the rows of the crash come again, once
 
-What happens before a shard sees rows is not here: parsing, routing by key, and the checks of the pack stage
-(`malformed`, `no_event_time`, `in_future`).
+What happens before a shard sees rows is not here: parsing, routing by key, and of the pack stage's checks `malformed`
+and `no_event_time`. `max_ahead` is checked as there: a message may give the record's own timestamp as `_timestamp`.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Operator, Position
+from backend.batch import (
+    BEFORE,
+    ERROR_SCHEMA,
+    MESSAGE_FIELDS,
+    NO_TIME,
+    OFFSET,
+    PARTITION,
+    STREAM,
+    TIME,
+    Operator,
+    Position,
+)
 from backend.batch import SourcePartition as Key
-from backend.windows import Duration, duration_ms
-from recovery.attempt import Done, ShardInput, ShardJob, positions_of, run_attempt
+from backend.spark.pack.frames import TIMESTAMP_IN
+from backend.spark.pack.judging import latest
+from backend.windows.definitions import Duration, duration_ms
+from backend.windows.micro_batch import error_rows
+from recovery.attempt import Done, positions_of, run_attempt
 from recovery.changelog import Changelog, FileChangelog
-from recovery.pointer import Pointer, decode, encode
-from recovery.restore import Restored, above_bounds, accepted, restore_shard
-from recovery.shard import ShardDirectory
+from recovery.commit.pointer import Pointer, decode, encode
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.jobs import ShardJob
+from recovery.restore.build import Restored, above_bounds, accepted, restore_shard
+from recovery.share import ShardInput
 
 QUERY_ID = "tester"
 
@@ -82,12 +99,15 @@ class OperatorTester:
         changelog: Changelog | None = None,
         now_ms: int = 0,
     ) -> None:
+        self._schema = schema
         self.operator: Operator = job.make([schema], {}) if hasattr(job, "make") else job
         streams = getattr(job, "streams", ())
         self._event_time = event_time or (streams[0].event_time if streams else None)
         self._topics: dict[Key, _Topic] = {}
         self._pointer: bytes | None = None
         self._version = 0
+        self._max_ahead_ms: int | None = getattr(job, "max_ahead_ms", None)
+        self._refused = ERROR_SCHEMA.empty_table()
         self._job = ShardJob(
             query_id=QUERY_ID,
             shard=0,
@@ -130,7 +150,8 @@ class OperatorTester:
         self._version += 1
         for key, position in positions_of(done.pointer).items():
             self._topics.setdefault(key, _Topic()).next_offset = position.next_offset
-        return Emitted(done.outcome.results, done.outcome.errors, done.metrics)
+        errors = pa.concat_tables([self._refused, done.outcome.errors])
+        return Emitted(done.outcome.results, errors, done.metrics)
 
     def crash(
         self, rows: Sequence[Mapping[str, Any]] = (), *, partition: int = 0, stream: int = 0, drain: bool = False
@@ -155,6 +176,17 @@ class OperatorTester:
     def drain(self) -> Emitted:
         """Run the micro-batch that ends a bounded input: open windows are emitted and stay open."""
         return self.batch(drain=True)
+
+    def change(self, job: Any) -> None:
+        """Go on with another job on the same checkpoint, as after a new start: one with other free options.
+
+        Whether the manifest lets it is not looked at.
+
+        Args:
+            job: As for the tester itself.
+        """
+        operator: Operator = job.make([self._schema], {}) if hasattr(job, "make") else job
+        self.operator, self._job = operator, replace(self._job, operator=operator)
 
     def lose_disk(self) -> None:
         """Delete all local state: what a dead host leaves."""
@@ -198,24 +230,49 @@ class OperatorTester:
 
         def read(before: Mapping[Key, Position]) -> ShardInput:
             after = dict(before)
-            for key, (_, end) in ranges.items():
+            ahead: list[tuple[int, int, int]] = []
+            for key, (start, end) in ranges.items():
                 old = after.get(key)
-                newest = max((self._time(row) for row in self._topics[key].sent[:end]), default=NO_TIME)
+                newest = old.stream_time if old is not None else NO_TIME
+                for offset, row in enumerate(self._topics[key].sent[start:end], start):
+                    if self._is_ahead(row):
+                        ahead.append((*key, offset))
+                    else:
+                        newest = max(newest, self._time(row))
                 moved = old is None or end > old.next_offset
                 after[key] = Position(end, newest, self.now_ms if moved or old is None else old.active_ms)
-            table = self._table(ranges, before)
-            return ShardInput(self.now_ms, table if table.num_rows else None, after, drain=drain)
+            table = self._table(ranges, before, frozenset(ahead))
+            parts = [self._table({(s, p): (offset, offset + 1)}, {}) for s, p, offset in ahead]
+            self._refused = pa.concat_tables(
+                [ERROR_SCHEMA.empty_table(), *(error_rows(part, "in_future", "see max_ahead") for part in parts)]
+            )
+            return ShardInput(self.now_ms, table if table.num_rows else None, after, tuple(ahead), drain=drain)
 
         return run_attempt(self._job, pointer, self._version, read)
 
-    def _table(self, ranges: Mapping[Key, tuple[int, int]], before: Mapping[Key, Position]) -> pa.Table:
-        """Make the message table of half-open offset ranges, sorted by (stream, partition, offset)."""
+    def _is_ahead(self, row: Mapping[str, Any]) -> bool:
+        """Return whether the pack stage would refuse a message as `in_future`."""
+        if self._max_ahead_ms is None:
+            return False
+        own = row.get(TIMESTAMP_IN)
+        [bound] = latest(np.array([-1 if own is None else own], np.int64), self.now_ms, self._max_ahead_ms).tolist()
+        return self._time(row) > int(bound)
+
+    def _table(
+        self,
+        ranges: Mapping[Key, tuple[int, int]],
+        before: Mapping[Key, Position],
+        without: frozenset[tuple[int, int, int]] = frozenset(),
+    ) -> pa.Table:
+        """Make the message table of half-open offset ranges but for some, sorted by (stream, partition, offset)."""
         schema = pa.schema([*MESSAGE_FIELDS, *self._job.message_fields])
         rows: list[dict[str, Any]] = []
         for (stream, partition), (start, end) in sorted(ranges.items()):
             known = before.get((stream, partition))
             newest = known.stream_time if known is not None else NO_TIME
             for offset, row in enumerate(self._topics[(stream, partition)].sent[start:end], start):
+                if (stream, partition, offset) in without:
+                    continue
                 time = self._time(row)
                 rows.append({STREAM: stream, PARTITION: partition, OFFSET: offset, TIME: time, BEFORE: newest, **row})
                 newest = max(newest, time)

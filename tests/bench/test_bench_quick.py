@@ -2,7 +2,8 @@
 
 No time is looked at. Run here are those that need no more than a local session; `changelog_kafka` is in `tests/kafka`.
 Only the options are tested of `failover` (starts a cluster), `snapshots` (four stores for each kind of window),
-`latency` (takes its windows' own time), and `kafka` (needs Quix Streams): `make bench-quick` runs them.
+`latency` (takes its windows' own time), `sinks` (starts a broker), and `kafka` (needs Quix Streams): `make bench-quick`
+runs them.
 """
 
 from __future__ import annotations
@@ -46,17 +47,18 @@ def test_without_spark(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_on_spark_beside_sparks_own_operators(tmp_path: Path) -> None:
-    rows = run_quick("fixed,windows,join,restore", tmp_path / "out")
+    rows = run_quick("fixed,windows,join,restore,beside", tmp_path / "out")
     assert [row["shards"] for row in rows["fixed"]] == [2]
     assert [row["case"] for row in rows["windows"]] == ["hopping", "median"]
     assert [bool(row["Spark's Python / ours"]) for row in rows["windows"]] == [False, True]
     assert [bool(row["empty operator ms"]) for row in rows["windows"]] == [True, False]
-    assert [row["join"] for row in rows["join"]] == ["ours", "Spark's own"]
+    assert [row["join"] for row in rows["join"]] == ["ours", "Spark's own", "Spark's own, state format 4"]
     assert [row["what"] for row in rows["restore"]] == ["JSON"]
     assert all(row["rows restored"] >= row["messages"] > 0 for row in rows["restore"])
+    assert [row["query"] for row in rows["beside"]] == ["queues", "stops"]
 
 
 def test_the_fixed_cost_falls_out_of_the_difference_of_two_restores() -> None:

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from backend.bounds import stored_bounds
 from backend.keys import encode, encode_columns
-from backend.messages import add_messages, choose_layout, digest, expire_messages, read_messages
+from backend.messages import choose_layout, digest, expire_messages
 from backend.rocks import RocksOptions, RocksStore
 from backend.rows import RowCodec
-from backend.staging import file_digest
-from backend.store import Staged
-from backend.workspace import Workspace
+from backend.store.bounds import stored_bounds
+from backend.store.protocol import Staged
+from backend.store.staging import file_digest
+from backend.store.workspace import Workspace
+from tests.support.message_store import add_messages, read_messages
 
 HERE = Path(__file__).parent
 LAYOUT = choose_layout("time", "join", equal_fields=True)

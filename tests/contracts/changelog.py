@@ -8,12 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from backend.batch import Position
-from backend.store import Changes
+from backend.errors import ManifestMismatch
+from backend.store.protocol import Changes
 from recovery.changelog import Changelog, History
 from recovery.changelog.records import Kind
-from recovery.pointer import Commit, CommitRecord
+from recovery.commit.pointer import Commit, CommitRecord
 
 Make = Callable[[], Changelog]
+Own = Callable[[str], Changelog]
+"""Gives the changelog over the same place as a query has it, told the query."""
 
 
 def commit(version: int, mark: str = "a") -> Commit:
@@ -54,7 +57,7 @@ def as_dict(history: History) -> dict[bytes, bytes]:
 
 
 class ChangelogContract:
-    """Every test of the contract; `make` gives a changelog over the same place each time it is called.
+    """Every test of the contract; `make` gives a changelog over the same place each time it is called, `own` a query's.
 
     `max_deltas=4, min_base_bytes=10_000`, and at least 13 shards.
     """
@@ -217,3 +220,121 @@ class ChangelogContract:
         log.append(record(0), changes({b"\x03a": b"1"}))
         log.append(record(1, commit(0)), changes({b"\x03a": b"2"}))
         assert log.verify(0, commit(1)) == []
+
+    # ------------------------------------------------------------------------------- whose it is, and what is left
+
+    def test_a_second_query_is_refused_before_it_writes_anything(self, make: Make, own: Own) -> None:
+        first, second = own("1" * 32), own("2" * 32)
+        first.prepare(2, new=True)
+        first.append(record(0), changes({b"\x03a": b"1"}))
+        before = list(make().entries(0))
+        with pytest.raises(ManifestMismatch, match=f"name query {'1' * 32}, this one is {'2' * 32}"):
+            second.check(2, new=True)
+        with pytest.raises(ManifestMismatch, match="changelog belongs to another query"):
+            second.prepare(2, new=True)
+        assert list(make().entries(0)) == before
+        own("1" * 32).prepare(2)  # its own, again
+
+    def test_the_owner_is_known_before_and_after_the_first_record_and_behind_the_cut(
+        self, make: Make, own: Own
+    ) -> None:
+        first = own("1" * 32)
+        first.prepare(2, new=True)
+        with pytest.raises(ManifestMismatch):
+            own("2" * 32).check(2, new=True)
+        for version in range(6):
+            row = record(version, commit(version - 1) if version else None)
+            first.append(row, changes({b"\x03a": b"1"}))
+            if version == 4:
+                first.append_base(row, [(b"\x03a", b"1")])
+        assert first.prune(0, [commit(5)])
+        with pytest.raises(ManifestMismatch):
+            own("2" * 32).check(2, new=True)
+        first.check(2, new=False)
+
+    def test_records_that_name_nobody_are_an_older_querys_own_and_no_new_ones(self, make: Make, own: Own) -> None:
+        make().append(record(0), changes({b"\x03a": b"1"}))  # as release 0.1 wrote
+        with pytest.raises(ManifestMismatch, match="another query"):
+            own("1" * 32).prepare(2, new=True)
+        own("1" * 32).prepare(2, new=False)
+        with pytest.raises(ManifestMismatch):
+            own("2" * 32).prepare(2, new=False)
+        assert as_dict(own("1" * 32).read(0, commit(0))) == {b"\x03a": b"1"}
+
+    def test_two_that_begin_at_the_same_time_never_both_go_on(self, make: Make, own: Own) -> None:
+        begun = []
+        for query in ("1" * 32, "2" * 32):
+            log = own(query)
+            with pytest.MonkeyPatch.context() as patch:  # both looked before either claimed
+                real, looks = log.check, []
+                patch.setattr(log, "check", lambda *a, real=real, looks=looks, **k: looks.append(1) or (
+                    None if len(looks) == 1 else real(*a, **k)))  # fmt: skip
+                try:
+                    log.prepare(2, new=True)
+                    begun.append(query)
+                except ManifestMismatch:
+                    pass
+        assert begun in (["1" * 32], [])
+
+    def test_pruning_stops_where_another_query_has_written(self, make: Make, own: Own) -> None:
+        first = own("1" * 32)
+        first.prepare(2, new=True)
+        for version in range(3):
+            row = record(version, commit(version - 1) if version else None)
+            first.append(row, changes({b"\x03a": b"1"}))
+        first.append_base(row, [(b"\x03a", b"1")])
+        self.intrude(own("2" * 32))
+        with pytest.raises(ManifestMismatch, match="2" * 32):
+            own("1" * 32).prune(0, [commit(2)])
+        assert as_dict(make().read(0, commit(1))) == {b"\x03a": b"1"}
+
+    def test_a_lineage_that_is_there_is_not_lost(self, make: Make) -> None:
+        log = make()
+        where = {}
+        for version in range(6):
+            row = record(version, commit(version - 1) if version else None)
+            where[version] = log.append(row, changes({b"\x03a": str(version).encode()})).location
+            if version == 3:
+                log.append_base(row, [(b"\x03a", b"3")])
+        for version, location in where.items():
+            for whole in (False, True):
+                assert make().lost(0, commit(version), location, whole=whole) == ""
+        log.prune(0, [commit(5)])
+        assert make().lost(0, commit(5), where[5], whole=True) == ""
+        assert make().lost(0, commit(3), where[3], whole=True) == "", "its base stands in for what is cut"
+        assert make().lost(0, commit(2), where[2]), "what nobody retained is gone"
+
+    def test_an_emptied_log_is_lost_until_a_base_stands_in_for_it(self, make: Make) -> None:
+        log = make()
+        parent = None
+        for version in range(3):
+            row = record(version, parent)
+            location = log.append(row, changes({b"\x03a": str(version).encode()})).location
+            parent = row.commit
+        assert log.lost(0, commit(2), location) == ""
+        self.empty(0)
+        for changelog in (log, make()):
+            for whole in (False, True):
+                assert changelog.lost(0, commit(2), location, whole=whole)
+        log.append_base(row, [(b"\x03a", b"2")])
+        for changelog in (log, make()):
+            assert changelog.lost(0, commit(2), location, whole=True) == ""
+        logged = log.append(record(3, commit(2)), changes({b"\x03b": b"3"}))
+        for changelog in (log, make()):
+            assert changelog.lost(0, commit(3), logged.location, whole=True) == ""
+            assert as_dict(changelog.read(0, commit(3))) == {b"\x03a": b"2", b"\x03b": b"3"}
+
+    def test_nothing_is_lost_of_one_shard_when_another_ones_is(self, make: Make) -> None:
+        log = make()
+        one = log.append(record(0, shard=1), changes({b"\x03a": b"1"})).location
+        log.append(record(0), changes({b"\x03a": b"1"}))
+        self.empty(0)
+        assert make().lost(1, commit(0), one, whole=True) == ""
+
+    def intrude(self, other: Changelog) -> None:
+        """Let another query write, though it would be refused: as a release that does not ask would."""
+        raise NotImplementedError
+
+    def empty(self, shard: int) -> None:
+        """Take away everything that a shard's log has."""
+        raise NotImplementedError

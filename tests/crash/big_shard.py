@@ -20,17 +20,20 @@ import pyarrow as pa
 
 from backend import aggregates as agg
 from backend.batch import MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Position
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
 from backend.rocks import RocksOptions, store
-from backend.spark import frames
-from backend.spark.settings import ARROW_BYTES
-from backend.windows import tumbling
-from recovery import proof, replay, restore
-from recovery.attempt import ShardInput, ShardJob, run_attempt
+from backend.spark.pack import frames
+from backend.spark.session.settings import ARROW_BYTES
+from backend.windows.definitions import tumbling
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
+from recovery.attempt import ShardInput, run_attempt
 from recovery.changelog import open_changelog
-from recovery.jobs import snapshots
-from recovery.pointer import decode, encode
+from recovery.commit.pointer import decode, encode
+from recovery.jobs import ShardJob, snapshots
+from recovery.restore import build as restore
+from recovery.restore import prove as proof
+from recovery.restore import replay
+from tests.support.memory import peak_mb
 
 VALUE_BYTES = 1000
 EVERY_MS = 100
@@ -147,14 +150,6 @@ def scale() -> None:
     store.RocksOptions = smaller  # type: ignore[assignment,misc]
     restore.OPTIONS = smaller(merged_files=restore.OPTIONS.merged_files)
     replay.restore_shard = partial(restore.restore_shard, run_bytes=restore.RUN_BYTES // SCALE)  # type: ignore[assignment]
-
-
-def peak_mb(name: str) -> float:
-    """Give a figure of this process's memory: `VmHWM` or `VmRSS`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status does not tell {name}")
 
 
 def main() -> None:

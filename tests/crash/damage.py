@@ -17,15 +17,16 @@ import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME, Position
 from backend.errors import RestoreFailed, StateAhead, StateCorrupted, StateUnavailable
-from backend.spark import frames
-from backend.store import Region
-from recovery import probe, replay, uploads
-from recovery.attempt import ShardInput, ShardJob, run_attempt
+from backend.spark.pack import frames
+from backend.store.protocol import Region
+from recovery.attempt import ShardInput, run_attempt
 from recovery.changelog.file import FileChangelog
-from recovery.jobs import snapshots
-from recovery.opening import Opening
-from recovery.pointer import Commit, Pointer, decode, encode
-from recovery.shard import ShardDirectory
+from recovery.commit.pointer import Commit, Pointer, decode, encode
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.jobs import ShardJob, snapshots
+from recovery.restore import probe, replay
+from recovery.restore.open_shard import OpenShard
+from recovery.snapshots import uploads
 from tests.support.windows import windows_operator
 
 QUERY = "11111111-0000-4000-8000-000000000000"
@@ -114,7 +115,7 @@ class Job:
         job = self.shard_job()
         directory = ShardDirectory(job.local_dir, QUERY, 0)
         with directory.lock(0.0):
-            opened = Opening(directory, job.where, job.packages).at(self.pointer())
+            opened = OpenShard(directory, job.where, job.packages).at(self.pointer())
             with opened.store as store:
                 return dict(store.scan(bytes([Region.COMMIT + 1]), None))
 

@@ -28,26 +28,27 @@ from backend import keys
 from backend.batch import ERROR_SCHEMA, MESSAGE_FIELDS, Position
 from backend.errors import RewindError
 from backend.keys import decode_columns, encode_columns
-from backend.memory import MemoryStore
-from backend.operators import ledger
 from backend.rocks.parts import MAGIC, part_lengths
 from backend.rows import RowCodec
-from backend.sinks import kafka_commits
 from backend.sinks.directory import VersionedDirectory
+from backend.sinks.kafka import commits as kafka_commits
 from backend.sources.archive_index import INDEX_NAME, IndexFile, read_index_file
-from backend.spark import frames
-from backend.spark.assembling import Packed, assemble
-from backend.spark.frames import Header, Slice, to_ipc
-from backend.store import Changes, Staged
+from backend.sources.archive_seen import Memory, Seen
+from backend.spark.pack import frames
+from backend.spark.pack.assembling import Packed, assemble
+from backend.spark.pack.frames import Header, Slice, to_ipc
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes, Staged
 from backend.stores.values import ValueCodec
-from recovery import manifest, pointer
+from backend.windows import ledger
 from recovery.changelog import chunks
-from recovery.changelog.kafka_index import ShardIndex
+from recovery.changelog.kafka.index import ShardIndex
 from recovery.changelog.records import Kind, encode_base, encode_delta
 from recovery.changelog.records import decode as decode_log
-from recovery.package_manifest import Package, PackedFile, decode_manifest, encode_manifest, manifest_name
-from recovery.pointer import Commit, CommitRecord, Pointer
-from recovery.shard import ShardDirectory
+from recovery.commit import manifest, pointer
+from recovery.commit.pointer import Commit, CommitRecord, Pointer
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.snapshots.manifest import Package, PackedFile, decode_manifest, encode_manifest, manifest_name
 
 HEADROOM_BYTES = 768 * 1024 * 1024
 COMMIT, PARENT = Commit(7, "a" * 32), Commit(6, "b" * 32)
@@ -188,7 +189,7 @@ class Fixed:
 
 
 def read_memory(scratch: Path) -> Callable[[bytes], object]:
-    from backend.staging import file_digest
+    from backend.store.staging import file_digest
 
     path = scratch / "staged.rows"
 
@@ -230,7 +231,9 @@ def decoders(scratch: Path) -> list[Decoder]:
     values, typed = ValueCodec(), ValueCodec(dict[str, list[int]])
     slices = [Slice(0, 0, 0, 3, 9), Slice(0, 1, 0, 3, 9)]
     told = sealed(msgspec.msgpack.encode(Header(frames.FORMAT, 5, slices, True)))
-    row = kafka_commits.encode(kafka_commits.Published("query", 3, 5, "digest"))
+    row = kafka_commits.encode(
+        kafka_commits.Published("query", 3, 5, {"results": {0: (2, "ab")}}, "writer", {"t": "id"})
+    )
 
     read_index = file_reader(
         scratch, f"archive/{INDEX_NAME}", lambda: read_index_file(archive, str(scratch / "archive"))
@@ -289,6 +292,11 @@ def decoders(scratch: Path) -> list[Decoder]:
         Decoder("user value", [values.encode({"n": [1, {"a": "b"}]})], values.decode),
         Decoder("typed user value", [typed.encode({"n": [1, 2]})], typed.decode),
         Decoder("ledger", [msgspec.msgpack.encode(ledger.Ledger(kind_format=1))], read_ledger),
+        Decoder(
+            "what was read of an archive",
+            [msgspec.json.encode(Seen(first=[("t", 0, 0)]).sealed())],
+            file_reader(scratch, "rewind/archive/0.json", lambda: Memory(str(scratch), 0).seen),
+        ),
         Decoder("archive index", [msgspec.json.encode(IndexFile(1, [], []))], read_index),
         Decoder(
             "parts of a staged file",

@@ -21,14 +21,15 @@ import pyarrow as pa
 
 from backend import aggregates as agg
 from backend.batch import MAX_TIME, MIN_TIME, OFFSET, PARTITION, STREAM, TIME
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
-from backend.policies import Policies
-from backend.spark import assembling, frames, packing
-from backend.windows import tumbling
-from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
+from backend.spark.pack import assembling, frames, packing
+from backend.windows.definitions import tumbling
+from backend.windows.operator import WindowOperator
+from backend.windows.policies import Policies
+from backend.windows.spec import window_spec
+from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog.file import FileChangelog
-from recovery.pointer import Pointer, decode, encode
+from recovery.commit.pointer import Pointer, decode, encode
+from recovery.jobs import ShardJob
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("f", pa.float64()), pa.field("x", pa.float64())])
 YEAR_1, YEAR_9999 = -62_135_596_800_000, 253_402_300_799_999

@@ -21,21 +21,29 @@ if TYPE_CHECKING:
 
 ARCHIVE = "REWIND_KILL_JOB_ARCHIVE"
 NAME, ON_ONE_SHARD = "tests.crash.kill_job:job", "tests.crash.kill_job:on_one_shard"
+QUEUEING = "tests.crash.kill_job:queueing"
+EACH = "REWIND_KILL_JOB_PER_BATCH"
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 START_MS = 1_700_000_040_000  # a full minute
 PER_BATCH = 16
-"""Offsets per source partition and micro-batch."""
+"""Offsets per source partition and micro-batch, unless `EACH` says otherwise."""
 
 Window = tuple[int, str]
 Totals = tuple[int, int, float]
 
 
-def job(spark: SparkSession) -> Pipeline:
-    """Count, maximum and median per key and minute; the median needs every message, so a restore replays."""
-    source = archive(os.environ[ARCHIVE], value="key string, x long, at long", max_offsets_per_batch=PER_BATCH)
+def job(spark: SparkSession, **window: Any) -> Pipeline:
+    """Count, maximum and median per key and minute; the median needs every message, so a restore replays.
+
+    Args:
+        spark: The session.
+        window: Further options of the window.
+    """
+    each = int(os.environ.get(EACH, PER_BATCH))
+    source = archive(os.environ[ARCHIVE], value="key string, x long, at long", max_offsets_per_batch=each)
     return (
         stream(source, event_time="at", key="key")
-        .window(tumbling("1 minute"), retention="1 hour", max_ahead=None)
+        .window(tumbling("1 minute"), retention="1 hour", max_ahead=None, **window)
         .aggregate(n=count(), worst=max_("x"), typical=median("x"))
         .options(shards=2, snapshots=2)
     )
@@ -44,6 +52,11 @@ def job(spark: SparkSession) -> Pipeline:
 def on_one_shard(spark: SparkSession) -> Pipeline:
     """Give the same job with one shard: a second process in a micro-batch is another attempt of the same task."""
     return job(spark).options(shards=1)
+
+
+def queueing(spark: SparkSession) -> Pipeline:
+    """Give the same job, whose shards queue their input when their state is lost; there are no snapshots to take."""
+    return job(spark).options(snapshots="off", queue_bytes=1 << 26)
 
 
 def messages(count: int) -> list[dict[str, Any]]:

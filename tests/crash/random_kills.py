@@ -31,11 +31,11 @@ from pathlib import Path
 
 import psutil
 
-from recovery.compare import state_digest
-from recovery.drill_job import CHECKPOINT, ERRORS, HOSTS, LOCAL, RESULTS
-from recovery.drill_process import Event, Runner, each, executors
-from recovery.pointer import Commit
-from recovery.survey import Checkpoint
+from recovery.commit.pointer import Commit
+from recovery.drill.job import CHECKPOINT, ERRORS, HOSTS, LOCAL, RESULTS
+from recovery.drill.process import Event, Runner, each, executors
+from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.inspect.compare import state_digest
 from tests.conftest import ROOT
 from tests.crash import kill_job
 from tests.support.standalone import TWO_NAMES, Cluster, OnCluster
@@ -159,7 +159,7 @@ class Storm:
         if not found:
             return runner
         disk, victim = self.random.choice(sorted(found.items(), key=lambda one: one[0]))
-        workers = _workers(victim)
+        workers = workers_of(victim)
         if blow == "worker":
             if workers:
                 each([self.random.choice(workers)], "kill")
@@ -264,7 +264,7 @@ class Storm:
         print(f"{time.monotonic() - self.began:7.1f} s  micro-batch {self.newest}: {what}", flush=True)
 
 
-def _workers(executor: psutil.Process) -> list[psutil.Process]:
+def workers_of(executor: psutil.Process) -> list[psutil.Process]:
     """Give the Python workers of an executor, without the daemon that forks them."""
     with suppress(psutil.NoSuchProcess):
         return [one for daemon in executor.children() for one in daemon.children() if "python" in one.name()]

@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from backend.errors import RewindError, StateAhead
-from backend.storage import storage_failed
+from backend.store.storage import storage_failed
+from recovery.commit.pointer import decode
+from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import snapshots
 from recovery.killpoints import POINTS
-from recovery.pointer import decode
-from recovery.shard import ShardDirectory
 
 QUERY = "sim"
 PUBLISHING = ("before_publish", "during_publish", "after_publish")

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from backend import aggregates as agg
-from backend import windows as win
 from backend.batch import MAX_TIME
 from backend.errors import HistoryLost
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
-from backend.policies import Policies
+from backend.windows import definitions as win
+from backend.windows.operator import WindowOperator
+from backend.windows.policies import Policies
+from backend.windows.spec import window_spec
 from tests.model.window_driver import SCHEMA
 from tests.oracle.windows import Message, Spec
 
 START_MS = 1_000
 KINDS = tuple((kind, unit) for kind in ("tumbling", "hopping", "sliding", "session") for unit in ("time", "messages"))
 
+CHANGING = {(kind, "time") for kind in ("tumbling", "hopping", "sliding")}
+"""Windows whose options change in the middle."""
+
+FREE: dict[str, tuple[Any, ...]] = {
+    "retention_ms": (0, 7, 30, 100),
+    "early_ms": (None, 0, 5_000),
+    "full": (False, True),
+    "late_ms": (None, 0, 10_000),
+    "idle_after_ms": (None, 4_000, 60_000),
+    "max_ahead_ms": (None, 30),
+}
+"""What may change between starts, and to what."""
+
 
 @dataclass
 class Planned:
-    """A micro-batch in Spark's offset log."""
+    """A micro-batch in Spark's offset log, and the options that it was planned with."""
 
     ends: dict[int, int]
     time_ms: int
     drain: bool
+    spec: Spec
+    operator: WindowOperator
 
 
 @dataclass
@@ -61,6 +77,14 @@ def pieces_of(rng: random.Random, messages: list[Message]) -> list[list[Message]
     return pieces
 
 
+def written_ms(message: Message) -> int | None:
+    """Give a message's own timestamp, milliseconds: some have none, or an unknown one, a few one that refuses them."""
+    kind = (message.offset * 7 + message.partition) % 12
+    if kind < 6:
+        return -1 if kind == 5 else None
+    return message.time - (0 if kind < 9 else 25 if kind < 11 else 45)
+
+
 def spec_of(rng: random.Random) -> Spec:
     kind, unit = rng.choice(KINDS)
     full = rng.random() < 0.7
@@ -79,6 +103,14 @@ def spec_of(rng: random.Random) -> Spec:
     )
 
 
+def changed_spec(rng: random.Random, spec: Spec) -> Spec:
+    """Return the job as it is, or now and then with one or two other options."""
+    if (spec.kind, spec.unit) not in CHANGING or rng.random() > 0.3:
+        return spec
+    names = rng.sample(sorted(FREE), rng.choice((1, 2)))
+    return replace(spec, **{name: rng.choice(FREE[name]) for name in names})
+
+
 def operator_of(spec: Spec) -> WindowOperator:
     make = {"tumbling": win.tumbling, "hopping": win.hopping, "sliding": win.sliding, "session": win.session}[spec.kind]
     if spec.unit == "messages":
@@ -93,7 +125,7 @@ def operator_of(spec: Spec) -> WindowOperator:
             {"n": agg.count(), "total": agg.sum_("value"), "third": third},
             keys=spec.keys,
             retention=spec.retention_ms if spec.unit == "time" else spec.retention_ms or None,
-            policies=Policies(spec.early_ms, True, spec.late_ms),
+            policies=Policies(spec.early_ms, spec.full, spec.late_ms),
             idle_after=spec.idle_after_ms,
             max_ahead=spec.max_ahead_ms,
         )

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from backend.errors import StateUnavailable
-from backend.memory import MemoryStore
-from backend.store import Changes, Staged
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes, Staged
 
 _MARK = "CURRENT"
 _ROWS = "rows.msgpack"

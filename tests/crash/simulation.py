@@ -5,6 +5,9 @@ the seed; time is virtual. Real: the pack stage and its inverse, the operator, t
 restore. Simulated: Spark (offset log, state, commits, tasks, executors on two hosts), the source, and death (`Death` is
 raised at kill points, and nothing that runs in the dying process after it counts).
 
+Options that may change between starts change now and then: a micro-batch runs, and runs again, under those that it was
+planned with.
+
 What must hold after all of it: every micro-batch's results and errors equal the oracle's, and the state of every shard
 equals, byte for byte, that of an uninterrupted control run over the same micro-batches.
 """
@@ -20,8 +23,9 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,20 +33,28 @@ from unittest import mock
 
 import pyarrow as pa
 
-from backend.batch import MAX_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
+from backend.batch import ERROR_SCHEMA, MAX_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
 from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable, StorageFailed
-from backend.spark import assembling, frames, packing
-from backend.store import Region
-from recovery import attempt, fetch, killpoints, opening, package, probe, rebuild, replay, restore, uploads
-from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
+from backend.sinks.record import Contents, Digest, check_same, gathered
+from backend.spark.pack import assembling, frames, packing
+from backend.store.protocol import Region
+from backend.windows.aligned.combining import Combining, combines
+from backend.windows.operator import WindowOperator
+from recovery import attempt, killpoints
+from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog.file import FileChangelog
-from recovery.jobs import snapshots
+from recovery.commit.pointer import Pointer, decode, encode
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.jobs import ShardJob, snapshots
 from recovery.killpoints import POINTS
 from recovery.listener import Restoring
-from recovery.pointer import Pointer, decode, encode
-from recovery.shard import ShardDirectory
+from recovery.restore import all_shards as rebuild
+from recovery.restore import build as restore
+from recovery.restore import open_shard, probe, replay
+from recovery.snapshots import publisher as package
+from recovery.snapshots import uploads
 from tests.crash.sim_faults import PUBLISHING, QUERY, RESTORING, Death, Faults
-from tests.crash.sim_job import START_MS, Planned, operator_of, pieces_of, source_of, spec_of
+from tests.crash.sim_job import START_MS, Planned, changed_spec, operator_of, pieces_of, source_of, spec_of, written_ms
 from tests.crash.sim_store import SimStore
 from tests.model.window_driver import SCHEMA, Driver, shard_of
 from tests.oracle.windows import Message, WindowOracle
@@ -58,7 +70,9 @@ RARE = (
     "late file of a zombie",
     "zombie stopped by a newer state",
     "driver died after the sink published",
+    "options changed",
     "committed micro-batch ran again",
+    "published micro-batch ran again",
     "shard moved to another host",
     "disk lost",
     "staged file lost",
@@ -104,11 +118,13 @@ class World(Faults):
         if (self.spec.kind, self.spec.unit) == ("session", "messages"):
             self.shards = 1  # it ends by messages of other keys: the whole stream in one shard
         self.operator = operator_of(self.spec)
+        self.options = random.Random(f"options {self.seed}")
         self.fields = tuple(SCHEMA.field(name) for name in self.operator.input_fields)
         self.source = source_of(self.random, self.partitions)
         self.batches: list[Planned] = []
         self.states: list[dict[int, bytes]] = []
         self.outputs: dict[int, tuple[list[Any], list[Any]]] = {}
+        self.published: dict[int, Contents] = {}
         self.home: dict[int, int] = {}
         self.stale: list[tuple[int, int, bytes | None, int]] = []
         self.checkpoint = str(self.root / "checkpoint")
@@ -135,14 +151,15 @@ class World(Faults):
 
     # -- what a process finds ---------------------------------------------------------------------------------------
 
-    def job(self, shard: int, host: int) -> ShardJob:
-        """Make the job of a shard as a fresh Python worker on a host does."""
+    def job(self, shard: int, host: int, version: int | None = None) -> ShardJob:
+        """Make the job of a shard as a fresh Python worker on a host does; its options are those of a micro-batch."""
+        operator = self.operator if version is None else self.batches[version].operator
         log = FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=self.max_deltas)
         return ShardJob(
             query_id=QUERY,
             shard=shard,
             local_dir=self.root / f"host{host}",
-            operator=self.operator,
+            operator=operator,
             message_fields=self.fields,
             changelog=log,
             packages=snapshots(self.checkpoint),
@@ -170,7 +187,11 @@ class World(Faults):
 
     def _plan(self, version: int, *, last: bool) -> None:
         """Write Spark's offset log."""
-        before = self.batches[-1] if self.batches else Planned({}, START_MS, False)
+        before = self.batches[-1] if self.batches else Planned({}, START_MS, False, self.spec, self.operator)
+        changed = changed_spec(self.options, self.spec) if self.batches else self.spec
+        if changed != self.spec:
+            self.note("options changed", f"batch {version}")
+            self.spec, self.operator = changed, operator_of(changed)
         ends = {}
         for partition, messages in enumerate(self.source.messages):
             start = before.ends.get(partition, 0)
@@ -178,7 +199,8 @@ class World(Faults):
             take = len(left) if last else min(len(left), self.random.randint(0, 8))
             ends[partition] = left[take - 1].offset + 1 if take else start
         pause = self.random.choice((0, 500, 4_000, 10_000, 61_000))
-        self.batches.append(Planned(ends, before.time_ms + pause, last or self.chance(0.05)))
+        drain = last or self.chance(0.05)
+        self.batches.append(Planned(ends, before.time_ms + pause, drain, self.spec, self.operator))
 
     def _micro_batch(self, version: int) -> bool:
         """Run one micro-batch; False when the query failed and was restored, or the driver died."""
@@ -209,14 +231,29 @@ class World(Faults):
         return True
 
     def _publish(self, version: int, made: dict[int, tuple[bytes, Done]]) -> None:
-        """Be the sink: a micro-batch's results, then its errors, each replaced as a whole."""
+        """Be the sink: a micro-batch's results, then its errors, each replaced as a whole, by the same rows."""
+        contents = gathered(
+            {
+                shard: {
+                    "results": _content([one.outcome.results for one in done.ran]),
+                    "errors": _content(_sent_errors(done)),
+                }
+                for shard, (_, done) in made.items()
+            }
+        )
+        if version in self.published:
+            self.note("published micro-batch ran again", version)
+            check_same(self.published[version], contents, version=version, where="the sink", command="")
         rows: list[Any] = []
-        errors: list[Any] = self._bad_input(version)
+        errors: list[Any] = []
         for shard in sorted(made):
-            rows += self._rows(made[shard][1].outcome.results)
-            errors += self._errors(made[shard][1])
+            for one in made[shard][1].ran:
+                rows += self._rows(one.outcome.results)
+            refused = [error for table in _sent_errors(made[shard][1]) for error in table.to_pylist()]
+            errors += [(self._place(error), error["reason"]) for error in refused]
         self.at("before_publish")
         self.outputs[version] = (rows, self.outputs.get(version, ([], []))[1])
+        self.published[version] = contents
         self.at("during_publish")
         self.outputs[version] = (rows, errors)
         self.at("after_publish")
@@ -262,9 +299,17 @@ class World(Faults):
             self.stale.append((version, shard, encode(at) if at is not None else None, host))
         before = at.parent if at is not None else None
         row = self._database(shard, host)
-        log = self.job(shard, host)
+        log = self.job(shard, host, version)
         bases = {entry.location for entry in log.changelog.entries(shard) if entry.location.endswith(".base")}
-        done = run_attempt(log, at, version, lambda positions: self._input(version, shard, positions))
+        # told by the processor: options are new since the commit that the attempt begins with
+        since = self.batches[at.commit.version : version + 1] if at is not None else []
+        changed = any(old.spec != new.spec for old, new in pairwise(since))
+
+        def read(positions: Positions) -> ShardInput:
+            given = self._input(version, shard, positions)
+            return replace(given, came=True) if changed else given
+
+        done = run_attempt(log, at, version, read)
         self.at("before_pointer")
         self.at("after_pointer")
         if row is not None and row == before and at is not None:
@@ -280,11 +325,11 @@ class World(Faults):
         if generation is None:
             return None
         try:
-            store = opening.RocksStore.open(generation.database, create=False)
+            store = open_shard.RocksStore.open(generation.database, create=False)
         except RewindError:
             return None
         try:
-            found = opening.read_commit_row(store)
+            found = open_shard.read_commit_row(store)
         finally:
             store.close()
         return found.commit if found is not None else None
@@ -298,17 +343,27 @@ class World(Faults):
         messages = self.source.read(starts, planned.ends)
         rng = random.Random(f"{self.seed} {version} {shard} {self.random.random()}")
         packed = []
-        plan = packing.PackPlan(tuple(range(self.shards)), self.fields, False, self.spec.max_ahead_ms, {0: "topic"})
+        # combined where the windows allow it; how much, by chance in each attempt: nothing may depend on it
+        operator = planned.operator
+        able = isinstance(operator, WindowOperator) and combines(operator.spec) and (self.seed + version) % 2
+        combining = Combining(operator.spec, fewer=rng.choice((0, 2))) if able else None
+        plan = packing.PackPlan(
+            tuple(range(self.shards)),
+            self.fields,
+            False,
+            planned.spec.max_ahead_ms,
+            {0: "topic"},
+            combining=combining,
+        )
         for part in pieces_of(rng, messages):
             packed += packing.pack(self._arrow(part, planned, drain=False), plan).to_pylist()
         control = packing.pack(self._arrow([], planned, drain=planned.drain, control=True), plan)
         packed += control.to_pylist()
         rng.shuffle(packed)
         mine = [assembling.Packed(r["header"], r["frame"], r["errors"]) for r in packed if r["shard"] == shard]
-        given = assembling.assemble(mine, positions, sources=[(0, p) for p in range(self.partitions)])
-        ahead = [e for e in given.errors.to_pylist() if e["reason"] == "in_future"]
-        in_future = tuple((e["stream"], e["partition"], e["offset"]) for e in ahead)
-        return ShardInput(given.time_ms, given.messages, given.after, in_future, drain=given.drain)
+        return assembling.assemble(
+            mine, positions, sources=[(0, p) for p in range(self.partitions)], combining=combining
+        )
 
     def _arrow(
         self, messages: list[Message], planned: Planned, *, drain: bool, control: bool = False
@@ -325,7 +380,7 @@ class World(Faults):
             frames.SHARD_IN: pa.array(
                 [shard_of(tuple(m.fields[name] for name in key), self.shards) for m in messages] or [0], pa.int32()
             ),
-            frames.TIMESTAMP_IN: pa.nulls(count, pa.int64()),
+            frames.TIMESTAMP_IN: pa.array([written_ms(m) for m in messages] or [None], pa.int64()),
             frames.KEY_IN: pa.nulls(count, pa.binary()),
             frames.RAW_IN: pa.nulls(count, pa.binary()),
             frames.MALFORMED_IN: pa.array(["not JSON" if b else None for b in bad] or [None], pa.string()),
@@ -338,11 +393,9 @@ class World(Faults):
             columns[entry.name] = pa.array([m.fields[entry.name] for m in messages] or [None], entry.type)
         return pa.RecordBatch.from_pydict(columns)
 
-    def _bad_input(self, version: int) -> list[Any]:
-        """Give the errors of the pack stage, which do not pass through the attempt."""
-        planned, starts = self.batches[version], self.batches[version - 1].ends if version else {}
-        read = self.source.read(starts, planned.ends)
-        return [(m.place, reason) for m in read if (reason := self._refused(m, planned)) is not None]
+    def _place(self, error: dict[str, Any]) -> Any:
+        """Return what names the message of an error."""
+        return error["stream"], error["partition"], error["offset"]
 
     def _refused(self, message: Message, planned: Planned) -> str | None:
         """Tell why the pack stage refuses a message, None when it does not."""
@@ -350,15 +403,15 @@ class World(Faults):
             return "malformed"
         if message.time > MAX_TIME:
             return "out_of_range"
-        ahead = self.spec.max_ahead_ms is not None and message.time > planned.time_ms + self.spec.max_ahead_ms
-        return "in_future" if ahead else None
+        if planned.spec.max_ahead_ms is None:
+            return None
+        written = written_ms(message)
+        clock = planned.time_ms if written is None or written < 0 else min(written, planned.time_ms)
+        return "in_future" if message.time > clock + planned.spec.max_ahead_ms else None
 
     def _rows(self, results: pa.Table) -> list[Any]:
         driver = Driver(self.operator, self.spec.keys, [], by_number=self.spec.unit == "messages")
         return driver.rows_of(results)
-
-    def _errors(self, done: Done) -> list[Any]:
-        return [((e["stream"], e["partition"], e["offset"]), e["reason"]) for e in done.outcome.errors.to_pylist()]
 
     # -- the supervisor ---------------------------------------------------------------------------------------------
 
@@ -408,8 +461,7 @@ class World(Faults):
     def _catch_up(self, job: ShardJob, pointer: Pointer, why: str) -> bool:
         """Restore from an older copy that lies here, if the planner says so and it works."""
         shard = job.shard
-        ends = self.batches[len(self.states) - 1].ends
-        source = {(0, p): (self.source.earliest[p], ends.get(p, 0)) for p in range(self.partitions)}
+        source = self._held()
         found = {shard: probe.Unusable(why, probe.commit_here(job))}
         chosen = rebuild.plan_restores({shard: pointer}, found, job.changelog, source, why)[shard]
         if not isinstance(chosen, rebuild.CatchUp):
@@ -422,6 +474,11 @@ class World(Faults):
             return False
         self.note("caught up from an older copy", f"shard {shard} from {chosen.start.version}")
         return True
+
+    def _held(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Return what the source holds, per source partition."""
+        ends = self.batches[len(self.states) - 1].ends
+        return {(0, p): (self.source.earliest[p], ends.get(p, 0)) for p in range(self.partitions)}
 
     def _chunks(self, shard: int, record: Any) -> list[str]:
         """Replay the source as `restore_shards` does on Spark, Arrow batches in any order."""
@@ -440,13 +497,14 @@ class World(Faults):
 
     def check(self) -> None:
         """Compare results and errors with the oracle, the state with an uninterrupted control run."""
-        oracle = WindowOracle(self.spec, self.partitions, batched=True)
+        first = self.batches[0].spec
+        oracle = WindowOracle(first, self.partitions, batched=True)
         control = Driver(
-            self.operator,
+            self.batches[0].operator,
             self.spec.keys,
             [(0, p) for p in range(self.partitions)],
             shards=self.shards,
-            max_ahead_ms=self.spec.max_ahead_ms,
+            max_ahead_ms=first.max_ahead_ms,
         )
         starts: dict[int, int] = {}
         for version, planned in enumerate(self.batches[: len(self.states)]):
@@ -454,6 +512,9 @@ class World(Faults):
             mine = [m for m in whole if starts.get(m.partition, 0) <= m.offset < planned.ends[m.partition]]
             good = [m for m in mine if self._refused(m, planned) is None]
             skipped = [m for m in mine if self._refused(m, planned) is not None]
+            if planned.spec != oracle.spec:
+                oracle.change(planned.spec)
+                control.operator, control.max_ahead_ms = planned.operator, planned.spec.max_ahead_ms
             sent, known = len(oracle.rows), len(oracle.errors)
             for message in skipped:
                 oracle.skip(message, planned.time_ms)
@@ -486,7 +547,7 @@ class World(Faults):
             directory = ShardDirectory(job.local_dir, QUERY, shard)
             try:
                 with directory.lock(0.0):
-                    opened = opening.Opening(directory, job.where, job.packages).at(pointer)
+                    opened = open_shard.OpenShard(directory, job.where, job.packages).at(pointer)
                     store, row = opened.store, opened.row
                     assert row is not None
                     assert row.commit == pointer.commit
@@ -497,6 +558,19 @@ class World(Faults):
             except (StateUnavailable, StateCorrupted, StateAhead):
                 self._supervise(version)
         raise AssertionError("the last state cannot be opened")
+
+
+def _sent_errors(done: Done) -> list[pa.Table]:
+    """Return the errors of an attempt as its task sends them: those of the pack stage, then the operator's."""
+    found = []
+    for one in done.ran:
+        own = assembling.located(one.outcome.errors.cast(ERROR_SCHEMA), {0: "topic"}, one.given)
+        found += [one.given.errors, own]
+    return found
+
+
+def _content(tables: list[pa.Table]) -> tuple[int, str]:
+    return Digest().add(pa.concat_tables(tables)).content if tables else (0, "")
 
 
 class _Moved:
@@ -557,10 +631,10 @@ def simulated(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(uuid, "uuid4", uuid4))
         stack.enter_context(mock.patch.object(uploads, "threading", SimpleNamespace(Thread=AtOnce)))
-        for module in (attempt, killpoints, opening, package, replay, restore):
+        for module in (attempt, killpoints, open_shard, package, replay, restore):
             stack.enter_context(mock.patch.object(module, "kill_point", world.at))
         if not world.rocks:
-            for module in (attempt, opening, probe, replay, restore, fetch):
+            for module in (attempt, open_shard, probe, replay, restore):
                 stack.enter_context(mock.patch.object(module, "RocksStore", SimStore))
         yield
     SimStore.forget()

@@ -28,14 +28,14 @@ from backend.errors import (
     UnknownFormat,
 )
 from backend.rocks import RocksStore
-from backend.store import Changes
-from recovery import probe
-from recovery.attempt import ShardInput, ShardJob, run_attempt
-from recovery.jobs import shard_job, snapshots
-from recovery.manifest import Manifest, read_manifest, settle
-from recovery.pointer import COMMIT_KEY, Commit, Pointer, decode, encode, encode_record
-from recovery.replay import build_package
-from recovery.survey import Checkpoint
+from backend.store.protocol import Changes
+from recovery.attempt import ShardInput, run_attempt
+from recovery.commit.manifest import Manifest, read_manifest, settle
+from recovery.commit.pointer import COMMIT_KEY, Commit, Pointer, decode, encode, encode_record
+from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.jobs import ShardJob, shard_job, snapshots
+from recovery.restore import probe
+from recovery.restore.replay import build_package
 from tests.support.windows import QUERY, make_windows, windows_operator
 
 
@@ -247,7 +247,7 @@ def wanted(home: Path) -> Manifest:
         (lambda text: text[:-5], StateCorrupted),
         (lambda text: "", StateCorrupted),
         (lambda text: "[1, 2]", StateCorrupted),
-        (lambda text: json.dumps({**json.loads(text), "format": 2}), UnknownFormat),
+        (lambda text: json.dumps({**json.loads(text), "format": 3}), UnknownFormat),
     ],
 )
 def test_the_manifest(home: Path, damage: Callable[[str], str], kind: type[RewindError]) -> None:

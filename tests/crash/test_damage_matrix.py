@@ -21,18 +21,19 @@ import pyarrow as pa
 import pytest
 
 from backend.errors import PointerDamaged, RewindError
+from backend.kafka_client.settings import KafkaSettings
 from backend.rocks.options import _budget
 from backend.sinks.directory import VersionedDirectory
 from backend.sources.archive_files import read_range, write_archive
-from backend.sources.archive_index import INDEX_NAME, REQUIRED, Archive
-from backend.sources.kafka_settings import KafkaSettings
+from backend.sources.archive_footer import REQUIRED
+from backend.sources.archive_index import INDEX_NAME, Archive
 from backend.spark.control import ControlReader, ask_to_drain
 from recovery.changelog.chunks import ChunkKey, Growth, cut
 from recovery.changelog.file import FileChangelog
-from recovery.changelog.kafka import KafkaChangelog
+from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.changelog.records import Kind
-from recovery.manifest import NAME, Manifest, read_manifest, settle, write_manifest
-from recovery.pointer import Pointer, decode, encode
+from recovery.commit.manifest import NAME, Manifest, read_manifest, settle, write_manifest
+from recovery.commit.pointer import Pointer, decode, encode
 from tests.crash.damage import DAMAGES, LAST, PLACES, QUERY, Job, commit_of, replaced
 from tests.crash.told import told
 

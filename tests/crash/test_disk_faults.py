@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from backend import staging
 from backend.errors import StorageFailed
 from backend.sinks.directory import VersionedDirectory
-from backend.storage import storage
+from backend.store import staging
+from backend.store.storage import storage
 from recovery import files
 from recovery.files import LocalFiles, RemoteFiles
 from tests.crash.damage import Job

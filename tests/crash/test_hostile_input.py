@@ -12,8 +12,8 @@ import pytest
 
 from backend import archive, count, max_, median, stream, tumbling
 from backend.batch import MAX_TIME, MIN_TIME
-from backend.operators.turn import error_rows
 from backend.sources.archive_files import write_archive
+from backend.windows.micro_batch import error_rows
 from tests.crash.faulty_disk import scratch
 from tests.crash.hostile import ENDS, NOW, YEAR_1, YEAR_9999, Hostile, fuzzed, many_keys, plain
 from tests.crash.told import told

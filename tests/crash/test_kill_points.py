@@ -22,16 +22,16 @@ from typing import Any
 import psutil
 import pytest
 
-from recovery.compare import Output, compare, read_output
-from recovery.drill_job import CHECKPOINT, ERRORS, LOCAL, RESULTS
-from recovery.drill_process import Event, Runner, each
+from recovery.commit.pointer import Commit
+from recovery.drill.job import CHECKPOINT, ERRORS, LOCAL, RESULTS
+from recovery.drill.process import Event, Runner, each
+from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.inspect.compare import Output, compare, read_output
 from recovery.killpoints import POINTS, order, taken
-from recovery.pointer import Commit
-from recovery.survey import Checkpoint
 from tests.conftest import ROOT
 from tests.crash import kill_job
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]  # on a busy host five JVMs take long
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1500)]  # on a busy host five JVMs take long
 
 SNAPSHOTS = f"{CHECKPOINT}/rewind/snapshots"
 MESSAGES = 400
@@ -41,9 +41,9 @@ WAIT_S = 400.0
 TIDY = """
 import json, sys
 from recovery.changelog import open_changelog
-from recovery.housekeeping import Housekeeping
+from recovery.supervise.housekeeping import Housekeeping
 from recovery.jobs import snapshots
-from recovery.pointer import Commit
+from recovery.commit.pointer import Commit
 
 checkpoint, newest = sys.argv[1], {int(s): Commit.of_name(name) for s, name in json.loads(sys.argv[2]).items()}
 log = open_changelog(f"{checkpoint}/rewind/changelog")

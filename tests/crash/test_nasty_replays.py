@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 from backend import aggregates as agg
-from backend import windows as win
 from backend.errors import RestoreMismatch
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
-from recovery.opening import Opening
-from recovery.pointer import Pointer
-from recovery.shard import ShardDirectory
+from backend.windows import definitions as win
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
+from recovery.commit.pointer import Pointer
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.restore.open_shard import OpenShard
 from recovery.testing import OperatorTester
 
 MINUTE = 60_000
@@ -42,7 +42,7 @@ def rows(minutes: Sequence[int], k: str = "a") -> list[dict[str, Any]]:
 def committed(tester: OperatorTester, pointer: Pointer | None = None) -> dict[bytes, bytes]:
     """Give every row of the database at the pointer that its bounds do not hide."""
     job = tester._job
-    opened = Opening(ShardDirectory(job.local_dir, job.query_id, 0), job.where).at(pointer or tester.pointer)
+    opened = OpenShard(ShardDirectory(job.local_dir, job.query_id, 0), job.where).at(pointer or tester.pointer)
     bounds = opened.row.bounds if opened.row is not None else {}
     with opened.store as store:
         return {key: value for key, value in store.scan(b"", None) if key >= bounds.get(key[0], b"")}

@@ -18,7 +18,7 @@ MESSAGES = 300_000
 LIMIT_MB = 95
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see a process's peak memory"),
 ]
 

@@ -13,7 +13,7 @@ SEEDS = int(os.environ.get("SIMULATION_SEEDS", "200"))
 FIRST = int(os.environ.get("SIMULATION_FIRST", "0"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_seed_ends_with_the_oracle_s_results_and_the_control_run_s_state():
     seen: Counter[str] = Counter()
     for seed in range(FIRST, FIRST + SEEDS):

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from backend.bounds import reclaim, stored_bounds
 from backend.errors import StateCorrupted
 from backend.rocks import RocksStore
 from backend.rocks.parts import part_lengths
-from backend.staging import file_digest
-from backend.store import Staged
+from backend.store.bounds import reclaim, stored_bounds
+from backend.store.protocol import Staged
+from backend.store.staging import file_digest
 
 WRITER = """
 import sys
 from pathlib import Path
-from backend.bounds import reclaim, stored_bounds
+from backend.store.bounds import reclaim, stored_bounds
 from backend.rocks import RocksStore, files
-from backend.store import Changes
+from backend.store.protocol import Changes
 
 home, number, files.PART_BYTES = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 while True:

@@ -42,6 +42,17 @@ def round_of(number: int) -> Iterator[Command]:
     yield "jobs on a failing disk", 20, {}, ["-m", "tests.crash.faulty_disk", "preload", "20", str(20 * number)]
     moving = ["-m", "pytest", "-q", "-s", "tests/spark/test_moving_shards.py"]
     yield "moves of a shard, at every micro-batch", 50, {"MOVES": "50"}, moving
+    storm = ["-m", "tests.kafka.storm", "--seconds", "900", "--seed", str(10 * number)]
+    yield "quarters of an hour of storms on Kafka", 1, {}, storm
+    failing = ["-m", "pytest", "-q", "tests/spark/test_failures_in_spark.py"]
+    yield "jobs whose helpers die and whose disks fill", 1, {"FAILURES_SEED": str(number)}, failing
+    changing = ["-m", "tests.model.changed_options", "--runs", "500", "--seed", str(1_000_000 + 500 * number)]
+    yield "runs with changed options", 500, {}, changing
+    for clock in ("running", "starts"):
+        yield f"jobs whose clock jumps ({clock})", 1, {}, ["-m", "tests.crash.clocks", clock]
+    if number % 4 == 1:
+        yield "jobs of 300 micro-batches with files and memory watched", 1, {}, ["-m", "tests.crash.sizes", "batches"]
+        yield "jobs of 200 partitions on 64 shards", 1, {}, ["-m", "tests.crash.sizes", "partitions"]
     files = sorted((ROOT / "tests" / "model").glob("test_*.py"))
     one = files[number % len(files)]
     command = ["-m", "pytest", "-q", "-x", "-o", "timeout=0", str(one.relative_to(ROOT))]

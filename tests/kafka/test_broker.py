@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from recovery.broker import LocalBroker, answers
+from recovery.testing.broker import LocalBroker, answers
 from recovery.testing.events import Event
 
 pytestmark = pytest.mark.kafka
@@ -82,7 +82,7 @@ def test_a_killed_broker_comes_back_with_its_data(local_kafka_broker):
 def test_the_broker_goes_with_a_process_that_is_killed(tmp_path):
     script = (
         "import os, sys, time\n"
-        "from recovery.broker import LocalBroker\n"
+        "from recovery.testing.broker import LocalBroker\n"
         "broker = LocalBroker(); broker.start()\n"
         "print(broker.pid, broker._folder, flush=True)\n"
         "time.sleep(120)\n"

@@ -10,14 +10,16 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from backend.errors import ChangelogDamaged, ChangelogUnavailable
+from backend.kafka_client.admin import offsets
 from recovery.changelog import open_changelog
 from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey, Growth
-from recovery.changelog.kafka import KafkaChangelog
-from recovery.changelog.kafka_writer import PartitionWriter
+from recovery.changelog.kafka.log import KafkaChangelog
+from recovery.changelog.kafka.writer import PartitionWriter
 from recovery.changelog.records import Kind, encode_delta
-from tests.contracts.changelog import ChangelogContract, Make, as_dict, changes, commit, record
+from tests.contracts.changelog import ChangelogContract, Make, Own, as_dict, changes, commit, record
 
 pytestmark = pytest.mark.kafka
 
@@ -32,8 +34,8 @@ def topic(kafka_broker, kafka_topics) -> str:
 def make(kafka_broker, topic) -> Iterator[Make]:
     made: list[KafkaChangelog] = []
 
-    def build() -> KafkaChangelog:
-        made.append(KafkaChangelog(kafka_broker.settings, topic, max_deltas=4, min_base_bytes=10_000))
+    def build(owner: str = "") -> KafkaChangelog:
+        made.append(KafkaChangelog(kafka_broker.settings, topic, owner=owner, max_deltas=4, min_base_bytes=10_000))
         return made[-1]
 
     yield build
@@ -44,6 +46,28 @@ def make(kafka_broker, topic) -> Iterator[Make]:
 
 class TestKafkaChangelog(ChangelogContract):
     cuts_orphans = False
+
+    @pytest.fixture
+    def own(self, make: Make) -> Own:
+        return make
+
+    @pytest.fixture(autouse=True)
+    def place(self, kafka_broker, topic) -> None:
+        self.settings, self.topic = kafka_broker.settings, topic
+
+    def intrude(self, other: KafkaChangelog) -> None:
+        other.append(record(0, mark="e"), changes({b"\x03a": b"intruder"}))
+
+    def empty(self, shard: int) -> None:
+        end = offsets(self.settings, [self.topic], committed_only=False)[self.topic, shard][1]
+        delete_below(self.settings, self.topic, shard, end)
+
+
+def delete_below(settings, topic, partition, offset) -> None:
+    """What retention does, or somebody's hand."""
+    admin = AdminClient(settings.for_client())
+    for deleted in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
+        deleted.result(20)
 
 
 def noise(size: int) -> bytes:
@@ -283,9 +307,43 @@ def test_no_broker_and_a_wrong_password_are_named_without_it(secured_kafka_broke
     assert settings.password not in repr(log)
     wrong = KafkaChangelog(replace(settings, password="wr0ng-one"), "log")
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("kafka_reader", "kafka_writer", "kafka_topic"):
-            patch.setattr(f"recovery.changelog.{module}.TIMEOUT_S", 3.0)
+        for module in ("reader", "writer", "topic"):
+            patch.setattr(f"recovery.changelog.kafka.{module}.TIMEOUT_S", 3.0)
         with pytest.raises(ChangelogUnavailable) as caught:
             wrong.append(record(0), changes({}))
     assert "wr0ng-one" not in str(caught.value)
     log.close()
+
+
+def test_partitions_that_are_added_to_the_topic_are_nobodys(kafka_topics, make, topic):
+    log = make("1" * 32)
+    log.prepare(2, new=True)
+    one = log.append(record(0), changes({b"\x03a": b"1"}))
+    kafka_topics.grow(topic, 15)
+    two = log.append(record(1, commit(0)), changes({b"\x03b": b"2"}))
+    log.append(record(0, shard=12), changes({b"\x03a": b"12"}))
+    for changelog in (log, make("1" * 32)):
+        changelog.prepare(13)
+        assert as_dict(changelog.read(0, commit(1))) == {b"\x03a": b"1", b"\x03b": b"2"}
+        assert [changelog.lost(0, commit(n), at.location, whole=True) for n, at in enumerate((one, two))] == ["", ""]
+        assert list(changelog.shards()) == [0, 12]
+    assert "no partition" in make().lost(15, commit(0), whole=True)
+
+
+def test_a_topic_that_was_made_again_has_lost_everything_also_for_those_who_knew_the_old_one(kafka_topics, make, topic):
+    log = make()
+    parent = None
+    for version in range(4):
+        row = record(version, parent)
+        location = log.append(row, changes({b"\x03a": str(version).encode()})).location
+        parent = row.commit
+    assert as_dict(log.read(0, commit(3))) == {b"\x03a": b"3"}
+    kafka_topics.delete(topic)
+    kafka_topics.create(13, name=topic, cleanup_policy="delete", retention_ms=-1, retention_bytes=-1)
+    other = make()
+    for version in range(6):  # more than there were: offsets alone look right
+        other.append(
+            record(version, commit(version - 1, "d") if version else None, mark="d"), changes({b"\x03a": b"d"})
+        )
+    assert "missing" in log.lost(0, commit(3), location)
+    assert "missing" in make().lost(0, commit(3), location, whole=True)

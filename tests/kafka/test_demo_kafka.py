@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from recovery.demo.flights import TOPIC
 from recovery.demo.kafka import KafkaStory
-from recovery.demo.run import Failed
+from recovery.demo.story import Failed
+from recovery.drill.flights import TOPIC
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.long]
 
 
 def test_a_disaster_on_kafka_changes_nothing(spark: Any, kafka_broker: Any, kafka_topics: Any, tmp_path: Path) -> None:
     kafka_topics.adopt(TOPIC, f"{TOPIC}-changelog")
     text = io.StringIO()
     console = Console(file=text, width=200)
-    story = KafkaStory(tmp_path / "demo", console, days=5, offsets=400, settings=kafka_broker.settings)
+    story = KafkaStory(tmp_path / "demo", console, days=30, offsets=300, settings=kafka_broker.settings)
     story.prepare()
     story.disaster()
     story.restart()

@@ -15,16 +15,18 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from backend import count, kafka, median, stream, sum_, tumbling
+from backend import count, fetch_refused, kafka, median, stream, sum_, tumbling
 from backend.errors import HistoryLost, SourceWentBack
 from backend.sources import kafka_fetch
+from backend.sources.kafka import records
 from backend.sources.kafka_fetch import fetch
 from backend.sources.kafka_reader import KafkaStreamReader
 from backend.sources.spark_offsets import positions_in
+from backend.spark.reading import streamed
 from backend.spark.start import StartOptions, build_job
 from recovery.testing.events import Event
 from tests.kafka.test_kafka_source import delete_below
-from tests.unit.test_json_columns import GOOD, SPARKS
+from tests.unit.test_json_columns import GOOD, ODD
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -87,7 +89,7 @@ def hostile(n: int, seed: int) -> list[Event]:
             json.dumps({"at": at, "x": 1}),
             None,
             *GOOD,
-            *SPARKS,
+            *ODD,
         ]
         bad = rng.random() < (0.5 if number % 700 < 60 else 0.004)
         found.append(
@@ -95,6 +97,40 @@ def hostile(n: int, seed: int) -> list[Event]:
         )
     every = [Event(value, key="odd", partition=n % 2) for n, value in enumerate(odd)]
     return [*found, *every, Event(b"last", partition=1), Event(None)]
+
+
+@pytest.mark.parametrize("reader", ["client", "connector"])
+def test_refused_messages_keep_their_bytes_and_come_back_from_the_topic(
+    spark, kafka_broker, kafka_topics, tmp_path, reader
+):
+    """By hand: one is two days ahead of when it was written, one has no time, one is three hours late."""
+    topic, hour = kafka_topics.create(1), 3_600_000
+    values = [
+        b'{"at": %d,  "who": "ann"}' % START,
+        b'{"at": %d,  "who": "ahead"}' % (START + 48 * hour),
+        b'{"who":  "none"}',
+        b'{"at": %d,  "who": "ann"}' % (START + 3 * hour),
+        b'{"at": %d,  "who": "late"}' % START,
+    ]
+    kafka_topics.produce(topic, [Event(v, key=f"k{n}", timestamp_ms=START + 3 * hour) for n, v in enumerate(values)])
+    source = kafka(topic, servers=kafka_broker.settings, value=VALUE, reader=reader)
+    job = stream(source, event_time="at", key="who").window(tumbling("1 minute"), retention="1 hour")
+    query = job.aggregate(n=count()).start(
+        spark, checkpoint=tmp_path / "c", results=tmp_path / "results", errors=tmp_path / "errors", shards=1,
+        local_dir=tmp_path / "local", trigger="0 seconds", until="end",
+    )  # fmt: skip
+    assert query.await_termination(280)
+    errors = {row["offset"]: row for row in rows_of(tmp_path / "errors")}
+    reasons = {1: "in_future", 2: "no_event_time", 4: "out_of_retention"}
+    assert {offset: row["reason"] for offset, row in errors.items()} == reasons
+    assert {(row["topic"], row["partition"], row["timestamp"].timestamp() * 1000) for row in errors.values()} == {
+        (topic, 0, START + 3 * hour)
+    }
+    assert {offset: errors[offset]["value"] for offset in (1, 2)} == {1: values[1], 2: values[2]}
+    found = fetch_refused(spark, source, spark.read.parquet(str(tmp_path / "errors"))).collect()
+    assert sorted((row["offset"], bytes(row["key"]), bytes(row["value"])) for row in found) == [
+        (offset, b"k%d" % offset, values[offset]) for offset in (1, 2, 4)
+    ]
 
 
 def test_both_readers_see_the_same_messages(spark, kafka_broker, kafka_topics, tmp_path):
@@ -106,7 +142,7 @@ def test_both_readers_see_the_same_messages(spark, kafka_broker, kafka_topics, t
     def taken(reader: str) -> dict[tuple[int, int], str]:
         source = kafka(topic, servers=kafka_broker.settings, value=VALUE, key="record string", reader=reader)
         job = build_job(pipeline(source), spark, StartOptions(shards=3), grouping=None, first_offsets=list)
-        assert job.bundled == (reader == "client")
+        assert job.direct == (reader == "client")
 
         def see(batches):
             import pyarrow as pa
@@ -148,6 +184,7 @@ def test_jobs_on_both_readers_have_the_same_windows_and_errors(spark, kafka_brok
     assert {"malformed", "no_event_time", "out_of_range"} <= reasons.keys()
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_on_with_the_other_reader_and_back(spark, kafka_broker, kafka_topics, tmp_path):
     """With lost disks between: what the connector counted the client replays, and the reverse. Judged by a loop."""
     topic = kafka_topics.create(2)
@@ -161,7 +198,7 @@ def test_a_checkpoint_goes_on_with_the_other_reader_and_back(spark, kafka_broker
         sent += more
         source = kafka(topic, servers=kafka_broker.settings, value=VALUE, max_offsets_per_trigger=300, reader=reader)
         query = run(spark, source, tmp_path)
-        assert query.progress.restores == (turn > 0)
+        assert (query.progress.restores, query.progress.adopted > 0) == (0, turn > 0)
         shutil.rmtree(tmp_path / "local")
     expected: dict[tuple[int, str], list[int]] = {}
     for row in sent:
@@ -201,7 +238,7 @@ def test_where_a_new_query_begins(spark, kafka_broker, kafka_topics, tmp_path):
 def reader_of(source: Any, **changes: Any) -> KafkaStreamReader:
     from dataclasses import replace
 
-    return KafkaStreamReader(replace(source._plan(["n"]), **changes))
+    return KafkaStreamReader(replace(source.stream_reader().plan, **changes))
 
 
 def test_the_stream_readers_plan(spark, kafka_broker, kafka_topics):
@@ -210,7 +247,7 @@ def test_the_stream_readers_plan(spark, kafka_broker, kafka_topics):
     topic = kafka_topics.create(2)
     kafka_topics.produce(topic, [Event({"n": n}, partition=n % 2) for n in range(10)])
     source = kafka(topic, servers=kafka_broker.settings, value="n int", max_offsets_per_trigger=4)
-    reader = reader_of(source, first=json.dumps({topic: {"0": 1, "1": 5}}), per_task=2)
+    reader = reader_of(source, first={(topic, 0): 1, (topic, 1): 5}, per_task=2)
     begin = reader.initialOffset()
     assert positions_in(begin) == {(topic, 0): 1, (topic, 1): 5}
     limit = reader.getDefaultReadLimit()
@@ -238,15 +275,13 @@ def test_offsets_that_retention_takes_stop_the_read_by_name(spark, kafka_broker,
     kafka_topics.produce(topic, [{"n": n} for n in range(10)])
     source = kafka(topic, servers=kafka_broker.settings, value="n int")
     ranges = {(topic, 0): (2, 10)}
-    frame = source.batch_mixed(spark, ranges, ["n"])
-    rows = frame.collect()
-    assert len(rows) < 8
-    assert all(row.bundle is not None and row.topic is None for row in rows)  # bundles, nothing else
+    frame = source.batch(spark, ranges)
+    assert [row.offset for row in frame.orderBy("offset").collect()] == list(range(2, 10))
     delete_below(kafka_broker.settings, topic, 6)
     with pytest.raises(Exception, match=r"\[rewind:HistoryLost\].*offset [24] comes next"):
         frame.collect()
     with pytest.raises(HistoryLost, match="needed are 2 to 9, there are 6 to 9"):
-        source.batch_mixed(spark, ranges, ["n"])
+        source.batch(spark, ranges)
 
 
 def test_a_client_that_had_fetched_more_gives_the_next_range_exactly(kafka_broker, kafka_topics):
@@ -269,19 +304,19 @@ def test_nothing_secret_is_told_by_plans(spark, kafka_broker, kafka_topics):
     source = kafka(topic, servers=kafka_broker.settings, value="n int")
     secret = replace(kafka_broker.settings, mechanism="PLAIN", username="ann", password="s3cret-word")
     told = replace(source, settings=secret)
-    plan = told._plan(["n"])
-    assert "s3cret-word" in json.dumps(plan.options())
-    assert "s3cret-word" not in repr(plan)
-    frame = told.stream_mixed(spark, ["n"], {(topic, 0): 0})
+    reader = told.stream_reader(first={(topic, 0): 0})
+    assert reader.plan.configuration["sasl.password"] == "s3cret-word"
+    assert "s3cret-word" not in repr(reader.plan)
+    frame = streamed(spark, reader, records(), iter)
     explained = frame._jdf.queryExecution().toString() + frame._jdf.queryExecution().logical().toString()
     assert "s3cret-word" not in explained
 
 
-def test_types_that_only_spark_reads_go_through_the_connector(spark, kafka_broker, kafka_topics):
+def test_what_only_spark_reads_goes_through_the_connector(kafka_broker, kafka_topics):
     topic = kafka_topics.create()
     options = {"servers": kafka_broker.settings, "value": "day date, n int"}
-    assert not kafka(topic, **options).mixed
-    with pytest.raises(ValueError, match="reader='client': value='day date, n int' has other fields than"):
-        _ = kafka(topic, reader="client", **options).mixed
-    assert not kafka(topic, servers=kafka_broker.settings, value="n int", reader="connector").mixed
-    assert kafka(topic, servers=kafka_broker.settings, value="n int").mixed
+    assert kafka(topic, **options).direct
+    assert kafka(topic, key="who string", **options).direct
+    assert not kafka(topic, key="who int", **options).direct
+    assert not kafka(topic, headers={"trace": "string"}, **options).direct
+    assert not kafka(topic, reader="connector", **options).direct

@@ -16,19 +16,21 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.errors import SinkUnavailable, SourceUnavailable
-from backend.sinks import kafka_commits, kafka_sink
-from backend.sources import kafka_admin
+from backend.kafka_client import admin as kafka_admin
+from backend.kafka_client.settings import MECHANISMS
+from backend.sinks import kafka_sink
+from backend.sinks.kafka import topics as kafka_topics
 from backend.sources.kafka import kafka
-from backend.sources.kafka_settings import MECHANISMS
-from recovery.broker import answers
-from recovery.changelog.kafka import KafkaChangelog
+from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.cli import app
 from recovery.demo.session import environment
 from recovery.killpoints import order
+from recovery.testing.broker import answers
 from recovery.testing.events import Topics
 from tests.contracts.changelog import as_dict, changes, commit, record
 from tests.kafka.test_kafka_sink import read
 from tests.kafka.test_kafka_stream import MINUTE, events, windows_of
+from tests.support.parsed import replayed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -47,12 +49,12 @@ def test_every_mechanism_serves_source_and_changelog(spark, secured_kafka_broker
     source = kafka(topic, servers=settings, value="n int")
     spark.sparkContext.setLogLevel("INFO")
     try:
-        frame = source.batch(spark, {(topic, 0): (0, 1)})
+        frame = replayed(spark, replace(source, reader="connector"), {(topic, 0): (0, 1)})
         assert [row.fields.n for row in frame.collect()] == [1]
         plan = frame._jdf.queryExecution().toString()
-        mixed = source.batch_mixed(spark, {(topic, 0): (0, 1)}, ["n"])  # read in a Python worker, without our files
-        assert [row.bundle is not None for row in mixed.collect()] == [True]
-        plan += mixed._jdf.queryExecution().toString()
+        frame = replayed(spark, source, {(topic, 0): (0, 1)})  # read in a Python worker, without our files
+        assert [row.fields.n for row in frame.collect()] == [1]
+        plan += frame._jdf.queryExecution().toString()
     finally:
         spark.sparkContext.setLogLevel("ERROR")
     log = KafkaChangelog(settings, f"{topic}-changelog")
@@ -75,7 +77,7 @@ def test_without_the_authority_or_with_a_wrong_password_nobody_is_let_in_and_not
     assert not answers(replace(encrypted, ca_file=None, tls=True), timeout_s=1)
     wrong = replace(encrypted, password="wr0ng-one")
     monkeypatch.setattr(kafka_admin, "TIMEOUT_S", 2.0)
-    monkeypatch.setattr(kafka_commits, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(kafka_topics, "TIMEOUT_S", 2.0)
     with pytest.raises(SourceUnavailable) as source:
         kafka("t", servers=wrong, value="n int").offsets()
     with pytest.raises(SinkUnavailable) as sink:
@@ -85,7 +87,7 @@ def test_without_the_authority_or_with_a_wrong_password_nobody_is_let_in_and_not
         assert encrypted.servers in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_over_sasl_and_tls_killed_after_publishing_restores_and_tells_no_secret(
     secured_kafka_broker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,12 +15,13 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from backend.errors import HistoryLost, SourceUnavailable, SourceWentBack
-from backend.sources import COLUMNS
+from backend.kafka_client.admin import compare
+from backend.kafka_client.settling import while_it_settles
+from backend.sources.formats import COLUMNS
 from backend.sources.kafka import kafka
-from backend.sources.kafka_admin import compare
-from backend.sources.kafka_loss import losses_named
-from backend.sources.kafka_settling import while_it_settles
+from recovery.failures import losses_named
 from recovery.testing.events import Event
+from tests.support.parsed import replayed, streamed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -34,7 +35,7 @@ def stream(spark: Any, source: Any, checkpoint: Path) -> list[list[Any]]:
     def take(frame: Any, version: int) -> None:
         batches.append(sorted(frame.collect(), key=lambda row: (row.topic, row.partition, row.offset)))
 
-    writer = source.stream(spark).writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+    writer = streamed(spark, source).writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     return batches
@@ -77,7 +78,8 @@ def test_every_kind_of_record_comes_through_and_nothing_is_dropped(spark, kafka_
     assert ids(rows) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
     first, second, third, fourth, fifth, sixth = rows
     assert first.fields.asDict() == {"n": 1, "who": "ann", "user": 7, "trace": "abc", "tries": 3}
-    assert (first.topic, bytes(first.key), first.raw, first.malformed) == (topic, b"7", None, None)
+    assert (first.topic, bytes(first.key), first.malformed) == (topic, b"7", None)
+    assert json.loads(bytes(first.raw)) == {"n": 1, "who": "ann"}
     naive = datetime.datetime(2020, 9, 13, 12, 26, 40, 123_000)
     assert first.timestamp.astimezone(datetime.UTC).replace(tzinfo=None) == naive
     assert second.fields.asDict() == {"n": 2, "who": None, "user": None, "trace": None, "tries": None}
@@ -89,8 +91,8 @@ def test_every_kind_of_record_comes_through_and_nothing_is_dropped(spark, kafka_
     assert bytes(fourth.key) == b"8"
     assert bytes(fifth.raw) == b'{"n": "no number"}'
     assert sixth.fields.n == 4
-    replayed = source.batch(spark, {(topic, 0): (0, 4), (topic, 1): (0, 2)}).collect()
-    assert sorted(replayed, key=lambda row: (row.partition, row.offset)) == rows
+    again = replayed(spark, source, {(topic, 0): (0, 4), (topic, 1): (0, 2)}).collect()
+    assert sorted(again, key=lambda row: (row.partition, row.offset)) == rows
 
 
 def test_a_replay_reads_exactly_the_ranges(spark, kafka_broker, kafka_topics):
@@ -99,14 +101,14 @@ def test_a_replay_reads_exactly_the_ranges(spark, kafka_broker, kafka_topics):
     kafka_topics.produce(two, [{"n": 100 + n} for n in range(5)])
     source = kafka([one, two], servers=kafka_broker.settings, value=VALUE)
     assert source.offsets() == {(one, 0): (0, 10), (one, 1): (0, 10), (two, 0): (0, 5)}
-    rows = source.batch(spark, {(one, 0): (3, 6), (one, 1): (2, 2), (two, 0): (4, 5)}).collect()
+    rows = replayed(spark, source, {(one, 0): (3, 6), (one, 1): (2, 2), (two, 0): (4, 5)}).collect()
     assert sorted((row.topic == two, row.offset, row.fields.n) for row in rows) == [
         (False, 3, 6),
         (False, 4, 8),
         (False, 5, 10),
         (True, 4, 104),
     ]
-    nothing = source.batch(spark, {(one, 0): (3, 3)})
+    nothing = replayed(spark, source, {(one, 0): (3, 3)})
     assert nothing.columns == list(COLUMNS)
     assert nothing.collect() == []
 
@@ -117,22 +119,22 @@ def test_history_that_is_gone_or_not_there_yet_is_an_error(spark, kafka_broker, 
     delete_below(kafka_broker.settings, topic, 4)
     source = kafka(topic, servers=kafka_broker.settings, value=VALUE)
     assert source.offsets() == {(topic, 0): (4, 10)}
-    assert [row.offset for row in source.batch(spark, {(topic, 0): (4, 10)}).collect()] == [4, 5, 6, 7, 8, 9]
+    assert [row.offset for row in replayed(spark, source, {(topic, 0): (4, 10)}).collect()] == [4, 5, 6, 7, 8, 9]
     with pytest.raises(HistoryLost, match="needed are 3 to 5, there are 4 to 9"):
-        source.batch(spark, {(topic, 0): (3, 6)})
+        replayed(spark, source, {(topic, 0): (3, 6)})
     with pytest.raises(HistoryLost, match="needed are 8 to 10, there are 4 to 9"):
-        source.batch(spark, {(topic, 0): (8, 11)})
+        replayed(spark, source, {(topic, 0): (8, 11)})
     with pytest.raises(HistoryLost):
-        source.batch(spark, {(topic, 5): (0, 1)})
+        replayed(spark, source, {(topic, 5): (0, 1)})
 
 
 def test_what_retention_takes_while_it_is_read_has_a_name_and_a_next_command(spark, kafka_broker, kafka_topics):
     topic = kafka_topics.create()
     kafka_topics.produce(topic, [{"n": n} for n in range(10)])
     source = kafka(topic, servers=kafka_broker.settings, value=VALUE)
-    frame = source.batch(spark, {(topic, 0): (2, 10)})  # all is there when it is asked for
+    frame = replayed(spark, source, {(topic, 0): (2, 10)})  # all is there when it is asked for
     delete_below(kafka_broker.settings, topic, 6)
-    with pytest.raises(HistoryLost) as caught, losses_named(lambda: source.batch(spark, {(topic, 0): (2, 10)})):
+    with pytest.raises(HistoryLost) as caught, losses_named(lambda: replayed(spark, source, {(topic, 0): (2, 10)})):
         frame.collect()
     assert "rewind reset <checkpoint>" in caught.value.command
     source.check_positions({(topic, 0): 6, ("another", 0): 0})
@@ -148,10 +150,10 @@ def test_aborted_transactions_are_not_counted(spark, kafka_broker, kafka_topics,
     source = kafka(topic, servers=kafka_broker.settings, value=VALUE, max_offsets_per_trigger=2)
     batches = stream(spark, source, tmp_path / "c")
     assert [row.fields.n for batch in batches for row in batch] == [1, 2, 3]
-    replay = source.batch(spark, {(topic, 0): (1, 7)}).collect()
+    replay = replayed(spark, source, {(topic, 0): (1, 7)}).collect()
     assert sorted(row.offset for row in replay) == [1, 5]
     everything = kafka(topic, servers=kafka_broker.settings, value=VALUE, isolation="read_uncommitted")
-    assert sorted(row.fields.n for row in everything.batch(spark, {(topic, 0): (0, 7)}).collect()) == [1, 2, 3, 66]
+    assert sorted(row.fields.n for row in replayed(spark, everything, {(topic, 0): (0, 7)}).collect()) == [1, 2, 3, 66]
 
 
 def test_micro_batches_are_bounded_and_new_partitions_are_read_from_their_beginning(
@@ -195,7 +197,7 @@ def test_a_topic_made_again_stops_the_stream_and_is_told_by_its_id(spark, kafka_
 def test_log_append_time_is_the_brokers(spark, kafka_broker, kafka_topics):
     topic = kafka_topics.create(message_timestamp_type="LogAppendTime")
     kafka_topics.produce(topic, [Event({"n": 1}, timestamp_ms=1_000)])
-    (row,) = kafka(topic, servers=kafka_broker.settings, value=VALUE).batch(spark, {(topic, 0): (0, 1)}).collect()
+    (row,) = replayed(spark, kafka(topic, servers=kafka_broker.settings, value=VALUE), {(topic, 0): (0, 1)}).collect()
     assert row.timestamp.year > 2020
 
 
@@ -223,7 +225,7 @@ def test_avro_values_are_fields_and_other_bytes_are_malformed(spark, kafka_broke
     good = buffer.getvalue()
     kafka_topics.produce(topic, [good, good + b"\x00", good[:3], None])
     source = kafka(topic, servers=kafka_broker.settings, value=AVRO, format="avro")
-    rows = sorted(source.batch(spark, {(topic, 0): (0, 4)}).collect(), key=lambda row: row.offset)
+    rows = sorted(replayed(spark, source, {(topic, 0): (0, 4)}).collect(), key=lambda row: row.offset)
     fields = rows[0].fields
     assert (fields.origin, fields.delay, fields.legs) == ("EWR", None, [1, 2])
     assert fields.at.astimezone(datetime.UTC) == at
@@ -244,10 +246,10 @@ def test_raw_values_and_functions_of_ones_own(spark, kafka_broker, kafka_topics)
     topic = kafka_topics.create()
     kafka_topics.produce(topic, [b"a b", b"alone"])
     ranges = {(topic, 0): (0, 2)}
-    raw = kafka(topic, servers=kafka_broker.settings, format="raw").batch(spark, ranges).collect()
+    raw = replayed(spark, kafka(topic, servers=kafka_broker.settings, format="raw"), ranges).collect()
     assert sorted(bytes(row.fields.value) for row in raw) == [b"a b", b"alone"]
     source = kafka(topic, servers=kafka_broker.settings, value="left string, right string", format=two_words)
-    rows = sorted(source.batch(spark, ranges).collect(), key=lambda row: row.offset)
+    rows = sorted(replayed(spark, source, ranges).collect(), key=lambda row: row.offset)
     assert rows[0].fields.asDict() == {"left": "a", "right": "b"}
     assert (rows[1].malformed, bytes(rows[1].raw)) == ("the value is not what the function takes", b"alone")
     described = source.describe()["value"]
@@ -263,7 +265,7 @@ def test_groups_of_others_stay_as_they_are(spark, kafka_broker, kafka_topics, tm
     admin = AdminClient(kafka_broker.settings.for_client())
     source = kafka(topic, servers=kafka_broker.settings, value=VALUE)
     stream(spark, source, tmp_path / "c")
-    source.batch(spark, {(topic, 0): (0, 5)}).collect()
+    replayed(spark, source, {(topic, 0): (0, 5)}).collect()
     groups = {group.group_id for group in admin.list_consumer_groups().result(20).valid}
     assert f"other-{topic}" in groups
     assert not any(group.startswith("spark-kafka") for group in groups)

@@ -14,6 +14,7 @@ import pytest
 
 from backend import count, kafka, median, stream, sum_, tumbling
 from backend.errors import HistoryLost, SourceWentBack
+from backend.sinks.parquet import ParquetSink
 from recovery.testing.events import Event
 from tests.kafka.test_kafka_source import delete_below
 
@@ -60,6 +61,22 @@ def last_revisions(directory: Path) -> dict[tuple[int, str], tuple[int, int, flo
     return {key: (row["count"], row["total"], row["middle"]) for key, row in newest.items()}
 
 
+def errors_in(directory: Path) -> list[tuple[str, bytes]]:
+    """Reason and value of each row of the errors."""
+    rows = [row for path in directory.rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    return [(row["reason"], row["value"]) for row in rows]
+
+
+def produce_with_gaps(topics: Any, topic: str, rows: list[list[dict[str, Any]]]) -> None:
+    """Produce the rows of each partition, with an aborted transaction and a message that is no JSON amid them."""
+    for partition, mine in enumerate(rows):
+        good, lost = ([Event(row, partition=partition) for row in some] for some in (mine, events(50, seed=9)))
+        half = len(good) // 2
+        topics.produce(topic, good[:half], transaction="commit")
+        topics.produce(topic, lost, transaction="abort")
+        topics.produce(topic, [Event(b"not json", partition=partition), *good[half:]])
+
+
 class Job:
     """One job in a directory of its own; started again over the same checkpoint."""
 
@@ -77,14 +94,30 @@ class Job:
         return pipeline.start(
             self.spark,
             checkpoint=self.path / "checkpoint",
-            results=self.path / "results",
-            errors=self.path / "errors",
             local_dir=self.path / "local",
             changelog=self.changelog,
             shards=2,
-            trigger="0 seconds",
-            **options,
+            **{"trigger": "0 seconds", "sink": self.sink()} | options,
         )
+
+    def sink(self) -> ParquetSink:
+        return ParquetSink(self.path / "results", self.path / "errors")
+
+
+class TakingTheQueue(ParquetSink):
+    """Takes away what shards have queued, once, when it publishes the first micro-batch that they queued."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path / "results", path / "errors")
+        self.queue, self.taken = path / "checkpoint/rewind/queue", 0
+
+    def publish(self, frames: Any, version: int) -> list[dict[str, Any]]:
+        shards = super().publish(frames, version)
+        if not self.taken and any(shard["metrics"].get("decision") == "queued" for shard in shards):
+            for path in self.queue.rglob("*.entry"):
+                path.unlink()
+                self.taken += 1
+        return shards
 
 
 def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
@@ -93,13 +126,7 @@ def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
     topic = kafka_topics.create(2)
     before = [events(300, seed=1), events(300, seed=2)]
     after = [events(100, seed=3, first=300), events(100, seed=4, first=300)]
-    for partition in (0, 1):
-        rows = [Event(row, partition=partition) for row in before[partition]]
-        kafka_topics.produce(topic, rows[:150], transaction="commit")
-        kafka_topics.produce(
-            topic, [Event(row, partition=partition) for row in events(50, seed=9)], transaction="abort"
-        )
-        kafka_topics.produce(topic, [b"not json", *rows[150:]])
+    produce_with_gaps(kafka_topics, topic, before)
     job = Job(spark, kafka_broker.settings, topic, tmp_path)
     first = job.start(until="end")
     assert first.await_termination(280)
@@ -109,10 +136,21 @@ def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
         kafka_topics.produce(topic, [Event(row, partition=partition) for row in after[partition]])
     second = job.start(until="end")
     assert second.await_termination(280)
-    assert second.progress.restores == 1
+    assert (second.progress.restores, second.progress.adopted) == (0, 2)
     assert last_revisions(tmp_path / "results") == windows_of([row for rows in before + after for row in rows])
-    errors = [row for path in (tmp_path / "errors").rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    assert [(row["reason"], row["value"]) for row in errors] == [("malformed", b"not json")] * 2
+    assert errors_in(tmp_path / "errors") == [("malformed", b"not json")] * 2
+    shutil.rmtree(tmp_path / "local")
+    later = [events(100, seed=5, first=400), events(100, seed=6, first=400)]
+    produce_with_gaps(kafka_topics, topic, later)
+    sink = TakingTheQueue(tmp_path)
+    third = job.start(until="end", sink=sink)
+    assert third.await_termination(280)
+    assert (third.progress.restores, third.progress.adopted) == (1, 2)
+    assert sink.taken >= 1
+    assert "is made again from the source" in caplog.text
+    found = last_revisions(tmp_path / "results")
+    assert found == windows_of([row for rows in before + after + later for row in rows])
+    assert errors_in(tmp_path / "errors") == [("malformed", b"not json")] * 4
     kafka_topics.grow(topic, 3)
     caplog.clear()
     live = job.start()
@@ -132,6 +170,7 @@ def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
         job.start()
 
 
+@pytest.mark.long
 def test_a_broker_that_is_killed_and_a_partition_that_is_added_under_a_running_job(
     spark, local_kafka_broker, tmp_path, caplog
 ):

@@ -8,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 
 from backend.batch import BEFORE, MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
-from backend.joins import JoinSpec
-from backend.operators.join import JoinOperator
-from backend.store import REPLAYED, Region, region_range
-from recovery.restore import above_bounds
-from tests.model.window_driver import Driver, Output, digest
+from backend.joins.operator import JoinOperator
+from backend.joins.spec import JoinSpec
+from backend.store.memory import MemoryStore
+from backend.store.protocol import REPLAYED, Region, region_range
+from recovery.restore.build import above_bounds
+from tests.model.window_driver import Driver, Output, Shard, digest
 from tests.oracle.joins import Pair
 from tests.oracle.windows import Message, Source
 
@@ -73,8 +74,7 @@ class JoinDriver(Driver):
             pairs.append(Pair(row["reason"], left, right))
         return pairs
 
-    def check_restore(self) -> None:
-        (shard,) = self.shards
+    def _restored(self, number: int, shard: Shard) -> MemoryStore:
         assert shard.outcome is not None
         start, gone = shard.outcome.replay_from, shard.in_future
         again = [
@@ -93,3 +93,4 @@ class JoinDriver(Driver):
         stored = dict(rebuilt.scan(*region_range(Region.MESSAGES)))
         assert (shard.outcome.message_count, shard.outcome.message_digest) == (len(stored), digest(stored))
         self._check_proofs(shard, stored)
+        return rebuilt

@@ -7,9 +7,9 @@ import uuid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.store import Changes
+from backend.store.protocol import Changes
 from recovery.changelog import FileChangelog
-from recovery.pointer import MAX_ANCESTORS, Commit, CommitRecord
+from recovery.commit.pointer import MAX_ANCESTORS, Commit, CommitRecord
 
 KEYS = st.tuples(st.sampled_from([0, 1, 2, 3, 4, 0x40]), st.binary(max_size=2)).map(lambda t: bytes([t[0]]) + t[1])
 ROWS = st.dictionaries(KEYS, st.none() | st.binary(max_size=3), max_size=6)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.contexts.windows import AutomaticContext, StandaloneContext
+from backend.contexts.windows import Message as Added
 from backend.errors import SelectorDisabled
-from backend.memory import MemoryStore
-from backend.operators.contexts import AutomaticContext, StandaloneContext
-from backend.operators.contexts import Message as Added
+from backend.store.memory import MemoryStore
 from tests.model.streams import feeds, share
 from tests.model.test_window_oracle import close, compare, kinds, operator_of, specs
 from tests.model.window_driver import Driver

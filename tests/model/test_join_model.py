@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.joins import JoinSpec, join_spec
-from backend.windows import Window, hopping, session, sliding, tumbling
+from backend.joins.spec import JoinSpec, join_spec
+from backend.windows.definitions import Window, hopping, session, sliding, tumbling
 from tests.model.join_driver import SCHEMA, JoinDriver
 from tests.model.streams import PAUSES, cut, cut_points, share
 from tests.oracle import joins as oracle
@@ -90,6 +90,7 @@ def judged(spec: JoinSpec) -> oracle.JoinSpec:
         retention_ms=(spec.left.retention_ms, spec.right.retention_ms),
         retention_messages=(spec.left.retention_messages, spec.right.retention_messages),
         idle_after_ms=spec.idle_after_ms,
+        max_ahead_ms=spec.max_ahead_ms,
         windows=tuple(None if w is None else (w.kind, w.size, w.step, w.origin) for w in windows),
         by_number=spec.by_number,
         on_time_ms=spec.on_time_ms,

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from backend.errors import BoundViolated
 from backend.keys import encode, encode_columns
-from backend.memory import MemoryStore
-from backend.messages import MessageLayout, Part, add_messages, digest, expire_messages, read_messages
+from backend.messages import MessageLayout, Part, digest, expire_messages
 from backend.rows import RowCodec
-from backend.workspace import Workspace
+from backend.store.memory import MemoryStore
+from backend.store.workspace import Workspace
+from tests.support.message_store import add_messages, read_messages
 
 S, E, T, O = Part.SESSION, Part.EQUAL, Part.TIME, Part.OFFSET  # noqa: E741
 PARTS = [(O,), (T, O), (E, O), (E, T, O), (T, E, O), (S, O), (S, T, O), (S, E, O), (S, E, T, O), (S, T, E, O)]

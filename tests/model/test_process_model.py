@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.batch import MESSAGE_FIELDS, MicroBatch
-from backend.memory import MemoryStore
 from backend.process import (
     ProcessContext,
     ProcessOperator,
@@ -23,8 +22,9 @@ from backend.process import (
     value_state,
     window_store,
 )
+from backend.store.memory import MemoryStore
+from backend.store.workspace import Workspace
 from backend.stores.session_store import SessionKey
-from backend.workspace import Workspace
 
 MESSAGES = pa.schema([*MESSAGE_FIELDS, ("user", pa.string())])
 RESULT = pa.schema([("what", pa.string())])

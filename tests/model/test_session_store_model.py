@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backend.memory import MemoryStore
+from backend.store.memory import MemoryStore
+from backend.store.workspace import Workspace
 from backend.stores.session_store import SessionKey, SessionOptions, SessionStore
 from backend.stores.session_windows import SessionWindows, aggregate
 from backend.stores.standalone import StoreSet
-from backend.workspace import Workspace
 
 KEYS = st.sampled_from(["", "user_1", "user_12", "user_2", "a\0"])
 TIMES = st.integers(-60, 150)

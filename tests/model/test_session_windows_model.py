@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from backend.aggregates import collect_list, count, sum_
 from backend.batch import MESSAGE_FIELDS
 from backend.messages import digest
-from backend.operators.spec import window_spec
-from backend.policies import policies
-from backend.store import Region
-from backend.windows import session
-from backend.workspace import Workspace
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows.definitions import session
+from backend.windows.policies import policies
+from backend.windows.spec import window_spec
 from tests.model.streams import share
 from tests.oracle.windows import Message, Spec, WindowOracle, last_values
 from tests.oracle.windows import Row as OracleRow

@@ -19,12 +19,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from backend.bounds import reclaim, stored_bounds
 from backend.errors import BoundViolated, StateCorrupted
-from backend.memory import MemoryStore
 from backend.rocks import RocksStore
-from backend.store import Changes, Staged, Store
-from backend.workspace import Workspace
+from backend.store.bounds import reclaim, stored_bounds
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes, Staged, Store
+from backend.store.workspace import Workspace
 
 REGIONS = (1, 2, 0x40)
 TAILS = [b"", b"\x00", b"\x00\x00", b"\x01", b"a", b"a\x00", b"aa", b"b", b"\xfe", b"\xff", b"\xff\xff"]
@@ -259,5 +259,5 @@ class RocksMachine(StoreMachine):
 
 @pytest.mark.parametrize(("machine", "examples"), [(MemoryMachine, 60), (RocksMachine, 25)])
 def test_a_store_is_a_dict(machine: type[StoreMachine], examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend.workspace.RUN_ROWS", 4)  # runs are met by small examples
+    monkeypatch.setattr("backend.store.workspace.RUN_ROWS", 4)  # runs are met by small examples
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from backend.memory import MemoryStore
+from backend.store.memory import MemoryStore
 from backend.stores.standalone import StoreSet
 from backend.stores.state_variables import TTLOptions
 

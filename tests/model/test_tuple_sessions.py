@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.aggregates import collect_list, count, sum_
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
-from backend.policies import policies
-from backend.windows import session
+from backend.windows.definitions import session
+from backend.windows.operator import WindowOperator
+from backend.windows.policies import policies
+from backend.windows.spec import window_spec
 from tests.model.streams import share
 from tests.model.tuple_checks import check_messages, check_replay, cut
 from tests.unit.one_shard import SCHEMA, OneShard, Row

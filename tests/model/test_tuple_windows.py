@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.aggregates import collect_list, count, first, sum_
-from backend.operators.spec import window_spec
-from backend.policies import policies
-from backend.windows import Window, hopping, sliding, tumbling
+from backend.windows.definitions import Window, hopping, sliding, tumbling
+from backend.windows.policies import policies
+from backend.windows.spec import window_spec
 from tests.model.streams import share
 from tests.model.tuple_checks import check_messages, check_replay, cut
 from tests.unit.one_shard import SCHEMA, OneShard, Row

@@ -13,9 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backend.memory import MemoryStore
+from backend.store.memory import MemoryStore
+from backend.stores.memory_window_store import InMemoryWindowStore
 from backend.stores.standalone import StoreSet
-from backend.stores.window_store import InMemoryWindowStore, Windowed, WindowOptions, WindowStore
+from backend.stores.window_store import Windowed, WindowOptions, WindowStore
 
 SIZE = 5
 KEYS = st.sampled_from(["", "user_1", "user_12", "user_2", "a\0", "a\0b", "\U0010ffff"])

@@ -13,44 +13,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.aggregates import collect_list, count
-from backend.memory import MemoryStore
-from backend.operators import ledger
-from backend.operators.spec import window_spec
-from backend.policies import policies
-from backend.store import Changes
-from backend.windows import Window, hopping, session, sliding, tumbling
-from backend.workspace import Workspace
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes
+from backend.store.workspace import Workspace
+from backend.windows import ledger
+from backend.windows.definitions import Window, hopping, session, sliding, tumbling
+from backend.windows.policies import policies
+from backend.windows.spec import window_spec
 from tests.model.streams import Feed, feeds, share
 from tests.model.test_window_oracle import AGGREGATES, kinds, operator_of, set_of, specs
 from tests.model.window_driver import Driver, Shard, shard_of
-from tests.oracle.windows import Clock, Key, Message, Spec, WindowOracle
+from tests.oracle.windows import Key, Message, Spec, WindowOracle
 from tests.unit.one_shard import SCHEMA, OneShard, Row
 
 # -- the recount ---------------------------------------------------------------------------------------------------
 
 
-def takes(spec: Spec, closes_at: int, clock: Clock) -> bool:
-    """Tell whether a window could still be updated when a message came."""
-    return closes_at + spec.retention_ms > clock[0] and closes_at > clock[1]
-
-
-def open_shared(spec: Spec, messages: Iterable[Message], closing: int, clock_of: dict[Any, Clock]) -> int:
+def open_shared(spec: Spec, messages: Iterable[Message], closing: int, gone_of: dict[Any, int]) -> int:
     """Count tumbling and hopping windows, once for all group keys, by trying one start after the other."""
     step, found = spec.step or spec.size, set()
     for message in messages:
         start = spec.origin + (message.time - spec.origin) // step * step
         while start + spec.size > message.time:
-            if start + spec.size > closing and takes(spec, start + spec.size, clock_of[message.place]):
+            if start + spec.size > closing and start + spec.size > gone_of[message.place]:
                 found.add(start)
             start -= step
     return len(found)
 
 
-def open_following(spec: Spec, messages: Iterable[Message], closing: int, clock_of: dict[Any, Clock]) -> int:
+def open_following(spec: Spec, messages: Iterable[Message], closing: int, gone_of: dict[Any, int]) -> int:
     """Count sliding windows: a group key has one per event time."""
     found = set()
     for message in messages:
-        if message.time + 1 > closing and takes(spec, message.time + 1, clock_of[message.place]):
+        if message.time + 1 > closing and message.time + 1 > gone_of[message.place]:
             found.add((key_of(spec, message), message.time))
     return len(found)
 
@@ -90,7 +85,7 @@ def recount(spec: Spec, oracle: WindowOracle, shard: Callable[[Key], bool]) -> i
     if spec.kind == "session":
         return open_sessions(spec, accepted, oracle.closing)
     of_kind = open_following if spec.kind == "sliding" else open_shared
-    return of_kind(spec, accepted, oracle.closing, oracle.clock_of)
+    return of_kind(spec, accepted, oracle.closing, oracle.gone_of)
 
 
 # -- side by side --------------------------------------------------------------------------------------------------

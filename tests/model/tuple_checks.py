@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS
 from backend.messages import digest
-from backend.store import Region
-from backend.workspace import Workspace
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
 from tests.unit.one_shard import SCHEMA, OneShard, Row
 
 

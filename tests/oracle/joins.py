@@ -16,6 +16,11 @@ Rules (SAMZA-552, DESIGN.md section 6):
 * Retention by size keeps the newest messages of a side in the order of arrival; then the order of the sides matters.
 * An outer row comes once, when no partner can arrive any more: the clocks of the other side have passed the end of the
   range and its retention, or the message's own expiry, or it is out of retention by size.
+* Options may change between micro-batches. What was expired or out of retention by size stays so, whatever is longer
+  now; when a retention becomes longer, what its side had come too far for is refused from then on, also when it becomes
+  shorter again. Where retention by size is first given, messages that had come stay until as many as it keeps came
+  since. A pair that the retention of now forbids, because its later message was expired when the earlier one came, may
+  come where the retention of then allowed it: both are above the bounds. After that there is `doubt`.
 * A pair is late when the message that brought it came after the end of its window. Update periods hold pairs back.
 """
 
@@ -41,6 +46,7 @@ class JoinSpec:
     retention_ms: tuple[int | None, int | None] = (None, None)
     retention_messages: tuple[int | None, int | None] = (None, None)
     idle_after_ms: int | None = None
+    max_ahead_ms: int | None = None
     windows: tuple[tuple[str, int, int, int] | None, ...] = (None, None)  # kind, size, step, origin
     by_number: bool = False
     on_time_ms: int = 0
@@ -63,6 +69,8 @@ class _Held:
     clock: int
     matched: bool = False
     shown: bool = False
+    gone: bool = False
+    spec: JoinSpec | None = None
 
 
 @dataclass
@@ -85,6 +93,34 @@ class JoinOracle:
     rows: list[Pair] = field(default_factory=list)
     back: list[tuple[bool, Pair]] = field(default_factory=list)
     back_since: dict[bool, int] = field(default_factory=dict)
+    numbered: list[int] = field(default_factory=lambda: [0, 0])
+    closed: tuple[list[tuple[JoinSpec, int]], ...] = field(default_factory=lambda: ([], []))
+    past: list[tuple[JoinSpec, tuple[int, int]]] = field(default_factory=list)
+    doubt: bool = False
+    settled: list[tuple[JoinSpec, tuple[int, int]]] = field(default_factory=list)
+
+    def change(self, spec: JoinSpec) -> None:
+        """Go on with other options; what is gone by now stays gone."""
+        old = self.spec
+        for side in (LEFT, RIGHT):
+            newest = {held.message.place for held in self._newest(side)}
+            for held in self.held[side]:
+                held.gone |= held.message.place not in newest or self._expired(side, held.at)
+            before, now = old.retention_ms[side], spec.retention_ms[side]
+            if before is not None and (now is None or now > before):
+                self.closed[side].append((old, self.clocks[side]))
+            if old.retention_messages[side] is None:
+                self.numbered[side] = len(self.held[side])
+        self.past.append((old, (self.clocks[LEFT], self.clocks[RIGHT])))
+        self.spec = spec
+
+    def _expired(self, side: int, at: int) -> bool:
+        """Tell whether a place in time of a side is expired for the other one, or was under earlier options."""
+        return any(self._expiry(side, at, spec) <= clocks[1 - side] for spec, clocks in self.past + self.settled)
+
+    def _closed(self, side: int, at: int) -> bool:
+        """Tell whether a side had come too far for a place in time under an earlier, shorter retention."""
+        return any(self._expiry(side, at, spec) <= clock for spec, clock in self.closed[side])
 
     def batch(self, messages: Iterable[Message], wall_ms: int, drain: bool = False) -> list[Pair]:
         """Take a micro-batch: left first, then right, then the outer rows that are due."""
@@ -97,6 +133,8 @@ class JoinOracle:
             self.add_message(message, wall_ms)
         self._release(wall_ms, drain)
         self.clocks = [max(self.clocks[side], self._clock_of(side, wall_ms)) for side in (LEFT, RIGHT)]
+        # what is gone is decided when a micro-batch ends, by its options; later ones do not judge by this clock again
+        self.settled = [(self.spec, (self.clocks[LEFT], self.clocks[RIGHT]))]
         self._unmatched(drain)
         return self.rows[sent_before:]
 
@@ -110,18 +148,26 @@ class JoinOracle:
         if self.spec.by_number:
             at = clock = message.offset - self.first_offset[source]
         self.next_offset[source] = message.offset + 1
-        self.stream_time[source] = max(self.stream_time.get(source, NEVER), message.time)
         self.active_ms[source] = wall_ms
-        mine = _Held(message, at, clock)
-        if self._expiry(side, at) <= clock:
+        if self.spec.max_ahead_ms is not None and message.time > wall_ms + self.spec.max_ahead_ms:
+            self.errors.append(Error(message.place, "in_future"))
+            return
+        self.stream_time[source] = max(self.stream_time.get(source, NEVER), message.time)
+        mine = _Held(message, at, clock, spec=self.spec)
+        if self._expiry(side, at) <= clock or self._closed(side, at):
             self.errors.append(Error(message.place, "out_of_retention"))
             return
         late = self.spec.windows[side] is not None and self._window_end(side, at) <= clock
         for other in sorted(self._newest(1 - side), key=lambda held: held.message.place):
-            if self._expiry(1 - side, other.at) <= self.clocks[side]:
+            if other.gone or self._expired(1 - side, other.at):
+                continue
+            if self._expiry(1 - side, other.at) <= clock:
                 continue
             left, right = (mine, other) if side == LEFT else (other, mine)
-            if self._pairs(left, right):
+            met = self._expiry(side, at) > other.clock
+            if self._pairs(left, right) and not met and self._expiry(side, at, other.spec) > other.clock:
+                self.doubt = True
+            if met and self._pairs(left, right):
                 left.matched = right.matched = True
                 self.back.append((late, Pair("late" if late else "full", left.message.place, right.message.place)))
                 self.back_since.setdefault(late, wall_ms)
@@ -150,13 +196,15 @@ class JoinOracle:
             start -= step
         return start + size
 
-    def _expiry(self, side: int, at: int) -> int:
-        keep = (self.spec.retention_messages if self.spec.by_number else self.spec.retention_ms)[side]
+    def _expiry(self, side: int, at: int, spec: JoinSpec | None = None) -> int:
+        spec = spec or self.spec
+        keep = (spec.retention_messages if spec.by_number else spec.retention_ms)[side]
         return FOREVER if keep is None else self._window_end(side, at) + keep
 
     def _newest(self, side: int) -> list[_Held]:
         keep = None if self.spec.by_number else self.spec.retention_messages[side]
-        return self.held[side] if keep is None else self.held[side][max(0, len(self.held[side]) - keep) :]
+        first = 0 if keep is None else max(0, len(self.held[side]) - keep)
+        return self.held[side] if first < self.numbered[side] else self.held[side][first:]
 
     def _pairs(self, left: _Held, right: _Held) -> bool:
         spec = self.spec
@@ -167,9 +215,7 @@ class JoinOracle:
         distance = right.message.time - left.message.time
         if spec.before is not None and distance < -spec.before:
             return False
-        if spec.after is not None and distance > spec.after:
-            return False
-        return self._expiry(LEFT, left.at) > right.clock and self._expiry(RIGHT, right.at) > left.clock
+        return spec.after is None or distance <= spec.after
 
     def _reached(self, source: Source) -> int:
         if not self.spec.by_number:
@@ -196,8 +242,12 @@ class JoinOracle:
         """Give the first clock of the other side at which no partner can come any more."""
         spec = self.spec
         reach = spec.after if side == LEFT else spec.before
+        if held.gone or self._expired(side, held.at):
+            return NEVER
         ends = [self._expiry(side, held.at)]
         if reach is not None and not spec.by_number:
+            if self._closed(1 - side, held.message.time + reach):
+                return NEVER
             ends.append(self._expiry(1 - side, held.message.time + reach))
         return min(ends)
 
@@ -208,7 +258,7 @@ class JoinOracle:
             newest = {held.message.place for held in self._newest(side)}
             for held in sorted(self.held[side], key=lambda held: held.message.place):
                 place = held.message.place
-                due = self._last_chance(side, held) <= self.clocks[1 - side] or place not in newest
+                due = held.gone or self._last_chance(side, held) <= self.clocks[1 - side] or place not in newest
                 if not held.matched and not held.shown and (due or drain):
                     held.shown = True
                     reason = "full" if due else "drain"

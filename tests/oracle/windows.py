@@ -10,10 +10,20 @@ newest event time before the message. A window is closed when `clock >= closes_a
 `clock >= t + gap + 1 + retention`, whatever sessions lie near; so a session has to stay a gap longer, until nothing
 that is accepted can come near it.
 
+Options may `change` between micro-batches. `gone` is then what counts: how far windows were once dropped, which no
+longer retention undoes. A shorter one refuses from the next message on, and drops at the end of its micro-batch, what
+waits first. An update waits only if its policy was on when it came; what waits when its policy is turned off is sent by
+the next micro-batch. Open windows wait for their full result: when those are turned off, the next micro-batch sends all
+that it finds open or ends, as `early`. Without full results, what waits when a window ends is sent then, as `early`.
+
+A message whose own sliding window is gone counts in later ones. If none comes before the last that could show it is
+gone, or before the input ends, it goes to the errors: an accepted message is in a window or in the errors.
+
 Windows by number of messages have a retention, too (`retention_ms` 0 is none). What is open of a group key falls out
-when more than `retention_messages` messages came since its last one, or when the newest event time of its messages and
-the retention are at or before the clock. Then the group key begins anew. A message that finds nothing of its key there
-and is out of retention by time itself is refused.
+when its newest message is not among the newest `retention_messages`, or when the newest event time of its messages and
+the retention are at or before the clock. It is sent as `early` before it goes, unless full results are off and nothing
+waits; then the group key begins anew. A message that finds nothing of its key there and is out of retention by time
+itself is refused.
 
 With one source partition all is decided message by message. With several, windows close in `end_of_batch`, by the
 smallest stream time of the partitions that are not idle. Then the cuts decide which messages come late. What never
@@ -33,8 +43,6 @@ FOREVER = 2**63
 
 Key = tuple[Any, ...]
 Source = tuple[int, int]
-Clock = tuple[int, int]
-"""Stream time before a message, and the stream time as many messages earlier as retention by size keeps."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Message:
     fields: dict[str, Any]
     partition: int = 0
     stream: int = 0
+    timestamp: int | None = None  # the record's own, milliseconds
 
     @property
     def source(self) -> Source:
@@ -82,7 +91,7 @@ class Spec:
     """What the job asks for; aggregates fold in the order (stream, partition, offset).
 
     `kind` is tumbling, hopping, sliding or session; `unit` is time (milliseconds) or messages. `size` is the gap of a
-    session. `early_ms` None is off; `late_ms` 0 is per message.
+    session. `early_ms` and `late_ms`: None is off, 0 is per message.
     """
 
     kind: str
@@ -95,9 +104,11 @@ class Spec:
     retention_ms: int = 0
     retention_messages: int | None = None
     early_ms: int | None = None
-    late_ms: int = 10_000
+    late_ms: int | None = 10_000
+    full: bool = True
     idle_after_ms: int | None = None
     max_ahead_ms: int | None = None
+    edges: tuple[int, ...] = ()  # tumbling windows of different lengths: where they begin, instead of `size`
 
 
 @dataclass
@@ -105,7 +116,7 @@ class Window:
     """One window of one group key.
 
     `first` and `last` bound it: event times, or numbers of messages. `pending_since` is the wall clock of the oldest
-    update that was not sent, `sent` the number of rows so far.
+    update that was not sent, `due` that it waits for a policy that was turned off, `sent` the number of rows so far.
     """
 
     key: Key
@@ -116,6 +127,7 @@ class Window:
     closed: bool = False
     sent: int = 0
     pending_since: int | None = None
+    due: bool = False
     withdrawn: list[Row] = field(default_factory=list)
     shown: Row | None = None
 
@@ -138,21 +150,66 @@ class WindowOracle:
         self.stream_time: dict[Source, int] = {(0, p): NEVER for p in range(partitions)}
         self.active_ms: dict[Source, int] = {}
         self.closing = NEVER
-        # retention by size: the stream time before each message of a source partition, and what is gone for all
+        # retention by size: the stream time before each message of a source partition
         self.befores: dict[Source, list[int]] = {}
-        self.outnumbered = NEVER
+        # windows that close at or before it were dropped
+        self.gone = NEVER
         self.windows: dict[tuple[Key, int], Window] = {}
         self.accepted: list[Message] = []
-        self.clock_of: dict[tuple[int, int, int], Clock] = {}
+        # what was gone for a message when it came
+        self.gone_of: dict[tuple[int, int, int], int] = {}
+        self.unseen: list[Message] = []
         # by number of messages: how many came, and of each group key the messages since it was last not there
         self.came = 0
         self.there: dict[Key, list[Message]] = {}
         self.came_last: dict[Key, int] = {}
         self.errors: list[Error] = []
         self.rows: list[Row] = []
+        # whether a message came since the last drain: without one a drain would show the same again
+        self.fresh = False
         self.refusing = False
         self.disabled = False
         self.outbox: list[Row] = []
+        self.full_off = False
+
+    def change(self, spec: Spec) -> None:
+        """Go on with other options from the next micro-batch on."""
+        old, self.spec = self.spec, spec
+        self.full_off = old.full and not spec.full
+        for window in self.windows.values():
+            off = (spec.late_ms if window.closed else spec.early_ms) is None
+            window.due = window.due or (off and window.pending_since is not None)
+        if spec.unit == "messages" and spec.kind != "session" and not old.retention_ms:
+            self._forget_full_windows()
+        if old.retention_messages is None or spec.retention_messages is None:
+            self.befores = {}
+        elif spec.retention_messages > old.retention_messages:  # nobody remembers more than was needed
+            for befores in self.befores.values():
+                forgotten = max(len(befores) - old.retention_messages, 0)
+                befores[:forgotten] = [NEVER] * forgotten
+
+    def _ahead(self, message: Message, wall_ms: int) -> bool:
+        """DESIGN.md section 6, "far future"."""
+        if self.spec.max_ahead_ms is None:
+            return False
+        written = message.timestamp if message.timestamp is not None and message.timestamp >= 0 else wall_ms
+        return message.time > min(written, wall_ms) + self.spec.max_ahead_ms
+
+    def _forget_full_windows(self) -> None:
+        """Forget what was in full tumbling windows by number: without a retention by time nothing stays of them."""
+        step = 1 if self.spec.kind == "sliding" else self.spec.step or self.spec.size
+        if step != self.spec.size:
+            return
+        for key, mine in list(self.there.items()):
+            full = len(mine) // self.spec.size * self.spec.size
+            del mine[:full]
+            for window in [w for w in self.windows.values() if w.key == key]:
+                del self.windows[key, window.first]
+                window.first, window.last = window.first - full, window.last - full
+                window.closes_at -= full
+                self.windows[key, window.first] = window
+            if not mine:
+                del self.there[key]
 
     # -- the seed's API ------------------------------------------------------------------------------------------
 
@@ -167,31 +224,34 @@ class WindowOracle:
             return []
         own = self.stream_time.get(message.source, NEVER)
         self.next_offset[message.source] = message.offset + 1
+        self.fresh = True
         self.active_ms[message.source] = wall_ms
-        # an event time too far ahead of the wall clock must not move stream time
-        if self.spec.max_ahead_ms is not None and message.time > wall_ms + self.spec.max_ahead_ms:
+        # an event time too far ahead of when it was written (or of the wall clock) must not move stream time
+        if self._ahead(message, wall_ms):
             self.errors.append(Error(message.place, "in_future"))
             return []
         before = max(own, self.closing)
-        clock = before, max(self._outnumbered(message.source, own), self.outnumbered)
+        gone = max(before - self.spec.retention_ms, self._outnumbered(message.source, own), self.gone)
         self.stream_time[message.source] = max(own, message.time)
         # 2: out of retention
         key = tuple(message.fields[name] for name in self.spec.keys)
         if self.spec.unit == "messages":
-            self._arrive(key, before if self.exact else self.closing)
-            clock = (before if self.exact else self.closing), NEVER
-        if not self._acceptable(message, key, clock):
+            clock = before if self.exact else self.closing
+            self._arrive(key, clock)
+            gone = clock - self.spec.retention_ms
+        if not self._acceptable(message, key, gone):
             self.errors.append(Error(message.place, "out_of_retention"))
             return []
         # 4: does it belong to a new window? what it passes is full
         if self.exact and self.spec.unit == "time":
             self._open_next_window(max(before, message.time))
         self.accepted.append(message)
-        self.clock_of[message.place] = clock
+        self.gone_of[message.place] = gone
         # 5: add it to every window that includes it
-        updated = self._add(message, key, clock, wall_ms)
+        updated = self._add(message, key, gone)
         for window in updated:
-            if window.pending_since is None:
+            wanted = self.spec.late_ms if window.closed else self.spec.early_ms
+            if window.pending_since is None and wanted is not None:
                 window.pending_since = wall_ms
         if self.spec.unit == "messages" and self.spec.kind != "session":
             self._close_by_number(key)
@@ -206,6 +266,7 @@ class WindowOracle:
     def skip(self, message: Message, wall_ms: int) -> None:
         """Pass over a message that cannot be read: its source partition is alive, its time unknown."""
         self.next_offset[message.source] = max(self.next_offset.get(message.source, NEVER), message.offset + 1)
+        self.fresh = True
         self.active_ms[message.source] = wall_ms
 
     def timeout(self, wall_ms: int, *, early: bool = True) -> list[Row]:
@@ -220,12 +281,20 @@ class WindowOracle:
     def end_of_batch(self, wall_ms: int, drain: bool = False) -> list[Row]:
         """End a micro-batch: close by the partitions' smallest stream time, then timeout, purge, and drain if asked."""
         sent_before = len(self.rows)
+        drain, self.fresh = drain and self.fresh, self.fresh and not drain
         if self.spec.unit == "time":
             self._open_next_window(self._smallest_stream_time(wall_ms))
         else:
             self.closing = max(self.closing, self._smallest_stream_time(wall_ms))
             self._fall_out(self.closing)
-        self.timeout(wall_ms, early=not drain)  # a drained row stands for an early one due in the same micro-batch
+        # a row of every open window stands for an early one due in the same micro-batch
+        self.timeout(wall_ms, early=not drain and not self.full_off)
+        if self.full_off and not drain:
+            for window in self._in_order():
+                if not window.closed:
+                    self._emit(window, "early")
+            self._send()
+        self.full_off = False
         if self.spec.unit == "time":
             self._purge(wall_ms)
         if drain:
@@ -240,6 +309,7 @@ class WindowOracle:
         for window in self._in_order():
             if not window.closed:
                 self._emit(window, "drain")
+        self._give_up(FOREVER)
         self._send()
 
     # -- clocks --------------------------------------------------------------------------------------------------
@@ -250,11 +320,9 @@ class WindowOracle:
     def _smallest(self, clocks: dict[Source, int], wall_ms: int) -> int:
         """Give the smallest clock of the source partitions that are not idle."""
         idle = self.spec.idle_after_ms
-        awake = [
-            clock
-            for source, clock in clocks.items()
-            if idle is None or wall_ms - self.active_ms.setdefault(source, wall_ms) < idle
-        ]
+        for source in clocks:  # one that never came is silent since the first micro-batch
+            self.active_ms.setdefault(source, wall_ms)
+        awake = [clock for source, clock in clocks.items() if idle is None or wall_ms - self.active_ms[source] < idle]
         # when all are idle nobody can hold the others back
         return min(awake) if awake else max(clocks.values(), default=NEVER)
 
@@ -268,47 +336,53 @@ class WindowOracle:
         keep, befores = self.spec.retention_messages, self.befores.get(source, [])
         return befores[number - keep] if keep is not None and number >= keep else NEVER
 
-    def _takes(self, closes_at: int, clock: Clock) -> bool:
-        """Tell whether a window can still be updated; the earlier of the two retentions wins."""
-        return closes_at + self.spec.retention_ms > clock[0] and closes_at > clock[1]
-
     def _open_next_window(self, clock: int) -> None:
         """Let the clock pass: every window whose end it reached is full and goes to the outputs."""
         self.closing = max(self.closing, clock)
         for window in self._in_order():
             if not window.closed and window.closes_at <= self.closing:
                 window.closed = True
-                self._emit(window, "full")
+                self._end(window)
         self._send()
 
     def _purge(self, wall_ms: int) -> None:
         """Drop windows that take nothing any more, what waits of them first."""
         standing = {source: self._standing(source, len(self.befores.get(source, []))) for source in self.stream_time}
-        self.outnumbered = max(self.outnumbered, self._smallest(standing, wall_ms))
+        self.gone = max(self.gone, self.closing - self.spec.retention_ms, self._smallest(standing, wall_ms))
         for place, window in sorted(self.windows.items(), key=lambda item: (item[1].closes_at, repr(item[1].key))):
             longer = self.spec.size if self.spec.kind == "session" else 0
-            if not self._takes(window.closes_at + longer, (self.closing, self.outnumbered)):
+            if window.closes_at + longer <= self.gone:
                 if window.pending_since is not None:
                     self._emit(window, "late")
                 del self.windows[place]
+        self._give_up(self.gone)
         self._send()
+
+    def _give_up(self, gone: int) -> None:
+        """Refuse what no sliding window showed and none can any more, or none will."""
+        for message in [m for m in self.unseen if m.time + self.spec.size + 1 <= gone]:
+            self.errors.append(Error(message.place, "out_of_retention"))
+            self.unseen.remove(message)
+            self.accepted.remove(message)
 
     # -- which windows -------------------------------------------------------------------------------------------
 
-    def _acceptable(self, message: Message, key: Key, clock: Clock) -> bool:
+    def _acceptable(self, message: Message, key: Key, gone: int) -> bool:
         spec = self.spec
         if spec.unit == "messages":
-            return key in self.there or not spec.retention_ms or message.time + spec.retention_ms > clock[0]
+            return key in self.there or not spec.retention_ms or message.time > gone
         if spec.kind == "sliding":
             # the last window that could ever hold it
-            return self._takes(message.time + spec.size + 1, clock)
+            return message.time + spec.size + 1 > gone
         if spec.kind == "session":
-            return self._takes(message.time + spec.size + 1, clock)
-        return any(self._takes(start + spec.size, clock) for start in self._starts(message.time))
+            return message.time + spec.size + 1 > gone
+        return any(self._stop(start) > gone for start in self._starts(message.time))
 
     def _starts(self, time: int) -> list[int]:
         """Starts of all windows `[start, start + size)` that hold a time, by trying one after the other."""
         spec = self.spec
+        if spec.edges:
+            return [max(edge for edge in spec.edges if edge <= time)]
         step = spec.step or spec.size
         start = spec.origin + (time - spec.origin) // step * step
         starts = []
@@ -317,22 +391,27 @@ class WindowOracle:
             start -= step
         return sorted(starts)
 
+    def _stop(self, start: int) -> int:
+        """End of the window that begins at a start."""
+        edges = self.spec.edges
+        return edges[edges.index(start) + 1] if edges else start + self.spec.size
+
     def _near(self, time: int, key: Key) -> list[Window]:
         """Sessions of a key at a distance of at most the gap."""
         gap = self.spec.size
         return [w for w in self.windows.values() if w.key == key and w.first - gap <= time <= w.last + gap]
 
-    def _add(self, message: Message, key: Key, clock: Clock, wall_ms: int) -> list[Window]:
+    def _add(self, message: Message, key: Key, gone: int) -> list[Window]:
         if self.spec.unit == "messages":
             return self._add_by_number(message, key)
         if self.spec.kind == "session":
-            return self._add_to_session(message, key, wall_ms)
+            return self._add_to_session(message, key)
         if self.spec.kind == "sliding":
-            return self._add_to_sliding(message, key, clock)
+            return self._add_to_sliding(message, key, gone)
         updated = []
         for start in self._starts(message.time):
-            end = start + self.spec.size
-            if self._takes(end, clock):
+            end = self._stop(start)
+            if end > gone:
                 window = self._window(key, start, end, end)
                 window.messages.append(message)
                 updated.append(window)
@@ -347,42 +426,47 @@ class WindowOracle:
             self.windows[key, first] = window
         return window
 
-    def _add_to_sliding(self, message: Message, key: Key, clock: Clock) -> list[Window]:
+    def _add_to_sliding(self, message: Message, key: Key, gone: int) -> list[Window]:
         size, time = self.spec.size, message.time
         own = (key, time - size)
-        fresh = own not in self.windows and self._takes(time + 1, clock)
-        if fresh:
+        if own not in self.windows and time + 1 > gone:
             window = self._window(key, time - size, time, time + 1)
             window.messages = [
                 m
                 for m in self.accepted[:-1]
                 if tuple(m.fields[name] for name in self.spec.keys) == key
                 and time - size <= m.time <= time
-                and self._takes(window.closes_at, self.clock_of[m.place])
+                and window.closes_at > self.gone_of[m.place]
             ]
+            self.unseen = [m for m in self.unseen if m not in window.messages]
         updated = []
         for window in self.windows.values():
-            if window.key == key and window.first <= time <= window.last and self._takes(window.closes_at, clock):
+            if window.key == key and window.first <= time <= window.last and window.closes_at > gone:
                 window.messages.append(message)
                 updated.append(window)
+        if not updated:
+            self.unseen.append(message)
         return updated
 
-    def _add_to_session(self, message: Message, key: Key, wall_ms: int) -> list[Window]:
+    def _add_to_session(self, message: Message, key: Key) -> list[Window]:
         gap, time = self.spec.size, message.time
         near = self._near(time, key)
         merged = Window(key, time, time, time + gap + 1)
         merged.messages.append(message)
-        merged.pending_since = wall_ms
         for window in near:
             merged.first, merged.last = min(merged.first, window.first), max(merged.last, window.last)
             merged.messages.extend(window.messages)
             merged.withdrawn.extend(window.withdrawn)
             if window.pending_since is not None:
-                merged.pending_since = min(merged.pending_since, window.pending_since)
+                since = merged.pending_since
+                merged.pending_since = window.pending_since if since is None else min(since, window.pending_since)
+            merged.due = merged.due or window.due
             del self.windows[key, window.first]
         merged.messages.sort(key=self.accepted.index)
         merged.closes_at = merged.last + gap + 1
         merged.closed = merged.closes_at <= self.closing
+        if (self.spec.late_ms if merged.closed else self.spec.early_ms) is None and not merged.due:
+            merged.pending_since = None  # what waited as late is part of an open session again, or the other way round
         for window in near:
             if (window.first, window.last) == (merged.first, merged.last):
                 merged.sent, merged.shown = window.sent, window.shown
@@ -417,7 +501,7 @@ class WindowOracle:
         """Windows by number of messages are full with their last message, and nothing can come late."""
         for window in self._in_order():
             if window.key == key and len(self.there[key]) > window.last:
-                self._emit(window, "full")
+                self._end(window)
                 del self.windows[key, window.first]
         self._send()
 
@@ -429,12 +513,12 @@ class WindowOracle:
             return
         for window in self._in_order():  # a session ends when `size` messages in a row came without its key
             if window.key != key and self.came - 1 - window.last >= self.spec.size:
-                self._emit(window, "full")
+                self._end(window)
                 del self.windows[window.key, window.first], self.there[window.key]
         self._send()
 
     def _fall_out(self, clock: int) -> None:
-        """Drop what is open of group keys that are out of retention, what waits of it first."""
+        """Send and drop what is open of group keys that are out of retention."""
         spec = self.spec
         for key, mine in list(self.there.items()):
             many = spec.retention_messages is not None and self.came - self.came_last[key] > spec.retention_messages
@@ -443,8 +527,7 @@ class WindowOracle:
                 continue
             for window in self._in_order():
                 if window.key == key:
-                    if window.pending_since is not None and spec.early_ms is not None:
-                        self._emit(window, "early")
+                    self._end(window, "early")
                     del self.windows[key, window.first]
             del self.there[key]
         self._send()
@@ -470,12 +553,15 @@ class WindowOracle:
         for window in self._in_order():
             if window.pending_since is None:
                 continue
-            waited = wall_ms - window.pending_since
-            if window.closed:
-                if waited >= self.spec.late_ms:
-                    self._emit(window, "late")
-            elif early and self.spec.early_ms is not None and waited >= self.spec.early_ms:
-                self._emit(window, "early")
+            period = self.spec.late_ms if window.closed else self.spec.early_ms
+            due = window.due or (period is not None and wall_ms - window.pending_since >= period)
+            if due and (window.closed or early):
+                self._emit(window, "late" if window.closed else "early")
+
+    def _end(self, window: Window, reason: str = "full") -> None:
+        """Send a window that is full, or goes unfinished; without full results what waits of it."""
+        if self.spec.full or self.full_off or window.pending_since is not None:
+            self._emit(window, reason if self.spec.full else "early")
 
     def _emit(self, window: Window, reason: str) -> None:
         for row in window.withdrawn:
@@ -484,7 +570,7 @@ class WindowOracle:
         row = self.row_of(window, reason)
         window.shown = row
         window.sent += 1
-        window.pending_since = None
+        window.pending_since, window.due = None, False
         self.outbox.append(row)
 
     def row_of(self, window: Window, reason: str) -> Row:

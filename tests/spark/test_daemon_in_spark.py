@@ -69,6 +69,7 @@ def used_again(spark: Any) -> None:
             return
 
 
+@pytest.mark.long
 def test_a_job_outlives_the_daemons_and_a_worker_of_each(spark: Any, tmp_path: Path) -> None:
     rows, per_batch = 6_000, 400
     random = np.random.default_rng(31)

@@ -1,4 +1,4 @@
-"""The demo, small: a job dies inside a micro-batch and loses its disk; what it emits in the end is right all the same.
+"""The demo, small: a disk is taken under a job, then it dies inside a micro-batch; what it emits is right all the same.
 
 In between the restore is broken on purpose, by leaving out a single replayed message: it must not get away with it.
 """
@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from recovery.demo.run import Failed, Story, show
+from recovery.demo.run import show
+from recovery.demo.story import Failed, Story
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 def test_a_disaster_changes_nothing_and_a_broken_restore_is_found(spark: Any, tmp_path: Path) -> None:
     text = io.StringIO()
-    story = Story(tmp_path / "demo", Console(file=text, width=200), days=6, offsets=300)
+    story = Story(tmp_path / "demo", Console(file=text, width=200), days=20, offsets=300)
     story.prepare()
     story.disaster()
+    assert (story.told.queued > 0, story.told.others > 0, story.told.beside > 0) == (True, True, True)
+    assert story.told.restores == 0  # all that before anything stopped
     killed_in = int(text.getvalue().partition("inside micro-batch ")[2].partition(",")[0])
     assert not (tmp_path / "demo/checkpoint/commits" / str(killed_in)).exists()
     assert (tmp_path / "demo/checkpoint/offsets" / str(killed_in)).exists()

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.demo.flights import make_archive
 from recovery.demo.proof import Proof, prove
+from recovery.drill.flights import make_archive
 
 pytestmark = pytest.mark.spark
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drill import Drill, Verdict
-from recovery.drill_job import CHECKPOINT
-from recovery.drill_report import drill_json, write_html
-from recovery.drill_scenarios import CATALOGUE, choose, in_order
+from recovery.drill.drill import Drill, Verdict
+from recovery.drill.job import CHECKPOINT
+from recovery.drill.report import drill_json, write_html
+from recovery.drill.scenarios import CATALOGUE, choose, in_order
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BROKEN_BUILDS = Path(__file__).resolve().parent / "broken_builds"

@@ -17,7 +17,7 @@ from backend.sources.archive_files import write_archive
 from bench.data import TIME, topic_rows, typed
 from tests.support.own_job import ARCHIVE, ROWS
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 START_MS, MICRO_BATCHES = 1_700_000_000_000, 6

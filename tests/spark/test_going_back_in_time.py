@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from recovery.replay import read_pointers
-from recovery.told import Recorder
+from recovery.restore.replay import read_pointers
+from recovery.restore.tries import Recorder
 from tests.spark.test_rules_in_spark import expected, last_revisions, messages, start, write
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 BACK_TO = 1
 
@@ -56,7 +56,7 @@ def test_packages_lead_back_and_no_restart_is_needed(spark, tmp_path: Path, rows
 @pytest.mark.parametrize("ended", ["off"], indirect=True)
 def test_changelog_and_source_lead_back(spark, tmp_path: Path, rows, ended) -> None:
     listener = Recorder()
-    query = start(spark, tmp_path, snapshots="off", listeners=(listener,))
+    query = start(spark, tmp_path, snapshots="off", queue_bytes="off", listeners=(listener,))
     query.await_termination()
     replayed = {(one.shard, one.commit, one.how, one.failed) for one in listener.tries if one.how != "package"}
     assert replayed == {(shard, pointer.commit.name, "replay", "") for shard, pointer in ended.items()}

@@ -23,10 +23,10 @@ import pytest
 
 from backend.sources.archive_files import write_archive
 from bench.data import TIME, topic_rows, typed
-from recovery.told import moves
+from recovery.restore.tries import moves
 from tests.support.moving_job import KILLS, SNAPSHOT_EVERY
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[2]
 START_MS, SIZE_MS = 1_700_000_000_000, 10_000
@@ -74,10 +74,9 @@ def messages(home: Path) -> dict[str, list[tuple[str, int, int]]]:
     return {name: make(home / name, ROWS * number) for name, number in MICRO_BATCHES.items()}
 
 
-@pytest.fixture(scope="module")
-def told(home: Path, messages: dict[str, Any]) -> Told:
-    """Run both jobs; give what they told, by job."""
-    command = [sys.executable, "-m", "tests.support.moving_job", str(home), str(ROWS)]
+def run(home: Path, job: str) -> list[dict[str, Any]]:
+    """Run jobs in a process; give what they told."""
+    command = [sys.executable, "-m", "tests.support.moving_job", str(home), str(ROWS), job]
     with (home / "log").open("w") as log:
         done = subprocess.run(
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=log,
@@ -87,8 +86,16 @@ def told(home: Path, messages: dict[str, Any]) -> Told:
     for line in lines:
         del line["at"]
     assert done.returncode == 0, (lines[-1:], (home / "log").read_text()[-3000:])
-    cut = next(at for at, line in enumerate(lines) if line["event"] == "ended") + 1
-    return {"alternate": lines[:cut], "kill": lines[cut:]}
+    return lines
+
+
+@pytest.fixture(scope="module")
+def told(home: Path, messages: dict[str, Any]) -> Told:
+    """Run the jobs; give what they told, by job."""
+    lines = run(home, "moving") + run(home, "placed")
+    ends = [at + 1 for at, line in enumerate(lines) if line["event"] == "ended"]
+    parts = [lines[low:high] for low, high in pairwise([0, *ends])]
+    return {part[-1]["job"]: part for part in parts}
 
 
 def test_a_shard_alternates_between_two_executors_at_every_micro_batch(
@@ -127,3 +134,31 @@ def test_executors_die_in_turn_and_the_query_goes_on(home: Path, told: Told, mes
     assert {version for version in moved if version > KILLS[0]}, "somebody took over what was lost"
     packages = [path.name for path in (home / "kill").glob("checkpoint/rewind/snapshots/*/*.full.json")]
     assert len(packages) > MICRO_BATCHES["many"] // SNAPSHOT_EVERY
+
+
+def test_who_takes_over_with_a_copy_fetches_no_whole_package(home: Path, told: Told, messages: dict[str, Any]) -> None:
+    [killed] = [line for line in told["standby"] if line["event"] == "killed"]
+    assert killed["copied"] > 0
+    published = {line["version"]: line for line in told["standby"] if line["event"] == "published"}
+    taken = [move for shard in published[killed["version"]]["shards"] for move in moves(shard)]
+    print(f"copies were given {killed['copied']:,} bytes; taken over in micro-batch {killed['version']}: {taken}")
+    assert [move.how for move in taken if move.how != "steps"] == []
+    assert told["standby"][-1] == {"event": "ended", "job": "standby", "same": True, "restores": 0}
+    assert found(home / "standby" / "results") == (expected(messages["many"]), 0)
+
+
+def test_a_shard_of_a_dead_executor_runs_at_once_where_its_copy_is(
+    home: Path, told: Told, messages: dict[str, Any]
+) -> None:
+    ended = told["placed"][-1]
+    [left] = ended["left"]
+    assert left in ended["before"]
+    assert set(ended["before"]) != {left}
+    assert ended["after"] == [left, left], "not on the executor that came in its place, and not held back for it"
+    assert ended["restores"] == 0
+    assert ended["copied"][0] == 0 < ended["copied"][1]
+    # at its own start the query is placed anew: only what the death made move is told by this
+    since = [line for line in told["placed"] if line["event"] == "published" and line["version"] > ended["died_after"]]
+    assert since
+    assert {move.how for line in since for shard in line["shards"] for move in moves(shard)} <= {"steps"}
+    assert found(home / "placed" / "results") == (expected(messages["many"]), 0)

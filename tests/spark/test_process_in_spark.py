@@ -16,7 +16,7 @@ from backend import archive, key_value_store, list_state, map_state, session_sto
 from backend.sources.archive_files import WRITE_SCHEMA
 from backend.stores.session_store import SessionKey
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 RESULT = pa.schema([("user", pa.string()), ("times", pa.list_(pa.int64())), ("n", pa.int64()), ("windows", pa.int64())])
 USERS = ("anna", "bert", "cleo", "dora", "emil")
@@ -96,6 +96,7 @@ def _expected(last: int) -> dict[str, list[int]]:
     return {user: [100 * offset for offset in range(last) if offset % 5 == n] for n, user in enumerate(USERS)}
 
 
+@pytest.mark.long
 def test_stores_go_on_after_a_restart_without_the_local_disk(spark: Any, tmp_path: Path) -> None:
     for first, last in ((0, 100), (100, 150)):
         _write(tmp_path / "in", first, last)

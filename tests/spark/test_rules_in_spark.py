@@ -10,11 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import RDD
+from pyspark.sql.conf import RuntimeConfig
 
-from backend import archive, count, max_, median, session, stream, tumbling
+from backend import archive, count, kafka, max_, median, session, stream, tumbling
 from backend.errors import ManifestMismatch
 from backend.sources.archive_files import write_archive
-from recovery.replay import read_pointers
+from backend.spark.session.settings import apart
+from recovery.commit.outputs import forget_outputs
+from recovery.restore.replay import read_pointers
+from tests.support.collecting import CollectSink
 
 pytestmark = pytest.mark.spark
 
@@ -32,8 +37,6 @@ def messages(n, *, first=0, partitions=2):
 
 
 def write(path: Path, rows):
-    if path.exists():
-        shutil.rmtree(path)
     table = pa.table(
         {
             "topic": ["t"] * len(rows),
@@ -135,18 +138,32 @@ def test_sparks_state_holds_the_pointer_only(spark, ran):
     pointers = read_pointers(spark, str(path / "checkpoint"), 2)
     assert sorted(pointers) == [0, 1]
     spark.streams.active  # noqa: B018 - starts the coordinator that the reader asks for
-    from backend.spark.settings import settings
-
-    with settings(spark, 2, 1000):
-        rows = (
-            spark.read.format("statestore")
-            .option("stateVarName", "pointer")
-            .load(str(path / "checkpoint"))
-            .selectExpr("length(value.value) as bytes")
-            .collect()
-        )
+    rows = (
+        apart(spark, 2, 1000)
+        .read.format("statestore")
+        .option("stateVarName", "pointer")
+        .load(str(path / "checkpoint"))
+        .selectExpr("length(value.value) as bytes")
+        .collect()
+    )
     assert len(rows) == 2
     assert all(row["bytes"] < 1000 for row in rows)
+
+
+def test_what_only_reads_changes_no_setting_of_the_users_session(spark, ran, monkeypatch):
+    path, _ = ran
+    changed, change, to_dataframe = [], RuntimeConfig.set, RDD.toDF
+    monkeypatch.setattr(RuntimeConfig, "set", lambda conf, *words: changed.append(conf) or change(conf, *words))
+    spark.createDataFrame([(1,)], "n int").createOrReplaceTempView("users")
+    assert len(read_pointers(spark, str(path / "checkpoint"), 2)) == 2
+    clone = apart(spark, 7, 1000)
+    assert changed
+    assert all(conf is not spark.conf for conf in changed)
+    found = [one.conf.get("spark.sql.shuffle.partitions") for one in (clone, spark)]
+    assert found == ["7", "2"]
+    assert clone.table("users").collect() == [(1,)], "it has what the session has"
+    assert RDD.toDF is to_dataframe, "what RDDs become belongs to whom it did"
+    spark.catalog.dropTempView("users")
 
 
 def test_each_shard_staged_once_per_micro_batch(ran):
@@ -176,13 +193,14 @@ def test_a_lost_disk_is_restored_and_the_end_is_the_same(spark, ran, tmp_path):
     for moved in ("results", "errors"):
         shutil.rmtree(again / moved)
     # the same checkpoint, no local state, and three hundred messages more
-    write(again / "archive", messages(1300))
+    write(again / "archive" / "more", messages(1300, first=1000))
     shutil.rmtree(again / "local")
     seen = []
 
     class Listener:
         def start(self, restoring):
-            seen.append(("start", restoring.shard, restoring.how, "no local state" in restoring.why))
+            why = "its state was missing, and its input is queued"
+            seen.append(("start", restoring.shard, restoring.how, why in restoring.why))
 
         def batch(self, *_):
             seen.append(("batch",))
@@ -194,12 +212,15 @@ def test_a_lost_disk_is_restored_and_the_end_is_the_same(spark, ran, tmp_path):
             seen.append(("end", restoring.shard))
 
     path.rename(away := path.with_name("away"))  # nothing may still be read at the place that the copy was made of
+    with pytest.raises(ManifestMismatch, match="rewind outputs"):  # its outputs were not moved with it
+        start(spark, again)
+    forget_outputs(str(again / "checkpoint"))
     try:
         query = start(spark, again, listeners=(Listener(),))
         assert query.await_termination(240)
     finally:
         away.rename(path)
-    assert query.progress.restores == 1
+    assert (query.progress.restores, query.progress.adopted) == (0, 2)
     assert ("start", 0, "replay", True) in seen
     assert ("start", 1, "replay", True) in seen
     assert {event for event in seen if event[0] == "end"} == {("end", 0), ("end", 1)}
@@ -221,6 +242,30 @@ def test_another_window_on_an_old_checkpoint_is_refused_with_the_difference(spar
         other.start(spark, checkpoint=path / "checkpoint", results=tmp_path / "r", errors=tmp_path / "e", shards=2)
 
 
+class Told(CollectSink):
+    """A sink that takes note of what it is told before it is opened, and opens for nobody."""
+
+    planned = None
+
+    def resume_from(self, planned):
+        self.planned = planned
+
+    def open(self, query):
+        raise ValueError("this sink stays closed")
+
+
+def test_a_sink_is_told_the_newest_planned_micro_batch_before_it_is_opened(spark, ran, tmp_path):
+    path, _ = ran
+    planned = [int(name.name) for name in (path / "checkpoint" / "offsets").iterdir() if name.name.isdecimal()]
+    shutil.copytree(path / "archive", tmp_path / "archive")
+    for where, newest in ((path, max(planned)), (tmp_path, -1)):
+        sink = Told()
+        forget_outputs(str(where / "checkpoint"))
+        with pytest.raises(ValueError, match="this sink stays closed"):
+            job(where).start(spark, checkpoint=where / "checkpoint", sink=sink, shards=2, until="end", retain=100)
+        assert sink.planned == newest
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -229,7 +274,7 @@ def test_another_window_on_an_old_checkpoint_is_refused_with_the_difference(spar
         ({"until": "noon"}, "until='noon'"),
         ({"trigger": "often"}, "trigger='often'"),
         ({"retain": 0}, "retain=0"),
-        ({"snapshot": True}, "snapshot=True"),
+        ({"snapshots": True}, "snapshots=True"),
     ],
 )
 def test_bad_options_fail_before_anything_starts(spark, tmp_path, options, named):
@@ -252,6 +297,15 @@ def test_unknown_fields_fail_before_anything_starts(spark, tmp_path, event_time,
         ).start(spark, checkpoint=tmp_path / "c", results=tmp_path / "r", errors=tmp_path / "e")
 
 
+def test_a_typing_error_in_the_fields_is_a_value_error(spark):
+    with pytest.raises(ValueError, match=r"value='user strnig': is not Spark DDL.*STRNIG"):
+        archive("nowhere", value="user strnig").fields()
+    with pytest.raises(ValueError, match=r"value='k string, K string': the field 'k' is named twice"):
+        archive("nowhere", value="k string, K string").fields()
+    with pytest.raises(ValueError, match="key='user strnig': is not Spark DDL"):
+        kafka("t", servers="localhost:1", value="x long", key="user strnig").fields()
+
+
 def test_windows_without_a_key_and_sessions_by_number_need_one_shard_or_partition_routing(spark, tmp_path):
     write(tmp_path / "archive", messages(10))
     source = archive(str(tmp_path / "archive"), value="key string, x long, at long")
@@ -264,7 +318,7 @@ def test_windows_without_a_key_and_sessions_by_number_need_one_shard_or_partitio
 
 
 def test_the_shards_grouping_values_fall_into_their_partitions(spark):
-    from backend.spark.routing import grouping_values, murmur3_int
+    from backend.spark.pack.routing import grouping_values, murmur3_int
 
     found = spark.sql("select hash(0) a, hash(1) b, hash(12345) c, hash(-7) d").collect()[0]
     assert (found.a, found.b, found.c, found.d) == tuple(murmur3_int(v) for v in (0, 1, 12345, -7))

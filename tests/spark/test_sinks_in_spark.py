@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backend.sinks.foreach import CollectSink
+from backend.process import ProcessOperator
+from backend.sinks import foreach_batch
 from backend.sinks.parquet import ParquetSink
 from backend.sinks.tables import pack
+from tests.support.collecting import CollectSink
 
 pytestmark = pytest.mark.spark
 
@@ -68,3 +70,27 @@ def test_the_collecting_sink_takes_frames_from_spark(spark: Any) -> None:
     sink.publish(frames(spark, 5, tasks), 5)
     assert sink.results[5].column("n").to_pylist() == [1, 2, 1, 2]
     assert tasks.value == 3
+
+
+def test_a_function_may_run_many_actions_on_its_dataframes_and_the_operator_runs_once(
+    spark: Any, tmp_path: Path
+) -> None:
+    tasks = spark.sparkContext.accumulator(0)
+    seen: list[Any] = []
+
+    def function(results: Any, errors: Any, version: int) -> None:
+        keys = results.groupBy("n").count()
+        rows = results.join(keys, "n").orderBy("id")
+        seen.append((version, [(row.id, row.n, row["count"]) for row in rows.collect()], results.count()))
+        seen.append((dict(results.dtypes)["window_start"], dict(errors.dtypes)["event_time"], errors.count()))
+
+    sink = foreach_batch(function)
+    result = pa.schema([("window_start", pa.int64()), ("n", pa.int64())])
+    sink.begin(str(tmp_path / "outbox"), ProcessOperator(lambda batch, context: None, result, stores=[], fields=[]))
+    sink.open("q")
+    assert [one["errors"] for one in sink.publish(frames(spark, 3, tasks), 3)] == [0, 2, 0]
+    assert tasks.value == 3
+    assert seen == [
+        (3, [("3-0-0", 1, 2), ("3-0-1", 2, 2), ("3-1-0", 1, 2), ("3-1-1", 2, 2)], 4),
+        ("timestamp", "timestamp", 2),
+    ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from recovery.state_source import RewindStateSource
+from recovery.inspect.data_source import RewindStateSource
 from tests.support.windows import make_windows
 
 if TYPE_CHECKING:

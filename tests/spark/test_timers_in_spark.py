@@ -38,7 +38,7 @@ def write(path: Path, rows: list[tuple[int, int]]) -> None:
     write_archive(path, pa.table(arrays))
 
 
-def run_until(spark, path: Path, window, wanted, **options):
+def run_until(spark, path: Path, window, wanted, patience_s=PATIENCE_S, **options):
     """Start a query that is never fed again; gives its rows once they are as many as wanted."""
     source = archive(str(path / "archive"), value="key string, at long, s long")
     query = (
@@ -57,7 +57,7 @@ def run_until(spark, path: Path, window, wanted, **options):
     )
     try:
         found = []
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + patience_s
         while len(found) < wanted and time.monotonic() < until:
             assert query.is_active, query.exception
             time.sleep(0.3)
@@ -102,3 +102,15 @@ def test_idle_input_closes_windows_without_new_data(spark, tmp_path):
     found = run_until(spark, tmp_path, session("30 seconds"), 2, idle_after="2 seconds")
     # partition 1 holds both sessions open until it is silent for long enough
     assert found == [("full", 0, 5, "p0", [5], True), ("full", 0, 6, "p1", [6], True)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("10 seconds", "10 seconds"), ("1 hour", "2 seconds"), (None, "2 seconds")]
+)
+def test_a_job_that_starts_again_closes_windows_of_idle_input_without_new_data(spark, tmp_path, before, after):
+    """Spark makes no micro-batch of its own after a start, until something new comes."""
+    write(tmp_path / "archive", [(0, 5), (0, 65), (1, 6)])
+    first = run_until(spark, tmp_path, tumbling("1 minute"), 1, idle_after=before, patience_s=8)
+    assert first == []
+    found = run_until(spark, tmp_path, tumbling("1 minute"), 2, idle_after=after)
+    assert found == [("full", 0, 0, "p0", [5], True), ("full", 0, 0, "p1", [6], True)]

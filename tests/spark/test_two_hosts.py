@@ -19,17 +19,17 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from recovery.compare import Output, compare, read_output
-from recovery.drill_job import CHECKPOINT, ERRORS, LOCAL, RESULTS
-from recovery.drill_process import Event, each, executors, inside, query_id
+from recovery.commit.pointer import Commit
+from recovery.drill.job import CHECKPOINT, ERRORS, LOCAL, RESULTS
+from recovery.drill.process import Event, each, executors, inside, query_id
+from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.inspect.compare import Output, compare, read_output
 from recovery.killpoints import POINTS, order, taken
-from recovery.pointer import Commit
-from recovery.survey import Checkpoint
 from tests.conftest import ROOT
 from tests.crash import kill_job
 from tests.support.standalone import TWO_NAMES, Cluster, OnCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1500)]
 
 T = TypeVar("T")
 MESSAGES = 256

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from backend import archive, count, hopping, max_, mean, median, session, sliding, stream, sum_, tumbling
-from recovery.demo.flights import make_archive, read_flights
+from recovery.drill.flights import make_archive, read_flights
 
 pytestmark = pytest.mark.spark
 

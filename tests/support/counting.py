@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import ERROR_SCHEMA, OFFSET, PARTITION, STREAM, TIME, MicroBatch, Outcome, Proof
-from backend.store import Region, region_range
+from backend.store.protocol import Region, region_range
 
 MASK = 2**64 - 1
 
@@ -36,6 +36,7 @@ def plain_digest(keys, values) -> int:
 class CountingOperator:
     result_schema = pa.schema([pa.field("key", pa.string()), pa.field("count", pa.int64())])
     input_fields = ("key",)
+    replays = True
 
     def process(self, batch: MicroBatch, work) -> Outcome:
         keys, values = self.replay_rows(batch.messages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from backend.memory import MemoryStore
+from backend.store.memory import MemoryStore
 
 
 class CountingStore(MemoryStore):

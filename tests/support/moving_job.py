@@ -1,8 +1,10 @@
-"""Jobs on two executors with a disk each, in a process of their own: `python -m tests.support.moving_job <directory>`.
+"""Jobs on two executors with a disk each: `python -m tests.support.moving_job <directory> <rows> <job>`.
 
 `alternate` has one shard, and its tasks run on the other executor at every micro-batch: a task that only waits holds
-the slot of the one that had the last turn. `kill` has two shards, and both executors die in turn, with their disks.
-What came of it is told on standard output, one JSON object per line.
+the slot of the one that had the last turn. `kill` has two shards, and both executors die in turn, with their disks. In
+`standby` there are copies of both shards on both disks when one executor dies. `placed`, alone, has them too, and an
+executor dies between two micro-batches, where Spark waits long for it. What came of it is told on standard output, one
+JSON object per line.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ import psutil
 
 from backend import archive, count, median, policies, stream, sum_, tumbling
 from backend.sinks.parquet import ParquetSink
-from recovery.drill_job import tell
-from recovery.drill_process import each, executors, inside
-from recovery.drill_turns import Turns, until
-from recovery.user_job import session
+from backend.spark.session.jvm import Executors
+from recovery.drill.job import tell
+from recovery.drill.process import each, executors, inside
+from recovery.drill.turns import Turns, until
+from recovery.inspect.user_job import session
 
 VALUE = "key string, at timestamp, x long"
 WINDOW = "10 seconds"
@@ -32,6 +35,10 @@ SNAPSHOT_EVERY = 4
 DISK = "state"
 KILLS = (2, 5)
 """Micro-batches in which an executor dies; each time another one."""
+FIRST = 2
+"""Micro-batches of `placed` before it is started with copies."""
+COPIED_BY = 5
+"""Micro-batches, of which a whole package was published, before the copies are waited for."""
 
 
 class Reporting(ParquetSink):
@@ -58,14 +65,14 @@ def state_bytes(out: Path) -> int:
     return sum(file["length"] for file in body["files"])
 
 
-def start(spark: Any, data: Path, out: Path, sink: ParquetSink, shards: int, rows: int) -> Any:
+def start(spark: Any, data: Path, out: Path, sink: ParquetSink, shards: int, rows: int, **options: Any) -> Any:
     source = archive(str(data), value=VALUE, format="typed", max_offsets_per_batch=rows)
     windows = stream(source, event_time="at", key="key").window(
         tumbling(WINDOW), retention=RETENTION, max_ahead=None, policies=policies(late="off")
     )
     return windows.aggregate(n=count(), total=sum_("x"), typical=median("x")).start(
         spark, checkpoint=out / "checkpoint", sink=sink, shards=shards, trigger="0 seconds", until="end",
-        local_dir=f"$SPARK_EXECUTOR_DIRS/{DISK}", snapshots=SNAPSHOT_EVERY,
+        local_dir=f"$SPARK_EXECUTOR_DIRS/{DISK}", snapshots=SNAPSHOT_EVERY, **options,
     )  # fmt: skip
 
 
@@ -104,8 +111,8 @@ def strike(query: Any, out: Path, known: dict[str, psutil.Process], at: int) -> 
 
 def both(spark: Any) -> str:
     """Wait until both executors are there: a new one takes over from the next to die, not only the other old one."""
-    driver = 1
-    until(lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - driver >= 2, "no second executor")
+    places = Executors(spark)
+    until(lambda: len(places.executors()) >= 2, "no second executor")
     return ""
 
 
@@ -123,20 +130,99 @@ def kill(spark: Any, data: Path, out: Path, rows: int) -> None:
     tell("ended", job="kill", same=run == str(query.query.runId), restores=query.progress.restores)
 
 
-def main(home: Path, rows: int) -> None:
+def standby(spark: Any, data: Path, out: Path, rows: int) -> None:
+    known = executors(psutil.Process().children(recursive=True))
+
+    def copied() -> bool:
+        mine = json.loads((out / "checkpoint" / "metadata").read_text())["id"]
+        return all((Path(disk) / DISK / mine / shard / "CURRENT").exists() for disk in known for shard in "01")
+
+    def before() -> str:
+        if len(sink.published) == COPIED_BY:
+            until(copied, "the disks have no copies of both shards")
+        return both(spark)
+
+    sink = Reporting(out, before)
+    query = start(spark, data, out, sink, 2, rows, standby=1)
+    run = str(query.query.runId)
+    version = strike(query, out, known, COPIED_BY + 1)
+    new: dict[str, psutil.Process] = {}
+
+    def committed() -> bool:
+        """Hold the executor that is to replace the dead one meanwhile: the other one, with its copy, takes over."""
+        for disk, executor in executors(psutil.Process().children(recursive=True)).items():
+            if disk not in known and disk not in new:
+                executor.suspend()
+                new[disk] = executor
+        return (out / "checkpoint" / "commits" / str(version)).exists() or not query.is_active
+
+    try:
+        until(committed, f"micro-batch {version} is not committed after a death")
+    finally:
+        each(list(new.values()), "resume")
+    query.await_termination()
+    tell("killed", version=version, copied=query.progress.copied)
+    tell("ended", job="standby", same=run == str(query.query.runId), restores=query.progress.restores)
+
+
+def placed(spark: Any, data: Path, out: Path, rows: int) -> None:
+    """Kill an executor between two micro-batches, where Spark would hold its shard's task back for a minute.
+
+    The query was started without copies before, and is started with them again.
+    """
+    without = Reporting(out)
+    first = start(spark, data, out, without, 2, rows, standby=0)
+    until(lambda: len(without.published) >= FIRST, "nothing was published")
+    first.stop()
+    known, places = executors(psutil.Process().children(recursive=True)), Executors(spark)
+    begun = places.executors()
+    told: dict[str, Any] = {}
+
+    def where() -> list[str | None]:
+        found = (places.place(query.query, shard) for shard in (0, 1))
+        return [one.executor if one is not None else None for one in found]
+
+    def before() -> str:
+        if len(sink.published) == COPIED_BY:
+            told["before"], told["died_after"] = where(), sink.published[-1][0]
+            executor = known[sorted(known)[0]]
+            each([*executor.children(recursive=True), executor], "kill")
+            until(lambda: not begun <= places.executors(), "the executor does not die")
+            told["left"] = sorted(begun & places.executors())
+            until(lambda: {*where()} <= {*told["left"]}, "no shard was sent to the executor that is left")
+        elif len(sink.published) == COPIED_BY + 1:
+            told["after"] = where()
+        return ""
+
+    sink = Reporting(out, before)
+    query = start(spark, data, out, sink, 2, rows, standby=1)
+    query.await_termination()
+    restores = first.progress.restores + query.progress.restores
+    tell("ended", job="placed", restores=restores, copied=[first.progress.copied, query.progress.copied], **told)
+
+
+def main(home: Path, rows: int, job: str) -> None:
     conf = {
         "spark.local.dir": str(home / "hosts"),
         "spark.executor.memory": "512m",
-        "spark.locality.wait": "0s",  # the executor that ran a task before is held: do not wait for it
+        # but for `placed` the executor that ran a task before is held: do not wait for it
+        "spark.locality.wait": "60s" if job == "placed" else "0s",
         "spark.shuffle.io.maxRetries": "1",  # of an executor that is dead: not four times five seconds
         "spark.shuffle.io.retryWait": "200ms",
     }
     with session("local-cluster[2,1,1024]", conf=conf) as spark:
-        for name in ("alternate", "kill"):
+        if job == "placed":
+            (home / job).mkdir()
+            both(spark)
+            placed(spark, home / "many", home / job, rows)
+            return
+        for name in ("alternate", "kill", "standby"):
             (home / name).mkdir()
         alternate(spark, home / "few", home / "alternate", rows)
         kill(spark, home / "many", home / "kill", rows)
+        both(spark)
+        standby(spark, home / "many", home / "standby", rows)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

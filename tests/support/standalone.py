@@ -19,7 +19,7 @@ import pyspark
 
 from recovery.demo.disaster import kill
 from recovery.demo.session import environment
-from recovery.drill_process import Runner, executors
+from recovery.drill.process import Runner, executors
 
 SPARK_HOME = Path(pyspark.__file__).parent
 TWO_NAMES = ("localhost", "127.0.0.1")

@@ -9,13 +9,14 @@ import pyarrow as pa
 
 from backend import aggregates as agg
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Operator, Position
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
-from backend.windows import tumbling
-from recovery.attempt import ShardInput, ShardJob, run_attempt
+from backend.windows.definitions import tumbling
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
+from recovery.attempt import ShardInput, run_attempt
 from recovery.changelog import open_changelog
-from recovery.manifest import Manifest, write_manifest
-from recovery.pointer import Pointer
+from recovery.commit.manifest import Manifest, write_manifest
+from recovery.commit.pointer import Pointer
+from recovery.jobs import ShardJob
 
 QUERY = "11111111-0000-4000-8000-000000000000"
 FIELDS = (pa.field("k", pa.string()), pa.field("x", pa.float64()))
@@ -46,7 +47,9 @@ def make_windows(home: Path) -> Pointer:
 def make_checkpoint(home: Path, operator: Operator, fields: tuple[pa.Field, ...]) -> Pointer:
     """Run `ROWS` in two micro-batches through an operator, the second one staged and not confirmed."""
     location = home / "checkpoint"
-    write_manifest(str(location), Manifest(1, (0,), {"operator": operator.describe(), "changelog": "rewind/changelog"}))
+    streams = [["input", "orders", 0]]
+    entries = {"operator": operator.describe(), "changelog": "rewind/changelog", "streams": streams}
+    write_manifest(str(location), Manifest(1, (0,), entries))
     (location / "metadata").write_text(json.dumps({"id": QUERY}))
     (location / "commits").mkdir()
     changelog = open_changelog(str(location / "rewind" / "changelog"))

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position, SourcePartition
-from backend.memory import MemoryStore
-from backend.operators.spec import WindowSpec
-from backend.operators.window import WindowOperator
-from backend.workspace import Workspace
+from backend.store.memory import MemoryStore
+from backend.store.workspace import Workspace
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import WindowSpec
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())])
 
@@ -29,6 +29,10 @@ class OneShard:
         self.positions: dict[SourcePartition, Position] = {}
         self.version = 0
         self.outcome: Outcome | None = None
+
+    def restart(self, spec: WindowSpec) -> None:
+        """Go on with other options."""
+        self.operator = WindowOperator(spec)
 
     def batch(
         self,

@@ -406,7 +406,7 @@ def test_sliced_and_chunked_columns() -> None:
 @pytest.mark.parametrize(
     ("aggregates", "says"),
     [
-        ({"r": agg.sum_("nope")}, r"aggregates\['r'\].*unknown field 'nope'.*known"),
+        ({"r": agg.sum_("nope")}, r"aggregates\['r'\].*unknown field 'nope'.*allowed are b, l, t"),
         ({"r": agg.sum_("t")}, r"aggregates\['r'\].*sum of field 't' of type string.*allowed: integers"),
         ({"r": agg.mean("b")}, r"mean of field 'b' of type bool"),
         ({"r": agg.variance("t")}, r"variance of field 't'"),

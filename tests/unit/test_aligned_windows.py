@@ -7,11 +7,11 @@ import pytest
 
 from backend.aggregates import collect_list, count, max_, median, sum_
 from backend.batch import NO_TIME
-from backend.operators.spec import window_spec
-from backend.policies import policies
-from backend.store import Region
-from backend.windows import hopping, tumbling
-from backend.workspace import Workspace
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows.definitions import hopping, tumbling
+from backend.windows.policies import policies
+from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
 
 

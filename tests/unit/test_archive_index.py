@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from backend.errors import HistoryLost, SourceGap, UnknownFormat
+from backend.errors import SourceGap, SourceUnavailable, UnknownFormat
 from backend.sources import archive_index
 from backend.sources.archive import archive
 from backend.sources.archive_files import WRITE_SCHEMA, read_range, write_archive
@@ -142,8 +142,10 @@ def test_new_files_are_seen_and_old_footers_are_not_read_again(tmp_path: Path, m
     seen = Archive(str(tmp_path))
     assert seen.partitions()["t", 0].range == (0, 2)
     opened: list[str] = []
-    real = archive_index.read_spans
-    monkeypatch.setattr(archive_index, "read_spans", lambda handle, path: (opened.append(path), real(handle, path))[1])
+    real = archive_index.read_entry
+    monkeypatch.setattr(
+        archive_index, "read_entry", lambda handle, path, size: (opened.append(path), real(handle, path, size))[1]
+    )
     put(tmp_path, "b.parquet", [2, 3])
     assert seen.partitions()["t", 0].range == (0, 4)
     assert seen.partitions()["t", 0].range == (0, 4)
@@ -162,9 +164,9 @@ def test_an_index_of_a_newer_release_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_archive_file_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"offset": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match=r"x\.parquet: lacks topic, partition, timestamp, key, value"):
+    with pytest.raises(ValueError, match=r"x\.parquet: it lacks topic, partition, timestamp, key, value"):
         Archive(str(tmp_path)).partitions()
-    with pytest.raises(HistoryLost, match="nowhere"):
+    with pytest.raises(SourceUnavailable, match="nowhere"):
         Archive(str(tmp_path / "nowhere")).partitions()
 
 

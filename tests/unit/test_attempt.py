@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -19,17 +20,18 @@ import pytest
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
 from backend.errors import StateAhead, StateCorrupted, StateUnavailable, StoreLocked
 from backend.rocks import RocksStore
-from backend.store import Changes, Region, Staged
-from recovery.attempt import ShardInput, ShardJob, run_attempt
+from backend.store.protocol import LOGGED_FROM, Changes, Region, Staged
+from recovery.attempt import ShardInput, run_attempt
 from recovery.changelog import open_changelog
 from recovery.changelog.file import FileChangelog
-from recovery.jobs import next_launch
-from recovery.opening import RECLAIM_EVERY, Opening, read_commit_row
-from recovery.package import Snapshots
-from recovery.pointer import decode, encode
-from recovery.probe import unusable
-from recovery.shard import ShardDirectory
-from recovery.told import moves
+from recovery.changelog.records import Kind
+from recovery.commit.pointer import decode, encode
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.jobs import ShardJob, next_launch
+from recovery.restore.open_shard import RECLAIM_EVERY, OpenShard, read_commit_row
+from recovery.restore.probe import unusable
+from recovery.restore.tries import moves
+from recovery.snapshots.publisher import Snapshots
 from tests.support.counting import CountingOperator
 
 KEY = (pa.field("key", pa.string()),)
@@ -167,7 +169,7 @@ def test_a_task_without_its_state_says_so_and_fetches_when_it_can(job, tmp_path)
 
 def publish(job, packages, pointer):
     """Publish the current generation, brought to the pointer, as a package."""
-    opened = Opening(directory(job), "here").at(pointer)
+    opened = OpenShard(directory(job), "here").at(pointer)
     with opened.store as store:
         copy = job.local_dir / "copy"
         store.checkpoint(copy)
@@ -216,7 +218,7 @@ def test_a_stale_copy_catches_up_from_where_it_is(job, tmp_path):
     assert directory(two).current().uuid == stale
 
 
-def test_a_damaged_step_falls_down_the_ladder_and_never_gives_a_wrong_state(job, tmp_path):
+def test_a_damaged_step_is_done_without_and_never_gives_a_wrong_state(job, tmp_path):
     packages = Snapshots(str(tmp_path / "packages"))
     one, two = (replace(job, local_dir=tmp_path / name, packages=packages, snapshot_every=3) for name in ("1", "2"))
     pointer = None
@@ -277,7 +279,7 @@ def test_the_bound_is_applied_at_open_whatever_died_before(job, monkeypatch):
     start = run_attempt(job, None, 0, given([1, 2])).pointer
     first = run_attempt(job, start, RECLAIM_EVERY, given([12])).pointer
     # the attempt that confirms dies right after the ingest, before it could reclaim anything
-    monkeypatch.setattr("recovery.opening._swept", _die)
+    monkeypatch.setattr("recovery.restore.open_shard._swept", _die)
     with pytest.raises(RuntimeError, match="killed"):
         run_attempt(job, first, RECLAIM_EVERY + 1, given([13]))
     monkeypatch.undo()
@@ -486,3 +488,32 @@ def test_a_probe_puts_aside_what_is_ahead_and_takes_packages(job, tmp_path):
     assert "the local database is ahead" in str(unusable(job, pointers[0]))
     pointers = ahead_of(replace(with_packages, local_dir=tmp_path / "other"), packages)
     assert unusable(replace(with_packages, local_dir=tmp_path / "other"), pointers[0]) is None
+
+
+def test_a_changelog_that_lost_its_records_gets_a_base_at_the_first_commit_of_the_next_start(job, tmp_path):
+    pointer = None
+    for version in range(3):
+        pointer = run_attempt(job, pointer, version, given([version])).pointer
+    shutil.rmtree(tmp_path / "changelog" / "0")
+    done = run_attempt(replace(job, launch=1), pointer, 3, given([3]))
+    assert "missing" in done.metrics["changelog_lost"]
+    assert [entry.kind for entry in job.changelog.entries(0)] == [Kind.BASE, Kind.DELTA]
+    restored = job.changelog.read(0, done.pointer.commit)
+    logged = {k: v for k, v in committed_state(job).items() if k[0] >= LOGGED_FROM}
+    assert logged, "the state has rows that are logged"
+    assert restored.record.commit == done.pointer.commit
+    assert job.changelog.read(0, pointer.commit).rows == len(logged)
+    again = run_attempt(replace(job, launch=1), done.pointer, 4, given([4]))
+    assert "changelog_lost" not in again.metrics, "said and mended once"
+
+
+def test_a_running_query_notices_a_changelog_that_lost_its_records_within_eight_commits(job, tmp_path):
+    pointer, lost = None, []
+    for version in range(20):
+        if version == 10:
+            shutil.rmtree(tmp_path / "changelog" / "0")
+        done = run_attempt(job, pointer, version, given([version]))
+        pointer = done.pointer
+        lost += [version] * ("changelog_lost" in done.metrics)
+    assert lost == [16], "the commit after the fifteenth looks"
+    assert job.changelog.read(0, pointer.commit).record.commit == pointer.commit

@@ -9,27 +9,77 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.errors import UnknownFormat
-from backend.store import Changes
-from recovery.changelog.chunks import KEY_BYTES, Assembler, ChunkKey, Growth, cut, decode_key
-from recovery.changelog.kafka_index import Lineage, ShardIndex
+from backend.store.protocol import Changes
+from recovery.changelog.chunks import (
+    ITSELF,
+    KEY_BYTES,
+    UNKNOWN,
+    Assembler,
+    ChunkKey,
+    Growth,
+    claim_key,
+    cut,
+    decode_key,
+    owner_in,
+)
+from recovery.changelog.kafka.index import Lineage, ShardIndex, placed
 from recovery.changelog.records import Kind, encode_base, encode_delta
-from recovery.pointer import Commit, CommitRecord
+from recovery.commit.pointer import Commit, CommitRecord
 
+OWNER = "fedcba9876543210" * 2
 COMMIT = Commit(7, "0123456789abcdef" * 2)
 
 
 def key(index: int, *, last: bool = False, append_id: bytes = b"12345678") -> ChunkKey:
-    return ChunkKey(Kind.DELTA, COMMIT, append_id, index, last, Growth(1, 2, 3))
+    return ChunkKey(Kind.DELTA, COMMIT, append_id, index, last, Growth(1, 2, 3, 4), OWNER)
 
 
 def test_the_key_has_the_documented_bytes():
     data = key(5, last=True).encode()
     assert data == (
-        b"RWKL" + b"\x00\x01" + b"D" + b"\x01" + b"\x00\x00\x00\x05" + b"12345678" + b"\x00" * 7 + b"\x07"
+        b"RWKL" + b"\x00\x02" + b"D" + b"\x01" + b"\x00\x00\x00\x05" + b"12345678" + b"\x00" * 7 + b"\x07"
         + bytes.fromhex("0123456789abcdef" * 2) + struct.pack(">IQQ", 1, 2, 3)
+        + b"\x00" * 7 + b"\x04" + bytes.fromhex("fedcba9876543210" * 2)
     )  # fmt: skip
-    assert KEY_BYTES == len(data) == 64
+    assert KEY_BYTES == len(data) == 88
     assert decode_key(data, "t@0") == key(5, last=True)
+
+
+def test_a_key_of_format_1_is_read_and_is_nobodys():
+    data = b"RWKL" + b"\x00\x01" + key(5, last=True).encode()[6:64]
+    assert decode_key(data, "t@0") == ChunkKey(Kind.DELTA, COMMIT, b"12345678", 5, True, Growth(1, 2, 3, UNKNOWN), "")
+    assert owner_in(data, "t@0") == ""
+
+
+def test_a_claim_has_the_documented_bytes_and_is_no_piece():
+    data = claim_key(OWNER)
+    assert data == b"RWKO" + b"\x00\x01" + bytes.fromhex(OWNER)
+    assert owner_in(data, "t@0") == owner_in(key(0).encode(), "t@0") == OWNER
+    assert decode_key(data, "t@0") is None
+    assert owner_in(b"somebody else's", "t@0") == owner_in(None, "t@0") == ""
+    with pytest.raises(UnknownFormat, match="format 2"):
+        owner_in(b"RWKO\x00\x02" + data[6:], "t@0")
+
+
+def test_records_of_another_query_are_seen_and_are_no_part_of_an_index():
+    index = ShardIndex(owner="a" * 32)
+    take = index.taker("t-0")
+    take(ChunkKey(Kind.DELTA, COMMIT, b"12345678", 0, True, Growth(), OWNER).encode(), b"", 0)
+    assert index.foreign == OWNER
+    assert list(index.stored()) == []
+
+
+def test_where_a_lineage_begins_goes_along_with_it():
+    commits = [Commit(v, "a" * 32) for v in range(5)]
+    lineage = Lineage()
+    first = lineage.growth_after(None, 10)
+    assert first == Growth(1, 10, 0, ITSELF)
+    lineage.add_delta(commits[0], None, 10, placed(first, 40))
+    lineage.add_delta(commits[1], commits[0], 10, lineage.growth_after(commits[0], 10))
+    assert lineage.growth_after(commits[1], 5) == Growth(3, 25, 0, 40)
+    lineage.add_base(commits[1], 500, 90)
+    assert lineage.growth_after(commits[1], 5) == Growth(1, 5, 500, 90)
+    assert lineage.growth_after(commits[4], 5) == Growth(1, 5, 0, UNKNOWN), "nothing is known of its parent"
 
 
 def test_foreign_keys_are_not_ours_and_newer_ones_are_named():
@@ -37,7 +87,7 @@ def test_foreign_keys_are_not_ours_and_newer_ones_are_named():
     for foreign in (None, b"", b"user", good[:40], good[:6] + b"X" + good[7:]):
         assert decode_key(foreign, "t@0") is None
     with pytest.raises(UnknownFormat, match="t@3"):
-        decode_key(b"RWKL\x00\x02" + good[6:], "t@3")
+        decode_key(b"RWKL\x00\x03" + good[6:], "t@3")
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(1, 16))
@@ -118,7 +168,7 @@ def test_growth_counts_from_the_newest_base_even_if_it_came_after_its_children()
         growth = lineage.growth_after(parent, 10)
         lineage.add_delta(commit, parent, 10, growth)
         parent = commit
-    assert lineage.growth(commits[3]) == Growth(4, 40, 0)
+    assert lineage.growth(commits[3]) == Growth(4, 40, 0, ITSELF)
     lineage.add_base(commits[2], 500)
     assert lineage.growth(commits[2]) == Growth(0, 0, 500)
     assert lineage.growth(commits[3]) == Growth(1, 10, 500)

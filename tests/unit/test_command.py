@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import random
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
 from backend.errors import StateCorrupted, StateUnavailable
-from recovery import drill_damage
-from recovery.attempt import Done, ShardInput, ShardJob, run_attempt
+from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog import open_changelog
 from recovery.cli import app
-from recovery.drill import Drill, Verdict
-from recovery.drill_run import Run
-from recovery.drill_scenarios import Scenario
-from recovery.fetch import fetch_state
-from recovery.manifest import Manifest, write_manifest
-from recovery.pointer import Commit
-from recovery.report import moment
-from recovery.survey import Checkpoint, Undecided
+from recovery.commit.manifest import Manifest, write_manifest
+from recovery.commit.pointer import Commit
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.drill import damage as drill_damage
+from recovery.drill.drill import Drill, Verdict
+from recovery.drill.run import Run
+from recovery.drill.scenarios import Scenario
+from recovery.inspect import report, screen
+from recovery.inspect.checkpoint_view import Checkpoint, Undecided
+from recovery.inspect.report import moment
+from recovery.jobs import ShardJob
+from recovery.restore.open_shard import OpenShard
 from tests.support.counting import CountingOperator
 
 KEY = (pa.field("key", pa.string()),)
@@ -43,9 +51,11 @@ class Little:
         if done is not None:
             self.done = {shard: list(made) for shard, made in done.items()}
             return
+        streams = [["input", "orders", 0]]
+        entries = {"operator": self.operator.describe(), "changelog": "rewind/changelog", "streams": streams}
         write_manifest(
             str(self.location),
-            Manifest(2, (0, 1), {"operator": self.operator.describe(), "changelog": "rewind/changelog"}),
+            Manifest(2, (0, 1), entries),
         )
         (self.location / "metadata").write_text(json.dumps({"id": QUERY}))
         (self.location / "commits").mkdir()
@@ -112,7 +122,7 @@ def test_inspect_tells_what_is_committed(little: Little) -> None:
     first = data["shards"][0]
     assert first["commit"] == little.commit(0).name
     assert first["positions"] == [
-        {"stream": 0, "partition": 0, "next_offset": 4, "stream_time": "1970-01-01T00:00:03.000Z"}
+        {"stream": 0, "topic": "orders", "partition": 0, "next_offset": 4, "stream_time": "1970-01-01T00:00:03.000Z"}
     ]
     assert first["messages"] == little.done[0][-1].outcome.message_count
     assert first["changelog"]["records"] == 4
@@ -120,6 +130,93 @@ def test_inspect_tells_what_is_committed(little: Little) -> None:
     assert first["local"]["staged"][-1] == little.commit(0).name
     assert first["problem"] is None
     assert data["lag"] is None
+
+
+def shown(little: Little, *options: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(
+        app, [*options[:1], str(little.location), "--local-dir", str(little.local), *options[1:]]
+    )
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_in_a_pipe_of_80_columns_nothing_is_broken_in_the_middle(
+    little: Little, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = shown(little, "inspect").stdout
+    assert max(map(len, text.splitlines()[2:])) <= 80
+    assert "1970-01-01 00:00:05 " in text, "a batch time on one line"
+    out = io.StringIO()
+    report.show_rows(
+        Console(file=out), report.restore_plans(Checkpoint(str(little.location), little.local)), more=False
+    )
+    assert len(little.commit(0).name) == 53
+    assert f"  commit: {little.commit(0).name}\n" in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+
+
+def test_show_gives_the_columns_that_are_asked_for(little: Little) -> None:
+    found = little.run("show", "rows", "--columns", "region, shard", "--limit", "1")
+    assert [list(row) for row in found["rows"]] == [["region", "shard"]]
+    assert found["more"]
+    wrong = shown(little, "show", "rows", "--columns", "shard,regio", code=2)
+    assert "--columns='shard,regio': no column 'regio'; allowed are shard, region, key, value" in wrong.stderr
+
+
+def test_show_writes_csv_and_parquet(little: Little) -> None:
+    rows = little.run("show", "rows", "--format", "json", "--limit", "3")["rows"]
+    written = shown(little, "show", "rows", "--format", "csv", "--limit", "3")
+    assert list(csv.DictReader(io.StringIO(written.stdout))) == [{**row, "shard": str(row["shard"])} for row in rows]
+    assert "more rows" in written.stderr
+    binary = shown(little, "show", "rows", "--format", "parquet", "--limit", "3").stdout_bytes
+    table = pq.read_table(pa.BufferReader(binary))
+    assert [{**row, "key": row["key"].hex(), "value": row["value"].hex()} for row in table.to_pylist()] == rows
+
+
+def test_the_shell_completes_scenarios_and_tables(little: Little) -> None:
+    def offered(line: str) -> list[str]:
+        env = {"_REWIND_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        return CliRunner().invoke(app, env=env, prog_name="rewind").stdout.split()
+
+    assert sorted(offered("rewind drill lose")) == [
+        "lose-all",
+        "lose-executor-with-snapshots",
+        "lose-shard",
+        "lose-tail",
+    ]
+    assert offered(f"rewind show {little.location} ro") == ["rows"]
+    assert offered("rewind show /nowhere ro") == []
+    assert "export" in offered("rewind ex")
+
+
+def test_a_bar_is_drawn_only_late_and_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(after_s: float, terminal: bool) -> str:
+        monkeypatch.setattr(screen, "BAR_AFTER_S", after_s)
+        out = io.StringIO()
+        for _ in screen.tracked(range(2), "shards", Console(file=out, force_terminal=terminal, width=80)):
+            time.sleep(0.15)
+        return out.getvalue()
+
+    assert "shards" in drawn(0.01, True)
+    assert drawn(60, True) == ""
+    assert drawn(0.01, False) == ""
+
+
+def test_inspect_tells_what_a_shard_has_queued(little: Little) -> None:
+    queue = little.location / "rewind/queue/1"
+    queue.mkdir(parents=True)
+    newest = int(little.commit(1).name[:20])
+    for version, length in ((newest, 5), (newest + 1, 10), (newest + 2, 20)):
+        (queue / f"{version:020d}_{'a' * 32}.entry").write_bytes(b"x" * length)
+    shards = little.run("inspect")["shards"]
+    assert [shard["queue"]["micro_batches"] for shard in shards] == [0, 2]
+    assert shards[1]["queue"]["bytes"] == 30
+    text = shown(little, "inspect").stdout
+    assert f"shard 1 queues its input: 2 micro-batches behind version {newest}, 30 B" in text
+    told = shown(little, "show", "rows").stderr.splitlines()
+    assert [line.endswith("2 micro-batches are queued behind it") for line in told] == [False, True]
+    shutil.rmtree(queue)
 
 
 def test_inspect_for_people_shows_no_sentinels(little: Little) -> None:
@@ -141,7 +238,7 @@ def test_two_attempts_of_the_committed_version_need_spark(little: Little) -> Non
     assert "--spark" in caught.value.command
     known = Checkpoint(str(little.location), little.local, {0: little.commit(0), 1: little.commit(1)})
     assert known.committed(0) == little.commit(0)
-    assert known.survey(0).problem is None
+    assert known.view(0).problem is None
     little.attempt(0, 4)
     (little.location / "commits" / "4").write_text("v1")
     assert Checkpoint(str(little.location), little.local).committed(0) == little.commit(0), "a later commit decides"
@@ -203,12 +300,9 @@ def test_a_damaged_package_is_a_note(little: Little, tmp_path: Path) -> None:
     flip(shared)
     notes = levels(little.run("verify"), "note")
     assert [shared.name in note["where"] for note in notes] == [True]
-    assert not fetch_state(
-        checkpoint.snapshots,
-        little.done[0][-2].pointer,
-        tmp_path / "db",
-        lambda commit: tmp_path / commit.name,
-    )
+    elsewhere = ShardDirectory(tmp_path / "elsewhere", QUERY, 0)
+    with pytest.raises(StateUnavailable, match=shared.name):
+        OpenShard(elsewhere, "elsewhere", checkpoint.snapshots).at(little.done[0][-2].pointer)
 
 
 def test_a_stale_copy_is_a_note(little: Little, tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_verify_counts_messages(home: Path) -> None:
 def test_show_windows(home: Path) -> None:
     data = run(home, "show", "windows")
     assert data["more"] is False
+    place = {"topic": "orders", "partition": 0, "next_offset": 5}  # five messages, at offsets 0 to 4
+    assert data["as_of"] == [{"shard": 0, "version": 1, "positions": [place], "queued": 0}]
     assert [(row["start"], row["end"], row["messages"], row["group_keys"], row["offsets"]) for row in data["rows"]] == [
         ("1970-01-01T00:00:00.000Z", "1970-01-01T00:00:10.000Z", 2, 2, "0/0:0-1"),
         ("1970-01-01T00:00:10.000Z", "1970-01-01T00:00:20.000Z", 1, 1, "0/0:2-2"),
@@ -86,7 +88,9 @@ def test_show_says_when_there_is_more(home: Path) -> None:
     data = run(home, "show", "windows", "--limit", "2")
     assert len(data["rows"]) == 2
     assert data["more"] is True
-    text = CliRunner().invoke(app, ["show", str(home / "checkpoint"), "windows", "--limit", "2"]).stdout
+    told = CliRunner().invoke(app, ["show", str(home / "checkpoint"), "windows", "--limit", "2"])
+    assert told.stderr == "shard 0 as of micro-batch 1: orders/0 before offset 5\n"
+    text = told.stdout
     assert "there are more rows" in text
 
 
@@ -128,8 +132,8 @@ def test_reset_names_everything_and_touches_nothing_before(home: Path, tmp_path:
     before = files(home)
     data = run(home, "reset", "--dry-run")
     assert [one["path"] for one in data["deleted"]] == [str(home / "local" / QUERY), str(home / "checkpoint")]
-    assert ["offsets below 5" in said for said in data["offsets"]] == [True]
-    assert "results and errors" in data["kept"]
+    assert ["orders partition 0, shard 0: offsets below 5" in said for said in data["offsets"]] == [True]
+    assert ["results and errors" in said and "refuse a new one" in said for said in data["kept"]] == [True]
     assert run(home, "reset", code=2) is None, "without --yes nothing happens"
     assert files(home) == before
 
@@ -151,3 +155,19 @@ def test_reset_deletes(home: Path, tmp_path: Path) -> None:
     assert (copy / "checkpoint" / "rewind" / "manifest.json").exists()
     run(copy, "reset", "--yes")
     assert not (copy / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("restore", "nowhere:job"), ("inspect", "--job", "nowhere:job"), ("verify", "--against-source", "nowhere:job")],
+)
+def test_a_job_that_is_not_there_is_said_before_spark_is_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("recovery.inspect.user_job.session", started)
+    result = CliRunner().invoke(app, [words[0], str(home / "checkpoint"), *words[1:]])
+    assert result.exit_code == 2
+    assert "nowhere:job" in result.output

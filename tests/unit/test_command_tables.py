@@ -13,11 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from backend import aggregates as agg
-from backend import windows as win
-from backend.joins import join_spec
-from backend.operators.join import JoinOperator
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
+from backend.joins.operator import JoinOperator
+from backend.joins.spec import join_spec
 from backend.process import (
     ProcessOperator,
     key_value_store,
@@ -28,8 +25,11 @@ from backend.process import (
     window_store,
 )
 from backend.stores.session_store import SessionKey
+from backend.windows import definitions as win
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
 from recovery.cli import app
-from recovery.manifest import Manifest, write_manifest
+from recovery.commit.manifest import Manifest, write_manifest
 from recovery.testing import OperatorTester
 from recovery.testing.tester import QUERY_ID
 from tests.support.windows import FIELDS, make_checkpoint

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from recovery.compare import Output, compare, last_revisions
-from recovery.drill_scenarios import CATALOGUE, choose
+from recovery.drill.scenarios import CATALOGUE, choose
+from recovery.inspect.compare import Output, compare, last_revisions
 
 ROW = {"reason": "full", "revision": 0, "window_start": 0, "window_end": 10, "k": "a", "n": 1, "mean": 0.1, "shard": 0}
 
@@ -98,7 +98,7 @@ def test_rows_of_a_join_are_compared_one_by_one():
 
 
 def test_an_output_without_a_single_row_has_no_columns_to_read(tmp_path):
-    from recovery.compare import _rows, _table
+    from recovery.inspect.compare import _rows, _table
 
     (tmp_path / "errors").mkdir()
     assert _rows(_table(tmp_path / "errors"), ("stream", "partition")) == []

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from backend.aggregates import count, max_, median, sum_
+from backend.contexts.windows import AutomaticContext, Message, StandaloneContext
 from backend.errors import SelectorDisabled
-from backend.memory import MemoryStore
-from backend.operators.contexts import AutomaticContext, Message, StandaloneContext
-from backend.operators.spec import window_spec
-from backend.policies import policies
 from backend.rocks import RocksStore
-from backend.windows import hopping, session, sliding, tumbling
+from backend.store.memory import MemoryStore
+from backend.windows.definitions import hopping, session, sliding, tumbling
+from backend.windows.policies import policies
+from backend.windows.spec import window_spec
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())])
 
@@ -234,6 +233,34 @@ def test_sessions_and_windows_by_number_can_be_looked_at():
     assert numbered.get_messages(0, 6).column("value").to_pylist() == [5, 2]
 
 
+@pytest.mark.parametrize("window", [hopping(20, 10), sliding(10), session(5)], ids=lambda w: w.kind)
+def test_messages_of_windows_over_time_can_be_looked_at_by_offset(window):
+    context = StandaloneContext(spec(window, {"m": median("value")}, keys=["key"], retention="1 hour"))
+    for n, (time, key) in enumerate([(5, "a"), (15, "b"), (12, "a"), (31, "a")]):
+        context.add_message(Message(n + 7, time, {"key": key, "value": n}), 0)
+
+    def values(*range_, **options):
+        return sorted(context.get_messages(*range_, **options).column("value").to_pylist())
+
+    assert values(8, 10, by="offset") == [1, 2]
+    assert values(8, 11, {"key": "a"}, by="offset") == [2, 3]
+    assert values(0, 7, by="offset") == []
+    assert values(12, 31) == values(12, 31, by="time") == [1, 2]
+    with pytest.raises(ValueError, match="by='position': allowed are None, 'time' and 'offset'"):
+        context.get_messages(0, 10, by="position")
+
+
+@pytest.mark.parametrize("window", [tumbling(messages=9), session(messages=9)], ids=lambda w: w.kind)
+def test_messages_of_windows_by_number_are_looked_at_by_offset(window):
+    context = StandaloneContext(window_spec(window, SCHEMA, {"m": median("value")}, keys=["key"]))
+    for n, time in enumerate([50, 10, 30]):
+        context.add_message(Message(n + 7, time, {"key": "a", "value": n}), 0)
+    assert context.get_messages(10, 50).num_rows == 0
+    with pytest.raises(ValueError, match="by='time': allowed are None, 'offset'"):
+        context.get_messages(10, 50, by="time")
+    assert context.get_messages(8, 10, by="offset").equals(context.get_messages(8, 10))
+
+
 def test_sessions_by_number_can_be_looked_at():
     context = StandaloneContext(window_spec(session(messages=2), SCHEMA, {"m": median("value")}, keys=["key"]))
     for n, key in enumerate(["a", "a", None]):
@@ -299,22 +326,6 @@ def test_far_ahead_messages_do_not_move_stream_time():
     context.add_message(Message(3, 10, {}), 0)
     assert [(r["reason"], r["n"]) for r in context.get_result()] == [("full", 2)]
     assert [(e["offset"], e["reason"]) for e in context.get_errors()] == [(1, "in_future")]
-
-
-def test_the_example_of_the_readme():
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    start = text.index("from backend import Message")
-    names: dict = {"pa": pa}
-    exec(text[start : text.index("```", start)].replace("context.flush()", "found = context.get_result()"), names)
-    (row,) = names["found"]
-    assert (row["reason"], row["revision"], row["window_start"], row["window_end"], row["worst"]) == (
-        "full",
-        0,
-        0,
-        60_000,
-        5,
-    )
-    assert [view.start for view in names["context"].get_windows(0, 120_000)] == [0, 60_000]
 
 
 def test_what_is_due_is_sent_also_when_the_message_itself_is_refused():

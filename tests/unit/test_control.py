@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from backend.errors import ControlDamaged, UnknownFormat
-from backend.spark.control import ControlReader, ask_to_drain
+from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
 
 LIMIT = ReadAllAvailable()
 
@@ -21,24 +21,24 @@ def test_the_first_row_asks_for_nothing_and_each_request_for_one_drain(tmp_path)
     reader = ControlReader(str(tmp_path))
     first = reader.initialOffset()
     begun = reader.latestOffset(first, LIMIT)
-    assert rows(reader, first, begun) == [(False,)]
+    assert rows(reader, first, begun) == [(False, "{}")]
     assert reader.latestOffset(begun, LIMIT) == begun
     ask_to_drain(str(tmp_path))
     asked = reader.latestOffset(begun, LIMIT)
     assert asked != begun
-    assert rows(reader, begun, asked) == [(True,)]
+    assert rows(reader, begun, asked) == [(True, "{}")]
     assert reader.latestOffset(asked, LIMIT) == asked
     ask_to_drain(str(tmp_path))
     ask_to_drain(str(tmp_path))
     again = reader.latestOffset(asked, LIMIT)
-    assert rows(reader, asked, again) == [(True,)]
+    assert rows(reader, asked, again) == [(True, "{}")]
     assert 0 == begun["asked"] < asked["asked"] < again["asked"] - 1  # two requests, one drain
 
 
 def test_a_request_before_the_first_micro_batch_drains_it(tmp_path):
     ask_to_drain(str(tmp_path))
     reader = ControlReader(str(tmp_path))
-    assert rows(reader, reader.initialOffset(), reader.latestOffset(reader.initialOffset(), LIMIT)) == [(True,)]
+    assert rows(reader, reader.initialOffset(), reader.latestOffset(reader.initialOffset(), LIMIT)) == [(True, "{}")]
 
 
 def test_a_micro_batch_is_the_same_again_also_without_its_files(tmp_path):
@@ -49,11 +49,11 @@ def test_a_micro_batch_is_the_same_again_also_without_its_files(tmp_path):
     for file in (tmp_path / "rewind/control").iterdir():
         file.unlink()
     again = ControlReader(str(tmp_path))
-    assert rows(again, begun, asked) == [(True,)]
+    assert rows(again, begun, asked) == [(True, "{}")]
     assert again.latestOffset(asked, LIMIT) == asked  # never back
     time.sleep(0.002)
     ask_to_drain(str(tmp_path))
-    assert rows(again, asked, again.latestOffset(asked, LIMIT)) == [(True,)]
+    assert rows(again, asked, again.latestOffset(asked, LIMIT)) == [(True, "{}")]
 
 
 def test_offsets_of_sparks_file_source_are_read(tmp_path):
@@ -63,11 +63,11 @@ def test_offsets_of_sparks_file_source_are_read(tmp_path):
     (tmp_path / "rewind/control/drain-e0ba483f304e4910b3060b56d1a59492.json").write_text('{"format": 1, "drain": true}')
     reader = ControlReader(str(tmp_path))
     begun = reader.latestOffset({"logOffset": 1}, LIMIT)
-    assert rows(reader, {"logOffset": 1}, begun) == [(False,)]
-    assert rows(reader, {"logOffset": 0}, {"logOffset": 1}) == [(True,)]
-    assert rows(reader, reader.initialOffset(), {"logOffset": 0}) == [(False,)]
+    assert rows(reader, {"logOffset": 1}, begun) == [(False, "{}")]
+    assert rows(reader, {"logOffset": 0}, {"logOffset": 1}) == [(True, "{}")]
+    assert rows(reader, reader.initialOffset(), {"logOffset": 0}) == [(False, "{}")]
     ask_to_drain(str(tmp_path))
-    assert rows(reader, {"logOffset": 1}, reader.latestOffset({"logOffset": 1}, LIMIT)) == [(True,)]
+    assert rows(reader, {"logOffset": 1}, reader.latestOffset({"logOffset": 1}, LIMIT)) == [(True, "{}")]
 
 
 def test_what_another_release_wrote_is_named(tmp_path):
@@ -94,3 +94,36 @@ def test_a_request_that_cannot_be_read_is_named(tmp_path, content):
     assert request.name in caught.value.where
     assert caught.value.command
     assert request.read_text() == content
+
+
+def test_a_start_asks_for_one_row_whatever_was_asked_before(tmp_path):
+    first = ControlReader(str(tmp_path))
+    begun = first.latestOffset(first.initialOffset(), LIMIT)
+    second = ControlReader(str(tmp_path), "a1")
+    started = second.latestOffset(begun, LIMIT)
+    assert started == {**begun, "start": "a1"}
+    assert rows(second, begun, started) == [(False, "{}")]
+    assert second.latestOffset(started, LIMIT) == started
+    ask_to_drain(str(tmp_path))
+    third = ControlReader(str(tmp_path), "b2")
+    asked = third.latestOffset(started, LIMIT)
+    assert (asked["start"], rows(third, started, asked)) == ("b2", [(True, "{}")])
+    assert first.latestOffset(asked, LIMIT) == asked
+
+
+def test_a_request_to_adopt_that_is_seen_after_a_later_drain_is_not_lost(tmp_path):
+    """Two threads ask at once, and the drain is planned before the other file is there."""
+    place, commit = str(tmp_path), f"{3:020d}_{'a' * 32}"
+    reader = ControlReader(place)
+    begun = reader.latestOffset(reader.initialOffset(), LIMIT)
+    ask_to_adopt(place, {0: commit})
+    [adopt] = (tmp_path / "rewind/control").iterdir()
+    ask_to_drain(place)
+    content = adopt.read_bytes()
+    adopt.unlink()
+    drained = reader.latestOffset(begun, LIMIT)
+    assert rows(reader, begun, drained) == [(True, "{}")]
+    adopt.write_bytes(content)
+    asked = reader.latestOffset(drained, LIMIT)
+    assert rows(reader, drained, asked) == [(False, f'{{"0": "{commit}"}}')]
+    assert reader.latestOffset(asked, LIMIT) == asked

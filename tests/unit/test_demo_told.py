@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from recovery.demo.job import Teller
+from backend.sources.archive import ArchiveSource, archive
+from backend.sources.archive_files import WRITE_SCHEMA, write_archive
+from backend.sources.formats import Parse
+from backend.sources.json_columns import JsonColumns
+from recovery.demo.job import Forgetful
+from recovery.drill.job import Teller
 from recovery.listener import Restoring
 
 
@@ -22,5 +29,25 @@ def test_what_tasks_take_afterwards_is_not_told_as_restored(capsys: pytest.Captu
         ("restored", 0, "replay"),
         ("restoring", 1, "replay"),
         ("restored", 1, "replay"),
+        ("fetched", 0, "package"),
+        ("fetched", 1, "steps"),
     ]
     assert [one["records"] for one in told if one["event"] == "restored"] == [143, 136]
+
+
+def test_a_forgetful_source_leaves_out_the_last_message_that_parses(tmp_path: Path) -> None:
+    values = [b'{"n":1}', b'{"n":2}', b'{"n":3}', b"no JSON"]
+    table = pa.table(
+        [["t"] * 4, [0] * 4, list(range(4)), pa.nulls(4, pa.timestamp("ms", "UTC")), [None] * 4, values],
+        schema=WRITE_SCHEMA,
+    )
+    write_archive(tmp_path / "a", table)
+
+    class Parsed(ArchiveSource):
+        def parse(self, timezone: str) -> Parse:  # without a session
+            return Parse("json", JsonColumns(pa.schema([("n", pa.int64())]), timezone), "")
+
+    whole = archive(tmp_path / "a", value="n bigint", max_offsets_per_task=2)
+    source = Forgetful(Parsed(whole.path, whole.value, 100, 2))
+    pieces, read, _ = source.pieces(None, {("t", 0): [(0, 4)]})  # type: ignore[arg-type]
+    assert [row["offset"] for piece in pieces for rows in read(piece) for row in rows.to_pylist()] == [0, 1, 3]

@@ -14,9 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from ruamel.yaml import YAML
 
-from recovery.displays import PrometheusListener
-from recovery.metrics import ProgressCollector
-from recovery.supervisor import Progress
+from recovery.inspect.displays import PrometheusListener
+from recovery.supervise.metrics import ProgressCollector
+from recovery.supervise.supervisor import Progress
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -124,7 +124,7 @@ def test_the_dashboard_asks_for_metrics_that_are_served():
     }
     assert len(asked) >= 12
     assert asked <= served
-    sources = ("recovery/attempt.py", "backend/operators/window.py")
+    sources = ("recovery/attempt.py", "backend/windows/operator.py")
     source = "".join((DOCKER.parent / path).read_text() for path in sources)
     assert [step for step in steps if f'"{step}"' not in source and f'step("{step[:-3]}")' not in source] == []
     data = load("grafana/provisioning/datasources/prometheus.yaml")["datasources"][0]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from backend.errors import HistoryLost
-from backend.sources import Bundling
-from recovery.drill_job import Aged
+from backend.sources import is_direct, remembers
+from recovery.drill.job import Aged
 
 TOPIC = ("sales", 0)
 
@@ -26,30 +26,35 @@ class Rows:
 
     def stream(self, spark: Any) -> Any: ...
 
+    def parse(self, timezone: str) -> Any: ...
+
     def fields(self) -> Any: ...
 
     def describe(self) -> Any: ...
 
 
-class Bundles(Rows):
-    bundled = True
+class Workers(Rows):
+    direct = True
 
-    def stream_bundles(self, spark: Any, names: Any) -> Any: ...
+    def stream_reader(self, names: Any = None, first: Any = None) -> Any: ...
 
-    def pieces(self, spark: Any, ranges: Any, names: Any) -> Any:
+    def pieces(self, spark: Any, ranges: Any, names: Any = None) -> Any:
         return "pieces", ranges, names
 
 
 def test_what_is_gone_is_refused_and_what_is_left_is_read() -> None:
-    aged = Aged(Bundles(), 0.5)
+    aged = Aged(Workers(), 0.5)
     assert aged.offsets(None) == {TOPIC: (150, 200)}
-    for ask in (aged.batch, lambda spark, ranges: aged.pieces(spark, ranges, ["cents"])):
-        with pytest.raises(HistoryLost, match="sales partition 0; why: offsets from 149 wanted, the earliest is 150"):
-            ask(None, {TOPIC: (149, 160)})
+    refused = "sales partition 0; why: offsets from 149 wanted, the earliest is 150"
+    with pytest.raises(HistoryLost, match=refused):
+        aged.batch(None, {TOPIC: (149, 160)})
+    with pytest.raises(HistoryLost, match=refused):
+        aged.pieces(None, {TOPIC: [(149, 160)]}, ["cents"])
     assert aged.batch(None, {TOPIC: (150, 160)}) == ("batch", {TOPIC: (150, 160)})
-    assert aged.pieces(None, {TOPIC: (150, 160)}, ["cents"]) == ("pieces", {TOPIC: (150, 160)}, ["cents"])
+    assert aged.pieces(None, {TOPIC: [(150, 160)]}, ["cents"]) == ("pieces", {TOPIC: [(150, 160)]}, ["cents"])
 
 
-def test_it_hands_over_bundles_if_the_source_does() -> None:
-    assert isinstance(Aged(Bundles(), 0.5), Bundling)
-    assert not isinstance(Aged(Rows(), 0.5), Bundling)
+def test_it_is_read_in_the_workers_if_the_source_is() -> None:
+    assert is_direct(Aged(Workers(), 0.5))
+    assert not is_direct(Aged(Rows(), 0.5))
+    assert remembers(Aged(Workers(), 0.5))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from backend.rocks import RocksStore
-from backend.store import Changes
-from recovery import drill_damage
-from recovery.drill_job import LOCAL
+from backend.store.protocol import Changes
+from recovery.drill import damage as drill_damage
+from recovery.drill.job import LOCAL
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from recovery.drill_job import tell
+from recovery.drill.job import tell
 
 
 class Pieces(io.StringIO):

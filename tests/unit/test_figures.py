@@ -1,4 +1,4 @@
-"""The table of figures in README.md is what the files of the benchmarks say."""
+"""The table of figures in docs/figures.md is what the files of the benchmarks say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import bench.figures
-from bench.figures import BEGIN, END, FILES, README, replaced, table
+from bench.figures import BEGIN, END, FILES, PAGE, SINKS_PAGE, replaced, table, table_of_sinks
 
 NAMES = {
     "windows": {"case": "median", "keys": 1000, "messages per micro-batch": 500_000, "ours ms": 812.0,
@@ -24,9 +24,10 @@ def write(directory: Path, name: str, *rows: dict[str, Any], **more: str) -> Non
     (directory / f"{name}.json").write_text(json.dumps({"title": "", "rows": rows, **more}))
 
 
-def test_the_readme_has_the_table_that_the_files_give() -> None:
-    text = README.read_text()
-    assert replaced(text, table()) == text, "run python -m bench.figures"
+def test_the_pages_have_the_tables_that_the_files_give() -> None:
+    for page, lines in ((PAGE, table()), (SINKS_PAGE, table_of_sinks())):
+        text = page.read_text()
+        assert replaced(text, lines) == text, "run python -m bench.figures"
 
 
 def test_a_file_that_is_not_there_has_no_line(tmp_path: Path) -> None:
@@ -52,10 +53,47 @@ def test_lines_have_ratios_and_the_command_that_made_the_file(tmp_path: Path) ->
     ]
 
 
+def test_a_death_costs_what_lies_above_an_undisturbed_micro_batch(tmp_path: Path) -> None:
+    old = {"locality wait": "0s", "case": "tumbling", "keys": 1000, "messages before the death": 300_000,
+           "ours min-max": "1.7-2.6", "Spark's own s": 1.2, "Spark min-max": "0.9-1.5",
+           "ours / Spark": 1.76}  # fmt: skip
+    new = {**old, "who": "ours, standby=1", "ours above s": 1.34, "ours above min-max": "0.7-1.6",
+           "Spark above s": 0.61, "Spark above min-max": "0.3-0.9"}  # fmt: skip
+    write(tmp_path, "failover", old, new, command="python -m bench.failover")
+    first, second = table(tmp_path)[2:]
+    windows = "tumbling windows of 10 s, 1,000 keys, 300,000 messages before, `spark.locality.wait` 0s"
+    until = "1.76 times Spark's 1.2 s until the micro-batch is committed (ours 1.7-2.6, Spark's 0.9-1.5)"
+    command = "`python -m bench.failover` |"
+    assert first == f"| an executor dies with its disk: {windows} | Spark's own store | {until} | {command}"
+    assert second == (
+        f"| an executor dies with its disk, and a standby has copies: {windows} | Spark's own store | {until}; above an"
+        f" undisturbed micro-batch: ours 1.3 s (0.7-1.6), Spark's 0.6 s (0.3-0.9) | {command}"
+    )
+
+
+def test_the_sinks_have_a_table_of_their_own(tmp_path: Path) -> None:
+    rows = [
+        {"sink": what, "rows per micro-batch": 100_000, "rows/s": rate, "ms per micro-batch": 1e8 / rate}
+        for what, rate in (("nothing", 250_000), ("Parquet, local", 200_000), ("SQL, SQLite, log", 48_123))
+    ]
+    assert table_of_sinks(tmp_path) == []
+    write(tmp_path, "sinks", *rows)
+    assert table_of_sinks(tmp_path)[2:] == [
+        "| nothing | 250,000 | 400 |",
+        "| Parquet, local | 200,000 | 500 |",
+        "| SQL, SQLite, log | 48,000 | 2,078 |",
+    ]
+    assert table(tmp_path)[2:] == [
+        "| a micro-batch of 100,000 results through a sink | the same rows, made and thrown away"
+        " | 200,000 rows a second (Parquet, local) to 48,000 (SQL, SQLite, log); thrown away: 250,000"
+        " | `python -m bench.sinks` |"
+    ]
+
+
 def test_only_what_lies_between_the_markers_is_replaced() -> None:
     assert replaced(f"a\n{BEGIN}\nold\n{END}\nb\n", ["new"]) == f"a\n{BEGIN}\n\nnew\n\n{END}\nb\n"
     for wrong in ("a", f"{END}{BEGIN}"):
-        with pytest.raises(ValueError, match="README"):
+        with pytest.raises(ValueError, match="figures"):
             replaced(wrong, [])
 
 
@@ -64,5 +102,5 @@ def test_examples() -> None:
 
 
 def test_no_file_of_results_is_unknown_or_of_a_quick_run() -> None:
-    found = {path.stem for path in (README.parent / "bench" / "results").glob("*.json")}
+    found = {path.stem for path in (PAGE.parent.parent / "bench" / "results").glob("*.json")}
     assert {name for name in found if not name.endswith("-quick")} <= FILES.keys()

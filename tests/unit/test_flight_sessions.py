@@ -13,12 +13,12 @@ import pytest
 
 from backend.aggregates import count, max_, median, sum_
 from backend.batch import MESSAGE_FIELDS, NO_TIME, MicroBatch, Position
-from backend.memory import MemoryStore
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
-from backend.windows import session
-from backend.workspace import Workspace
-from recovery.demo.flights import first_days, read_flights
+from backend.store.memory import MemoryStore
+from backend.store.workspace import Workspace
+from backend.windows.definitions import session
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
+from recovery.drill.flights import first_days, read_flights
 
 HOUR = 3_600_000
 GAP, RETENTION = 8 * HOUR, 48 * HOUR

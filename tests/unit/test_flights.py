@@ -10,7 +10,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from recovery.demo import flights
+from recovery.drill import flights
 
 
 @pytest.fixture(scope="module")

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.batch import NO_TIME, Position
+from backend.batch import ERROR_SCHEMA, NO_TIME, Position
 from backend.errors import SourceWentBack, UnknownFormat
-from backend.spark import frames
-from backend.spark.assembling import Packed, assemble
-from backend.spark.frames import from_ipc
-from backend.spark.packing import PackPlan, pack
+from backend.spark.pack import frames, packing
+from backend.spark.pack.assembling import Leap, Packed, assemble, leaps, located
+from backend.spark.pack.frames import from_ipc
+from backend.spark.pack.packing import PackPlan, pack
+from recovery.commit.option_sets import ByVersion
+from recovery.share import ShardInput
 
 KEY = (pa.field("key", pa.string()),)
 
 
-def source_rows(rows, *, time_ms=1_000_000, shards=2):
-    """rows: (partition, offset, time or None, malformed or None)."""
+def source_rows(rows, *, time_ms=1_000_000, shards=2, timestamps=None):
+    """rows: (partition, offset, time or None, malformed or None); the record's own timestamp is none by default."""
     n = len(rows)
     partition, offset, time, malformed = (list(column) for column in zip(*rows, strict=True))
     return pa.RecordBatch.from_pydict(
@@ -28,7 +32,7 @@ def source_rows(rows, *, time_ms=1_000_000, shards=2):
             "_offset": pa.array(offset, pa.int64()),
             "_time": pa.array(time, pa.int64()),
             "_shard": pa.array([o % shards for o in offset], pa.int32()),
-            "_timestamp": pa.array(offset, pa.int64()),
+            "_timestamp": pa.array(timestamps or [None] * n, pa.int64()),
             "_key": pa.array([b"k"] * n, pa.binary()),
             "_raw": pa.array([b"raw" if m else None for m in malformed], pa.binary()),
             "_malformed": pa.array(malformed, pa.string()),
@@ -131,6 +135,109 @@ def test_the_last_millisecond_that_is_not_too_far_ahead():
     assert assemble(of_shard([packed], 0), {}).errors["offset"].to_pylist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("own", "last"),
+    [
+        (None, 1_050),  # batch time 1,000 plus 50
+        (-1, 1_050),  # Kafka's "none"
+        (0, 50),
+        (400, 450),
+        (1_000, 1_050),
+        (5_000, 1_050),  # a record from the future is judged by the batch time
+    ],
+)
+def test_too_far_ahead_of_when_it_was_written_or_of_the_batch_time(own, last):
+    rows = [(0, 0, last, None), (0, 1, last + 1, None), (0, 2, None, None)]
+    packed = pack(source_rows(rows, time_ms=1_000, shards=1, timestamps=[own] * 3), plan(1, max_ahead_ms=50))
+    got = assemble(of_shard([packed], 0), {})
+    assert got.errors.select(["offset", "reason", "timestamp", "event_time"]).to_pylist() == [
+        {"offset": 1, "reason": "in_future", "timestamp": own, "event_time": last + 1},
+        {"offset": 2, "reason": "no_event_time", "timestamp": own, "event_time": None},
+    ]
+    assert f"later than {last} ms" in got.errors["detail"][0].as_py()
+    assert got.after[(0, 0)] == Position(3, last, 1_000)
+    off = pack(source_rows(rows, time_ms=1_000, shards=1, timestamps=[own] * 3), plan(1))
+    assert assemble(of_shard([off], 0), {}).errors["reason"].to_pylist() == ["no_event_time"]
+
+
+def test_an_archive_of_february_read_in_november():
+    """One wrong clock is refused, what follows it is not: as when the topic was live."""
+    february, november, day = 1_770_000_000_000, 1_793_000_000_000, 86_400_000
+    written = [february + minute * 60_000 for minute in range(4)]
+    times = [written[0], written[1] + 90 * day, written[2], written[3]]  # the second clock is three months ahead
+    rows = [(0, offset, time, None) for offset, time in enumerate(times)]
+    packed = pack(source_rows(rows, time_ms=november, shards=1, timestamps=written), plan(1, max_ahead_ms=day))
+    got = assemble(of_shard([packed], 0), {})
+    assert [(row["offset"], row["reason"]) for row in got.errors.to_pylist()] == [(1, "in_future")]
+    assert got.messages["_before"].to_pylist() == [NO_TIME, written[0], written[2]]
+    assert leaps(got, {}, day) is None
+    # a record whose own timestamp is as wrong passes in an archive: it is told
+    told = pack(source_rows(rows, time_ms=november, shards=1, timestamps=times), plan(1, max_ahead_ms=day))
+    passed = assemble(of_shard([told], 0), {})
+    assert passed.errors.num_rows == 0
+    assert leaps(passed, {}, day) == Leap(1, 0, 0, 1, times[1] - times[0])
+
+
+def test_a_leap_is_more_than_max_ahead_and_the_first_message_makes_none():
+    rows = [
+        (0, 0, 10, None),
+        (0, 1, 30, None),
+        (0, 2, 20, None),
+        (0, 3, 81, None),
+        (1, 0, 500, None),
+        (1, 1, 551, None),
+    ]
+    packed = [pack(source_rows(rows, shards=1), plan(1))]
+    got = assemble(of_shard(packed, 0), {})
+    assert leaps(got, {}, 50) == Leap(2, 0, 0, 3, 51)
+    assert leaps(got, {}, 51) is None
+    assert leaps(got, {}, None) is None
+    assert leaps(ShardInput(0, None, {}), {}, 50) is None
+    for committed, found in ((-90, Leap(3, 0, 0, 0, 100)), (30, Leap(2, 0, 0, 3, 51)), (31, Leap(1, 0, 1, 1, 51))):
+        before = {(0, 0): Position(0, committed, 7), (0, 1): Position(0, 490, 7)}
+        assert leaps(assemble(of_shard(packed, 0), before), before, 50) == found
+    before = {(0, 0): Position(0, 31, 7), (0, 1): Position(0, 501, 7)}
+    assert leaps(assemble(of_shard(packed, 0), before), before, 50) is None
+
+
+def test_errors_of_the_operator_get_topic_and_timestamp():
+    """However the rows are cut and however many partitions there are; others stay without."""
+    rows = [(p, o, 100 - o, None) for p in (0, 1) for o in range(4)]
+    stamps = [1_000 * p + o for p in (0, 1) for o in range(4)]
+    parts = [(rows[at : at + 3], stamps[at : at + 3]) for at in (3, 0, 6)]
+    packed = [pack(source_rows(some, shards=1, timestamps=own), plan(1)) for some, own in parts]
+    got = assemble(of_shard(packed, 0), {})
+    assert got.messages.schema.names[-1] == "key"
+    places = [(0, 3), (1, 0), (1, 3), (0, 99), (2, 0)]
+    refused = [{"stream": 0, "partition": p, "offset": o, "reason": "out_of_retention"} for p, o in places]
+    found = located(pa.Table.from_pylist(refused, ERROR_SCHEMA), {0: "orders"}, got)
+    assert found.schema == ERROR_SCHEMA
+    assert found["topic"].to_pylist() == ["orders"] * 5
+    assert found["timestamp"].to_pylist() == [3, 1_000, 1_003, None, None]
+    timer = ShardInput(0, None, {})
+    assert located(found, {0: "orders"}, timer)["topic"].to_pylist() == ["orders"] * 5
+    assert located(ERROR_SCHEMA.empty_table(), {}, got).num_rows == 0
+
+
+def test_a_micro_batch_that_runs_again_refuses_what_it_refused_before(monkeypatch):
+    """`max_ahead` was 50 up to version 6 and is off from version 7 on."""
+    given = source_rows([(0, 0, 1_050, None), (0, 1, 1_051, None)], time_ms=1_000, shards=1)
+    stage = packing.packer(ByVersion(((0, plan(1, max_ahead_ms=50)), (7, plan(1)))))
+    for version, refused in ((5, [1]), (6, [1]), (7, [])):
+        monkeypatch.setattr(packing, "_version", lambda version=version: version)
+        assert assemble(of_shard(stage(iter([given])), 0), {}).errors["offset"].to_pylist() == refused
+
+
+def test_errors_have_the_same_order_whatever_the_order_of_the_packed_rows():
+    """Sequence numbers and ids rest on it: Spark gives packed rows in another order when a micro-batch runs again."""
+    packed = [pack(source_rows([(p, o, 5, "broken") for o in (0, 1)], shards=1), plan(1)) for p in (0, 1, 2)]
+    for order in permutations(packed):
+        errors = assemble(of_shard(order, 0), {}).errors
+        assert list(zip(errors["partition"].to_pylist(), errors["offset"].to_pylist(), strict=True)) == [
+            (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1),
+        ]  # fmt: skip
+
+
 def test_duplicates_inside_a_micro_batch_are_dropped():
     packed = [pack(source_rows([(0, 0, 1, None), (0, 1, 2, None)], shards=1), plan(1)) for _ in range(2)]
     got = assemble(of_shard(packed, 0), {})
@@ -197,7 +304,7 @@ def side_rows(stream, offsets):
 
 def test_a_frame_carries_its_own_sides_columns_and_the_others_come_back_as_nulls():
     packed = [pack(side_rows(1, [5, 6]), SIDES), pack(side_rows(0, [7]), SIDES)]
-    assert [from_ipc(p["frame"][0].as_py()).schema.names[5:] for p in packed] == [["right.cost"], ["left.key"]]
+    assert [from_ipc(p["frame"][0].as_py()).schema.names[5:-1] for p in packed] == [["right.cost"], ["left.key"]]
     got = assemble(of_shard(packed, 0), {}, fields=SIDES.fields).messages
     assert got.schema.names[5:] == ["left.key", "right.cost"]
     assert [(r["_stream"], r["left.key"], r["right.cost"]) for r in got.to_pylist()] == [

@@ -9,18 +9,19 @@ import pytest
 
 from backend import median, policies, session, tumbling
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
-from backend.operators.spec import window_spec
-from backend.operators.window import WindowOperator
 from backend.rocks import RocksStore
-from backend.store import Changes, Region, region_range
-from backend.workspace import Workspace
-from recovery.attempt import ShardInput, ShardJob, run_attempt
+from backend.store.protocol import Changes, Region, region_range
+from backend.store.workspace import Workspace
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
+from recovery.attempt import ShardInput, run_attempt
 from recovery.changelog import open_changelog
-from recovery.opening import RECLAIM_EVERY, read_commit_row
-from recovery.proof import check_messages
-from recovery.shard import ShardDirectory
-from recovery.survey import LocalCopy
-from recovery.verify import _local
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.inspect.checkpoint_view import LocalCopy
+from recovery.inspect.verify import _local
+from recovery.jobs import ShardJob
+from recovery.restore.open_shard import RECLAIM_EVERY, read_commit_row
+from recovery.restore.prove import check_messages
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("x", pa.int64())])
 STEP_MS = 10_000

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+
+import msgspec
+import pyarrow as pa
+
+from backend.batch import MESSAGE_FIELDS
 from backend.errors import ChangelogDamaged
-from backend.store import Changes
+from backend.store.protocol import Changes
 from recovery.changelog import open_changelog
-from recovery.housekeeping import Housekeeping
-from recovery.package import Snapshots
-from recovery.pointer import Commit, CommitRecord
+from recovery.changelog.message_log import MessageLog
+from recovery.commit.pointer import Commit, CommitRecord
+from recovery.snapshots.publisher import Snapshots
+from recovery.supervise.housekeeping import Housekeeping
 
 
 def record(version, parent):
@@ -40,6 +47,26 @@ def test_it_prunes_behind_the_versions_that_spark_keeps(tmp_path):
     assert min(entry.commit.version for entry in changelog.entries(0)) == 20
 
 
+def test_logged_messages_go_with_the_oldest_version_that_spark_keeps(tmp_path):
+    changelog, log = open_changelog(str(tmp_path / "log")), MessageLog(str(tmp_path / "messages"), frozenset({0}))
+    keeper = Housekeeping(
+        lambda: changelog, Snapshots(str(tmp_path / "packages")), keep_versions=10, every=5, message_log=log
+    )
+    parent, segments = None, []
+    for version in range(14):
+        one = record(version, parent)
+        columns = [[0], [0], [version << 32], [5], [1]]
+        # each commit keeps the messages of the newest three micro-batches
+        segments = log.append(0, one.commit, segments[-2:], pa.table(columns, schema=pa.schema(MESSAGE_FIELDS)))
+        one = msgspec.structs.replace(one, segments=segments)
+        changelog.append(one, Changes([b"\x03k"], [b""]))
+        keeper.made(0, one.commit)
+        parent = one.commit
+    keeper.maintain(13)
+    kept = sorted(int(path.name[:20]) for path in (tmp_path / "messages" / "0").iterdir())
+    assert kept == list(range(1, 14)), "version 3 is the oldest that Spark keeps, and it needs 1, 2 and 3"
+
+
 def test_nothing_is_pruned_while_spark_keeps_versions_from_before_this_start(tmp_path):
     changelog = open_changelog(str(tmp_path / "log"))
     made = write(changelog, range(40), base_at=35)
@@ -66,3 +93,26 @@ def test_a_failure_is_logged_and_stops_nothing(tmp_path, caplog):
         keeper.made(0, Commit(version, f"{version:032x}"))
     assert keeper.maintain(4) == []
     assert "pruning shard 0 failed" in caplog.text
+
+
+def test_commits_may_be_noted_while_it_prunes(tmp_path):
+    """The thread that publishes and the supervisor's: one is in the middle of the commits when the other adds one."""
+    keeper = Housekeeping(lambda: None, Snapshots(str(tmp_path)), keep_versions=2, every=1)
+    begun, threads = threading.Event(), []
+
+    class Looked(Commit, frozen=True):
+        """A commit that is followed by another one while its version is asked for."""
+
+        def __getattribute__(self, name):
+            if name == "version" and begun.is_set() and not threads:
+                threads.append(threading.Thread(target=keeper.made, args=(0, Commit(6, "6" * 32))))
+                threads[0].start()
+                threads[0].join(0.5)
+            return super().__getattribute__(name)
+
+    for commit in (Commit(3, "3" * 32), Commit(4, "4" * 32), Looked(5, "5" * 32)):
+        keeper.made(0, commit)
+    begun.set()
+    keeper.maintain(5)
+    threads[0].join()
+    assert keeper.newest(6)[0] == Commit(6, "6" * 32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backend.errors import JarsUnavailable
-from backend.spark import jars
+from backend.spark.session import jars
 
 ONE = jars.JarSet("one", (jars.Artifact("org.x", "alpha", "1.0"),), transitive=False, marker="org.x.Alpha")
 TREE = jars.JarSet("tree", (jars.Artifact("org.x", "alpha", "1.0"),), transitive=True, marker="org.x.Alpha")
@@ -98,9 +98,13 @@ def test_no_java_is_named(tmp_path, monkeypatch):
         jars.java()
 
 
-def test_the_connector_is_chosen_by_version():
+def test_the_connector_is_chosen_by_version(monkeypatch):
     named = {artifact.file_name for artifact in jars.connector("4.2.1").artifacts}
     assert {"spark-sql-kafka-0-10_2.13-4.2.0.jar", "kafka-clients-3.9.2.jar"} <= named
+    monkeypatch.setattr("pyspark.__version__", "4.2.1")
     assert jars.connector() == jars.connector("4.2.1")
+    monkeypatch.setattr("pyspark.__version__", "4.3.0")
+    with pytest.raises(JarsUnavailable, match=r"PySpark 4\.3\.0.*reader=.client"):
+        jars.connector()
     with pytest.raises(JarsUnavailable, match=r"PySpark 9\.9\.9"):
         jars.connector("9.9.9")

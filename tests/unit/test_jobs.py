@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import place
-from recovery.shard import ShardDirectory
 
 
 def test_executors_have_directories_of_their_own_when_told_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:

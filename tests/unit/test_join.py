@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from backend.batch import TIME
-from backend.joins import JoinSpec, join_spec
-from backend.operators.join import JoinOperator
-from backend.windows import session, sliding, tumbling
+from backend.joins.operator import JoinOperator
+from backend.joins.spec import JoinSpec, join_spec
+from backend.windows.definitions import session, sliding, tumbling
 from recovery.testing import OperatorTester
 from tests.model import test_join_model as model
 from tests.model.join_driver import JoinDriver

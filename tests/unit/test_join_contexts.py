@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backend.joins import JoinSpec, join_spec
-from backend.memory import MemoryStore
-from backend.operators.context_base import Message
-from backend.operators.join_contexts import AutomaticJoin, StandaloneJoin
-from backend.windows import Window, hopping, session, sliding, tumbling
+from backend.contexts.base import Message
+from backend.contexts.joins import AutomaticJoin, StandaloneJoin
+from backend.joins.spec import JoinSpec, join_spec
+from backend.store.memory import MemoryStore
+from backend.windows.definitions import Window, hopping, session, sliding, tumbling
 
 SIDE = pa.schema([("user", pa.string()), ("item", pa.int64()), ("n", pa.int64())])
 BY_TIME = {"left_retention": 1000, "right_retention": 1000, "max_ahead": None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backend.operators.join_match import Candidates
+from backend.joins.match import Candidates
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 10_000])

@@ -7,9 +7,9 @@ import json
 import pyarrow as pa
 import pytest
 
-from backend.joins import join_spec
-from backend.windows import hopping, session, tumbling
-from recovery.known_operator import known_join
+from backend.joins.spec import join_spec
+from backend.windows.definitions import hopping, session, tumbling
+from recovery.inspect.known_operator import known_join
 
 ORDERS = pa.schema([("id", pa.int64()), ("value", pa.int64()), ("user", pa.string())])
 SHIPMENTS = pa.schema([("id", pa.int32()), ("cost", pa.int64()), ("user", pa.string())])

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from backend.errors import HistoryLost, SourceWentBack
-from backend.sources.kafka_loss import losses_named, named_loss
+from backend.kafka_client.loss import named_loss
 from backend.spark.resume import check_resumable, committed_positions
-from recovery.supervisor import _named
+from recovery.failures import Link, QueryFailed, losses_named, read
 
 SAID = (
-    "org.apache.spark.SparkException: [KAFKA_DATA_LOSS.{}] Some data may have been lost because they are not available "
+    "[KAFKA_DATA_LOSS.{}] Some data may have been lost because they are not available "
     "in Kafka any more; either the data was aged out by Kafka or the topic may have been deleted before all the data "
     "in the topic was processed. If you don't want your streaming query to fail on such cases, set the source option "
     "failOnDataLoss to false. Reason: {} SQLSTATE: 22000"
@@ -48,7 +48,7 @@ def test_only_the_connectors_loss_is_renamed():
 
     asked: list[int] = []
     with pytest.raises(HistoryLost, match="START_OFFSET_RESET"), losses_named(gone):
-        raise RuntimeError(AGED)
+        raise QueryFailed("", (Link("org.apache.spark.SparkException", AGED),))
     with pytest.raises(HistoryLost, match="asked again"), losses_named(gone):
         raise RuntimeError("task failed: UnknownReason")
     with pytest.raises(KeyError), losses_named(nothing_is_gone):
@@ -56,9 +56,9 @@ def test_only_the_connectors_loss_is_renamed():
     assert asked == [1]
     with pytest.raises(SourceWentBack, match="mine"), losses_named(gone):
         raise SourceWentBack("mine")
-    assert type(_named(RuntimeError(AGED))) is HistoryLost
-    plain = RuntimeError("other")
-    assert _named(plain) is plain
+    for said in (AGED, f"org.apache.spark.SparkException: {AGED}"):  # what a user's function can say, too
+        plain = RuntimeError(said)
+        assert read(plain).error is plain
 
 
 class Told:

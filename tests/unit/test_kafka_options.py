@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from backend.kafka_client.admin import TopicIdentity, compare
+from backend.kafka_client.settings import KafkaSettings
 from backend.sources.kafka import KafkaSource, kafka
-from backend.sources.kafka_admin import TopicIdentity, compare
-from backend.sources.kafka_settings import KafkaSettings
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,12 @@ from backend.sources.kafka_settings import KafkaSettings
         ({"topics": ""}, "topics="),
         ({"topics": ["a", "a"]}, "topics="),
         ({"topics": "a,b"}, "topics="),
+        ({"topics": ["a", "b c"]}, "must be the name of a topic"),
+        ({"topics": "clicks*"}, r"topics='clicks\*': must be the name of a topic"),
+        ({"topics": "x" * 250}, "at most 249"),
+        ({"topics": ".."}, "topics="),
+        ({"servers": "h:99999"}, "servers='h:99999'"),
+        ({"servers": "h:one"}, "servers='h:one'"),
         ({"servers": "nowhere"}, "servers="),
         ({"isolation": "serializable"}, "isolation="),
         ({"starting": "middle"}, "starting="),
@@ -31,9 +37,8 @@ from backend.sources.kafka_settings import KafkaSettings
         ({"options": {"failOnDataLoss": "false"}}, "failOnDataLoss"),
         ({"options": {"kafka.sasl.jaas.config": "x"}}, "KafkaSettings"),
         ({"reader": "jvm"}, "reader='jvm'"),
-        ({"reader": "client", "format": "raw", "value": ""}, "reader='client': format='raw'"),
+        ({"reader": "client", "headers": {"h": "string"}}, "reader='client': headers"),
         ({"reader": "client", "options": {"minPartitions": "4"}}, "reader='client': options"),
-        ({"reader": "client", "headers": {"trace": "string"}}, "reader='client': headers"),
         ({"reader": "client", "key": "user bigint"}, "reader='client': key='user bigint'"),
     ],
 )
@@ -90,21 +95,22 @@ class Reader:
     [(None, "8388608", "5000"), ({"Kafka.Max.Poll.Records": "77"}, "8388608", "77")],
 )
 def test_it_is_read_in_bulk_unless_the_options_say_otherwise(options, fetched, polled, monkeypatch):
-    monkeypatch.setattr("backend.spark.connector.ensure_connector", lambda spark: None)
+    monkeypatch.setattr("backend.spark.session.connector.ensure_connector", lambda spark: None)
     session = SimpleNamespace(readStream=Reader())
     with pytest.raises(LookupError):
-        kafka("t", servers="h:1", value="n int", options=options).stream(session)
+        kafka("t", servers="h:1", value="n int", options=options, reader="connector").stream(session)
     taken = session.readStream.taken
     assert (taken["kafka.max.partition.fetch.bytes"], taken["kafka.max.poll.records"]) == (fetched, polled)
 
 
 @pytest.mark.parametrize(("options", "tasks"), [(None, "6"), ({"minpartitions": "40"}, "40")])
 def test_a_replay_has_work_for_all_cores(options, tasks, monkeypatch):
-    monkeypatch.setattr("backend.spark.connector.ensure_connector", lambda spark: None)
+    monkeypatch.setattr("backend.spark.session.connector.ensure_connector", lambda spark: None)
     monkeypatch.setattr(KafkaSource, "offsets", lambda self, spark=None: {("t", 0): (0, 10)})
+    monkeypatch.setattr(KafkaSource, "check_replayable", lambda self: None)
     session = SimpleNamespace(read=Reader(), sparkContext=SimpleNamespace(defaultParallelism=3))
     with pytest.raises(LookupError):
-        kafka("t", servers="h:1", value="n int", options=options).batch(session, {("t", 0): (2, 5)})
+        kafka("t", servers="h:1", value="n int", options=options, reader="connector").batch(session, {("t", 0): (2, 5)})
     assert session.read.taken["minpartitions"] == tasks
 
 

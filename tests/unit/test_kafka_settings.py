@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.sources.kafka_settings import KafkaSettings
+from backend.kafka_client.settings import KafkaSettings
 
 SECRET = 'p"w\\1'
 SASL = KafkaSettings("a:1,b:2", mechanism="PLAIN", username="ann", password=SECRET)

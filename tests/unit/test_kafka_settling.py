@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from backend.sources.kafka_settling import while_it_settles
+from backend.kafka_client.settling import while_it_settles
 
 
 class Broker:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 
 from backend.batch import ERROR_SCHEMA
-from backend.errors import UnknownFormat
+from backend.errors import SinkConflict, UnknownFormat
+from backend.kafka_client.admin import TopicIdentity
+from backend.kafka_client.settings import KafkaSettings
 from backend.sinks import kafka_sink
-from backend.sinks.kafka_commits import Published, decode, encode
-from backend.sinks.kafka_rows import Dedupe, digest, to_messages
+from backend.sinks.kafka import writer as kafka_writer
+from backend.sinks.kafka.commits import Published, decode, encode
+from backend.sinks.kafka.rows import Message, to_messages
+from backend.sinks.kafka.topics import Output
 from backend.sinks.tables import ERRORS, RESULTS, readable
-from backend.sources.kafka_settings import KafkaSettings
 
 
 def table(**columns: pa.Array) -> pa.Table:
@@ -33,11 +36,12 @@ def test_a_row_is_a_json_object_with_its_id_first_and_times_in_milliseconds():
         RESULTS,
         "windows",
         (),
+        "q",
     )
     assert [(message.topic, message.key) for message in made] == [("windows", b"7-2-0"), ("windows", b"7-2-1")]
     first, second = (json.loads(message.value) for message in made)
     assert first == {
-        "id": "7-2-0", "version": 7, "shard": 2, "sequence": 0,
+        "id": "7-2-0", "version": 7, "shard": 2, "sequence": 0, "query_id": "q",
         "window_start": -3_600_000, "origin": "JFK", "mean": 1.5, "seen": "2013-01-01T05:17:00.000000Z",
     }  # fmt: skip
     assert next(iter(first)) == "id"
@@ -47,7 +51,7 @@ def test_a_row_is_a_json_object_with_its_id_first_and_times_in_milliseconds():
 def test_an_error_keeps_its_bytes_as_base64():
     fixed = {"topic": "t", "stream": 0, "partition": 1, "offset": 9, "timestamp": 5, "reason": "malformed"}
     bad = pa.Table.from_pylist([{**fixed, "value": b"\xff{", "key": None}], schema=ERROR_SCHEMA)
-    (message,) = to_messages(readable(bad, ERRORS, 7, 2, 4), ERRORS, "bad", ("origin",))
+    (message,) = to_messages(readable(bad, ERRORS, 7, 2, 4), ERRORS, "bad", ("origin",), "q")
     said = json.loads(message.value)
     assert message.key == b"7-2-e4"
     assert (said["value"], said["key"], said["timestamp"], said["offset"]) == ("/3s=", None, 5, 9)
@@ -55,41 +59,32 @@ def test_an_error_keeps_its_bytes_as_base64():
 
 def test_the_key_is_text_or_json_of_the_columns_that_were_named():
     rows = table(origin=pa.array(["JFK"]), n=pa.array([3]))
-    keys = [to_messages(rows, RESULTS, "t", key)[0].key for key in (("origin",), ("n",), ("origin", "n"))]
+    keys = [to_messages(rows, RESULTS, "t", key, "q")[0].key for key in (("origin",), ("n",), ("origin", "n"))]
     assert keys == [b"JFK", b"3", b'["JFK",3]']
     with pytest.raises(ValueError, match="key='carrier': allowed are the results' columns id, version"):
-        to_messages(rows, RESULTS, "t", ("carrier",))
+        to_messages(rows, RESULTS, "t", ("carrier",), "q")
 
 
-def test_the_digest_tells_content_order_and_where_one_part_ends():
-    one, two = to_messages(table(n=pa.array([1, 2])), RESULTS, "t", ("n",))
-    other = type(one)(one.topic + one.key.decode(), b"", one.value)
-    found = [digest(messages) for messages in ([one, two], [two, one], [one], [other], [])]
-    assert len(set(found)) == len(found)
-    assert digest([one, two]) == found[0]
-
-
-def test_dedupe_lets_each_row_through_once_whatever_was_written_again():
-    """Runs of micro-batches cut anywhere, and a late writer of an older one between: each row once, in order."""
-    rows = [{"shard": s, "version": v, "sequence": n} for v in range(3) for s in range(2) for n in range(3)]
-    per_version = [[row for row in rows if row["version"] == v] for v in range(3)]
-    for cut, again in itertools.product(range(7), range(7)):
-        written = [*per_version[0], *per_version[1][:cut], *per_version[1], *per_version[0][:again], *per_version[2]]
-        dedupe = Dedupe()
-        seen = []
-        for row in written:
-            dedupe = Dedupe(json.loads(json.dumps(dedupe.state)))  # the consumer may start anew at any time
-            if dedupe.is_new(row, "t", 0):
-                seen.append(row)
-        assert seen == rows
-    assert dedupe.is_new(rows[0], "t", 1)
-    assert dedupe.is_new(rows[0], "u", 0)
+def test_columns_of_the_users_that_are_called_as_ours_are_renamed():
+    (message,) = to_messages(
+        table(query_id=pa.array(["a"]), too_large=pa.array([1])), RESULTS, "t", ("query_id_",), "q"
+    )
+    said = json.loads(message.value)
+    assert (said["query_id"], said["query_id_"], said["too_large_"], message.key) == ("q", "a", 1, b"a")
+    assert "too_large" not in said
 
 
 def test_the_commit_record_is_read_back_and_another_is_refused():
-    record = Published("q", 7, 3, "ab")
+    contents = {"results": {0: (2, "ab"), 11: (1, "cd")}, "errors": {}}
+    record = Published("q", 7, 3, contents, "w", {"r": "1f"})
     assert decode(encode(record), "t") == record
-    assert json.loads(encode(record)) == {"query": "q", "version": 7, "messages": 3, "digest": "ab", "format": 1}
+    assert json.loads(encode(record)) == {
+        "query": "q", "version": 7, "messages": 3,
+        "contents": {"results": {"0": [2, "ab"], "11": [1, "cd"]}, "errors": {}},
+        "writer": "w", "topics": {"r": "1f"}, "format": 1,
+    }  # fmt: skip
+    old = b'{"query": "q", "version": 7, "messages": 3, "digest": "ab", "format": 1}'  # as release 0.1 wrote it
+    assert decode(old, "t") == Published("q", 7, 3), "of what it brought nothing can be compared"
     for data, why in [
         (b'{"query":"q","version":1,"format":2}', "format 2, this release reads 1"),
         (b"hello", "something else"),
@@ -106,7 +101,13 @@ def test_the_commit_record_is_read_back_and_another_is_refused():
         ({"servers": "nowhere"}, "servers='nowhere'"),
         ({"guarantee": "hope"}, "guarantee='hope': allowed are exactly_once, at_least_once"),
         ({"commits": "e"}, "commits='e'"),
-        ({"commits": "c", "guarantee": "at_least_once"}, "commits='c'"),
+        ({"errors": "r-commits"}, "commits='r-commits': must be a topic of its own"),
+        ({"errors": "e/e"}, "errors='e/e': must be the name of a topic"),
+        ({"results": "r" * 245}, "commits='rrr.*at most 249"),
+        ({"patience": "0 seconds"}, "patience='0 seconds'"),
+        ({"overflow": ""}, "overflow=''"),
+        ({"accept_published": -1}, "accept_published=-1"),
+        ({"accept_published": True}, "accept_published=True"),
     ],
 )
 def test_a_bad_option_is_named(options, named):
@@ -120,5 +121,43 @@ def test_what_is_told_of_it_holds_nothing_secret():
     assert sink.describe() == {
         "kind": "kafka", "guarantee": "exactly_once", "results": "r", "errors": "e", "commits": "r-commits",
     }  # fmt: skip
-    assert kafka_sink("r", "e", servers="h:1", guarantee="at_least_once").describe()["commits"] is None
+    assert kafka_sink("r", "e", servers="h:1", guarantee="at_least_once").describe()["commits"] == "r-commits"
     assert "s3cret-x" not in repr(sink) + str(vars(sink))
+
+
+class Producer:
+    """Stands in for a client: what it was asked, and nothing else."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log, self.producer = log, self
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: self.log.append(name)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_output_that_was_made_again_is_seen_between_the_last_row_and_the_commit(monkeypatch, caplog, strict):
+    log, ids = list[str](), {"r": "one", "e": "two"}
+    monkeypatch.setattr(kafka_writer, "Delivery", lambda *_: Producer(log))
+    monkeypatch.setattr(kafka_writer, "newest", lambda *_: None)
+    monkeypatch.setattr(kafka_writer, "was_cut", lambda *_: False)
+    monkeypatch.setattr(kafka_writer, "admin_client", lambda _: None)
+    monkeypatch.setattr(
+        kafka_writer, "identities", lambda *_, **__: {name: TopicIdentity(number, 1) for name, number in ids.items()}
+    )
+    writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits", strict=strict)
+    writer.open("q", {name: Output(number, 10_000) for name, number in ids.items()})
+    writer.publish(0, [Message("r", b"", b"{}")], {})
+    assert log[-3:] == ["send", "finish", "commit_transaction"]
+    ids["e"] = "three"
+    log.clear()
+    if strict:
+        with pytest.raises(SinkConflict, match="an output topic was deleted and made again; where: h:1/e;"):
+            writer.publish(1, [Message("r", b"", b"{}")], {})
+        assert "commit_transaction" not in log
+        assert log[-2:] == ["abort_transaction", "drop"]
+        return
+    for version in (1, 2):
+        writer.note(version, 1, {})
+    assert log.count("commit_transaction") == 2
+    assert caplog.text.count("e was deleted and made again; the query goes on in the new one") == 1

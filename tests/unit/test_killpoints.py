@@ -59,3 +59,53 @@ def test_a_point_lies_behind_every_thing(tmp_path: Path, monkeypatch: pytest.Mon
     for number, _ in enumerate(passing("abc", "prune_packages", 7)):
         assert (trace.read_text().count("\n") if trace.exists() else 0) == number
     assert trace.read_text() == "prune_packages 7\n" * 3
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Signals that this process would have got."""
+    signals: list[int] = []
+    monkeypatch.setattr(killpoints, "_ORDER", str(tmp_path / "order"))
+    monkeypatch.setattr(killpoints.os, "kill", lambda _, number: signals.append(number))
+    return signals
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_an_order_that_is_deleted_as_soon_as_it_is_taken_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: list[int], stop: bool
+) -> None:
+    path, rename = tmp_path / "order", Path.rename
+
+    def seen_at_once(source: Path, target: Path) -> Path:
+        made = rename(source, target)
+        taken(path).unlink(missing_ok=True)
+        return made
+
+    order(path, "open", stop=stop)
+    monkeypatch.setattr(Path, "rename", seen_at_once)
+    killpoints.kill_point("open", 3)
+    assert killed == [signal.SIGSTOP if stop else signal.SIGKILL]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_an_order_that_came_since_another_was_looked_at_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: list[int], newer: bool
+) -> None:
+    path, asks = tmp_path / "order", killpoints._asks
+    seen: list[Path] = []
+
+    def stale(of: Path, name: str, version: int | None) -> bool:
+        seen.append(of)
+        if len(seen) == 1:  # another process took it then, and the next one was ordered
+            return True
+        if newer:
+            order(path, "prune")
+        return asks(of, name, version)
+
+    order(path, "upload")
+    monkeypatch.setattr(killpoints, "_asks", stale)
+    killpoints.kill_point("open", 3)
+    assert killed == []
+    assert [file.name for file in tmp_path.iterdir()] == ["order"]
+    assert path.read_text() == ("prune" if newer else "upload")

@@ -7,24 +7,22 @@ import pytest
 
 from backend.errors import BoundViolated, KeyInvalid, StateCorrupted
 from backend.keys import encode, encode_columns
-from backend.memory import MemoryStore
 from backend.messages import (
     MATRIX,
     MessageLayout,
     Part,
-    add_messages,
     choose_layout,
     decode_messages,
     digest,
     expire_messages,
     message_keys,
     message_range,
-    message_rows,
-    read_messages,
 )
 from backend.rows import RowCodec
-from backend.store import Changes
-from backend.workspace import Workspace
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes
+from backend.store.workspace import Workspace
+from tests.support.message_store import add_messages, message_rows, read_messages
 
 FIELDS = pa.schema([("item", pa.int64()), ("user", pa.string())])
 CODEC = RowCodec(FIELDS)

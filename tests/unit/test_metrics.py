@@ -6,8 +6,8 @@ import urllib.request
 
 from prometheus_client import CollectorRegistry
 
-from recovery.metrics import serve_metrics
-from recovery.supervisor import Progress
+from recovery.supervise.metrics import serve_metrics
+from recovery.supervise.supervisor import Progress
 
 
 class Query:
@@ -42,6 +42,8 @@ def test_progress_is_served_as_it_is_when_asked():
         "rewind_errors_total 3.0",
         "rewind_restores_total 1.0",
         "rewind_moves_total 0.0",
+        "rewind_adopted_total 0.0",
+        "rewind_copied_total 0.0",
         'rewind_shard_rows{shard="0"} 7.0',
         'rewind_shard_rows{shard="1"} 9.0',
         'rewind_shard_operate_ms{shard="0"} 1.5',

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from backend.errors import StateUnavailable
-from recovery.moved import check_settled, settle_in
+from backend.errors import ManifestMismatch, StateUnavailable
+from recovery.commit.manifest import Manifest, write_manifest
+from recovery.commit.relocation import check_alone, check_settled, settle_in
 
 SCHEMA = "state/0/_stateSchema/default/0_4333821a-0c65-4a0a-842e-7b8f4e5867cf"
 
@@ -86,3 +87,26 @@ def test_metadata_of_another_version_is_left_alone(original, tmp_path):
     metadata(copy).write_text("v3\nnobody knows")
     assert settle_in(str(copy)) == 0
     assert metadata(copy).read_text() == "v3\nnobody knows"
+
+
+def manifest(place: Path, query: str, changelog: str = "kafka://h:1/log") -> Manifest:
+    return Manifest(1, (0,), {"query": query, "changelog": changelog, "place": str(place)})
+
+
+def test_a_copy_does_not_share_a_changelog_with_its_original_as_long_as_that_is_there(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    stored = manifest(one, "q")
+    write_manifest(str(one), stored)
+    write_manifest(str(two), stored)  # copied: it says where it was
+    check_alone(str(one), stored, "kafka://h:1/log")
+    check_alone(str(one), None, "kafka://h:1/log")
+    with pytest.raises(ManifestMismatch, match="the checkpoint is a copy") as caught:
+        check_alone(str(two), stored, "kafka://h:1/log")
+    assert str(one) in caught.value.why
+    check_alone(str(two), stored, "kafka://h:1/another")
+    beside = manifest(one, "q", "rewind/changelog")
+    check_alone(str(two), beside, "rewind/changelog")  # copied with it
+    write_manifest(str(one), manifest(one, "another query took the place"))
+    check_alone(str(two), stored, "kafka://h:1/log")
+    shutil.rmtree(one)
+    check_alone(str(two), stored, "kafka://h:1/log")  # moved

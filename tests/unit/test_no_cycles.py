@@ -11,10 +11,10 @@ import gc
 import pyarrow as pa
 import pytest
 
-from backend import count, hopping, median, session, sliding, stream, tumbling
+from backend import archive, count, hopping, median, session, sliding, stream, tumbling
 from backend.batch import TIME
-from backend.joins import join_spec
-from backend.operators.join import JoinOperator
+from backend.joins.operator import JoinOperator
+from backend.joins.spec import join_spec
 from recovery.testing import OperatorTester
 
 MINUTE = 60_000
@@ -31,12 +31,12 @@ WINDOWS = {
 }
 
 
-class NoSource:
-    """A tester needs no source."""
+NOWHERE = archive("nowhere", format="raw")
+"""A tester reads no source."""
 
 
 def source(**key):
-    return stream(NoSource(), event_time="at", **key)
+    return stream(NOWHERE, event_time="at", **key)
 
 
 def rows(first):

@@ -9,13 +9,13 @@ import pytest
 
 from backend.batch import NO_TIME
 from backend.errors import StateCorrupted, UnknownFormat
-from backend.memory import MemoryStore
-from backend.operators import ledger, panes, revisions
-from backend.operators.grouping import join_keys, split_keys, start_bytes
-from backend.operators.ledger import Ledger
-from backend.operators.revisions import Revisions
-from backend.store import Changes, Region
-from backend.workspace import Workspace
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes, Region
+from backend.store.workspace import Workspace
+from backend.windows import ledger, panes, revisions
+from backend.windows.columns.grouping import join_keys, split_keys, start_bytes
+from backend.windows.ledger import Ledger
+from backend.windows.revisions import Revisions
 
 
 def stored(rows: dict[bytes, bytes]) -> Workspace:

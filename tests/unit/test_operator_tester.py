@@ -8,21 +8,21 @@ import sys
 import pyarrow as pa
 import pytest
 
-from backend import collect_list, count, hopping, median, session, stream, sum_, tumbling
+from backend import archive, collect_list, count, hopping, median, session, stream, sum_, tumbling
 from backend.errors import RestoreMismatch, StateUnavailable
 from recovery.testing import OperatorTester
 
 SCHEMA = pa.schema([("at", pa.int64()), ("who", pa.string()), ("n", pa.int64())])
 
 
-class NoSource:
-    """A tester needs no source."""
+NOWHERE = archive("nowhere", format="raw")
+"""A tester reads no source."""
 
 
 @pytest.fixture
 def tester(tmp_path):
     job = (
-        stream(NoSource(), event_time="at", key="who")
+        stream(NOWHERE, event_time="at", key="who")
         .window(tumbling(100), retention=1_000)
         .aggregate(count=count(), total=sum_("n"), middle=median("n"))
     )
@@ -125,7 +125,7 @@ def test_a_restore_of_windows_of_a_key_goes_on_as_if_nothing_had_happened(tmp_pa
     times = [0, 20, 45, 5, 70, 12, 96, 33, 130, 88, 60, 131, 10, 190, 185, 100, 260, 120, 262, 263, 5, 264, 265, 290]
     rows = [row(at, n, "abbac"[n * 7 % 5]) for n, at in enumerate(times)]
     job = (
-        stream(NoSource(), event_time="at", key="who")
+        stream(NOWHERE, event_time="at", key="who")
         .window(window, **options)
         .aggregate(count=count(), all=collect_list("n"))
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.oracle.windows import Error, Message, Row, Spec, WindowOracle, error_set, full_rows, last_values, run
@@ -222,6 +224,41 @@ def test_a_refusing_downstream_disables_the_selector_until_timeout_resumes():
     oracle.refusing = False
     assert [r.window for r in oracle.timeout(0)] == [(0, 10)]
     assert [r.window for r in oracle.add_message(message(2, 20), 0)] == [(10, 20)]
+
+
+def test_without_full_results_what_waits_when_a_window_ends_is_sent_as_early():
+    oracle = WindowOracle(Spec("tumbling", 10, retention_ms=100, early_ms=60_000, full=False, late_ms=0))
+    oracle.add_message(message(0, 1), 0)
+    assert oracle.timeout(60_000)[0].revision == 0
+    assert oracle.add_message(message(1, 12), 60_000) == []  # nothing waits of [0, 10)
+    assert [(r.reason, r.window, r.values) for r in oracle.add_message(message(2, 20), 60_000)] == [
+        ("early", (10, 20), (1,))
+    ]
+
+
+def test_a_sliding_message_that_no_window_shows_goes_to_the_errors():
+    spec = Spec("sliding", 10, keys=("key",))
+    oracle = WindowOracle(spec)
+    for m in [message(0, 100), message(1, 95, key="b"), message(2, 105)]:
+        oracle.add_message(m, 0)
+    assert oracle.errors == []  # a message of "b" at 105 or before would show it
+    oracle.add_message(message(3, 106), 0)
+    assert oracle.errors == [Error((0, 0, 1), "out_of_retention")]
+
+
+def test_a_longer_retention_reopens_nothing_and_a_shorter_one_drops_at_the_end_of_its_micro_batch():
+    spec = Spec("tumbling", 10, retention_ms=10)
+    oracle = WindowOracle(spec, batched=True)
+    oracle.add_message(message(0, 50), 0)
+    oracle.end_of_batch(0)  # what ended at 40 is gone
+    oracle.change(replace(spec, retention_ms=100))
+    oracle.add_message(message(1, 39), 0)
+    oracle.add_message(message(2, 40), 0)
+    assert error_set(oracle.errors) == [((0, 0, 1), "out_of_retention")]
+    oracle.end_of_batch(0)
+    oracle.change(replace(spec, retention_ms=0))
+    assert [(r.reason, r.window) for r in oracle.end_of_batch(0)] == [("late", (40, 50))]
+    assert list(oracle.windows) == [((), 50)]
 
 
 def test_several_partitions_close_by_the_slowest_that_is_not_idle():

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import xxhash
 
-from backend.errors import RewindError, StateCorrupted, UnknownFormat
+from backend.errors import RewindError, StateCorrupted, StateUnavailable, UnknownFormat
 from backend.rocks import RocksStore
-from backend.store import Changes
-from recovery.fetch import fetch_state, fetch_steps
+from backend.store.protocol import Changes
+from recovery.commit.pointer import COMMIT_KEY, At, Commit, CommitRecord, Pointer, encode_record
+from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import LocalFiles
 from recovery.listener import LoggingListener, Restoring
-from recovery.package import Snapshots
-from recovery.package_manifest import Package
-from recovery.planner import At, Step
-from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, encode_record
+from recovery.restore.open_shard import OpenShard
+from recovery.snapshots.manifest import Package
+from recovery.snapshots.publisher import Snapshots
 
 SHARD = 3
 
@@ -79,9 +79,14 @@ class Elsewhere:
     """Another executor: a directory without state."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path / uuid.uuid4().hex
-        (self.path / "staged").mkdir(parents=True)
+        self.directory = ShardDirectory(path / uuid.uuid4().hex, "query", SHARD)
         self.heard: list[str] = []
+
+    @property
+    def database(self) -> Path:
+        generation = self.directory.current()
+        assert generation is not None
+        return generation.database
 
     def fetch(self, snapshots: Snapshots, pointer: Pointer) -> bool:
         heard = self.heard
@@ -96,16 +101,14 @@ class Elsewhere:
             def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
                 heard.append("end")
 
-        return fetch_state(
-            snapshots,
-            pointer,
-            self.path / "db",
-            lambda commit: self.path / "staged" / f"{commit.name}.sst",
-            listeners=[Listener()],
-        )
+        try:
+            OpenShard(self.directory, "elsewhere", snapshots, (Listener(),)).at(pointer).store.close()
+        except StateUnavailable:
+            return False
+        return True
 
     def rows(self) -> dict[bytes, bytes]:
-        with RocksStore.open(self.path / "db", create=False) as store:
+        with RocksStore.open(self.database, create=False) as store:
             return {key: value for key, value in store.scan(b"", None) if key != b"\x00format"}
 
 
@@ -129,7 +132,7 @@ def test_what_was_fetched_can_be_written_to_without_touching_the_package(
     pointer = shard.commit({b"\x03" + bytes([i]): bytes(100) for i in range(200)}, full=True)
     first = Elsewhere(tmp_path)
     assert first.fetch(snapshots, pointer)
-    with RocksStore.open(first.path / "db") as store:
+    with RocksStore.open(first.database) as store:
         store.write(Changes([b"\x03new"], [b"1"]))
         store.delete_range(b"\x03\x00", b"\x03\x80")
     assert snapshots.verify(SHARD) == []
@@ -152,12 +155,14 @@ def test_no_way_to_the_pointer(shard: Shard, snapshots: Snapshots, tmp_path: Pat
     shard.commit({b"\x03a": b"1"}, full=True)
     shard.commit({b"\x03a": b"2"}, step=False)
     assert not other.fetch(snapshots, shard.commit({b"\x03a": b"3"}))
-    assert not (other.path / "db").exists()
+    assert other.directory.current() is None
     assert other.heard == []
 
 
 @BOTH
-def test_the_ladder_goes_down_when_a_piece_is_damaged(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+def test_the_fallback_order_is_followed_when_a_piece_is_damaged(
+    shard: Shard, snapshots: Snapshots, tmp_path: Path
+) -> None:
     shard.commit({b"\x03a": b"1"}, full=True)
     shard.commit({b"\x03b": b"2"}, full=True)
     pointer = shard.commit({b"\x03c": b"3"})
@@ -183,7 +188,7 @@ def test_a_step_that_is_not_the_pointers_is_not_applied(shard: Shard, snapshots:
     other = Elsewhere(tmp_path)
     assert not other.fetch(snapshots, foreign)
     assert "not the one that the pointer names" in other.heard[1]
-    assert not (other.path / "db").exists()
+    assert other.directory.current() is None
 
 
 def test_a_package_under_the_wrong_commit_is_left_for_the_steps_from_the_first_commit(
@@ -206,11 +211,9 @@ def test_fetched_steps_bring_a_stale_copy_up_to_date(shard: Shard, snapshots: Sn
     assert other.fetch(snapshots, shard.pointers[0])
     shard.commit({b"\x03b": b"2"})
     pointer = shard.commit({b"\x03c": b"3"})
-    steps = [Step(record.commit, False) for record in shard.records[1:]]
-    files = fetch_steps(snapshots, pointer, steps, lambda commit: other.path / "staged" / commit.name)
-    with RocksStore.open(other.path / "db") as store:
-        for file in files:
-            store.confirm(file)
+    before = other.database
+    assert other.fetch(snapshots, pointer)
+    assert other.database == before, "the copy that is here goes on"
     assert other.rows() == shard.states[2]
 
 
@@ -404,3 +407,20 @@ def test_a_flipped_byte_in_a_shared_file_is_named(shard: Shard, snapshots: Snaps
         snapshots.fetch(SHARD, pointer.commit, tmp_path / "target")
     assert shared in caught.value.where
     assert not (tmp_path / "target").exists()
+
+
+def test_a_damaged_staged_file_that_is_here_is_done_without(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    shard.commit({b"\x03a": b"1"}, full=True)
+    other = Elsewhere(tmp_path)
+    assert other.fetch(snapshots, shard.pointers[0])
+    pointer = shard.commit({b"\x03b": b"2"})
+    generation = other.directory.current()
+    assert generation is not None
+    data = bytearray((shard.home / "staged" / pointer.commit.name).read_bytes())
+    data[len(data) // 2] ^= 1
+    generation.staged(pointer.commit).write_bytes(data)
+    for file in generation.database.glob("MANIFEST-*"):
+        file.write_bytes(b"damaged")
+    assert other.fetch(snapshots, pointer), "the same file is among the packages"
+    assert other.rows() == shard.states[1]
+    assert [text.split()[0] for text in other.heard] == ["start", "end", "start", "suspended", "start", "end"]

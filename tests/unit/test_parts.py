@@ -13,8 +13,8 @@ from backend.errors import StateCorrupted, UnknownFormat
 from backend.rocks import RocksStore, write_staged
 from backend.rocks.files import PART_BYTES
 from backend.rocks.parts import part_lengths
-from backend.staging import seal
-from backend.store import Changes, Staged
+from backend.store.protocol import Changes, Staged
+from backend.store.staging import seal
 
 COMMIT, WINDOW = b"\x00commit", b"\x03window"
 VALUE = bytes(1024)

@@ -8,10 +8,10 @@ import pytest
 
 from backend.batch import Position
 from backend.errors import ChangelogDamaged, HistoryLost
-from recovery.planner import (
+from recovery.commit.pointer import At, Commit, CommitRecord, Offer, Pointer
+from recovery.restore.planner import (
     Advance,
     Ahead,
-    At,
     CatchUp,
     Database,
     Fetch,
@@ -19,7 +19,6 @@ from recovery.planner import (
     Lost,
     Missing,
     Nothing,
-    Offer,
     Plan,
     Rebuild,
     Remote,
@@ -32,7 +31,6 @@ from recovery.planner import (
     ranges_since,
     replay_ranges,
 )
-from recovery.pointer import Commit, CommitRecord, Pointer
 
 # the committed lineage is A(1) <- B(2) <- C(4) <- D(5); the pointer is at D; E(6) came after; X(5), Y(3) are foreign
 A, B, C, D, E = (Commit(version, name * 32) for version, name in [(1, "a"), (2, "b"), (4, "c"), (5, "d"), (6, "e")])
@@ -265,3 +263,6 @@ def test_missing_offsets_are_named() -> None:
         "stream 0 partition 2: offsets 1 to 8 wanted, the partition is gone",
     ]
     assert missing_offsets(ranges, {(0, 0): (20, 50), (0, 1): (5, 6), (0, 2): (0, 100)}) == []
+    assert missing_offsets({(0, 2): (1, 9)}, {}, {0: "sales"}) == [
+        "sales partition 2: offsets 1 to 8 wanted, the partition is gone"
+    ]

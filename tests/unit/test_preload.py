@@ -65,3 +65,10 @@ def test_a_thread_forbids_it(tmp_path: Path) -> None:
     run = with_module(tmp_path, waits)
     assert run.returncode == 1
     assert "RuntimeError: threads run before workers are forked: waits" in run.stderr
+
+
+def test_what_is_an_extra_may_be_missing() -> None:
+    extras = ("confluent_kafka", "deltalake", "fastavro", "pyiceberg", "pytest", "s3fs", "sqlalchemy", "testcontainers")
+    without = f"import sys; sys.modules.update(dict.fromkeys({extras!r}))"  # importing None fails
+    run = python(f"{without}; from recovery.daemon import preload; preload(); print(sys.modules['confluent_kafka'])")
+    assert (run.returncode, run.stdout) == (0, "None\n"), run.stderr

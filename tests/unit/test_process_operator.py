@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from backend.batch import ERROR_SCHEMA, MESSAGE_FIELDS, MicroBatch
-from backend.errors import ManifestMismatch, StoreClosed, UnknownFormat, ValueInvalid
-from backend.memory import MemoryStore
+from backend.errors import ManifestMismatch, StoreClosed, UnknownFormat, UserCodeFailed, ValueInvalid
 from backend.process import (
     ProcessContext,
     ProcessOperator,
@@ -24,12 +23,13 @@ from backend.process import (
     value_state,
     window_store,
 )
-from backend.store import Changes
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes
+from backend.store.workspace import Workspace
 from backend.stores.key_value_store import KeyValueStore
 from backend.stores.session_store import SessionKey
 from backend.stores.session_windows import SessionWindows, count
 from backend.stores.standalone import MAX_STORES, StoreSet
-from backend.workspace import Workspace
 
 RESULT = pa.schema([pa.field("user", pa.string(), nullable=False), ("n", pa.int32())])
 
@@ -120,7 +120,7 @@ def test_each_store_has_a_region_of_its_own_in_the_order_of_declaration() -> Non
 
 
 def _settled(first: ProcessOperator, then: ProcessOperator) -> None:
-    from recovery.manifest import Manifest, settle
+    from recovery.commit.manifest import Manifest, settle
 
     checkpoint = f"memory://process-{uuid.uuid4().hex}"
     for operator in (first, then):
@@ -221,7 +221,7 @@ def test_the_declarations_are_public_names_that_no_module_hides() -> None:
 
 def test_an_unknown_store_is_named() -> None:
     shard = Shard(ProcessOperator(lambda _, context: context["other"], RESULT, stores=[key_value_store("totals")]))
-    with pytest.raises(KeyError, match="no store 'other'; declared are: totals"):
+    with pytest.raises(UserCodeFailed, match=r"KeyError.*no store 'other'; declared are: totals"):
         shard.attempt(_batch([]))
 
 

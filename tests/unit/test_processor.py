@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 
-from backend.batch import Outcome
-from backend.spark import frames, packing, processor
+from backend.batch import ERROR_SCHEMA
+from backend.rocks import RocksStore
+from backend.spark import processor
+from backend.spark.pack import frames, packing
 from backend.spark.processor import ProcessorPlan, ShardProcessor
-from recovery.attempt import ShardJob
 from recovery.changelog import open_changelog
-from recovery.pointer import decode
+from recovery.commit.option_sets import ByVersion
+from recovery.commit.pointer import decode
+from recovery.commit.scratch import scratch_directory
+from recovery.files import open_files
+from recovery.jobs import ShardJob
+from recovery.queue.entries import Queue
+from recovery.restore.build import restore_shard
+from recovery.snapshots.publisher import Snapshots
 from tests.support.counting import CountingOperator
 
 KEY = (pa.field("key", pa.string()),)
@@ -64,23 +73,23 @@ class Waiting(CountingOperator):
         results = outcome.results
         if not batch.messages.num_rows and not batch.drain:
             results = pa.Table.from_pylist([{"key": "woken", "count": batch.time_ms}], self.result_schema)
-        return Outcome(results, outcome.errors, next_due_ms=due, replay_from=outcome.replay_from)
+        return replace(outcome, results=results, next_due_ms=due)
 
 
 @pytest.fixture
 def shard(tmp_path, monkeypatch):
-    def make(query_id, number):
+    def make(query_id, number, version):
         return ShardJob(query_id, number, tmp_path / "local", Waiting(), KEY, open_changelog(str(tmp_path / "log")))
 
     wrapper = ShardProcessor(ProcessorPlan({12: 0}, make))
     state = Timers()
     wrapper.init(state)
     wrapper.version = 0
-    monkeypatch.setattr(processor, "_task", lambda: ("q", wrapper.version))
+    monkeypatch.setattr(processor, "query_and_version", lambda: ("q", wrapper.version))
     return wrapper, state
 
 
-def packed(offsets, time_ms, *, drain=False):
+def packed(offsets, time_ms, *, drain=False, malformed=()):
     n = len(offsets)
     if drain:
         columns = {"_drain": pa.array([True]), "_batch_ms": pa.array([time_ms], pa.int64())}
@@ -96,12 +105,12 @@ def packed(offsets, time_ms, *, drain=False):
                 "_timestamp": pa.array([0] * n, pa.int64()),
                 "_key": pa.array([None] * n, pa.binary()),
                 "_raw": pa.array([None] * n, pa.binary()),
-                "_malformed": pa.array([None] * n, pa.string()),
+                "_malformed": pa.array(["not JSON" if o in malformed else None for o in offsets], pa.string()),
                 "_batch_ms": pa.array([time_ms] * n, pa.int64()),
                 "key": pa.array(["a"] * n),
             }
         )
-    plan = packing.PackPlan((12,), KEY, False, None)
+    plan = packing.PackPlan((12,), KEY, False, None, {0: "orders"})
     return iter([packing.pack(batch, plan).to_pandas()])
 
 
@@ -182,3 +191,116 @@ def test_rows_that_leave_something_due_at_once_are_not_committed_again_by_the_ti
     committed = decode(state.value[0]).commit
     assert rows_of(wrapper.handleExpiredTimer((12,), Now(1_000), Now(1_000))) == []
     assert decode(state.value[0]).commit == committed
+
+
+def test_errors_of_the_operator_are_located_and_the_driver_is_told_of_clocks(shard, monkeypatch):
+    wrapper, _ = shard
+    process = Waiting.process
+    refused = {"stream": 0, "partition": 0, "offset": 1, "reason": "out_of_retention"}
+
+    def refuse(self, batch, work):
+        errors = (
+            pa.Table.from_pylist([refused], ERROR_SCHEMA) if batch.messages.num_rows else ERROR_SCHEMA.empty_table()
+        )
+        return replace(process(self, batch, work), errors=errors)
+
+    monkeypatch.setattr(Waiting, "process", refuse)
+    wrapper._plan = replace(wrapper._plan, topics={0: "orders"}, max_ahead_ms=25)
+    [output] = wrapper.handleInputRows((12,), packed([0, 1, 4], 1_000), Now(1_000))  # event times 0, 10 and 40
+    [error] = frames.from_ipc(output["errors"][0]).to_pylist()
+    assert (error["topic"], error["partition"], error["offset"], error["timestamp"]) == ("orders", 0, 1, 0)
+    metrics = json.loads(output["metrics"][0])
+    told = {"received": 3, "errors": 1, "errors_out_of_retention": 1, "leaps": 1}
+    assert metrics | told == metrics
+    assert metrics["leap"] == "orders-0, offset 4: by 30 ms"
+    wrapper.version = 1
+    [output] = wrapper.handleExpiredTimer((12,), Now(11_000), Now(11_000))
+    metrics = json.loads(output["metrics"][0])
+    assert metrics["received"] == 0
+    assert "leaps" not in metrics
+
+
+# -- a shard that queues --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queueing(shard, tmp_path, monkeypatch):
+    """The wrapper of a shard whose disk can be taken."""
+    wrapper, state = shard
+    make = wrapper._plan.job
+    queue = Queue(open_files(tmp_path / "queue"), ByVersion.always(Waiting()), begins=True)
+    packages = Snapshots(str(tmp_path / "snapshots"))
+    job = lambda *of: replace(make(*of), queue=queue, packages=packages)  # noqa: E731
+    wrapper._plan = replace(wrapper._plan, job=job, topics={0: "orders"})
+
+    def restored():
+        since = decode(state.value[0]).since
+        made = job("q", 0, 0)
+        with scratch_directory(tmp_path, "restore") as scratch:
+            log = made.changelog.read(0, since.commit)
+            places = {"_time": [0, 10], "_stream": [0, 0], "_partition": [0, 0], "_offset": [0, 1]}
+            rows = pa.table({**places, "key": ["a", "a"]})
+            restore_shard(log, [made.operator.replay_rows(rows)], made.operator, scratch / "db")
+            with RocksStore.open(scratch / "db", create=False) as store:
+                store.checkpoint(scratch / "copy")
+            packages.publish(log.record, scratch / "copy")
+        return since.commit.name
+
+    list(wrapper.handleInputRows((12,), packed([0, 1], 1_000), Now(1_000)))
+    shutil.rmtree(tmp_path / "local")
+    wrapper.version = 1
+    return wrapper, state, restored
+
+
+def said(outputs):
+    return [json.loads(line) for output in outputs for line in output["metrics"] if line is not None]
+
+
+def control(time_ms, adopt):
+    columns = {"_drain": pa.array([False]), "_adopt": pa.array([json.dumps(adopt)]), "_batch_ms": pa.array([time_ms])}
+    batch = pa.RecordBatch.from_pydict(columns)
+    return iter([packing.pack(batch, packing.PackPlan((12,), KEY, False, None)).to_pandas()])
+
+
+def test_a_shard_that_queues_says_nothing_and_is_woken_in_every_micro_batch(queueing):
+    wrapper, state, _ = queueing
+    [output] = wrapper.handleInputRows((12,), packed([2, 3], 2_000), Now(2_000))
+    assert (rows_of([output]), list(output["errors"])) == ([], [None])
+    assert state.timers == {2_001}
+    wrapper.version = 2
+    [told] = said(wrapper.handleExpiredTimer((12,), Now(2_500), Now(2_500)))
+    assert (told["decision"], told["queued"]) == ("queued", 2)
+    assert state.timers == {2_501}
+
+
+def test_a_source_that_goes_back_is_found_while_it_is_queued(queueing):
+    wrapper, _, _ = queueing
+    list(wrapper.handleInputRows((12,), packed([2, 3], 2_000), Now(2_000)))
+    wrapper.version = 2
+    with pytest.raises(Exception, match="rewind:SourceWentBack"):
+        list(wrapper.handleInputRows((12,), packed([3], 3_000), Now(3_000)))
+
+
+def test_bad_input_comes_out_with_its_own_version_when_the_queue_is_adopted(queueing):
+    wrapper, state, restored = queueing
+    [output] = wrapper.handleInputRows((12,), packed([2, 3], 2_000, malformed=[3]), Now(2_000))
+    assert output["errors"][0] is None
+    commit = restored()
+    wrapper.version = 2
+    [output] = wrapper.handleInputRows((12,), control(3_000, {"0": commit}), Now(3_000))
+    assert [None if pd.isna(one) else int(one) for one in output["queued_in"]] == [1]
+    assert list(output["version"]) == [2]
+    assert rows_of([output]) == [{"key": "a", "count": 3}]
+    [error] = frames.from_ipc(output["errors"][0]).to_pylist()
+    assert (error["offset"], error["reason"]) == (3, "malformed")
+    assert said([output])[0]["received"] == 2
+    assert state.timers == {12_000}  # ten seconds after the messages, which came at 2,000
+
+
+def test_a_row_for_other_shards_runs_nothing(shard):
+    wrapper, state = shard
+    list(wrapper.handleInputRows((12,), packed([0], 1_000), Now(1_000)))
+    wrapper.version = 1
+    assert list(wrapper.handleInputRows((12,), control(2_000, {"1": "0" * 20 + "_" + "a" * 32}), Now(2_000))) == []
+    assert decode(state.value[0]).commit.version == 0
+    assert state.timers == {11_000}

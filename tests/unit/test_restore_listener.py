@@ -9,10 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from recovery.displays import ProgressListener, PrometheusListener
+from recovery.inspect.displays import ProgressListener, PrometheusListener
 from recovery.listener import Listeners, LoggingListener, RestoreListener, Restoring
 
-KNOWN = Restoring(3, "00000000000000000007_ab", "checksum mismatch in 000012.sst", "replay", 2000, {(0, 1): (10, 2010)})
+RANGES = {(0, 1): (10, 2010), (1, 0): (5, 6)}
+KNOWN = Restoring(
+    3, "00000000000000000007_ab", "checksum mismatch in 000012.sst", "replay", 2000, RANGES, {0: "orders"}
+)
 UNKNOWN = Restoring(4, "00000000000000000007_cd", "no local state", "package")
 
 
@@ -31,7 +34,7 @@ def test_the_log_says_why_and_how_fast(caplog: pytest.LogCaptureFixture) -> None
     assert "shard 3 by replay" in start
     assert "checksum mismatch in 000012.sst" in start
     assert "2,000 records" in start
-    assert "stream 0 partition 1: offsets 10 to 2009" in start
+    assert "orders partition 1: offsets 10 to 2009, stream 1 partition 0: offsets 5 to 5" in start
     assert "2,000 records, 128,000 bytes in 0.500 s (4,000 per second)" in end
     assert "the source is gone" in suspended
 

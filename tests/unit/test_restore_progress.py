@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from recovery import rebuild
 from recovery.files import LocalFiles
 from recovery.listener import Listeners, Restoring
+from recovery.restore import all_shards as rebuild
 
 
 class Heard:

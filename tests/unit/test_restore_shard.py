@@ -15,12 +15,12 @@ import xxhash
 from backend.batch import Position, Proof
 from backend.errors import KeyInvalid, RestoreMismatch
 from backend.rocks import RocksStore
-from backend.store import Changes
-from backend.workspace import Workspace
+from backend.store.protocol import Changes
+from backend.store.workspace import Workspace
 from recovery.changelog import FileChangelog, History
-from recovery.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
-from recovery.proof import check_messages, pages
-from recovery.restore import Rows, accepted, catch_up, restore_shard
+from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
+from recovery.restore.build import Rows, accepted, catch_up, restore_shard
+from recovery.restore.prove import check_messages, pages
 
 WINDOW = 10
 COMMIT = Commit(4, "c" * 32)
@@ -109,6 +109,26 @@ def test_a_message_twice_is_one(tmp_path: Path) -> None:
     twice = chunks(MESSAGES, 50) + chunks(MESSAGES, 33, seed=2)
     told = restore_shard(committed(MESSAGES), twice, Windows(), tmp_path / "db")
     assert told.messages == len(MESSAGES)
+
+
+def test_files_of_chunks_in_order_of_their_first_keys_do_not_overlap(tmp_path: Path) -> None:
+    # two source partitions over the same times, each a chunk for every 300 of its offsets
+    rows = {
+        key_of(time, 2 * time + partition): value_of(2 * time + partition)
+        for partition in (0, 1)
+        for time in range(3000)
+    }
+    partitions = [[key for key in sorted(rows) if key[-1] % 2 == partition] for partition in (0, 1)]
+    parts = sorted(keys[at : at + 300] for keys in partitions for at in range(0, 3000, 300))
+    given = [(part, [rows[key] for key in part]) for part in parts]
+    told = restore_shard(committed(rows), given, Windows(), tmp_path / "db", run_bytes=30_000)
+    assert told.messages == len(rows)
+    with RocksStore.open(tmp_path / "db", create=False) as store:
+        levels = [int(store.property(f"rocksdb.num-files-at-level{level}") or 0) for level in range(7)]
+    assert levels[6] >= 8, (
+        "each file of messages lies in the last level, where RocksDB takes what overlaps with nothing"
+    )
+    assert levels[1:6] == [0] * 5
 
 
 def mismatch(tmp_path: Path, rows: dict[bytes, bytes], history: History | None = None) -> RestoreMismatch:
@@ -232,7 +252,7 @@ def test_proofs_that_overlap_are_measured_in_one_pass(tmp_path: Path, monkeypatc
             proofs.append(Proof(str(start), low, high, len(inside), digest_of(inside.items())))
         record = CommitRecord(0, COMMIT, None, 0, [], {}, [], [], [], len(rows), digest_of(rows.items()))
         assert check_messages(store, record, proofs) == []
-        monkeypatch.setattr("recovery.proof._FIRST_PAGE_ROWS", 7)
+        monkeypatch.setattr("recovery.restore.prove._FIRST_PAGE_ROWS", 7)
         assert check_messages(store, record, proofs) == []
         cut = [len(keys) for keys, _ in pages(store, b"\x01", b"\x02", page_bytes=1000)]
         assert sum(cut) == 200

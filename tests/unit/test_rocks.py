@@ -11,7 +11,6 @@ from random import Random
 
 import pytest
 
-from backend.bounds import FORMAT_KEY, stored_bounds
 from backend.errors import (
     KeyInvalid,
     StateCorrupted,
@@ -22,8 +21,9 @@ from backend.errors import (
     ValueInvalid,
 )
 from backend.rocks import RocksOptions, RocksStore, write_staged
-from backend.staging import seal
-from backend.store import Changes
+from backend.store.bounds import FORMAT_KEY, stored_bounds
+from backend.store.protocol import Changes
+from backend.store.staging import seal
 
 ROWS = 20_000
 KEYS = [b"\x01" + number.to_bytes(8, "big") for number in range(ROWS)]

@@ -10,7 +10,7 @@ import pytest
 from backend.errors import StateCorrupted
 from backend.rocks import RocksStore
 from backend.rocks.options import _budget
-from backend.store import Changes
+from backend.store.protocol import Changes
 
 
 def test_a_scan_with_an_end_is_whole_whatever_is_allocated_and_read_meanwhile(tmp_path: Path) -> None:

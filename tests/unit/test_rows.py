@@ -136,6 +136,7 @@ def test_chunked_tables_and_large_ones_are_cut_into_parts(monkeypatch: pytest.Mo
     codec = RowCodec(table.schema)
     whole = codec.encode(table)
     monkeypatch.setattr("backend.rows._MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr("backend.rows._DECODE_BYTES", 100)
     assert codec.encode(table) == whole
     assert codec.decode(whole).equals(table)
 

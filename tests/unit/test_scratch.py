@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recovery.scratch import scratch_directory, sweep
+from recovery.commit.scratch import scratch_directory, sweep
 
 USER = """
 import sys
 from pathlib import Path
-from recovery.scratch import scratch_directory
+from recovery.commit.scratch import scratch_directory
 
 with scratch_directory(Path(sys.argv[1]), "copy") as path:
     (path / "rows.sst").write_bytes(b"x")

@@ -16,11 +16,11 @@ from backend.errors import PointerDamaged, StateCorrupted, StorageFailed, Unknow
 from backend.rocks import RocksStore
 from backend.spark.start import StartOptions
 from recovery.changelog import FileChangelog
+from recovery.commit.manifest import MAX_SHARDS, NAME, Manifest, read_manifest, write_manifest
+from recovery.commit.pointer import Commit, Pointer, decode, decode_record, encode, encode_record
+from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import LocalFiles, RemoteFiles, open_files
 from recovery.jobs import shard_job, snapshots
-from recovery.manifest import MAX_SHARDS, NAME, Manifest, read_manifest, write_manifest
-from recovery.pointer import Commit, Pointer, decode, decode_record, encode, encode_record
-from recovery.shard import ShardDirectory
 from tests.support.windows import QUERY, make_windows, windows_operator
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +144,7 @@ def test_a_manifest_without_a_checksum_is_of_the_first_ones(tmp_path: Path) -> N
     (tmp_path / "rewind").mkdir()
     (tmp_path / NAME).write_text('{"format": 1, "shards": 1, "grouping": [0], "route": "key"}')
     assert read_manifest(str(tmp_path)) == Manifest(1, (0,), {"route": "key"})
-    (tmp_path / NAME).write_text('{"format": 2, "shards": 1, "grouping": [0], "checksum": "of another kind"}')
+    (tmp_path / NAME).write_text('{"format": 3, "shards": 1, "grouping": [0], "checksum": "of another kind"}')
     with pytest.raises(UnknownFormat):
         read_manifest(str(tmp_path))
 

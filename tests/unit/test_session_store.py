@@ -10,7 +10,8 @@ import pytest
 
 from backend.batch import MAX_TIME, MIN_TIME, NO_TIME
 from backend.errors import KeyInvalid, ManifestMismatch, StoreClosed, ValueInvalid
-from backend.memory import MemoryStore
+from backend.store.memory import MemoryStore
+from backend.store.workspace import Workspace
 from backend.stores.session_store import (
     MAX_SEGMENTS,
     SessionKey,
@@ -20,7 +21,6 @@ from backend.stores.session_store import (
     segment_interval,
 )
 from backend.stores.standalone import StoreSet
-from backend.workspace import Workspace
 from tests.support.counting_store import CountingStore
 
 

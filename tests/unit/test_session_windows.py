@@ -9,7 +9,8 @@ import pytest
 
 from backend.batch import MAX_TIME, MIN_TIME
 from backend.errors import KeyInvalid, ValueInvalid
-from backend.memory import MemoryStore
+from backend.store.memory import MemoryStore
+from backend.store.workspace import Workspace
 from backend.stores.session_store import SessionKey
 from backend.stores.session_windows import (
     DEFAULT_RETENTION_MS,
@@ -20,7 +21,6 @@ from backend.stores.session_windows import (
     count,
     reduce,
 )
-from backend.workspace import Workspace
 
 
 def _bound(aggregation: SessionAggregation) -> tuple[SessionProcessor, Any]:

@@ -10,13 +10,13 @@ import pytest
 from backend.aggregates import collect_list, count, reducer, sum_
 from backend.batch import MESSAGE_FIELDS, NO_TIME
 from backend.errors import UnknownFormat
-from backend.operators import ledger
-from backend.operators import session_rows as rows
-from backend.operators.spec import window_spec
-from backend.policies import policies
-from backend.store import Region
-from backend.windows import session
-from backend.workspace import Workspace
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows import ledger
+from backend.windows.definitions import session
+from backend.windows.merging import rows
+from backend.windows.policies import policies
+from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
 
 

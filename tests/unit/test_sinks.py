@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -16,15 +18,16 @@ import pytest
 
 from backend.aggregates import count
 from backend.batch import ERROR_SCHEMA, RESULT_FIELDS
-from backend.errors import ManifestMismatch, StorageFailed, UnknownFormat
-from backend.joins import join_spec
-from backend.operators.spec import window_spec
+from backend.errors import ManifestMismatch, OutputDiffers, StorageFailed, UnknownFormat
+from backend.joins.spec import join_spec
 from backend.sinks import directory as directory_module
 from backend.sinks.directory import VersionedDirectory
-from backend.sinks.foreach import CollectSink, ForeachSink
+from backend.sinks.foreach import ForeachSink
 from backend.sinks.parquet import ParquetSink, write_frames
 from backend.sinks.tables import pack, readable, unpack
-from backend.windows import tumbling
+from backend.windows.definitions import tumbling
+from backend.windows.spec import window_spec
+from tests.support.collecting import CollectSink
 
 RESULT_SCHEMA = pa.schema([*RESULT_FIELDS, pa.field("origin", pa.string()), pa.field("flights", pa.int64())])
 HOUR_MS = 3_600_000
@@ -86,6 +89,27 @@ def sink(tmp_path: Path) -> ParquetSink:
     return made
 
 
+def test_an_event_time_that_no_reader_has_a_date_for_does_not_spoil_the_file():
+    """Spark's timestamps are microseconds: 2**63 - 1 of them are 9,223,372,036,854,775 ms."""
+    last = 9_223_372_036_854_775
+    times = [5, None, last, last + 1, -last, -last - 1, 2**62 + 1]
+    rows = [
+        {"stream": 0, "partition": 0, "offset": n, "event_time": time, "reason": "in_future", "detail": "why"}
+        for n, time in enumerate(times)
+    ]
+    rows[5]["detail"] = None
+    found = readable(pa.Table.from_pylist(rows, ERROR_SCHEMA), "errors", 0, 0, 0)
+    kept = found["event_time"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+    assert kept == [5_000, None, last * 1_000, None, -last * 1_000, None, None]
+    assert found["detail"].to_pylist() == [
+        *["why"] * 3,
+        f"why; the event time is {last + 1} ms",
+        "why",
+        f"the event time is {-last - 1} ms",
+        f"why; the event time is {2**62 + 1} ms",
+    ]
+
+
 def test_rows_get_an_id_and_times_become_timestamps(sink: ParquetSink, tmp_path: Path) -> None:
     summary = publish(
         sink, 7, frame(1, 7, res=results(5, 6), metrics='{"late": 2}'), frame(0, 7, res=results(4), err=errors(9))
@@ -122,10 +146,77 @@ def test_several_frames_of_a_shard_go_on_counting(sink: ParquetSink, tmp_path: P
 def test_publishing_again_replaces_the_micro_batch_and_only_that(sink: ParquetSink, tmp_path: Path) -> None:
     publish(sink, 0, frame(0, 0, res=results(1)))
     publish(sink, 1, frame(0, 1, res=results(2)), frame(1, 1, res=results(3)))
-    publish(sink, 1, frame(0, 1, res=results(4)))
-    assert [(row["batch"], row["flights"]) for row in read(tmp_path / "out")] == [(0, 1), (1, 4)]
-    publish(sink, 1, frame(0, 1))
-    assert [(row["batch"], row["flights"]) for row in read(tmp_path / "out")] == [(0, 1)]
+    before = set((tmp_path / "out" / "batch=1").iterdir())
+    publish(sink, 1, frame(1, 1, res=results(3)), frame(0, 1, res=results(2)))
+    assert [(row["batch"], row["flights"]) for row in read(tmp_path / "out")] == [(0, 1), (1, 2), (1, 3)]
+    assert not before & set((tmp_path / "out" / "batch=1").iterdir()), "all of it is replaced"
+
+
+OTHERS = {
+    "another value": (frame(0, 1, res=results(2, 9)), "shard 0 published 2 results, now others"),
+    "another order": (frame(0, 1, res=results(3, 2)), "shard 0 published 2 results, now others"),
+    "fewer": (frame(0, 1, res=results(2)), "shard 0 published 2 results, now 1"),
+    "none": (frame(0, 1), "shard 0 published 2 results, now 0"),
+    "another shard": (frame(4, 1, res=results(2, 3)), "shard 0 published 2 results, now 0, shard 4 published 0"),
+    "another error": (frame(0, 1, res=results(2, 3), err=errors(8)), "shard 0 published 1 errors, now others"),
+    "no error": (frame(0, 1, res=results(2, 3)), "shard 0 published 1 errors, now 0"),
+}
+
+
+@pytest.mark.parametrize("again", OTHERS)
+def test_a_micro_batch_that_runs_again_with_other_rows_is_refused_by_name(
+    sink: ParquetSink, tmp_path: Path, again: str
+) -> None:
+    """What readers have seen stays, by a new process too; the way out that the error names is one."""
+    publish(sink, 1, frame(0, 1, res=results(2, 3), err=errors(7)))
+    seen = read(tmp_path / "out"), read(tmp_path / "err")
+    made, why = OTHERS[again]
+    restarted = ParquetSink(tmp_path / "out", tmp_path / "err")
+    restarted.resume_from(1)  # planned, and not committed
+    restarted.open("q")
+    for one in (sink, restarted):
+        with pytest.raises(OutputDiffers, match="micro-batch 1 was published, ran again") as caught:
+            publish(one, 1, made)
+        assert caught.value.why.startswith(why)
+        assert "not deterministic" in caught.value.why
+        assert str(tmp_path / "out" / "batch=1") in caught.value.command
+        assert (read(tmp_path / "out"), read(tmp_path / "err")) == seen
+    for folder in ("out", "err"):
+        shutil.rmtree(tmp_path / folder / "batch=1")
+    publish(restarted, 1, made)
+    assert [row["flights"] for row in read(tmp_path / "out")] == ([] if again == "none" else unpacked(made))
+
+
+def unpacked(made: dict[str, Any]) -> list[int]:
+    return unpack(made["results"])["flights"].to_pylist()
+
+
+def test_what_died_between_results_and_errors_goes_on(sink: ParquetSink, tmp_path: Path) -> None:
+    publish(sink, 1, frame(0, 1, res=results(2), err=errors(7)))
+    shutil.rmtree(tmp_path / "err" / "batch=1")
+    publish(sink, 1, frame(0, 1, res=results(2), err=errors(7)))
+    assert [row["offset"] for row in read(tmp_path / "err")] == [7]
+
+
+def test_files_that_an_older_release_named_are_replaced(sink: ParquetSink, tmp_path: Path) -> None:
+    publish(sink, 1, frame(0, 1, res=results(2)))
+    [file] = (tmp_path / "out" / "batch=1").iterdir()
+    file.rename(file.with_name(f"results-00000-{'a' * 32}.parquet"))
+    publish(sink, 1, frame(0, 1, res=results(5)))
+    assert [row["flights"] for row in read(tmp_path / "out")] == [5]
+
+
+def test_a_checkpoint_that_was_taken_back_replaces_what_it_plans_anew(sink: ParquetSink, tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        publish(sink, version, frame(0, version, res=results(version)))
+    sink.resume_from(1)
+    sink.open("q")
+    publish(sink, 2, frame(0, 2, res=results(20)))  # other cuts, another batch time: not the same micro-batch
+    publish(sink, 3, frame(0, 3, res=results(30)))
+    assert [row["flights"] for row in read(tmp_path / "out")] == [1, 20, 30]
+    for version in (1, 3):
+        with pytest.raises(OutputDiffers):
+            publish(sink, version, frame(0, version, res=results(99)))
 
 
 def test_files_of_attempts_that_spark_dropped_are_not_published(sink: ParquetSink, tmp_path: Path) -> None:
@@ -272,10 +363,25 @@ def test_two_columns_never_get_one_name():
         join_spec(schema, schema, on=["id", "id_"], left_retention=1, right_retention=1)
 
 
+def test_a_place_that_is_no_directory_or_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", f"file://{tmp_path}/file"):
+        with pytest.raises(ValueError, match=r"errors=.*must be a directory"):
+            ParquetSink(tmp_path / "out", place)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "out")
+
+    sink = ParquetSink(tmp_path / "out", tmp_path / "err")
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageFailed, match="does not let this process write"):
+        sink.open("q")
+
+
 def test_a_task_loads_what_writing_needs_before_it_asks_for_rows():
     script = """
 import sys
-from backend.sinks.kafka import produce_frames
+from backend.sinks.kafka.sink import produce_frames
 from backend.sinks.parquet import write_frames
 
 assert "pandas" not in sys.modules, "then this test shows nothing"
@@ -285,7 +391,7 @@ def asked():
     return
     yield
 
-given = {"parquet": {"version": 0, "attempts": {}}, "kafka": {"version": 0, "settings": None, "topics": {}, "key": ()}}
+given = {"parquet": {"version": 0, "attempts": {}}, "kafka": {"version": 0, "to": None}}
 list({"parquet": write_frames, "kafka": produce_frames}[sys.argv[1]](asked(), **given[sys.argv[1]]))
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

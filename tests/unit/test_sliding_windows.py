@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from backend.aggregates import collect_list, count, median, sum_
-from backend.operators.spec import window_spec
-from backend.policies import policies
-from backend.windows import sliding
-from backend.workspace import Workspace
+from backend.store.workspace import Workspace
+from backend.windows.definitions import sliding
+from backend.windows.policies import policies
+from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
 
 

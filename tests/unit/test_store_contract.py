@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from backend.bounds import reclaim, stored_bounds
 from backend.errors import KeyInvalid, StateCorrupted, StoreClosed, ValueInvalid
-from backend.memory import MemoryStore
 from backend.rocks import RocksStore
-from backend.store import Changes, Store
+from backend.store.bounds import reclaim, stored_bounds
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes, Store
 
 A, B, C, D = b"\x01a", b"\x01b", b"\x01c", b"\x01d"
 

@@ -3,34 +3,72 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import threading
 import traceback
+from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from backend.errors import HistoryLost, RestoreFailed, StateUnavailable
+from backend.boundary import CrossedError, crossing, user_code
+from backend.errors import (
+    HistoryLost,
+    RestoreFailed,
+    RewindError,
+    SourceUnavailable,
+    SparkUnavailable,
+    StateUnavailable,
+    StorageFailed,
+    UserCodeFailed,
+)
 from backend.sinks.tables import merge_metrics, summary
-from recovery import supervisor
-from recovery.housekeeping import Housekeeping
+from recovery.commit.pointer import Commit, Pointer, encode
+from recovery.failures import Kind, Link, QueryFailed, read
 from recovery.listener import LoggingListener
-from recovery.package import Snapshots
-from recovery.pointer import Commit
-from recovery.supervisor import QueryPlan, RewindQuery
-from recovery.told import Recorder, Try
+from recovery.restore.tries import Recorder, Try
+from recovery.snapshots.publisher import Snapshots
+from recovery.supervise import patience, supervisor
+from recovery.supervise.beside import Beside
+from recovery.supervise.housekeeping import Housekeeping
+from recovery.supervise.supervisor import Progress, QueryPlan, RewindQuery
 
-LATE = "org.apache.spark.SparkException: Python worker failed to connect back."
-CRASHED = (
-    "Job aborted due to stage failure: Task 0 in stage 5.0 failed 4 times, most recent failure: Lost task 0.3 in stage"
-    " 5.0 (TID 12): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+SPARK = "org.apache.spark.SparkException"
+LATE = QueryFailed(
+    "",
+    (
+        Link(SPARK, "Python worker failed to connect back."),
+        Link("java.net.SocketTimeoutException", "Timed out while waiting for the worker", io=True),
+    ),
 )
-LOST = (
-    "Job aborted due to stage failure: Task 1 in stage 5.0 failed 4 times, most recent failure: Lost task 1.3 in stage"
-    " 5.0 (TID 12) (10.0.0.1 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the running tasks)"
+CRASHED = QueryFailed(
+    "",
+    (
+        Link(SPARK, "Python worker exited unexpectedly (crashed)."),
+        Link("java.io.IOException", "Broken pipe", io=True),
+    ),
 )
-GONE = str(HistoryLost("offsets are gone", where="t-0"))
-MISSING = str(StateUnavailable("no local state", where="shard 0"))
+RUNNER = QueryFailed(
+    "", (Link("org.apache.spark.sql.streaming.StreamingQueryException", "[STREAM_FAILED]"), Link("x.EOF", "", io=True))
+)
+LOST = QueryFailed(
+    "",
+    (
+        Link(
+            SPARK,
+            "Job aborted due to stage failure: Task 1 in stage 5.0 failed 4 times, most recent failure: Lost task 1.3"
+            " in stage 5.0 (TID 12) (10.0.0.1 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the"
+            " running tasks) Reason: Remote RPC client disassociated.",
+        ),
+    ),
+)
+FULL = StorageFailed("there is no room to write", where="/checkpoint", why="[Errno 28]", command="make room there")
+GONE = HistoryLost("offsets are gone", where="t-0")
+MISSING = StateUnavailable("no local state", where="shard 0")
 
 
 class Failing:
@@ -39,23 +77,31 @@ class Failing:
     lastProgress = None  # noqa: N815 - Spark's name
     isActive = False  # noqa: N815 - Spark's name
 
-    def __init__(self, text: str | None) -> None:
-        self.text = text
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
 
     def exception(self) -> Exception | None:
-        return RuntimeError(self.text) if self.text is not None else None
+        return self.error
 
     def stop(self) -> None:
         pass
 
 
 class Job:
-    def __init__(self, failures: list[str | None], restore: Callable[[str], int] = lambda why: 1) -> None:
+    def __init__(
+        self,
+        failures: list[Exception | None],
+        restore: Callable[[str], int] = lambda why: 1,
+        launches: list[Exception | None] | None = None,
+    ) -> None:
         self.failures, self.launched, self.restored = list(failures), 0, list[str]()
-        self._restore = restore
+        self._restore, self._launches = restore, list(launches or [])
 
     def launch(self, publish: Any) -> Any:
         self.launched += 1
+        error = self._launches.pop(0) if self._launches else None
+        if error is not None:
+            raise error
         return Failing(self.failures.pop(0))
 
     def restore(self, why: str) -> int:
@@ -72,13 +118,16 @@ class Job:
             drain=lambda: None,
             housekeeping=Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
             shards=1,
+            patience_s=0.0,
         )
-        assert RewindQuery(plan).await_termination(30)
+        query = RewindQuery(plan)
+        self.progress = query.progress
+        assert query.await_termination(30)
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.0)
 
 
 def test_missing_state_is_restored_and_the_query_goes_on() -> None:
@@ -88,23 +137,145 @@ def test_missing_state_is_restored_and_the_query_goes_on() -> None:
     assert "no local state" in job.restored[0]
 
 
-@pytest.mark.parametrize("text", [LATE, CRASHED, LOST])
-def test_a_worker_that_did_not_come_up_or_died_is_tried_again_without_a_restore(text: str) -> None:
-    job = Job([text, text, None])
+@pytest.mark.parametrize("error", [LATE, CRASHED, RUNNER, LOST, FULL])
+def test_what_died_or_did_not_come_up_is_tried_again_without_a_restore(error: Exception) -> None:
+    job = Job([error, error, None])
     job.run()
     assert (job.launched, job.restored) == (3, [])
 
 
-def test_without_progress_the_tries_are_bounded() -> None:
-    for text in (LATE, MISSING):
-        job = Job([text] * 99)
-        with pytest.raises(RestoreFailed, match="4 new starts without progress"):
+@pytest.mark.parametrize(
+    ("error", "named", "words"),
+    [
+        (LATE, SparkUnavailable, "connect back.*tried 5 times.*load"),
+        (FULL, StorageFailed, "no room.*tried 5 times.*make room there"),
+        (MISSING, RestoreFailed, "4 restores without progress.*rewind verify"),
+    ],
+)
+def test_without_progress_and_patience_the_tries_are_bounded_and_the_error_fits(error, named, words) -> None:
+    job = Job([error] * 99)
+    with pytest.raises(named, match=words):
+        job.run()
+    assert job.launched == 5
+
+
+def test_a_launch_that_fails_is_tried_again_and_one_that_is_wrong_is_not() -> None:
+    job = Job([CRASHED, None], launches=[LATE, None, LATE, FULL])
+    job.run()
+    assert job.launched == 5
+    for launches in ([ValueError("option")], [LATE, ValueError("option")], [None, ValueError("option")]):
+        job = Job([CRASHED, None], launches=launches)
+        with pytest.raises(ValueError, match="option"):
             job.run()
-        assert job.launched == 1 + supervisor.MAX_TRIES
+        assert job.launched == len(launches)
+
+
+def test_an_error_inside_a_restore_reaches_the_user_by_its_name() -> None:
+    def restore(why: str) -> int:
+        def build() -> None:
+            raise HistoryLost("offsets are gone", where="t-0", command="put them back")
+
+        try:
+            crossing(build)()
+        except CrossedError:  # as Spark brings a task's exception to the driver
+            raise RuntimeError(f"An error occurred while calling collect\n{traceback.format_exc()}") from None
+        raise AssertionError
+
+    with pytest.raises(HistoryLost, match=r"^\[rewind:HistoryLost\] offsets are gone; where: t-0; next: put") as caught:
+        Job([MISSING, None], restore).run()
+    assert caught.value.command == "put them back"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[rewind:StateUnavailable] no local state",
+        "x\nbackend.errors.HistoryLost: [rewind:HistoryLost] gone; next: rewind reset checkpoint --yes",
+        "Python worker exited unexpectedly (crashed)",
+        "Job aborted due to stage failure: Task 1 in stage 5.0 failed 4 times, most recent failure: Lost task 1.3 in"
+        " stage 5.0 (TID 12) (10.0.0.1 executor 3): ExecutorLostFailure (executor 3 exited)",
+        "[KAFKA_DATA_LOSS.START_OFFSET_RESET] Reason: gone",
+        '[rewind-mark-1 0] {"code": "StateUnavailable", "what": "", "where": "", "why": "", "command": ""}',
+    ],
+)
+def test_what_a_function_of_the_user_says_decides_nothing(said: str) -> None:
+    def function() -> None:
+        with user_code("the function"):
+            raise ValueError(said)
+
+    for raised in (function, crossing(function)):
+        job = Job([_python_exception(raised), None])
+        with pytest.raises(UserCodeFailed, match="the function raised ValueError") as caught:
+            job.run()
+        assert "\n" not in str(caught.value)
+        assert (job.launched, job.restored) == (1, [])
+
+    def bare() -> None:  # as where no wrapper of ours stands
+        raise ValueError(said)
+
+    job = Job([_python_exception(bare), None])
+    with pytest.raises(QueryFailed):
+        job.run()
+    assert (job.launched, job.restored) == (1, [])
+
+
+def _python_exception(raised: Callable[[], object]) -> Exception:
+    """Make what Spark says of a task whose Python code raised, with the pipe to its worker broken too."""
+    try:
+        raised()
+    except RewindError as error:
+        return error  # in the driver itself, as of a sink's function
+    except Exception:
+        text = traceback.format_exc()
+    aborted = (
+        "Job aborted due to stage failure: Task 0 in stage 5.0 failed 1 times, most recent failure: Lost task 0.0 in"
+        f" stage 5.0 (TID 7) (host executor driver): org.apache.spark.api.python.PythonException: {text}\n\tat java"
+    )
+    links = (Link(SPARK, aborted), Link("org.apache.spark.api.python.PythonException", text), Link("x", "", io=True))
+    return QueryFailed("", links)
+
+
+def test_patience_is_a_duration_that_progress_begins_anew(caplog) -> None:
+    now = [0.0]
+    waits = patience.Patience(60.0, "checkpoint", clock=lambda: now[0])
+    failure = read(LATE)
+    for _ in range(9):  # at 0, 7, ..., 56 seconds
+        waits.after(failure, 4)
+        now[0] += 7.0
+    waits.after(failure, 5)  # at 63 seconds: too late, but a micro-batch was committed
+    assert caplog.text.count("given up in 60 s") == 2
+    for _ in range(3):  # four new starts are made in any case
+        now[0] += 30.0
+        waits.after(failure, 5)
+    with pytest.raises(SparkUnavailable, match="tried 5 times in 90 s"):
+        waits.after(failure, 5)
+
+
+def test_pauses_grow_to_half_a_minute(monkeypatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.5)
+    waits = patience.Patience(600.0, "checkpoint", clock=lambda: 0.0)
+    assert [waits.after(read(LATE), -1) for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_a_restore_that_fails_for_what_passes_is_waited_for(monkeypatch) -> None:
+    """A broker that is away at a restore: as many tries as patience has room for, and at its end its own name."""
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.5)
+    now = [0.0]
+    waits = patience.Patience(60.0, "checkpoint", clock=lambda: now[0])
+    assert waits.after(read(MISSING), 4) == 0.0
+    away = replace(read(SourceUnavailable("no broker answers", where="host:9092")), kind=Kind.RESTORE)
+    for _ in range(9):
+        assert waits.after(away, 4) > 0.0
+        now[0] += 7.0
+    assert waits.after(read(MISSING), 5) == 0.0, "a micro-batch was committed"
+    now[0] += 61.0
+    with pytest.raises(SourceUnavailable, match=r"no broker answers.*tried 5 times in 61 s"):
+        for _ in range(9):
+            waits.after(away, 5)
 
 
 def test_a_restore_that_spark_failed_is_tried_again() -> None:
-    tries = iter([RuntimeError(LATE), None])
+    tries = iter([LATE, None])
 
     def restore(why: str) -> int:
         error = next(tries)
@@ -112,13 +283,15 @@ def test_a_restore_that_spark_failed_is_tried_again() -> None:
             raise error
         return 1
 
-    job = Job([MISSING, MISSING, None], restore)
+    job = Job([MISSING, None], restore)
     job.run()
-    assert len(job.restored) == 2
+    assert (job.launched, len(job.restored)) == (2, 2)
+    said = r"the query failed: .*; next try in 0\.0 s, given up in 0 s unless it gets on"
+    assert re.fullmatch(said, job.progress.waiting), "no micro-batch has come since"
 
 
 def test_errors_in_user_code_are_not_tried_again() -> None:
-    job = Job(["ValueError: the user's own", None])
+    job = Job([RuntimeError("ValueError: the user's own"), None])
     with pytest.raises(RuntimeError, match="the user's own"):
         job.run()
     assert (job.launched, job.restored) == (1, [])
@@ -157,12 +330,30 @@ def test_partitions_that_come_while_the_query_runs_are_announced_once(caplog):
     assert caplog.text.count("a new partition, 3") == 1
 
 
+def test_a_source_that_spark_reads_is_at_its_end_when_a_micro_batch_of_this_start_finds_nothing_new() -> None:
+    drained: list[bool] = []
+    query = RewindQuery.__new__(RewindQuery)
+    query._asked, query._quiet = False, None
+    query._plan = SimpleNamespace(targets=({("t", 0): 5}, None), drain=lambda: drained.append(True))  # type: ignore[assignment]
+
+    def after(version: int, topic: int, start: int | None, end: int) -> bool:
+        sources = [{"endOffset": {"t": {"0": topic}}}, {"startOffset": start, "endOffset": end}, {"endOffset": 0}]
+        query._reached_end(SimpleNamespace(lastProgress={"batchId": version, "sources": sources}), version)  # type: ignore[arg-type]
+        return bool(drained)
+
+    assert not after(3, 5, 7, 7), "an earlier start may have planned it, before what is there now came"
+    assert not after(3, 5, 7, 7), "the same progress, looked at again"
+    assert not after(4, 5, 7, 9), "it found something"
+    assert not after(5, 4, 9, 9), "the topic is not at its end"
+    assert after(6, 5, 9, 9)
+
+
 def test_what_a_shard_tells_of_a_micro_batch_reaches_housekeeping_and_listeners() -> None:
     commit, heard = Commit(3, "a" * 32), Recorder()
     tried = Recorder()
     tried.tries = [Try(0, commit.name, "no local state", "package", failed="a byte is wrong in 3.sst")]
     tried.tries += [Try(0, commit.name, "a byte is wrong in 3.sst", "package", length=900, seconds=0.5)]
-    told = json.dumps({"rows": 7, "drained": -1, "commit": commit.name, **tried.metrics()})
+    told = json.dumps({"rows": 7, "drained": -1, "commit": commit.name, "adopted": 2, **tried.metrics()})
     plan = QueryPlan(
         spark=None,  # type: ignore[arg-type]
         checkpoint="checkpoint",
@@ -178,13 +369,44 @@ def test_what_a_shard_tells_of_a_micro_batch_reaches_housekeeping_and_listeners(
     assert query.await_termination(30)
     assert list(plan.housekeeping._made[0]) == [commit], "what is pruned is told by it"
     assert heard.tries == tried.tries
-    assert (query.progress.rows, query.progress.moves, query.progress.restores) == (7, 1, 0)
+    told = query.progress
+    assert (told.rows, told.moves, told.restores, told.adopted) == (7, 1, 0, 1)
+
+
+def test_a_micro_batch_that_is_mostly_refused_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = [
+        {"received": 6, "errors": 4, "errors_in_future": 4, "leaps": 2, "leap": "t-0, offset 7: by 9 ms"},
+        {"received": 2, "errors": 1, "errors_malformed": 1},
+    ]
+    for shards, told in (
+        (metrics, ["watermarks moved by more than max_ahead with 2 messages: t-0, offset 7: by 9 ms",
+                   "5 of 8 messages were refused (in_future 4, malformed 1)"]),
+        ([{"received": 8, "errors": 4}], []),
+    ):  # fmt: skip
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "rewind.supervisor"):
+            given = [summary(number, 0, 0, one) for number, one in enumerate(shards)]
+            plan = QueryPlan(
+                spark=None,  # type: ignore[arg-type]
+                checkpoint="checkpoint",
+                launch=lambda publish: publish(None, 3) or Failing(None),
+                publish=lambda frames, version, given=given: given,
+                restore=lambda why: 0,
+                drain=lambda: None,
+                housekeeping=Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
+                shards=2,
+            )
+            query = RewindQuery(plan)
+            query.await_termination(10)
+        assert query.progress.warnings == [f"micro-batch 3: {text}" for text in told]
+        messages = [record.getMessage() for record in caplog.records]
+        assert [text for text in messages if text.startswith("micro-batch")] == query.progress.warnings
 
 
 class Running(Failing):
     """A query in the middle of a micro-batch that `stop` interrupts: what its sink raised then ends it."""
 
-    def __init__(self, publish: Any, own: str | None = None) -> None:
+    def __init__(self, publish: Any, own: Exception | None = None) -> None:
         super().__init__(own)
         self.isActive, self._publish = True, publish
 
@@ -192,12 +414,12 @@ class Running(Failing):
         try:
             self._publish(None, 0)
         except Exception as error:
-            self.text = self.text or traceback.format_exc()
-            self.error = error
+            self.text = traceback.format_exc()
+            self.error = self.error or error
         self.isActive = False
 
 
-def stopped(own: str | None = None) -> tuple[RewindQuery, Running]:
+def stopped(own: Exception | None = None) -> tuple[RewindQuery, Running]:
     """Start a query whose running action fails as Spark's do when the thread is interrupted, and stop it."""
     made: list[Running] = []
 
@@ -238,8 +460,189 @@ def test_spark_can_read_in_few_characters_that_a_sink_was_interrupted() -> None:
     assert query.exception is None
 
 
-@pytest.mark.parametrize(("text", "kept"), [("no worker", False), (MISSING, False), (GONE, True)])
-def test_what_a_stop_interrupts_is_no_failure_of_the_query_but_a_named_error_is(text: str, kept: bool) -> None:
-    query, _ = stopped(text)
+@pytest.mark.parametrize(("error", "kept"), [(RuntimeError("x"), False), (MISSING, False), (GONE, True)])
+def test_what_a_stop_interrupts_is_no_failure_of_the_query_but_a_named_error_is(error: Exception, kept: bool) -> None:
+    query, _ = stopped(error)
     assert (query.exception is not None) == kept
     assert query.progress.restores == 0
+
+
+def test_a_micro_batch_that_begins_while_the_end_is_found_is_published_before_the_stop() -> None:
+    """Neither waits for the other: a micro-batch is held only when the supervisor no longer waits for one."""
+    done: list[str] = []
+    query = RewindQuery.__new__(RewindQuery)
+    query._ending, query._stopping = False, threading.Event()
+    query._publishing = set()
+    query._query = SimpleNamespace(isActive=True, stop=lambda: done.append("stopped"))  # type: ignore[assignment]
+    query._plan = SimpleNamespace(  # type: ignore[assignment]
+        publish=lambda *_: done.append("published") or [],
+        watch=lambda: None,
+        lease=None,
+        beside=SimpleNamespace(shards={}),
+    )
+    query.progress = Progress()
+    gate = threading.Lock()
+
+    class Contended:
+        """The lock, which a micro-batch takes right before the supervisor does."""
+
+        def acquire(self, timeout: float) -> bool:
+            thread = threading.Thread(target=query._publish_one, args=(None, 1), daemon=True)
+            thread.start()
+            thread.join(5)
+            return gate.acquire(timeout=0.1)
+
+        release = gate.release
+
+        def __enter__(self) -> None:
+            gate.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            gate.release()
+
+    query._gate = Contended()  # type: ignore[assignment]
+    query._stop_between(query.query)
+    assert done == ["published", "stopped"]
+
+
+def test_what_ended_the_query_stands_below_sparks_own_text() -> None:
+    links = (Link("StreamingQueryException", "[STREAM_FAILED] Query x"), Link(SPARK, "y"))
+    failed = QueryFailed("[STREAM_FAILED] Query x terminated\n=== Streaming Query ===\n" + "plan\n" * 60, links)
+    with pytest.raises(QueryFailed) as caught:
+        Job([failed]).run()
+    assert caught.value.__notes__ == [f"What ended the query: {SPARK}: y"]
+
+
+def test_the_query_says_what_it_does() -> None:
+    class Spoken(Failing):
+        lastProgress = {  # noqa: N815, RUF012 - Spark's name
+            "batchId": 4,
+            "durationMs": {"addBatch": 1},
+            "sources": [
+                {"endOffset": '{"t": {"0": 5, "1": 7}}', "latestOffset": '{"t": {"0": 9, "1": 7}}'},
+                {"endOffset": '{"format": 1, "asked": 0}', "latestOffset": None},
+            ],
+        }
+
+    said: list[str] = []
+    job = Job([MISSING, None])
+    job._restore = lambda why: said.append(repr(query[0])) or 1  # type: ignore[func-returns-value]
+    query: list[RewindQuery] = []
+
+    class Told(RewindQuery):
+        def _drive(self) -> None:
+            query.append(self)
+            super()._drive()
+
+    launched = [Spoken(MISSING), Spoken(None)]
+    plan = QueryPlan(
+        spark=None,  # type: ignore[arg-type]
+        checkpoint="checkpoint",
+        launch=lambda publish: launched.pop(0),  # type: ignore[arg-type]
+        publish=lambda frames, version: [],
+        restore=job.restore,
+        drain=lambda: None,
+        housekeeping=Housekeeping(lambda: None, Snapshots("c"), 2),  # type: ignore[arg-type,return-value]
+        shards=3,
+    )
+    one = Told(plan)
+    assert one.await_termination(30)
+    one.progress.last = [{"metrics": {"errors_out_of_retention": 2}}, {"metrics": {}}]
+    rest = "shards 3, micro-batch -1, lag 4 messages, too late"
+    assert said == [f"<RewindQuery checkpoint: restoring; {rest} 0>"]
+    assert repr(one) == f"<RewindQuery checkpoint: ended; {rest} 2>"
+
+
+class Busy:
+    """One of Spark's queries, which runs until it is stopped, and has committed micro-batch 5."""
+
+    lastProgress = {"batchId": 5, "durationMs": {"addBatch": 1}, "sources": []}  # noqa: N815, RUF012 - Spark's name
+
+    def __init__(self) -> None:
+        self.isActive = True
+
+    def exception(self) -> Exception | None:
+        return None
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+def one_shard(**more: Any) -> QueryPlan:
+    """What is driven, of one shard whose query is busy, but for what a test says."""
+    known: dict[str, Any] = {
+        "spark": None,
+        "checkpoint": "checkpoint",
+        "launch": lambda publish: Busy(),
+        "publish": lambda frames, version: [],
+        "restore": lambda why: 1,
+        "drain": lambda: None,
+        "housekeeping": Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
+        "shards": 1,
+    }
+    return QueryPlan(**known | more)
+
+
+def test_a_queue_that_is_too_long_stops_the_query_for_a_restore_once() -> None:
+    queries: list[Any] = [Busy(), Failing(None)]
+    restored: list[str] = []
+    beside = Beside(lambda *_: None, 100, 10, {})
+    since = b64encode(encode(Pointer(0, Commit(4, "a" * 32), None, 1, "", [], {}, ""))).decode()
+    beside.published(0, 5, {"decision": "queued", "since": since, "queued": 11, "queued_bytes": 50})
+    plan = one_shard(
+        launch=lambda publish: queries.pop(0),
+        restore=lambda why: restored.append(why) or 1,  # type: ignore[func-returns-value]
+        beside=beside,
+    )
+    query = RewindQuery(plan)
+    assert query.await_termination(30)
+    assert len(restored) == 1
+    assert "11 micro-batches, 50 bytes are queued" in restored[0]
+    assert queries == []
+    beside.look(6)  # it was asked to adopt: nothing more is to be done
+
+
+def test_what_a_restore_beside_the_query_found_lost_ends_the_query_by_name() -> None:
+    def lost(*_: object) -> None:
+        raise GONE
+
+    beside = Beside(lost, 100, 10, {0: Pointer(0, Commit(4, "a" * 32), None, 1, "", [], {}, "")})
+    query = RewindQuery(one_shard(beside=beside))
+    with pytest.raises(HistoryLost, match="offsets are gone"):
+        query.await_termination(30)
+
+
+class Leased:
+    """A lease that tells whether it was given back."""
+
+    lost: BaseException | None = None
+    released = False
+
+    def check(self) -> None:
+        """Nobody else has the checkpoint."""
+
+    def release(self) -> None:
+        """Give it back."""
+        self.released = True
+
+
+class GoneStandby:
+    """Copies whose session is gone."""
+
+    fetched = 0
+
+    def look(self, commits: object, query: object) -> None:
+        """Begin nothing."""
+
+    def join(self) -> None:
+        """Fail, as whatever asks a stopped session."""
+        raise AttributeError("'NoneType' object has no attribute 'sc'")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_fails_at_the_end_the_query_has_ended_and_its_lease_is_given_back() -> None:
+    lease = Leased()
+    query = RewindQuery(one_shard(lease=lease, standby=GoneStandby()))
+    query.stop()
+    assert query.await_termination(30)
+    assert lease.released

@@ -8,11 +8,12 @@ import pytest
 
 from backend.batch import Position
 from backend.errors import ChangelogDamaged, HistoryLost
-from backend.store import Changes
+from backend.store.protocol import Changes
 from recovery.changelog import FileChangelog
-from recovery.pointer import Commit, CommitRecord, Pointer
-from recovery.probe import Unusable
-from recovery.rebuild import plan_restores
+from recovery.commit.pointer import Commit, CommitRecord, Pointer
+from recovery.restore.all_shards import plan_restores
+from recovery.restore.planner import Rebuild
+from recovery.restore.probe import Unusable
 
 WHOLE = {(0, 0): (0, 100)}
 
@@ -76,3 +77,13 @@ def test_a_damaged_record_is_not_called_pruned(changelog: FileChangelog) -> None
     changelog.files.delete([f"0/{pointers[3].commit.name}.delta"])
     with pytest.raises(ChangelogDamaged):
         plan_restores({0: pointers[3]}, {0: Unusable("gone")}, changelog, WHOLE, "taken back")
+
+
+def test_a_copy_at_the_pointer_that_is_damaged_is_no_copy(changelog: FileChangelog) -> None:
+    """It is rebuilt from nothing, and what is gone of that is named before anything is read."""
+    pointers = lineage(changelog, 0, range(6), base_at=0)
+    damaged = {0: Unusable("a damaged block", changelog.read(0, pointers[5].commit).record)}
+    chosen = plan_restores({0: pointers[5]}, damaged, changelog, WHOLE, "")[0]
+    assert isinstance(chosen, Rebuild) and (chosen.ranges, chosen.why) == ({(0, 0): (50, 60)}, "a damaged block")
+    with pytest.raises(HistoryLost, match="offsets from 50 wanted, the earliest is 55"):
+        plan_restores({0: pointers[5]}, damaged, changelog, {(0, 0): (55, 100)}, "")

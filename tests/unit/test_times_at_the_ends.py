@@ -6,8 +6,8 @@ import pytest
 
 from backend.aggregates import count, median
 from backend.batch import MAX_TIME, MIN_TIME
-from backend.operators.spec import window_spec
-from backend.windows import MAX_DURATION_MS, hopping, session, sliding, tumbling
+from backend.windows.definitions import MAX_DURATION_MS, hopping, session, sliding, tumbling
+from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
 
 LONG = MAX_DURATION_MS

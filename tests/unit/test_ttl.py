@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from backend.errors import KeyInvalid, ManifestMismatch, StoreClosed, ValueInvalid
-from backend.memory import MemoryStore
+from backend.store.memory import MemoryStore
+from backend.store.workspace import Workspace
 from backend.stores.standalone import StoreSet
 from backend.stores.state_variables import ListState, MapState, TTLOptions, ValueState
 from backend.stores.ttl import NEVER, OneToManyTTLState, OneToOneTTLState, TTLRow, TTLState
-from backend.workspace import Workspace
 from tests.support.counting_store import CountingStore
 
 INDEX, PRIMARY = b"\x40\x00", b"\x40\x01"

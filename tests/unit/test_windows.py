@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from backend.policies import Policies, policies
-from backend.windows import Grid, duration_ms, hopping, session, sliding, tumbling
+from backend.windows.definitions import Grid, duration_ms, hopping, session, sliding, tumbling
+from backend.windows.policies import Policies, policies
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from backend.errors import BoundViolated, KeyInvalid, ValueInvalid
-from backend.memory import MemoryStore
-from backend.store import MAX_KEY_BYTES, Changes
-from backend.workspace import RUN_ROWS, Workspace
+from backend.store.memory import MemoryStore
+from backend.store.protocol import MAX_KEY_BYTES, Changes
+from backend.store.workspace import RUN_ROWS, Workspace
 
 
 def key(number: int, region: int = 1) -> bytes:
@@ -172,7 +172,7 @@ def test_bad_values_are_refused_and_nothing_is_written(bad: bytes) -> None:
 
 
 def test_a_value_over_the_size_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend.limits.MAX_VALUE_BYTES", 10)
+    monkeypatch.setattr("backend.store.limits.MAX_VALUE_BYTES", 10)
     work = workspace()
     work.put(b"a", bytes(10))
     with pytest.raises(ValueInvalid, match="11 bytes"):

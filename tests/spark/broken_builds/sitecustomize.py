@@ -10,10 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from backend.staging import file_digest
-from backend.store import Staged
-from recovery import opening, planner, replay
+from backend.store.protocol import Staged
+from backend.store.staging import file_digest
+from recovery.restore import open_shard, planner, replay
 
+OPEN = open_shard.OpenShard
 DEFECT = Path(os.environ["REWIND_TEST_DEFECT"])
 
 
@@ -30,12 +31,16 @@ def defect(where: Any, function: str, name: str, broken: Any) -> None:
     setattr(where, function, chosen)
 
 
-def every_staged_file(self: Any, pointer: Any, database: Any, found: Any, generation: Any, store: Any) -> bool:
+def every_staged_file(
+    self: Any, pointer: Any, found: Any, current: Any, target: Any, store: Any, restoring: Any, sound: Any = OPEN._try
+) -> str:
     """`for step in found.steps` became "for every file that lies there"."""
-    for commit in reversed(generation.staged_commits()):
-        path = generation.staged(commit)
+    if store is None:
+        return str(sound(self, pointer, found, current, target, store, restoring))
+    for commit in reversed(target.staged_commits()):
+        path = target.staged(commit)
         store.confirm(Staged(path, *file_digest(path), 0))
-    return True
+    return ""
 
 
 def without_the_last(messages: Any, record: Any, sound: Any = replay.accepted) -> Any:
@@ -48,6 +53,6 @@ def any_parent(target: Any, start: Any, steps: Any) -> Any:
     return (planner.Step(target, steps.parents[target][1]),) if target in steps.parents else None
 
 
-defect(opening.Opening, "_advance", "ingest every staged file", every_staged_file)
+defect(OPEN, "_try", "ingest every staged file", every_staged_file)
 defect(replay, "accepted", "skip the last replayed message", without_the_last)
 defect(planner, "_path", "ignore the parent", any_parent)

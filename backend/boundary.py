@@ -1,0 +1,163 @@
+"""Named errors from a process to the driver that asked: Spark carries only the text of a Python exception.
+
+Text can contain anything, also what a message made a user's function say. So what is read back is a mark that only we
+write: the driver draws a random token, it travels in the functions that tasks run and in the options of our sources,
+and `crossing` puts it, with the error's parts as JSON, behind the text of our own errors. `named_in` accepts a mark
+with this process's token and nothing else. No word of a text decides anything.
+
+A mark is a line: `[rewind-mark-1 <token>] {"code": ..., "what": ..., "where": ..., "why": ..., "command": ...}`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import re
+import secrets
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from backend.errors import UNDECODABLE, RewindError, StorageFailed, UserCodeFailed, kind_of
+from backend.store.storage import storage_failed
+from backend.texts import one_line
+
+OPTION = "boundary"
+"""Option of our data sources that carries the token."""
+PARTS = ("code", "what", "where", "why", "command")
+MAX_PART_CHARACTERS = 4_000
+_TOKEN = secrets.token_hex(16)
+_STORAGE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+_READER = (
+    "initialOffset",
+    "latestOffset",
+    "partitions",
+    "read",
+    "commit",
+    "prepareForTriggerAvailableNow",
+    "reportLatestOffset",
+)
+
+
+class CrossedError(Exception):
+    """A named error on its way to the driver: its text, then the mark."""
+
+
+def token() -> str:
+    """Return the token of this process: where it is the driver, of everything that it sends out."""
+    return _TOKEN
+
+
+def crossing(function: Callable[..., Any], mark: str | None = None) -> Callable[..., Any]:
+    """Wrap a function that another process runs: its named errors can be told by `named_in` in this one.
+
+    Args:
+        function: Returns anything; what an iterator raises later is marked too.
+        mark: The driver's token; this process's unless given.
+    """
+    own = mark if mark is not None else _TOKEN
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with marking(own):
+            result = function(*args, **kwargs)
+        return _marked(result, own) if isinstance(result, Iterator) else result
+
+    return call
+
+
+def crossing_reader(reader: Any, options: dict[str, str]) -> Any:
+    """Wrap the methods of a data source's reader that Spark calls; where the option is not set, nothing is done."""
+    mark = options.get(OPTION)
+    for name in _READER if mark is not None else ():
+        method = getattr(reader, name, None)
+        if method is not None:
+            setattr(reader, name, crossing(method, mark))
+    return reader
+
+
+def _marked(items: Iterator[Any], own: str) -> Iterator[Any]:
+    with marking(own):
+        yield from items
+
+
+@contextmanager
+def marking(mark: str) -> Iterator[None]:
+    """Put the mark behind named errors that leave a block, and name what a disk or filesystem refused.
+
+    Raises:
+        CrossedError: Instead of a `RewindError`.
+    """
+    try:
+        yield
+    except RewindError as error:
+        raise CrossedError(_text(error, mark)) from error
+    except OSError as error:
+        named = as_storage(error)
+        if named is None:
+            raise
+        raise CrossedError(_text(named, mark)) from error
+
+
+def as_storage(error: OSError) -> StorageFailed | None:
+    """Return the named error for a full, broken or read-only disk; None for any other `OSError`."""
+    if error.errno not in _STORAGE:
+        return None
+    return storage_failed(error, str(error.filename or ""))
+
+
+def _text(error: RewindError, mark: str) -> str:
+    parts = {name: str(getattr(error, name))[:MAX_PART_CHARACTERS] for name in PARTS}
+    return f"{one_line(str(error))}\n[rewind-mark-1 {mark}] {json.dumps(parts)}"
+
+
+def named_in(text: str) -> RewindError | None:
+    """Return the named error that crossed to this process in a text; None when it has no mark of ours.
+
+    >>> named_in("backend.errors.StateUnavailable: [rewind:StateUnavailable] no local state") is None
+    True
+    """
+    found = re.findall(rf"^\[rewind-mark-1 {_TOKEN}\] (.*)$", text, re.MULTILINE)
+    if not found:
+        return None
+    try:
+        parts = json.loads(found[-1])
+        kind = kind_of(parts["code"])
+        return kind(parts["what"], where=parts["where"], why=parts["why"], command=parts["command"])
+    except UNDECODABLE:  # Spark cut the text off: what is left of it decides nothing
+        return None
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Name what a user's function raises in a block, so that its text is taken for nothing else.
+
+    Args:
+        what: The function, such as `the function of process()`.
+
+    Raises:
+        UserCodeFailed: It raised; its exception is the cause. Our own errors, of the stores that it was given, stay.
+    """
+    try:
+        yield
+    except RewindError:
+        raise
+    except (Exception, SystemExit) as error:  # a worker that exits would be taken for one that died, and tried again
+        frames = traceback.extract_tb(error.__traceback__)
+        last = frames[-1] if frames else None
+        raise UserCodeFailed(
+            f"{what} raised {type(error).__qualname__}",
+            where=f"{last.filename}:{last.lineno} in {last.name}" if last is not None else "",
+            why=_said(error),
+            command="mend the function, then start the query again: it goes on after the last committed micro-batch",
+        ) from error
+
+
+def _said(error: BaseException) -> str:
+    """Return what an exception says; a user's own may not be able to."""
+    try:
+        return one_line(str(error))
+    except Exception as second:
+        return f"it cannot say: {type(second).__qualname__}"

@@ -1,0 +1,1 @@
+"""Windows and joins without Spark: one call per message."""

@@ -1,0 +1,429 @@
+"""The two execution contexts of SAMZA-552, for any operator: backend.contexts.windows says what they do.
+
+A message is a micro-batch of one through the columnar operator that Spark runs.
+
+Offsets. What was given already is a NOOP. With `offsets="ordered"` an offset that was passed without having been given
+goes to the errors, reason `out_of_order`; with `offsets="unordered"` it is taken like any other. So which offsets were
+given is kept (backend.contexts.offsets_seen).
+
+What an operator cannot take goes to the errors before anything changes, as in Spark: `malformed` where a field does not
+fit its type or the key is too long, `no_event_time`, `out_of_range`. Its offset counts as given, its time does not
+count. A function of the user's that raises leaves the context as it was: the message can be added again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from backend.batch import (
+    ERROR_SCHEMA,
+    MAX_TIME,
+    MESSAGE_FIELDS,
+    MIN_TIME,
+    NO_TIME,
+    MicroBatch,
+    Operator,
+    Position,
+    SourcePartition,
+)
+from backend.contexts import offsets_seen
+from backend.errors import SelectorDisabled
+from backend.store.bounds import stored_bounds
+from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Region, Store
+from backend.store.workspace import Workspace
+from backend.texts import one_line
+from backend.windows.ledger import decode_row
+
+FORMAT, WITHOUT_RUNS = 2, 1
+"""Format 1 had positions alone: what was passed counted as given."""
+Result = dict[str, Any]
+
+_KEY = bytes([Region.OPERATOR]) + b"positions"
+MAX_WHY = 200
+"""Characters of a detail: what does not fit may stand in it, and be long."""
+_OUT_OF_ORDER = "out_of_order", "a later offset was given before, and this one was not, or too long ago to be known"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message.
+
+    Attributes:
+        offset: Rises within a source partition; gaps are fine. From 0.
+        time: Event time, milliseconds.
+        fields: Values by name; missing ones are null.
+        partition: Source partition, from 0.
+        stream: Number of the stream, 0 to 65,535.
+    """
+
+    offset: int
+    time: int
+    fields: Mapping[str, Any]
+    partition: int = 0
+    stream: int = 0
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    """What a context keeps in the store beside the operator's state."""
+
+    format: int
+    version: int
+    positions: list[tuple[int, int, Position]]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Saved)
+
+
+def wall_clock_ms() -> int:
+    """Give the system's wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+class Context:
+    """What both contexts do.
+
+    Args:
+        operator: What runs.
+        fields: The columns that its messages have besides `MESSAGE_FIELDS`.
+        max_ahead_ms: Event times later than the wall clock plus this do not move stream time; None for no limit.
+        store: Where state is flushed to; the caller closes it. None keeps it in memory.
+        clock: Wall clock in milliseconds, for calls that do not say it.
+        offsets: `"ordered"`, or `"unordered"` to take offsets that were passed before.
+
+    Raises:
+        ValueError: `offsets` is neither.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        fields: pa.Schema,
+        max_ahead_ms: int | None,
+        store: Store | None = None,
+        *,
+        clock: Callable[[], int] = wall_clock_ms,
+        offsets: str = offsets_seen.ORDERED,
+    ) -> None:
+        allowed = (offsets_seen.ORDERED, offsets_seen.UNORDERED)
+        if offsets not in allowed:
+            raise ValueError(f"offsets={offsets!r}: allowed are {allowed[0]!r} and {allowed[1]!r}")
+        self._ordered = offsets == offsets_seen.ORDERED
+        self._operator, self._max_ahead_ms = operator, max_ahead_ms
+        self._store, self._clock = store if store is not None else MemoryStore(), clock
+        self._schema = pa.schema([*MESSAGE_FIELDS, *fields])
+        self._work = Workspace(self._store, stored_bounds(self._store))
+        data = self._work.get(_KEY)
+        saved = _Saved(FORMAT, 0, [])
+        if data is not None:
+            saved = decode_row(data, _decoder, FORMAT, "a context's positions", older=(WITHOUT_RUNS,))
+        self._version = saved.version
+        self._positions: dict[SourcePartition, Position] = {(s, p): position for s, p, position in saved.positions}
+        self._seen = offsets_seen.read(self._work, self._positions)
+        self.next_due_ms: int | None = None
+        """Wall clock at which `timeout` has something to do; None when nothing waits."""
+
+    @property
+    def positions(self) -> Mapping[SourcePartition, Position]:
+        """How far each source partition was added, flushed or not."""
+        return dict(self._positions)
+
+    def _process(self, messages: Sequence[Message], wall_ms: int | None) -> tuple[list[Result], list[Result], bool]:
+        """Run a micro-batch; gives results, errors, and whether a window was opened or went out of retention."""
+        now = self._clock() if wall_ms is None else wall_ms
+        for message in messages:
+            _check_place(message)
+        fresh, refused, after = self._advance(messages, self._unfit(messages), now)
+        if messages and not fresh and not refused:
+            return [], [], False
+        bounds = dict(self._work.bounds)
+        batch = MicroBatch(self._version, now, self._table(fresh), self._positions, after)
+        attempt = Workspace(self._work, bounds)
+        outcome = self._operator.process(batch, attempt)  # a function of the user's may raise: then nothing was added
+        self._work.apply(attempt.changes())
+        self._positions, self._version, self.next_due_ms = after, self._version + 1, outcome.next_due_ms
+        for message in [*(message for message, *_ in refused), *(message for message, _ in fresh)]:
+            runs = self._seen.setdefault((message.stream, message.partition), offsets_seen.Seen())
+            runs.add(message.offset)
+            runs.forget()
+        told = outcome.metrics.get("opened") or outcome.metrics.get("expired")
+        moved = bool(told) or dict(self._work.bounds) != bounds
+        errors = [*(_error(*one) for one in refused), *outcome.errors.to_pylist()]
+        return outcome.results.to_pylist(), errors, moved
+
+    @property
+    def _key_columns(self) -> Sequence[str]:
+        """The columns of the messages' keys."""
+        raise NotImplementedError
+
+    def _unfit(self, messages: Sequence[Message]) -> dict[int, str]:
+        """Return why the operator cannot take messages, by `id`."""
+
+        def why(some: Sequence[Message]) -> str | None:
+            try:
+                table = self._table([(message, NO_TIME) for message in some])
+            except (ValueError, TypeError, OverflowError) as error:
+                return one_line(str(error), MAX_WHY)
+            longest = max(key_text_bytes([table[name] for name in self._key_columns], len(some)), default=0)
+            if longest > MAX_KEY_TEXT_BYTES:
+                return f"the key has {longest} bytes, at most {MAX_KEY_TEXT_BYTES} are allowed"
+            return None
+
+        if why(messages) is None:
+            return {}
+        return {id(message): told for message in messages if (told := why([message])) is not None}
+
+    def _advance(
+        self, messages: Sequence[Message], unfit: Mapping[int, str], now: int
+    ) -> tuple[list[tuple[Message, int]], list[tuple[Message, str, str]], dict[SourcePartition, Position]]:
+        """Drop what was given before, and put the stream time before it beside each other message.
+
+        Returns:
+            The messages to take; those that are refused, with reason and detail; the positions.
+
+        Raises:
+            OffsetsScattered: The offsets leave too many gaps; nothing was added.
+        """
+        after = dict(self._positions)
+        latest = MAX_TIME if self._max_ahead_ms is None else min(MAX_TIME, now + self._max_ahead_ms)
+        fresh, refused = list[tuple[Message, int]](), list[tuple[Message, str, str]]()
+        last: dict[SourcePartition, int] = {}
+        begun: Counter[SourcePartition] = Counter()
+        for message in sorted(messages, key=lambda m: (m.stream, m.partition, m.offset)):
+            source = (message.stream, message.partition)
+            old = after.get(source, Position(message.offset, NO_TIME, now))
+            runs = self._seen.get(source) or offsets_seen.Seen()
+            if message.offset in runs or message.offset == last.get(source):
+                continue
+            begun[source] += runs.adds(message.offset, behind=message.offset - 1 == last.get(source))
+            last[source] = message.offset
+            if not self._ordered and len(runs) + begun[source] > offsets_seen.MAX_RUNS:
+                raise offsets_seen.scattered(source)
+            behind, next_offset = message.offset < old.next_offset, max(message.offset + 1, old.next_offset)
+            if id(message) in unfit or (self._ordered and behind):
+                why = _OUT_OF_ORDER if self._ordered and behind else _unfit_reason(message, unfit[id(message)])
+                refused.append((message, *why))
+                after[source] = Position(next_offset, old.stream_time, now)
+                continue
+            fresh.append((message, old.stream_time))
+            reached = old.stream_time
+            if MIN_TIME <= message.time <= latest:
+                reached = max(reached, message.time)
+            after[source] = Position(next_offset, reached, now)
+        return fresh, refused, after
+
+    def _table(self, messages: Sequence[tuple[Message, int]]) -> pa.Table:
+        columns: list[list[Any]] = [
+            [m.stream for m, _ in messages],
+            [m.partition for m, _ in messages],
+            [m.offset for m, _ in messages],
+            [m.time for m, _ in messages],
+            [before for _, before in messages],
+        ]
+        if not all(isinstance(time, Integral) for time in columns[3]):
+            raise TypeError("an event time is an integer, milliseconds")
+        columns += [[self._value(m, name) for m, _ in messages] for name in self._schema.names[len(MESSAGE_FIELDS) :]]
+        for column, f in zip(columns, self._schema, strict=True):
+            if pa.types.is_integer(f.type) and any(isinstance(value, float) and value % 1 for value in column):
+                raise ValueError(f"{f.name} is an integer, and was given as a fraction")  # Arrow would cut it
+        arrays = [pa.array(column, f.type) for column, f in zip(columns, self._schema, strict=True)]
+        return pa.table(arrays, schema=self._schema)
+
+    def _value(self, message: Message, column: str) -> Any:
+        """Give what a message has in a column."""
+        return message.fields.get(column)
+
+    def _flush(self) -> None:
+        """Write everything since the last flush, positions with it, atomically and durably."""
+        positions = [(s, p, position) for (s, p), position in sorted(self._positions.items())]
+        self._work.put(_KEY, _encoder.encode(_Saved(FORMAT, self._version, positions)))
+        for source, runs in sorted(self._seen.items()):
+            runs.save(self._work, source)
+        self._store.write(self._work.changes())
+        self._work = Workspace(self._store, dict(self._work.bounds))
+
+
+def _check_place(message: Message) -> None:
+    """Raise `ValueError` unless a message has a place in its source."""
+    for name, end in (("stream", 2**16), ("partition", 2**31), ("offset", 2**63 - 1)):
+        value = getattr(message, name)
+        if not isinstance(value, Integral) or not 0 <= int(value) < end:
+            raise ValueError(f"{name}={value!r}: allowed are integers from 0 to {end - 1}")
+
+
+def _unfit_reason(message: Message, why: str) -> tuple[str, str]:
+    """Return reason and detail of a message that does not fit."""
+    when: object = message.time
+    if when is None:
+        return "no_event_time", "the event time is null"
+    if isinstance(when, Integral) and not MIN_TIME <= int(when) <= MAX_TIME:
+        return "out_of_range", f"allowed are {MIN_TIME} to {MAX_TIME} ms"
+    return "malformed", why
+
+
+def _error(message: Message, reason: str, detail: str) -> Result:
+    """Return the row of the errors output of a message that is refused here."""
+    row: Result = dict.fromkeys(ERROR_SCHEMA.names)
+    row |= {"stream": message.stream, "partition": message.partition, "offset": message.offset}
+    row |= {"event_time": message.time, "reason": reason, "detail": detail}
+    try:
+        row["value"] = msgspec.json.encode(dict(message.fields), enc_hook=str)
+    except (ValueError, OverflowError):  # half of a surrogate pair, or an integer beyond 64 bits
+        row["value"] = json.dumps(dict(message.fields), default=str).encode()
+    return row
+
+
+class Automatic(Context):
+    """SAMZA-552's automatic execution context: results flow on by themselves.
+
+    Args:
+        operator: As for both contexts.
+        fields: As for both contexts.
+        max_ahead_ms: As for both contexts.
+        downstream: Takes one result; False refuses it for now.
+        store: As for both contexts.
+        on_error: Takes one row of the errors output (out of retention, ...); None drops them.
+        clock: Wall clock in milliseconds.
+        offsets: As for both contexts.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        fields: pa.Schema,
+        max_ahead_ms: int | None,
+        downstream: Callable[[Result], bool],
+        store: Store | None = None,
+        *,
+        on_error: Callable[[Result], None] | None = None,
+        clock: Callable[[], int] = wall_clock_ms,
+        offsets: str = offsets_seen.ORDERED,
+    ) -> None:
+        super().__init__(operator, fields, max_ahead_ms, store, clock=clock, offsets=offsets)
+        self._downstream, self._on_error = downstream, on_error
+        self._unsent: deque[Result] = deque()
+        self._must_flush = False
+
+    @property
+    def selector_enabled(self) -> bool:
+        """False while a downstream refuses results: messages must not be delivered then."""
+        return not self._unsent
+
+    def add_message(self, message: Message, wall_ms: int | None = None) -> None:
+        """Add one message; a replay of something already added is a NOOP.
+
+        What the policies have due by now is sent, also when the message itself is refused (SAMZA-552 waits for the next
+        message or `timeout` then).
+
+        Raises:
+            SelectorDisabled: A downstream refuses output; call `timeout` first.
+        """
+        self.add_messages([message], wall_ms)
+
+    def add_messages(self, messages: Sequence[Message], wall_ms: int | None = None) -> None:
+        """Add some messages at once: policies are looked at after the last one.
+
+        Raises:
+            SelectorDisabled: As for `add_message`; nothing was added.
+        """
+        if not self.selector_enabled:
+            _log.warning("a message came while the selector is disabled: %d results wait", len(self._unsent))
+            raise SelectorDisabled(
+                "a message came while a downstream refuses output",
+                why=f"{len(self._unsent)} results wait to be sent",
+                command="call timeout() until selector_enabled is true, then add the message again",
+            )
+        self._run(messages, wall_ms)
+
+    def timeout(self, wall_ms: int | None = None) -> None:
+        """Go on sending where the downstream refused; when it takes everything, look at the policies."""
+        if self._send():
+            self._run([], wall_ms)
+
+    def flush(self) -> None:
+        """Write the state now. While results are refused it waits, so that they are made again after a failure."""
+        if self.selector_enabled:
+            self._flush()
+
+    def _run(self, messages: Sequence[Message], wall_ms: int | None) -> None:
+        results, errors, moved = self._process(messages, wall_ms)
+        for error in errors:
+            if self._on_error is not None:
+                self._on_error(error)
+        self._unsent.extend(results)
+        self._must_flush |= moved or bool(results)
+        self._send()
+
+    def _send(self) -> bool:
+        """Send until the downstream refuses; flush after the last result (SAMZA-552, step 7)."""
+        while self._unsent:
+            if not self._downstream(self._unsent[0]):
+                return False
+            self._unsent.popleft()
+        if self._must_flush:
+            self._flush()
+            self._must_flush = False
+        return True
+
+
+class Standalone(Context):
+    """SAMZA-552's standalone context: the caller fetches results and flushes."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        fields: pa.Schema,
+        max_ahead_ms: int | None,
+        store: Store | None = None,
+        *,
+        clock: Callable[[], int] = wall_clock_ms,
+        offsets: str = offsets_seen.ORDERED,
+    ) -> None:
+        super().__init__(operator, fields, max_ahead_ms, store, clock=clock, offsets=offsets)
+        self._results: list[Result] = []
+        self._errors: list[Result] = []
+
+    def add_message(self, message: Message, wall_ms: int | None = None) -> None:
+        """Add one message; a replay of something already added is a NOOP."""
+        self.add_messages([message], wall_ms)
+
+    def add_messages(self, messages: Sequence[Message], wall_ms: int | None = None) -> None:
+        """Add some messages at once: policies are looked at after the last one."""
+        if messages:
+            self._run(messages, wall_ms)
+
+    def timeout(self, wall_ms: int | None = None) -> None:
+        """Look at the policies without a message."""
+        self._run([], wall_ms)
+
+    def get_result(self) -> list[Result]:
+        """Give a copy of the results since the last `flush`."""
+        return list(self._results)
+
+    def get_errors(self) -> list[Result]:
+        """Give a copy of the refused messages since the last `flush`, as rows of the errors output."""
+        return list(self._errors)
+
+    def flush(self) -> None:
+        """Clear results and errors, and write state and positions durably, as a whole."""
+        self._results.clear()
+        self._errors.clear()
+        self._flush()
+
+    def _run(self, messages: Sequence[Message], wall_ms: int | None) -> None:
+        results, errors, _ = self._process(messages, wall_ms)
+        self._results += results
+        self._errors += errors

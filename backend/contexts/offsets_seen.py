@@ -1,0 +1,136 @@
+"""Offsets that a context was given, per source partition: what tells a replay from a message that is out of order.
+
+Kept as runs `[first, last]`, so a partition without gaps has one, whatever its length. Gaps are not declared to a
+context: an offset that was passed may be no message at all (a transaction's marker, a compacted record), or one that
+comes later.
+
+One row per run in `Region.OPERATOR`, written with the state of the same flush::
+
+    "o" stream (2), partition (4), first (8)  ->  format (1), last (8)         all as order-preserving keys are
+
+An older release kept no runs: what it passed counts as given.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from backend.batch import Positions, SourcePartition
+from backend.errors import OffsetsScattered, UnknownFormat
+from backend.keys import fixed_bytes, prefix_end
+from backend.messages import clock_bytes
+from backend.store.protocol import Readable, Region
+from backend.store.workspace import Workspace
+
+FORMAT = 1
+MAX_RUNS = 10_000
+"""Runs of a source partition. More are forgotten from the oldest on where offsets are in order, refused where not."""
+ORDERED, UNORDERED = "ordered", "unordered"
+
+_RUNS = bytes([Region.OPERATOR]) + b"o"
+_LOWEST = -(2**63)
+
+
+class Seen:
+    """The offsets of one source partition that were given.
+
+    Args:
+        firsts: First offset of each run, ascending.
+        lasts: Last offset of each.
+        fresh: They are not stored yet.
+    """
+
+    def __init__(self, firsts: Iterable[int] = (), lasts: Iterable[int] = (), *, fresh: bool = False) -> None:
+        self._firsts, self._lasts = list(firsts), list(lasts)
+        self._changed: dict[int, int | None] = {}
+        if fresh:
+            self._changed.update(zip(self._firsts, self._lasts, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def __contains__(self, offset: int) -> bool:
+        at = bisect_right(self._firsts, offset) - 1
+        return at >= 0 and offset <= self._lasts[at]
+
+    def adds(self, offset: int, *, behind: bool) -> int:
+        """Return how many more runs there are with an offset that is not there: -1, 0 or 1.
+
+        Args:
+            offset: The offset.
+            behind: The one before it is about to be added, too.
+        """
+        return 1 - (behind or offset - 1 in self) - (offset + 1 in self)
+
+    def add(self, offset: int) -> None:
+        """Add an offset that is not there."""
+        at = bisect_right(self._firsts, offset)
+        first, last = offset, offset
+        if at < len(self) and self._firsts[at] == offset + 1:
+            self._changed[self._firsts.pop(at)] = None
+            last = self._lasts.pop(at)
+        if at and self._lasts[at - 1] == offset - 1:
+            first, self._lasts[at - 1] = self._firsts[at - 1], last
+        else:
+            self._firsts.insert(at, offset)
+            self._lasts.insert(at, last)
+        self._changed[first] = last
+
+    def forget(self) -> None:
+        """Forget the oldest runs over the limit."""
+        over = len(self) - MAX_RUNS
+        if over > 0:
+            self._changed.update(dict.fromkeys(self._firsts[:over]))
+            del self._firsts[:over], self._lasts[:over]
+
+    def save(self, work: Workspace, source: SourcePartition) -> None:
+        """Write what changed since the last time."""
+        for first, last in sorted(self._changed.items()):
+            key = _RUNS + clock_bytes((*source, first))
+            if last is None:
+                work.delete(key)
+            else:
+                work.put(key, bytes([FORMAT]) + fixed_bytes(last))
+        self._changed.clear()
+
+
+def read(state: Readable, positions: Positions) -> dict[SourcePartition, Seen]:
+    """Read the runs of all source partitions.
+
+    Args:
+        state: Where they are.
+        positions: As stored; what an older release passed counts as given.
+
+    Raises:
+        UnknownFormat: Another release wrote a run.
+    """
+    firsts: dict[SourcePartition, list[int]] = {}
+    lasts: dict[SourcePartition, list[int]] = {}
+    for key, value in state.scan(_RUNS, prefix_end(_RUNS)):
+        if value[:1] != bytes([FORMAT]):
+            raise UnknownFormat(
+                "a run of offsets has an unknown format",
+                why=f"it is format {value[0]}, known is {FORMAT}",
+                command="install the release that wrote it",
+            )
+        place = key[len(_RUNS) :]
+        source = int.from_bytes(place[:2], "big"), int.from_bytes(place[2:6], "big") - 2**31
+        firsts.setdefault(source, []).append(int.from_bytes(place[6:], "big") - 2**63)
+        lasts.setdefault(source, []).append(int.from_bytes(value[1:], "big") - 2**63)
+    found = {source: Seen(firsts[source], lasts[source]) for source in firsts}
+    for source, position in positions.items():
+        if source not in found:
+            found[source] = Seen([_LOWEST], [position.next_offset - 1], fresh=True)
+    return found
+
+
+def scattered(source: SourcePartition) -> OffsetsScattered:
+    """Return the error of a source partition whose offsets leave too many gaps to be remembered."""
+    stream, partition = source
+    return OffsetsScattered(
+        "the offsets of a source partition leave too many gaps to be told apart from replays",
+        where=f"stream {stream}, partition {partition}",
+        why=f"at most {MAX_RUNS} runs of offsets without a gap are remembered",
+        command="add the messages that are missing between them first, or open the context with offsets='ordered'",
+    )

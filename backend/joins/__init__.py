@@ -1,0 +1,1 @@
+"""Windowed joins of two streams."""

@@ -1,0 +1,262 @@
+"""What a join's message store holds, counted in cells: a bucket of event time (or of numbers) of a source partition.
+
+One row per cell in `Region.WINDOWS`, in the changelog::
+
+    region, bucket (8 bytes), stream (2), partition (4)  ->  MessagePack [format, count, digest, first, last offset]
+
+A cell dies as a whole: when its newest place in time is expired, or its last offset is out of retention by size. Dead
+buckets of both sides are hidden by a bound (layouts that begin with event time), or deleted through the index of keys;
+a cell that dies before its bucket's other side is deleted by what the bucket's range holds. So expiring reads what it
+evicts. What a pair may still meet is decided per message, not per cell.
+
+After a replay the message store is what the cells say: `settle` takes out what no cell has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from backend.batch import NO_TIME, Proof, SourcePartition
+from backend.keys import fixed_bytes, to_rows, unpack_fixed
+from backend.messages import MessageLayout, expire_messages
+from backend.messages.key_first import Digests, total
+from backend.messages.keys import INDEX, MESSAGES, clock_range
+from backend.store.protocol import Readable, Region, region_range
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.ledger import decode_row
+
+FORMAT = 1
+
+Place = tuple[int, int, int]
+"""(bucket, stream, partition)."""
+
+_WINDOWS = bytes([Region.WINDOWS])
+_CELL_BYTES = 1 + 8 + 2 + 4
+_PAGE = 65_536
+_MASK = 2**64 - 1
+
+
+class _Row(msgspec.Struct, array_like=True):
+    format: int
+    count: int
+    digest: int
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Cell:
+    """Messages of one bucket and source partition: how many, their digest, smallest and largest offset."""
+
+    count: int
+    digest: int
+    first: int
+    last: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Row)
+
+
+class Cells:
+    """The cells of a shard, read once per micro-batch.
+
+    Args:
+        state: Where they are.
+        width: Length of a bucket.
+    """
+
+    def __init__(self, state: Readable, width: int) -> None:
+        self.width = width
+        self.known: dict[Place, Cell] = {}
+        self._touched: set[Place] = set()
+        keys, values = state.scan_arrays(*region_range(Region.WINDOWS))
+        for place, value in zip(_places(keys), values, strict=True):
+            self.known[place] = _decoded(value)
+
+    def add(self, at: IntArray, stream: IntArray, partition: IntArray, offset: IntArray, digests: Digests) -> None:
+        """Count messages that are stored."""
+        for place, rows in self.groups(at, stream, partition):
+            offsets, found = offset[rows], total(digests[rows])
+            cell = self.known.get(place)
+            first, last = int(offsets.min()), int(offsets.max())
+            if cell is None:
+                self.known[place] = Cell(len(rows), found, first, last)
+            else:
+                cell.count += len(rows)
+                cell.digest = (cell.digest + found) & _MASK
+                cell.first, cell.last = min(cell.first, first), max(cell.last, last)
+            self._touched.add(place)
+
+    def groups(self, at: IntArray, stream: IntArray, partition: IntArray) -> Iterable[tuple[Place, IntArray]]:
+        """Give the cells of messages, with the rows of each."""
+        if not len(at):
+            return
+        bucket = self.bucket(at)
+        order = np.lexsort((partition, stream, bucket))
+        parts = bucket[order], stream[order], partition[order]
+        changes = np.any([np.diff(part) != 0 for part in parts], axis=0)
+        for rows in np.split(order, np.flatnonzero(changes) + 1):
+            yield (int(bucket[rows[0]]), int(stream[rows[0]]), int(partition[rows[0]])), rows
+
+    def bucket(self, at: IntArray) -> IntArray:
+        """Give the bucket of each place in time: where it begins."""
+        return np.floor_divide(at, self.width) * self.width
+
+    def drop(self, work: Workspace, places: Iterable[Place]) -> None:
+        """Forget cells."""
+        for place in places:
+            self.known.pop(place)
+            self._touched.discard(place)
+            work.delete(_key(place))
+
+    def write(self, work: Workspace) -> None:
+        """Write what changed."""
+        for place in sorted(self._touched):
+            cell = self.known[place]
+            row = _Row(FORMAT, cell.count, cell.digest, cell.first, cell.last)
+            work.put(_key(place), _encoder.encode(row))
+
+    @property
+    def messages(self) -> int:
+        """Messages stored."""
+        return sum(cell.count for cell in self.known.values())
+
+    @property
+    def digest(self) -> int:
+        """Their digest."""
+        return sum(cell.digest for cell in self.known.values()) & _MASK
+
+    def replay_from(self) -> dict[SourcePartition, int]:
+        """Give per source partition the smallest offset that is stored."""
+        found: dict[SourcePartition, int] = {}
+        for (_, stream, partition), cell in self.known.items():
+            found[stream, partition] = min(cell.first, found.get((stream, partition), cell.first))
+        return found
+
+
+def evict(
+    work: Workspace,
+    layout: MessageLayout,
+    cells: Cells,
+    dead: Iterable[Place],
+    bound: int,
+    firsts: dict[SourcePartition, int],
+) -> None:
+    """Take the messages of dead cells out of the store.
+
+    Args:
+        work: Where.
+        layout: The layout.
+        cells: They are forgotten here, too.
+        dead: The cells.
+        bound: Buckets before this are expired for both sides; `NO_TIME` for none.
+        firsts: First offsets, for layouts by number.
+    """
+    dead = sorted(dead)
+    if layout.timed and bound != NO_TIME:
+        expire_messages(work, layout, bound)
+    if not layout.timed:
+        for bucket, stream, partition in dead:
+            first = firsts[stream, partition] + bucket
+            _remove(work, layout, (stream, partition, first), (stream, partition, first + cells.width), None)
+    else:
+        buckets: dict[int, set[SourcePartition]] = {}
+        for bucket, stream, partition in dead:
+            if bucket >= bound:
+                buckets.setdefault(bucket, set()).add((stream, partition))
+        for bucket, sources in buckets.items():
+            _remove(work, layout, bucket, bucket + cells.width, sources)
+    cells.drop(work, dead)
+
+
+def _remove(
+    work: Workspace, layout: MessageLayout, start: int | Place, end: int | Place, sources: set[SourcePartition] | None
+) -> None:
+    """Delete the messages of a range of event time or offsets, of some source partitions."""
+    region, skip = (INDEX, 14 if isinstance(start, tuple) else 8) if layout.indexed else (MESSAGES, 0)
+    keys, _ = work.scan_arrays(*clock_range(region, start, end))
+    if sources is not None and keys:
+        stream, partition, _ = _tails(keys)
+        pairs = zip(stream.tolist(), partition.tolist(), strict=True)
+        keys = [key for key, source in zip(keys, pairs, strict=True) if source in sources]
+    _delete(work, layout, keys, skip)
+
+
+def _delete(work: Workspace, layout: MessageLayout, keys: list[bytes], skip: int) -> None:
+    work.delete_many(keys)
+    if layout.indexed:
+        work.delete_many(sorted(MESSAGES + key[1 + skip :] for key in keys))
+
+
+def settle(work: Workspace, layout: MessageLayout, width: int) -> None:
+    """Delete replayed messages that no cell has; for layouts by event time (others are replayed exactly)."""
+    cells = Cells(work, width)
+    page: list[bytes] = []
+    doomed: list[bytes] = []
+    for key, _ in work.scan(*region_range(INDEX[0] if layout.indexed else MESSAGES[0])):
+        page.append(key)
+        if len(page) == _PAGE:
+            doomed += _strangers(page, cells)
+            page = []
+    doomed += _strangers(page, cells)
+    _delete(work, layout, doomed, 8)
+
+
+def _strangers(keys: list[bytes], cells: Cells) -> list[bytes]:
+    """Give the keys, which begin with event time, of messages that are in no cell."""
+    if not keys:
+        return []
+    time = unpack_fixed(to_rows([key[1:9] for key in keys], 8), np.int64)
+    stream, partition, offset = _tails(keys)
+    strange: Mask = np.zeros(len(keys), np.bool_)
+    for place, rows in cells.groups(time, stream, partition):
+        cell = cells.known.get(place)
+        strange[rows] = True if cell is None else offset[rows] < cell.first
+    return [keys[at] for at in np.flatnonzero(strange).tolist()]
+
+
+def proofs(state: Readable, layout: MessageLayout, width: int) -> Iterable[Proof]:
+    """Give what the message store must hold: per bucket where its messages lie together, else in all."""
+    cells = Cells(state, width)
+    start, end = region_range(Region.MESSAGES)
+    if layout.indexed or not layout.timed:
+        yield Proof("all messages of the join", start, end, cells.messages, cells.digest)
+        return
+    buckets: dict[int, list[Cell]] = {}
+    for (bucket, _, _), cell in cells.known.items():
+        buckets.setdefault(bucket, []).append(cell)
+    for bucket, found in sorted(buckets.items()):
+        low, high = start + fixed_bytes(bucket), start + fixed_bytes(bucket + width)
+        count, digest = sum(cell.count for cell in found), sum(cell.digest for cell in found) & _MASK
+        yield Proof(f"bucket {bucket}", low, high, count, digest)
+
+
+def _tails(keys: list[bytes]) -> tuple[IntArray, IntArray, IntArray]:
+    """Give stream, partition and offset, which every message key and index key ends with."""
+    rows = to_rows([key[-14:] for key in keys], 14)
+    parts = ((rows[:, :2], np.uint16), (rows[:, 2:6], np.int32), (rows[:, 6:], np.int64))
+    stream, partition, offset = (unpack_fixed(part, kind).astype(np.int64) for part, kind in parts)
+    return stream, partition, offset
+
+
+def _key(place: Place) -> bytes:
+    bucket, stream, partition = place
+    return _WINDOWS + fixed_bytes(bucket) + fixed_bytes(stream, np.uint16) + fixed_bytes(partition, np.int32)
+
+
+def _places(keys: list[bytes]) -> list[Place]:
+    rows = to_rows(keys, _CELL_BYTES)
+    bucket = unpack_fixed(rows[:, 1:9], np.int64).tolist()
+    stream, partition = unpack_fixed(rows[:, 9:11], np.uint16).tolist(), unpack_fixed(rows[:, 11:], np.int32).tolist()
+    return list(zip(bucket, stream, partition, strict=True))
+
+
+def _decoded(value: bytes) -> Cell:
+    row = decode_row(value, _decoder, FORMAT, "a cell of a join")
+    return Cell(row.count, row.digest, row.first, row.last)

@@ -1,0 +1,116 @@
+"""Rows of a join's results: built from both sides' fields, and held back where an update period asks for it.
+
+Held rows lie in `Region.AGGREGATES`, in the changelog, until their period has passed by batch time::
+
+    region, kind (1 byte: 0 on time, 1 late), sequence (8)  ->  the row, as backend.rows writes it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from backend.joins.spec import JoinSpec
+from backend.joins.state import JoinLedger
+from backend.rows import RowCodec
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, Mask
+
+ON_TIME, LATE = 0, 1
+
+Half = tuple[IntArray, pa.Table]
+"""Event times and fields of one side's rows."""
+
+_HELD = bytes([Region.AGGREGATES])
+
+
+class Out:
+    """Makes result rows, and keeps those that are to come later.
+
+    Args:
+        spec: The join.
+    """
+
+    def __init__(self, spec: JoinSpec) -> None:
+        self.schema = spec.result_schema()
+        self._columns = spec.result_columns()
+        self._codec = RowCodec(self.schema)
+        self._periods = (spec.on_time_ms, spec.late_ms)
+
+    def table(self, reasons: pa.Array, left: Half | None, right: Half | None) -> pa.Table:
+        """Give rows; a side that is None is missing in all of them."""
+        count = len(reasons)
+        columns = [reasons, pa.array(np.zeros(count, np.int32))]
+        columns += [pa.nulls(count, pa.int64()) if half is None else pa.array(half[0]) for half in (left, right)]
+        for field, left_name, right_name in self._columns:
+            if left is not None and left_name is not None:
+                columns.append(left[1].column(left_name).cast(field.type))
+            elif right is not None and right_name is not None:
+                columns.append(right[1].column(right_name).cast(field.type))
+            else:
+                columns.append(pa.nulls(count, field.type))
+        return pa.table(columns, schema=self.schema)
+
+    def release(
+        self, work: Workspace, ledger: JoinLedger, rows: Sequence[tuple[pa.Table, Mask]], now_ms: int, *, drain: bool
+    ) -> list[pa.Table]:
+        """Take the pairs of a micro-batch, and give those that are to be sent now, in the order in which they came.
+
+        Args:
+            work: Where held rows are.
+            ledger: Its `held_ms` and `sequence` are kept up to date.
+            rows: Pairs, and which of them came late.
+            now_ms: Batch time.
+            drain: Hold nothing back.
+        """
+        if not any(self._periods) and ledger.held_ms == (None, None):
+            return [table for table, _ in rows]
+        oldest = [
+            now_ms if held is None and any((late == bool(kind)).any() for _, late in rows) else held
+            for kind, held in enumerate(ledger.held_ms)
+        ]
+        due = [
+            held is not None and (drain or now_ms - held >= period)
+            for held, period in zip(oldest, self._periods, strict=True)
+        ]
+        sent = self._stored(work, [kind for kind in (ON_TIME, LATE) if due[kind]])
+        for table, late in rows:
+            now = np.where(late, due[LATE], due[ON_TIME])
+            if now.any():
+                sent.append(table if now.all() else table.filter(pa.array(now)))
+            if not now.all():
+                self._hold(work, ledger, table.filter(pa.array(~now)), late[~now])
+        ledger.held_ms = (None if due[ON_TIME] else oldest[ON_TIME], None if due[LATE] else oldest[LATE])
+        return sent
+
+    def due_ms(self, ledger: JoinLedger) -> int | None:
+        """Give the batch time at which held rows are to be sent."""
+        times = [held + period for held, period in zip(ledger.held_ms, self._periods, strict=True) if held is not None]
+        return min(times, default=None)
+
+    def _hold(self, work: Workspace, ledger: JoinLedger, table: pa.Table, late: Mask) -> None:
+        numbers = range(ledger.sequence, ledger.sequence + table.num_rows)
+        keys = [_key(int(kind), number) for kind, number in zip(late.tolist(), numbers, strict=True)]
+        rows = sorted(zip(keys, self._codec.encode(table), strict=True))
+        work.put_many([key for key, _ in rows], [value for _, value in rows])
+        ledger.sequence += table.num_rows
+
+    def _stored(self, work: Workspace, kinds: Sequence[int]) -> list[pa.Table]:
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for kind in kinds:
+            found = work.scan_arrays(_key(kind, 0), _HELD + bytes([kind + 1]))
+            keys += found[0]
+            values += found[1]
+        if not keys:
+            return []
+        work.delete_many(keys)
+        order = np.argsort([int.from_bytes(key[2:], "big") for key in keys])
+        return [self._codec.decode(values).take(pa.array(order)).cast(self.schema)]
+
+
+def _key(kind: int, number: int) -> bytes:
+    return _HELD + bytes([kind]) + number.to_bytes(8, "big")

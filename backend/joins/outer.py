@@ -1,0 +1,119 @@
+"""Messages that wait for a first partner, where rows without one come out: each is shown once, when none can come.
+
+One row per waiting message in `Region.REVISIONS`, in the changelog, because a replay cannot tell what was matched::
+
+    region, side (1), at (8), stream (2), partition (4), offset (8)  ->  format (1), the message's key without region
+
+It goes when the message is matched or shown; messages that were matched as they came never have one. `at` decides when
+no partner can come (`open_from`), so that is one scan of what is due, whatever the retention was when it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backend.batch import NO_TIME
+from backend.errors import StateCorrupted, UnknownFormat
+from backend.joins.liveness import Life
+from backend.joins.rows import Rows
+from backend.joins.spec import LEFT, JoinSpec
+from backend.joins.state import gone_before
+from backend.keys import fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
+from backend.messages.keys import MESSAGES
+from backend.store.protocol import Region
+from backend.store.staging import VERIFY
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import Mask
+
+FORMAT = 1
+
+_WAITING = bytes([Region.REVISIONS])
+_KEY_BYTES = 2 + 8 + 14
+_FORMAT = bytes([FORMAT])
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Stored messages that are shown without a partner: full keys, values, and whether they are due (else drained)."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    due: Mask
+
+
+def open_from(spec: JoinSpec, side: int, low: int, other_clock: int, closed: int) -> int:
+    """Give the smallest `at` of a side for which a partner may still come.
+
+    Args:
+        spec: The join.
+        side: The side that waits.
+        low: The side's smallest `at` that can be joined.
+        other_clock: How far the other side has come.
+        closed: The other side's smallest `at` that is taken, whatever its retention.
+    """
+    if spec.by_number or not spec.ranged:
+        return low
+    other = max(Life.of(spec, spec.sides[1 - side]).first_alive(other_clock), closed)
+    reach = spec.after if side == LEFT else spec.before
+    return low if other == NO_TIME else max(low, other - (reach or 0))
+
+
+def wait(work: Workspace, side: int, rows: Rows, keys: Sequence[bytes]) -> None:
+    """Let stored messages wait; `keys` are theirs."""
+    found = sorted(zip(_keys(side, rows), keys, strict=True))
+    work.put_many([key for key, _ in found], [_FORMAT + key[1:] for _, key in found])
+
+
+def matched(work: Workspace, side: int, rows: Rows) -> int:
+    """Let messages wait no more; gives how many did."""
+    keys = _keys(side, rows)
+    waiting = [key for key, value in zip(keys, work.get_many(keys), strict=True) if value is not None]
+    work.delete_many(sorted(waiting))
+    return len(waiting)
+
+
+def show(
+    work: Workspace, side: int, first: int, gone: Sequence[tuple[int, int, int]], *, sized: bool, drain: bool
+) -> Shown:
+    """Take the messages that are to be shown out of the waiting ones.
+
+    Args:
+        work: Where.
+        side: The side.
+        first: As `open_from` gives it.
+        gone: What is out of retention by size.
+        sized: Whether the side has retention by size.
+        drain: Show all.
+    """
+    head = _WAITING + bytes([side])
+    end = _WAITING + bytes([side + 1]) if drain or sized else head + fixed_bytes(first)
+    keys, values = work.scan_arrays(head, end) if end > head else ([], [])
+    rows = to_rows(keys, _KEY_BYTES)
+    at = unpack_fixed(rows[:, 2:10], np.int64)
+    stream = unpack_fixed(rows[:, 10:12], np.uint16).astype(np.int64)
+    partition = unpack_fixed(rows[:, 12:16], np.int32).astype(np.int64)
+    offset = unpack_fixed(rows[:, 16:], np.int64)
+    due = (at < first) | (offset < gone_before(gone, stream, partition))
+    picked = range(len(keys)) if drain else np.flatnonzero(due).tolist()
+    work.delete_many([keys[row] for row in picked])
+    wanted = [MESSAGES + _plain(values[row]) for row in picked]
+    found = work.get_many(wanted)
+    if None in found:
+        missing = wanted[found.index(None)].hex()
+        raise StateCorrupted("a message that waits for a partner is missing", where=missing, command=VERIFY)
+    return Shown(wanted, found, due[list(picked)])  # type: ignore[arg-type]
+
+
+def _plain(value: bytes) -> bytes:
+    if value[:1] != _FORMAT:
+        raise UnknownFormat("a waiting message has an unknown format", why=f"format {value[:1].hex()}")
+    return value[1:]
+
+
+def _keys(side: int, rows: Rows) -> list[bytes]:
+    parts = (rows.at, rows.stream.astype(np.uint16), rows.partition.astype(np.int32), rows.offset)
+    head = _WAITING + bytes([side])
+    return [head + key for key in to_keys(np.hstack([pack_fixed(part) for part in parts]))]

@@ -1,0 +1,98 @@
+"""Which stored messages a micro-batch can meet: one range scan, or one seek per distinct key, for both sides at once.
+
+Keys that begin with event time are read as the union of the ranges that the new messages reach; keys that begin with
+the equal fields (or the session key) by one scan per distinct key. Where that would be more scans than the store is
+worth, or the layout has neither (`<offset>`: small windows by number), everything stored is read, once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import MAX_TIME, MIN_TIME
+from backend.joins.rows import JoinRows, Rows
+from backend.joins.spec import LEFT, JoinSpec
+from backend.keys import fixed_bytes, prefix_end
+from backend.messages import Part
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, runs
+
+MAX_SCANS = 64
+"""Ranges of event time that are read apart; smaller gaps between them are read, too."""
+SEEK_ROWS = 8
+"""One seek per key costs about as much as reading so many rows."""
+
+_MESSAGES = bytes([Region.MESSAGES])
+_END = bytes([Region.MESSAGES + 1])
+
+
+def reach(spec: JoinSpec, side: int, time: IntArray) -> tuple[IntArray, IntArray]:
+    """Give the event times of the other side that messages of one side can meet, both ends included."""
+    before, after = spec.before or 0, spec.after or 0
+    return (time - before, time + after) if side == LEFT else (time - after, time + before)
+
+
+def load(codec: JoinRows, work: Workspace, new: tuple[Rows, Rows], stored: int) -> tuple[Rows, Rows]:
+    """Read the stored messages that new ones may meet, and perhaps others.
+
+    Args:
+        codec: The join's rows.
+        work: The state before the micro-batch.
+        new: Left and right messages at hand.
+        stored: How many messages are stored.
+
+    Returns:
+        Left and right, each sorted by (stream, partition, offset).
+    """
+    spec, layout = codec.spec, codec.layout
+    asking = tuple(rows.where(rows.known) for rows in new)
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    if stored and any(len(rows) for rows in asking):
+        if layout.parts[0] is Part.TIME:
+            ranges = _time_ranges(spec, asking)
+        elif layout.parts[0] is Part.OFFSET:
+            ranges = [(_MESSAGES, _END)]
+        else:
+            ranges = _key_ranges(codec, asking, stored)
+        for low, high in ranges:
+            found = work.scan_arrays(low, high)
+            keys += found[0]
+            values += found[1]
+    return codec.split(keys, values)
+
+
+def _time_ranges(spec: JoinSpec, asking: tuple[Rows, ...]) -> list[tuple[bytes, bytes]]:
+    edges = [reach(spec, side, rows.time) for side, rows in enumerate(asking)]
+    low, high = runs(*(np.concatenate([edge[at] for edge in edges]) for at in (0, 1)))
+    if len(low) > MAX_SCANS:
+        gaps = low[1:] - high[:-1]
+        cuts = np.sort(np.argpartition(gaps, -MAX_SCANS + 1)[-MAX_SCANS + 1 :])
+        low, high = low[np.concatenate([[0], cuts + 1])], high[np.concatenate([cuts, [len(high) - 1]])]
+    return [
+        (_MESSAGES + fixed_bytes(first), _MESSAGES + fixed_bytes(last + 1))
+        for first, last in zip(low.tolist(), high.tolist(), strict=True)
+    ]
+
+
+def _key_ranges(codec: JoinRows, asking: tuple[Rows, ...], stored: int) -> list[tuple[bytes, bytes]]:
+    """Give one range per distinct key, cut to the event times that can be met where they follow the key."""
+    spec, layout = codec.spec, codec.layout
+    parts = [codec.prefixes(rows, spec.sides[side]) for side, rows in enumerate(asking) if len(rows)]
+    coded = pa.concat_arrays([part.cast(pa.binary()) for part in parts]).dictionary_encode()
+    if len(coded.dictionary) * SEEK_ROWS > stored:
+        return [(_MESSAGES, _END)]
+    prefixes = coded.dictionary.to_pylist()
+    if not (layout.timed and spec.ranged):
+        return [(_MESSAGES + prefix, prefix_end(_MESSAGES + prefix) or _END) for prefix in sorted(prefixes)]
+    number = coded.indices.to_numpy()
+    edges = [reach(spec, side, rows.time) for side, rows in enumerate(asking)]
+    low, high = np.full(len(prefixes), MAX_TIME, np.int64), np.full(len(prefixes), MIN_TIME, np.int64)
+    np.minimum.at(low, number, np.concatenate([edge[0] for edge in edges]))
+    np.maximum.at(high, number, np.concatenate([edge[1] for edge in edges]))
+    return sorted(
+        (_MESSAGES + prefix + fixed_bytes(first), _MESSAGES + prefix + fixed_bytes(last + 1))
+        for prefix, first, last in zip(prefixes, low.tolist(), high.tolist(), strict=True)
+    )

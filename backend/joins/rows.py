@@ -1,0 +1,266 @@
+"""Messages of a join as rows: how they are stored, found again, and turned back into columns.
+
+Key: by the spec's layout (backend.messages has the bytes). Value: the side's own fields, as a row of `backend.rows`; in
+layouts without event time it leads them. The stream in the key tells the side. Messages whose equal fields are null
+can meet nobody: they are stored only where rows without a partner come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import BEFORE, MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
+from backend.joins.spec import JoinSpec, Side
+from backend.keys import encode_columns
+from backend.messages import Part, index_keys, message_keys, message_order, sorted_rows
+from backend.messages.keys import stamps
+from backend.rows import RowCodec
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.micro_batch import numbers
+
+_TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
+
+
+@dataclass
+class Rows:
+    """Messages of one side, at hand or stored; all arrays are of one length.
+
+    Attributes:
+        stream: Number of the stream.
+        partition: Source partition.
+        offset: Source offset.
+        time: Event time.
+        at: Event time, or number of the message in its source partition.
+        clock: Newest event time before it, or its number; `NO_TIME` where it does not matter.
+        equal: Code of the equal fields; None without equal fields.
+        known: Rows whose equal fields have no null.
+        fields: The side's fields; None where they are still encoded.
+        keys: Full keys; empty for messages at hand.
+        values: Encoded fields.
+        fresh: Of rows from two places (`together`): the row at hand that each is, -1 for stored ones.
+        behind: The stored row that each is, -1 for those at hand.
+        parts: The stored rows and those at hand.
+    """
+
+    stream: IntArray
+    partition: IntArray
+    offset: IntArray
+    time: IntArray
+    at: IntArray
+    clock: IntArray
+    equal: pa.Array | None
+    known: Mask
+    fields: pa.Table | None
+    keys: list[bytes]
+    values: list[bytes]
+    fresh: IntArray | None = None
+    behind: IntArray | None = None
+    parts: tuple[Rows, Rows] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def where(self, mask: Mask) -> Rows:
+        """Give some of the rows."""
+        return self if mask.all() else self.take(np.flatnonzero(mask))
+
+    def take(self, rows: IntArray) -> Rows:
+        """Give rows in an order."""
+        picked = rows.tolist() if self.keys or self.values else []
+        return Rows(
+            self.stream[rows],
+            self.partition[rows],
+            self.offset[rows],
+            self.time[rows],
+            self.at[rows],
+            self.clock[rows],
+            None if self.equal is None else self.equal.take(pa.array(rows)),
+            self.known[rows],
+            None if self.fields is None else self.fields.take(pa.array(rows)),
+            [self.keys[at] for at in picked] if self.keys else [],
+            [self.values[at] for at in picked] if self.values else [],
+            None if self.fresh is None else self.fresh[rows],
+            None if self.behind is None else self.behind[rows],
+            self.parts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Messages as rows of the store.
+
+    Attributes:
+        keys: Sorted.
+        values: Their values.
+        index: Keys of index rows, sorted; empty where the layout has none.
+        order: Which message each key is of.
+    """
+
+    keys: list[bytes]
+    values: list[bytes]
+    index: list[bytes]
+    order: IntArray
+
+
+class JoinRows:
+    """Turns messages into rows and back.
+
+    Args:
+        spec: The join.
+    """
+
+    def __init__(self, spec: JoinSpec) -> None:
+        self.spec, self.layout = spec, spec.layout
+        lead = [] if self.layout.timed else [_TIME_FIELD]
+        parts = self.layout.parts
+        self._equal_at = {(Part.EQUAL, Part.TIME): (1, -22), (Part.TIME, Part.EQUAL): (9, -14)}.get(
+            (parts[0], parts[1]) if parts[1:] else (parts[0], parts[0])
+        )
+        self._codecs = [RowCodec(pa.schema([*lead, *side.fields])) for side in spec.sides]
+
+    def of_side(self, messages: pa.Table, side: Side) -> pa.Table:
+        """Give one side's messages with its fields under their own names."""
+        streams = numbers(messages, STREAM)
+        mine = (streams < self.spec.left_streams) == (side.number == 0)
+        table = messages.select([*(f.name for f in MESSAGE_FIELDS), *(f.name for f in side.columns)])
+        table = table if mine.all() else table.filter(pa.array(mine))
+        return table.rename_columns([*(f.name for f in MESSAGE_FIELDS), *(f.name for f in side.fields)])
+
+    def arrived(self, table: pa.Table, side: Side) -> Rows:
+        """Give messages at hand as rows; `at` and `clock` are their times."""
+        time = numbers(table, TIME)
+        equal, known = self._equal(table, side)
+        columns = [table.column(f.name) for f in side.fields]
+        fields = pa.Table.from_arrays(columns, schema=pa.schema(side.fields))
+        stream, partition, offset = (numbers(table, name) for name in (STREAM, PARTITION, OFFSET))
+        return Rows(stream, partition, offset, time, time, numbers(table, BEFORE), equal, known, fields, [], [])
+
+    def encode(self, table: pa.Table, side: Side) -> Encoded:
+        """Give messages as rows of the store, sorted by key; they come in the order of the source."""
+        equal, _ = self._equal(table, side)
+        session = self._session(table, side)
+        codes = {"equal": equal if Part.EQUAL in self.layout.parts else None, "session": session}
+        order = message_order(self.layout, table, **codes)
+        if (np.diff(order) < 0).any():
+            rows = pa.array(order)
+            table = table.take(rows)
+            codes = {name: None if code is None else code.take(rows) for name, code in codes.items()}
+        keys = message_keys(self.layout, table, **codes)
+        index = sorted(index_keys(self.layout, table, **codes)) if self.layout.indexed else []
+        return Encoded(keys, self._codecs[side.number].encode(table), index, order)
+
+    def storable(self, known: Mask, side: Side) -> Mask:
+        """Tell which messages are worth storing."""
+        return np.ones(len(known), np.bool_) if side.kept else known
+
+    def replay_rows(self, messages: pa.Table) -> tuple[list[bytes], list[bytes]]:
+        """Give the rows of accepted messages of both sides, index rows included, sorted by key."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        index: list[bytes] = []
+        for side in self.spec.sides:
+            table = self.of_side(messages, side)
+            table = table.take(pa.array(place_order(*(numbers(table, name) for name in (STREAM, PARTITION, OFFSET)))))
+            _, known = self._equal(table, side)
+            found = self.encode(table.filter(pa.array(self.storable(known, side))), side)
+            keys += found.keys
+            values += found.values
+            index += found.index
+        keys, values = sorted_rows(keys, values)
+        index, _ = sorted_rows(index, index)
+        return keys + index, values + [b""] * len(index)
+
+    def split(self, keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[Rows, Rows]:
+        """Give stored messages as rows of the left and of the right side, each in the order of the source."""
+        stream = stamps(self.layout, keys)[STREAM].to_numpy()
+        left = stream < self.spec.left_streams
+        parts = []
+        for side in self.spec.sides:
+            rows = np.flatnonzero(left == (side.number == 0)).tolist()
+            found = self.stored([keys[at] for at in rows], [values[at] for at in rows], side)
+            parts.append(found.take(place_order(found.stream, found.partition, found.offset)))
+        return parts[0], parts[1]
+
+    def stored(self, keys: Sequence[bytes], values: Sequence[bytes], side: Side) -> Rows:
+        """Give stored messages of one side as rows; `at` and `clock` are to be set."""
+        place = stamps(self.layout, keys)
+        stream, partition, offset = (place[name].to_numpy().astype(np.int64) for name in (STREAM, PARTITION, OFFSET))
+        fields, equal = None, None
+        if self.layout.timed and self._equal_at is not None:
+            start, end = self._equal_at
+            equal = pa.array([key[start:end] for key in keys], pa.binary())
+        elif side.on or not self.layout.timed:
+            table = self._codecs[side.number].decode(values)
+            fields, (equal, _) = table.select([f.name for f in side.fields]), self._equal(table, side)
+        time = place[TIME].to_numpy() if self.layout.timed else numbers(table, TIME)
+        known = np.ones(len(keys), np.bool_)  # a code with null in it is never asked for
+        return Rows(stream, partition, offset, time, time, time, equal, known, fields, list(keys), list(values))
+
+    def fields(self, rows: Rows, picked: IntArray, side: Side) -> pa.Table:
+        """Give the fields of some rows; each is decoded once however often it is picked."""
+        if rows.parts is not None and rows.fresh is not None and rows.behind is not None:
+            fresh, behind = rows.fresh[picked], rows.behind[picked]
+            stored, new = rows.parts
+            tables = [self.fields(stored, behind[behind >= 0], side), self.fields(new, fresh[fresh >= 0], side)]
+            place = np.argsort(np.concatenate([np.flatnonzero(behind >= 0), np.flatnonzero(fresh >= 0)]))
+            return pa.concat_tables(tables).take(pa.array(place))
+        if rows.fields is not None:
+            return rows.fields.take(pa.array(picked))
+        needed, place = np.unique(picked, return_inverse=True)
+        table = self._codecs[side.number].decode([rows.values[at] for at in needed.tolist()])
+        return table.select([f.name for f in side.fields]).take(pa.array(place))
+
+    def _equal(self, table: pa.Table, side: Side) -> tuple[pa.Array | None, Mask]:
+        """Give the code of the equal fields, and which rows have no null in them."""
+        if not side.on:
+            return None, np.ones(table.num_rows, np.bool_)
+        columns = [table.column(name) for name in side.on]
+        known = np.ones(table.num_rows, np.bool_)
+        for column in columns:
+            if column.null_count:
+                known &= pc.is_valid(column).to_numpy()
+        return encode_columns(columns), known
+
+    def _session(self, table: pa.Table, side: Side) -> pa.Array | None:
+        if not self.spec.session_key:
+            return None
+        return encode_columns([table.column(side.on[at]) for at in self.spec.session_key])
+
+    def prefixes(self, rows: Rows, side: Side) -> pa.Array:
+        """Give the code that a message's key begins with, for layouts that begin with one; of rows at hand."""
+        assert rows.fields is not None, "rows at hand have their fields"
+        leading = self.layout.parts[: self.layout.parts.index(self.layout.clock)]
+        parts = [rows.equal if part is Part.EQUAL else self._session(rows.fields, side) for part in leading]
+        return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def together(stored: Rows, new: Rows) -> Rows:
+    """Put stored messages and messages at hand behind each other, in the order of the source."""
+    names = ("stream", "partition", "offset", "time", "at", "clock", "known")
+    stream, partition, offset, time, at, clock, known = (
+        np.concatenate([getattr(stored, name), getattr(new, name)]) for name in names
+    )
+    equal = None
+    if stored.equal is not None and new.equal is not None:
+        equal = pa.concat_arrays([part.cast(pa.binary()) for part in (stored.equal, new.equal)])
+    fresh = np.concatenate([np.full(len(stored), -1, np.int64), np.arange(len(new))])
+    behind = np.concatenate([np.arange(len(stored)), np.full(len(new), -1, np.int64)])
+    both = Rows(
+        stream, partition, offset, time, at, clock, equal, known, None, [], [], fresh, behind, parts=(stored, new)
+    )
+    return both if not len(stored) or not len(new) else both.take(place_order(stream, partition, offset))
+
+
+def place_order(stream: IntArray, partition: IntArray, offset: IntArray) -> IntArray:
+    """Give the rows in the order (stream, source partition, offset)."""
+    order: IntArray
+    if not len(offset) or ((stream == stream[0]) & (partition == partition[0])).all():
+        order = np.argsort(offset, kind="stable")
+    else:
+        order = np.lexsort((offset, partition, stream))
+    return order

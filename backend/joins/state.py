@@ -1,0 +1,268 @@
+"""A join's own small rows: the ledger, the clocks of messages that came late, and the numbers of arrival.
+
+All are in the changelog and bounded (`Region.OPERATOR`, MessagePack, format version first)::
+
+    "join"                                      the ledger
+    "c" side, clock, stream, partition, offset  a stored message's clock, where a later pair may hang on it
+    "n" side, number                            a run of arrivals of one source partition, for retention by size
+
+A stored message's clock (the newest event time before it) is not in the source, so a replay cannot give it again. It is
+needed only where a message of the other side may still come that was expired for this one already: for messages so far
+behind their own stream that it decides, until the other side has passed their clock. With retentions that are wider
+than the time range, in ordered streams, there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from backend.batch import NO_TIME, Positions, SourcePartition
+from backend.keys import fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
+from backend.store.protocol import Readable, Region
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray
+from backend.windows.ledger import decode_row
+
+FORMAT = 1
+
+_KEY = bytes([Region.OPERATOR]) + b"join"
+_MARK = bytes([Region.OPERATOR]) + b"c"
+_RUN = bytes([Region.OPERATOR]) + b"n"
+_MARK_BYTES = 3 + 8 + 14
+_SET = bytes([FORMAT])
+
+
+Kept = tuple[int | None, int | None]
+"""Retention of a side: by time, milliseconds, and by number of messages; None for none."""
+
+
+class JoinLedger(msgspec.Struct, array_like=True):
+    """What a join knows of itself between micro-batches.
+
+    Attributes:
+        format: Format version of this row.
+        started_ms: Batch time of the first micro-batch.
+        width: Length of the buckets in which messages are counted and expire.
+        clocks: How far the left and the right side have come.
+        lows: Per side the smallest `at` that can be joined; never goes back.
+        bound: Buckets before this are expired for both sides; `NO_TIME` before the first.
+        counted: Messages accepted, per side.
+        gone: (stream, partition, offset): messages before the offset are out of retention by size.
+        firsts: (stream, partition, offset): first offsets, for windows by number.
+        waiting: Messages that wait for a first partner, where rows without one come out.
+        sequence: Number of the next row that is held back.
+        held_ms: Batch time of the oldest row that is held back: on time, late; None for none.
+        retentions: Per side the retention by time and by number of messages that the commit was made with; empty where
+            an older release wrote the row.
+        closed: Per side the smallest `at` that is taken, because a shorter retention was in force before; never goes
+            back. A row without a partner may have been sent for want of what would come there.
+        older: (side, number of arrivals, stream, partition, offset): messages before the offset, which had come when a
+            retention by size was first given, and have no numbers; they go when as many as are kept came since.
+    """
+
+    format: int
+    started_ms: int
+    width: int
+    clocks: tuple[int, int] = (NO_TIME, NO_TIME)
+    lows: tuple[int, int] = (NO_TIME, NO_TIME)
+    bound: int = NO_TIME
+    counted: tuple[int, int] = (0, 0)
+    gone: list[tuple[int, int, int]] = []
+    firsts: list[tuple[int, int, int]] = []
+    waiting: int = 0
+    sequence: int = 0
+    held_ms: tuple[int | None, int | None] = (None, None)
+    retentions: tuple[Kept, ...] = ()
+    closed: tuple[int, int] = (NO_TIME, NO_TIME)
+    older: list[tuple[int, int, int, int, int]] = []
+
+
+class _Run(msgspec.Struct, array_like=True):
+    """Arrivals of one source partition, one after the other."""
+
+    format: int
+    stream: int
+    partition: int
+    count: int
+    first: int
+    steps: bytes  # distances of the offsets, int64 little-endian; empty when all are 1
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(JoinLedger)
+_run_decoder = msgspec.msgpack.Decoder(_Run)
+
+
+def read(state: Readable) -> JoinLedger | None:
+    """Read the ledger, None before the first micro-batch.
+
+    Raises:
+        UnknownFormat: Another release wrote it.
+        StateCorrupted: It cannot be decoded.
+    """
+    data = state.get(_KEY)
+    return None if data is None else decode_row(data, _decoder, FORMAT, "the join's ledger")
+
+
+def write(work: Workspace, ledger: JoinLedger) -> None:
+    """Write the ledger."""
+    work.put(_KEY, _encoder.encode(ledger))
+
+
+# -- clocks of late messages ------------------------------------------------------------------------------------------
+
+
+def put_clocks(
+    work: Workspace, side: int, clock: IntArray, stream: IntArray, partition: IntArray, offset: IntArray
+) -> None:
+    """Remember the clocks of messages of one side: where a source partition's rises, as `staircase` reads them."""
+    if not len(clock):
+        return
+    order = np.lexsort((offset, partition, stream))
+    parts = [part[order] for part in (clock, stream, partition)]
+    rises = np.any([np.diff(part, prepend=part[0] - 1) != 0 for part in parts], axis=0)
+    order = order[rises]
+    order = order[np.lexsort((offset[order], partition[order], stream[order], clock[order]))]
+    places = _packed(stream[order], partition[order], offset[order])
+    rows = np.hstack([pack_fixed(clock[order]), places])
+    keys = [_MARK + bytes([side]) + row for row in to_keys(rows)]
+    work.put_many(keys, [_SET] * len(keys))
+
+
+def clocks_from(work: Workspace, side: int, least: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Give the remembered clocks at or above one, with stream, partition and offset."""
+    head = _MARK + bytes([side])
+    keys, _ = work.scan_arrays(head + fixed_bytes(least), _MARK + bytes([side + 1]))
+    rows = to_rows(keys, _MARK_BYTES)[:, 3:]
+    parts = ((rows[:, :8], np.int64), (rows[:, 8:10], np.uint16), (rows[:, 10:14], np.int32), (rows[:, 14:], np.int64))
+    clock, stream, partition, offset = (unpack_fixed(part, kind).astype(np.int64) for part, kind in parts)
+    return clock, stream, partition, offset
+
+
+def drop_clocks(work: Workspace, side: int, passed: int) -> None:
+    """Forget clocks that every source partition of the other side has reached."""
+    if passed == NO_TIME:
+        return
+    head = _MARK + bytes([side])
+    keys, _ = work.scan_arrays(head, head + fixed_bytes(passed + 1))
+    if keys:
+        work.delete_many(keys)
+
+
+def staircase(
+    marks: tuple[IntArray, IntArray, IntArray, IntArray], stream: IntArray, partition: IntArray, offset: IntArray
+) -> IntArray:
+    """Give each message the clock that is known of it or of one before it in its source partition, else `NO_TIME`."""
+    found = np.full(len(offset), NO_TIME, np.int64)
+    clock, *place = marks
+    if not len(clock):
+        return found
+    source, mine = (s * 2**32 + p for s, p in ((place[0], place[1]), (stream, partition)))
+    for one in np.unique(source).tolist():
+        steps, here = np.flatnonzero(source == one), np.flatnonzero(mine == one)
+        steps = steps[np.argsort(place[2][steps], kind="stable")]
+        at = np.searchsorted(place[2][steps], offset[here], "right") - 1
+        found[here] = np.where(at >= 0, clock[steps][np.maximum(at, 0)], NO_TIME)
+    return found
+
+
+# -- retention by size ------------------------------------------------------------------------------------------------
+
+
+def count_arrivals(
+    work: Workspace, ledger: JoinLedger, side: int, keep: int | None, places: tuple[IntArray, IntArray, IntArray]
+) -> None:
+    """Number messages in the order of their arrival, and move on what is out of retention by size.
+
+    Args:
+        work: Where runs of arrivals are kept.
+        ledger: `counted` and `gone` are kept up to date.
+        side: The side.
+        keep: How many of the newest messages can be joined; None for all.
+        places: Stream, partition and offset of accepted messages, sorted.
+    """
+    stream, partition, offset = places
+    number = ledger.counted[side]
+    total = number + len(offset)
+    ledger.counted = (total, ledger.counted[1]) if side == 0 else (ledger.counted[0], total)
+    if keep is None or not len(offset):
+        return
+    edges = np.flatnonzero((np.diff(stream) != 0) | (np.diff(partition) != 0)) + 1
+    for rows in np.split(np.arange(len(offset)), edges):
+        offsets = offset[rows]
+        steps = np.diff(offsets)
+        packed = b"" if (steps == 1).all() else steps.astype("<i8").tobytes()
+        run = _Run(FORMAT, int(stream[rows[0]]), int(partition[rows[0]]), len(rows), int(offsets[0]), packed)
+        work.put(_run_key(side, number), _encoder.encode(run))
+        number += len(rows)
+    _forget(work, ledger, side, total - keep)
+
+
+def change_size(
+    work: Workspace, ledger: JoinLedger, side: int, before: int | None, keep: int | None, positions: Positions
+) -> None:
+    """Change a side's retention by size between two starts: what went stays gone.
+
+    Args:
+        work: Where runs of arrivals are kept.
+        ledger: `gone` and `older` are kept up to date.
+        side: The side.
+        before: How many of the newest messages could be joined; None for all.
+        keep: How many can be joined now; None for all.
+        positions: The side's source partitions as committed.
+    """
+    if keep is None:
+        ledger.older = [row for row in ledger.older if row[0] != side]
+        work.delete_many(work.scan_arrays(_RUN + bytes([side]), _RUN + bytes([side + 1]))[0])
+        return
+    if before is None:
+        number = ledger.counted[side]
+        ledger.older += [(side, number, s, p, at.next_offset) for (s, p), at in sorted(positions.items())]
+    _forget(work, ledger, side, ledger.counted[side] - keep)
+
+
+def _forget(work: Workspace, ledger: JoinLedger, side: int, first: int) -> None:
+    """Let arrivals before number `first` go."""
+    if first <= 0:
+        return
+    gone: dict[SourcePartition, int] = {(s, p): offset for s, p, offset in ledger.gone}
+    for row in [row for row in ledger.older if row[0] == side and row[1] <= first]:
+        ledger.older.remove(row)
+        gone[row[2], row[3]] = max(row[4], gone.get((row[2], row[3]), row[4]))
+    keys, values = work.scan_arrays(_RUN + bytes([side]), _run_key(side, first))
+    for key, value in zip(keys, values, strict=True):
+        run = decode_row(value, _run_decoder, FORMAT, "a run of arrivals")
+        number = int.from_bytes(key[-8:], "big")
+        left = max(first - number, 0)
+        offsets = _offsets(run)
+        if left >= run.count:
+            gone[run.stream, run.partition] = int(offsets[-1]) + 1
+            work.delete(key)
+        else:
+            gone[run.stream, run.partition] = int(offsets[left])
+    ledger.gone = [(s, p, offset) for (s, p), offset in sorted(gone.items())]
+
+
+def _offsets(run: _Run) -> IntArray:
+    steps = np.frombuffer(run.steps, "<i8") if run.steps else np.ones(run.count - 1, np.int64)
+    return run.first + np.concatenate([np.zeros(1, np.int64), np.cumsum(steps)])
+
+
+def _run_key(side: int, number: int) -> bytes:
+    return _RUN + bytes([side]) + number.to_bytes(8, "big")
+
+
+def gone_before(gone: Sequence[tuple[int, int, int]], stream: IntArray, partition: IntArray) -> IntArray:
+    """Give per message the offset before which its source partition is out of retention by size."""
+    out = np.full(len(stream), NO_TIME, np.int64)
+    for s, p, offset in gone:
+        out[(stream == s) & (partition == p)] = offset
+    return out
+
+
+def _packed(stream: IntArray, partition: IntArray, offset: IntArray) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    parts = (stream.astype(np.uint16), partition.astype(np.int32), offset)
+    return np.hstack([pack_fixed(part) for part in parts])

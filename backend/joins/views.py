@@ -1,0 +1,238 @@
+"""Looking at one side of a join: SAMZA-552's getWindows and getMessages, in all their forms.
+
+Reads only; what is out of retention is not shown. Ranges are half-open: event times for joins by time, offsets of every
+source partition for joins by number. The seed's inclusive ranges give the same sets when 1 is added to their ends.
+
+======================================================== =============================================================
+SAMZA-552                                                here, of one side
+======================================================== =============================================================
+getWindows(startTime, endTime)                           `get_windows(start, end)`
+getWindows(sessKey, startTime, endTime)                  `get_windows(start, end, session_key=...)`
+getMessages(start, end)                                  `get_messages(start, end)`
+getMessages(start, end, joinKeys)                        `get_messages(start, end, join_keys=...)`
+getMessages(sessKey, start, end)                         `get_messages(start, end, session_key=...)`
+getMessages(sessKey, start, end, joinKeys)               `get_messages(start, end, session_key=..., join_keys=...)`
+======================================================== =============================================================
+
+The four forms of getMessages are by event time for joins by time and by offset for joins by number: eight in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import OFFSET, PARTITION, STREAM, TIME, SourcePartition
+from backend.joins import state
+from backend.joins.liveness import Life
+from backend.joins.rows import JoinRows, Rows
+from backend.joins.spec import JoinSpec, Side
+from backend.keys import encode_columns
+from backend.messages import Part, message_range
+from backend.messages.keys import INDEX, MESSAGES, clock_range
+from backend.store.protocol import region_range
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, union
+from backend.windows.definitions import Grid
+from backend.windows.views import WindowView
+
+
+class SideView:
+    """One side of a join, to be looked at.
+
+    Args:
+        spec: The join.
+        side: The side.
+        work: Its state.
+    """
+
+    def __init__(self, spec: JoinSpec, side: Side, work: Workspace) -> None:
+        self._spec, self._side, self._work = spec, side, work
+        self._rows, self._life = JoinRows(spec), Life.of(spec, side)
+
+    def get_messages(self, start: int, end: int, *, join_keys: Any = None, session_key: Any = None) -> pa.Table:
+        """Give the messages in `[start, end)` that can still be joined.
+
+        Args:
+            start: First event time; of joins by number the first offset.
+            end: Exclusive.
+            join_keys: Value of the equal field, or a tuple of them in the order of `on`; None for all.
+            session_key: Value of the session key, or a tuple; None for all.
+
+        Returns:
+            `_stream`, `_partition`, `_offset`, `_time` and the side's fields, by event time (by number: not) and then
+            in the order of the source.
+
+        Raises:
+            ValueError: The join has no equal fields, or no session windows, or a value does not fit.
+        """
+        rows = self._read(start, end, join_keys, session_key)
+        order = np.arange(len(rows)) if self._spec.by_number else np.argsort(rows.time, kind="stable")
+        rows = rows.take(order)
+        place = {STREAM: rows.stream, PARTITION: rows.partition, OFFSET: rows.offset, TIME: rows.time}
+        fields = self._rows.fields(rows, np.arange(len(rows)), self._side)
+        return pa.table({**{name: pa.array(column) for name, column in place.items()}, **_columns(fields)})
+
+    def get_windows(self, start: int, end: int, *, session_key: Any = None) -> list[WindowView]:
+        """Give the windows that overlap `[start, end)` and have a message that can still be joined, ascending.
+
+        Args:
+            start: First event time; of joins by number the first offset.
+            end: Exclusive.
+            session_key: For session windows: value of the session key, or a tuple; None for all.
+
+        Returns:
+            For windows by number the start is the first offset in the window and the end the last one, for one window
+            per source partition each. A side without windows has one that holds all its messages.
+
+        Raises:
+            ValueError: As for `get_messages`.
+        """
+        rows = self._read(None, None, None, session_key)
+        found: list[WindowView] = []
+        for source, here in _by_source(rows) if self._spec.by_number else [(None, np.arange(len(rows)))]:
+            for key, some in self._by_session(rows, here):
+                found += [
+                    view for view in self._windows(rows, some, source, key) if _overlaps(view, start, end, source)
+                ]
+        return sorted(found, key=lambda view: (view.start, view.end, str(view.key)))
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def _read(self, start: int | None, end: int | None, join_keys: Any, session_key: Any) -> Rows:
+        """Read the messages of a range of event time or offsets, in the order of the source."""
+        equal = self._code(join_keys, range(len(self._side.on)), "join_keys", "equal fields")
+        session = self._code(session_key, self._spec.session_key, "session_key", "session windows")
+        keys, values = self._scan(start, end, equal, session)
+        rows = self._rows.split(keys, values)[self._side.number]
+        if self._spec.by_number:
+            rows.at = rows.offset
+        kept = self._alive(rows)
+        if start is not None:
+            kept &= rows.at >= start
+        if end is not None:
+            kept &= rows.at < end
+        if equal is not None and rows.equal is not None:
+            kept &= pc.equal(rows.equal, pa.scalar(equal, pa.binary())).to_numpy(zero_copy_only=False)
+        rows = rows.where(kept)
+        if session is None or not len(rows):
+            return rows
+        codes = self._session_codes(rows)
+        return rows.where(pc.equal(codes, pa.scalar(session, pa.binary())).to_numpy(zero_copy_only=False))
+
+    def _scan(
+        self, start: int | None, end: int | None, equal: bytes | None, session: bytes | None
+    ) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Read the narrowest range that the layout has for what is asked."""
+        layout = self._spec.layout
+        codes = {Part.SESSION: session, Part.EQUAL: equal}
+        leading = layout.parts[: layout.parts.index(layout.clock)]
+        if all(codes[part] is not None for part in leading):
+            low, high = (start, end) if layout.timed else (None, None)
+            known = {part: codes[part] if part in leading else None for part in codes}
+            at = message_range(layout, low, high, equal=known[Part.EQUAL], session=known[Part.SESSION])
+            return self._work.scan_arrays(*at)
+        if not layout.timed or (start is None and end is None):
+            return self._work.scan_arrays(*region_range(MESSAGES[0]))
+        index, _ = self._work.scan_arrays(*clock_range(INDEX, start, end))
+        keys = sorted(MESSAGES + key[9:] for key in index)
+        return keys, [value or b"" for value in self._work.get_many(keys)]
+
+    def _code(self, values: Any, places: Sequence[int], option: str, what: str) -> bytes | None:
+        if values is None:
+            return None
+        given = values if isinstance(values, tuple) else (values,)
+        if not places or len(given) != len(places):
+            names = [self._side.on[at] for at in places]
+            raise ValueError(f"{option}={values!r}: the join has {what} {names}; give a value for each")
+        kinds = [self._side.schema.field(self._side.on[at]).type for at in places]
+        try:
+            columns = [pa.array([value], kind) for value, kind in zip(given, kinds, strict=True)]
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ValueError(f"{option}={values!r}: {error}; allowed are values of {kinds}") from None
+        code: bytes = encode_columns(columns)[0].as_py()
+        return code
+
+    def _alive(self, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        ledger = state.read(self._work)
+        if ledger is None:
+            return np.zeros(len(rows), np.bool_)
+        gone = state.gone_before(ledger.gone, rows.stream, rows.partition)
+        return (self._numbers(rows) >= ledger.lows[self._side.number]) & (rows.offset >= gone)
+
+    def _numbers(self, rows: Rows) -> IntArray:
+        """Give the place in time of each message: event time, or its number."""
+        ledger = state.read(self._work)
+        if not self._spec.by_number or ledger is None:
+            return rows.time
+        first = np.zeros(len(rows), np.int64)
+        for stream, partition, offset in ledger.firsts:
+            first[(rows.stream == stream) & (rows.partition == partition)] = offset
+        return rows.offset - first
+
+    # -- windows --------------------------------------------------------------------------------------------------
+
+    def _session_codes(self, rows: Rows) -> pa.Array:
+        fields = self._rows.fields(rows, np.arange(len(rows)), self._side)
+        return encode_columns([fields.column(self._side.on[at]) for at in self._spec.session_key])
+
+    def _by_session(self, rows: Rows, here: IntArray) -> list[tuple[tuple[Any, ...] | None, IntArray]]:
+        """Give the messages of each session key; all of them where the side has no sessions."""
+        if self._side.window is None or self._side.window.kind != "session" or not len(here):
+            return [(None, here)]
+        coded = self._session_codes(rows).take(pa.array(here)).dictionary_encode()
+        number = coded.indices.to_numpy()
+        fields = self._rows.fields(rows, here, self._side)
+        names = [self._side.on[at] for at in self._spec.session_key]
+        out: list[tuple[tuple[Any, ...] | None, IntArray]] = []
+        for one in range(len(coded.dictionary)):
+            some = np.flatnonzero(number == one)
+            out.append((tuple(fields.column(name)[int(some[0])].as_py() for name in names), here[some]))
+        return out
+
+    def _windows(
+        self, rows: Rows, here: IntArray, source: SourcePartition | None, key: tuple[Any, ...] | None
+    ) -> list[WindowView]:
+        if not len(here):
+            return []
+        at, window = self._numbers(rows)[here], self._side.window
+        if window is None:
+            spans = [(int(at.min()), int(at.max()), np.arange(len(at)))]
+        elif window.kind == "session":
+            order = np.argsort(at, kind="stable")
+            cuts = np.flatnonzero(np.diff(at[order]) > window.size) + 1
+            spans = [(int(at[some].min()), int(at[some].max()), some) for some in np.split(order, cuts)]
+        elif window.kind == "sliding":
+            back = window.size - 1 if self._spec.by_number else window.size
+            spans = [(t - back, t, np.flatnonzero((at >= t - back) & (at <= t))) for t in np.unique(at).tolist()]
+        else:
+            grid = Grid.of(window)
+            panes = grid.pane_of(at)
+            starts = union(grid.first_window(panes), grid.last_window(panes)) * grid.step + grid.origin
+            spans = [(s, s + grid.size, np.flatnonzero((at >= s) & (at < s + grid.size))) for s in starts.tolist()]
+        views = []
+        for low, high, some in spans:
+            offsets: dict[SourcePartition, tuple[int, int]] = {}
+            for place, rows_of in _by_source(rows.take(here[some])):
+                found = rows.offset[here[some]][rows_of]
+                offsets[place] = (int(found.min()), int(found.max()))
+            edges = (low, high) if source is None else offsets[source]
+            views.append(WindowView(*edges, key, len(some), offsets))
+        return views
+
+
+def _overlaps(view: WindowView, start: int, end: int, source: SourcePartition | None) -> bool:
+    return view.start < end and view.end >= start
+
+
+def _by_source(rows: Rows) -> list[tuple[SourcePartition, IntArray]]:
+    pairs = sorted(set(zip(rows.stream.tolist(), rows.partition.tolist(), strict=True)))
+    return [((s, p), np.flatnonzero((rows.stream == s) & (rows.partition == p))) for s, p in pairs]
+
+
+def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return {name: table.column(name) for name in table.column_names}

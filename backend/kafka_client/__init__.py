@@ -1,0 +1,4 @@
+"""One Kafka client for source, sink and changelog: where the cluster is, what it says, how it is read and written.
+
+Not `backend.kafka`: that is the public function.
+"""

@@ -1,0 +1,295 @@
+"""What a cluster says of topics, asked with confluent-kafka from the driver: offsets and identities.
+
+No consumer group is joined and no offset committed: groups and offsets of others stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import HistoryLost, SourceUnavailable, SourceWentBack
+from backend.kafka_client.settling import SETTLE_S, while_it_settles
+
+if TYPE_CHECKING:
+    from backend.kafka_client.settings import KafkaSettings
+
+log = logging.getLogger("rewind.kafka")
+
+TopicPartition = tuple[str, int]
+OffsetRange = tuple[int, int]
+"""Half-open."""
+
+TIMEOUT_S = 30.0
+OUTAGE_S = 120.0
+"""How long a running query waits for a cluster that does not answer, as Spark's connector does."""
+NEW_TOPIC_S = 2.0
+"""How long a topic that was just made may not be known to the broker that is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIdentity:
+    """Which topic it is, whatever its name.
+
+    Attributes:
+        id: Kafka's topic id (KIP-516); another one when a topic was deleted and made again.
+        partitions: How many it has.
+    """
+
+    id: str
+    partitions: int
+
+
+def identities(
+    settings: KafkaSettings, topics: Sequence[str], *, admin: Any = None, timeout_s: float | None = None
+) -> dict[str, TopicIdentity]:
+    """Ask for the identity of each topic.
+
+    Args:
+        settings: The cluster.
+        topics: Topics.
+        admin: A client to ask with (`admin_client`), for those who ask often.
+        timeout_s: How long to wait; None: `TIMEOUT_S`.
+
+    Raises:
+        SourceUnavailable: The cluster does not answer, or a topic does not exist.
+    """
+    from confluent_kafka import KafkaException, TopicCollection
+
+    admin = admin or admin_client(settings)
+    timeout_s = timeout_s or TIMEOUT_S
+
+    def described() -> dict[str, TopicIdentity]:
+        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+        told = {topic: answer.result(timeout_s) for topic, answer in asked.items()}
+        return {topic: TopicIdentity(_hex(about.topic_id), len(about.partitions)) for topic, about in told.items()}
+
+    try:
+        return while_it_settles(described, timeout_s=NEW_TOPIC_S)
+    except (KafkaException, TimeoutError) as error:
+        raise _unavailable(settings, topics, error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a partition.
+
+    Attributes:
+        offset: The offset after the latest.
+        epoch: Of the partition's leader, which rises with each new leader (KIP-101); None where the broker is silent.
+    """
+
+    offset: int
+    epoch: int | None
+
+
+Known = Mapping[str, TopicIdentity]
+"""Identities that topics must have."""
+
+
+def offsets(
+    settings: KafkaSettings, topics: Sequence[str], *, committed_only: bool, known: Known | None = None
+) -> dict[TopicPartition, OffsetRange]:
+    """Ask for the earliest offset and the one after the latest of every partition.
+
+    Args:
+        settings: The cluster.
+        topics: Topics.
+        committed_only: End where the first open transaction begins, as a `read_committed` reader does.
+        known: Which topics they must be.
+
+    Raises:
+        SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        SourceWentBack: A topic is another one.
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    specs = (OffsetSpec.earliest(), OffsetSpec.latest())
+    first, end = _look(settings, topics, admin_client(settings), specs, committed_only, TIMEOUT_S, known)
+    return {key: (first[key].offset, end[key].offset) for key in end}
+
+
+def ends(
+    settings: KafkaSettings,
+    topics: Sequence[str],
+    admin: Any,
+    *,
+    committed_only: bool,
+    known: Known | None = None,
+    expected: Iterable[TopicPartition] = (),
+) -> dict[TopicPartition, End]:
+    """Ask for the end of every partition; arguments and errors as for `offsets`.
+
+    For those who ask often: `admin` is a client to ask with (`admin_client`), and where the partitions are the
+    `expected` ones both questions are asked at once. An outage of `OUTAGE_S` is waited for.
+    """
+    from confluent_kafka.admin import OffsetSpec
+
+    return _look(settings, topics, admin, (OffsetSpec.latest(),), committed_only, OUTAGE_S, known, expected)[0]
+
+
+def _look(
+    settings: KafkaSettings,
+    topics: Sequence[str],
+    admin: Any,
+    specs: Sequence[Any],
+    committed_only: bool,
+    timeout_s: float,
+    known: Known | None,
+    expected: Iterable[TopicPartition] = (),
+) -> list[dict[TopicPartition, End]]:
+    """Ask which topics these are and, in the same breath, for offsets.
+
+    The client asks the leaders that it knows, and learns of new ones by the first question only: both are asked again
+    while it settles.
+    """
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+
+    level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
+
+    def ask(wanted: Sequence[tuple[str, int]]) -> list[Any]:
+        return [
+            admin.list_offsets(
+                {TopicPartition(*key): spec for key in wanted}, isolation_level=level, request_timeout=timeout_s
+            )
+            for spec in specs
+        ]
+
+    likely = sorted(expected)
+
+    def looked() -> list[dict[tuple[str, int], End]]:
+        asked = ask(likely) if likely else []
+        found = identities(settings, topics, admin=admin, timeout_s=timeout_s)
+        compare(known or {}, found)
+        wanted = [(topic, number) for topic in topics for number in range(found[topic].partitions)]
+        if likely != sorted(wanted):
+            asked = ask(wanted)
+        told = [{(at.topic, at.partition): one.result(timeout_s) for at, one in each.items()} for each in asked]
+        return [{key: End(each[key].offset, each[key].leader_epoch) for key in wanted} for each in told]
+
+    try:
+        return while_it_settles(looked)
+    except (KafkaException, TimeoutError) as error:
+        raise _unavailable(settings, topics, error) from None
+
+
+def check_replayable(settings: KafkaSettings, topics: Sequence[str]) -> None:
+    """Check that no topic is compacted: of messages with the same key a replay would find the newest only.
+
+    Raises:
+        HistoryLost: `cleanup.policy` of a topic contains `compact`.
+        SourceUnavailable: The cluster does not answer, or a topic does not exist.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    admin = admin_client(settings)
+    try:
+        policies = {topic: configuration(admin, topic, NEW_TOPIC_S)["cleanup.policy"] for topic in topics}
+    except (KafkaException, TimeoutError) as error:
+        refused = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+        if isinstance(error, KafkaException) and error.args[0].code() in refused:
+            log.warning("whether %s is compacted cannot be seen: grant DescribeConfigs on it", ", ".join(topics))
+            return
+        raise _unavailable(settings, topics, error) from None
+    for topic, policy in sorted(policies.items()):
+        if "compact" in policy:
+            raise HistoryLost(
+                "a compacted topic cannot be read again as it was",
+                where=topic,
+                why=f"cleanup.policy={policy}: of messages with the same key only the newest stay, and this job keeps"
+                " messages, which a restore replays (aggregates over all values, joins)",
+                command="set cleanup.policy=delete on the topic, with a retention longer than the windows'; or use"
+                " aggregates that keep no messages, such as count, sum, min, max, mean",
+            )
+
+
+def compare(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicIdentity]) -> list[str]:
+    """Compare identities, as of the checkpoint and now; give what there is to announce, one sentence each.
+
+    Raises:
+        SourceWentBack: A topic was deleted and made again: its offsets mean other messages.
+
+    >>> compare({"t": TopicIdentity("a", 1)}, {"t": TopicIdentity("a", 3)})
+    ['topic t has 3 partitions, it had 1: the new ones are read from their beginning']
+    """
+    notes: list[str] = []
+    for topic, was in before.items():
+        found = now.get(topic)
+        if found is None:
+            continue
+        if found.id != was.id or found.partitions < was.partitions:
+            raise SourceWentBack(
+                "a topic was deleted and made again",
+                where=topic,
+                why=f"its id is {found.id}, the checkpoint was made with {was.id}",
+                command="start anew with another checkpoint",
+            )
+        if found.partitions > was.partitions:
+            notes.append(
+                f"topic {topic} has {found.partitions} partitions, it had {was.partitions}: "
+                "the new ones are read from their beginning"
+            )
+    return notes
+
+
+def admin_client(settings: KafkaSettings) -> Any:
+    """Give a client for questions about a cluster."""
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient(settings.for_client() | {"log_level": 0})
+
+
+def configuration(admin: Any, topic: str, settle_s: float = SETTLE_S, timeout_s: float | None = None) -> dict[str, str]:
+    """Ask for a topic's settings; the broker's where the topic has none of its own.
+
+    Raises:
+        KafkaException: Not answered, or not allowed.
+        TimeoutError: Not answered.
+    """
+    from confluent_kafka.admin import ConfigResource
+
+    timeout_s = timeout_s or TIMEOUT_S
+
+    def asked() -> dict[str, str]:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        told = admin.describe_configs([resource], request_timeout=timeout_s)[resource].result(timeout_s)
+        return {name: entry.value for name, entry in told.items()}
+
+    return while_it_settles(asked, timeout_s=settle_s)
+
+
+def create_topic(
+    admin: Any, topic: str, partitions: int, config: Mapping[str, str], *, replication: int = -1, timeout_s: float
+) -> None:
+    """Create a topic where there is none; one that is there stays as it is.
+
+    Raises:
+        KafkaException: Refused.
+        TimeoutError: Not answered.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=dict(config))
+    try:
+        admin.create_topics([new], request_timeout=timeout_s)[topic].result(timeout_s)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+
+
+def _hex(uuid: Any) -> str:
+    """Give a topic id as hex; the client shows it as two signed halves."""
+    high, low = uuid.get_most_significant_bits(), uuid.get_least_significant_bits()
+    return f"{high % 2**64:016x}{low % 2**64:016x}"
+
+
+def _unavailable(settings: KafkaSettings, topics: Iterable[str], error: Exception) -> SourceUnavailable:
+    return SourceUnavailable(
+        "Kafka does not tell about the topics",
+        where=f"{settings.servers}, {', '.join(topics)}",
+        why=settings.redact(error) or "no answer in time",
+        command="check the servers, the topics' names and the credentials",
+    )

@@ -1,0 +1,39 @@
+"""Consumers without a group: they commit nothing and disturb nobody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backend.kafka_client.settings import KafkaSettings
+
+
+def consumer(settings: KafkaSettings, name: str, *, committed_only: bool, **more: object) -> Any:
+    """Make a consumer that says where a partition ends.
+
+    Args:
+        settings: The cluster.
+        name: The client wants a group's name; nothing is ever committed under it.
+        committed_only: Read what is committed only, to where the first open transaction begins.
+        more: Of librdkafka's configuration, with `_` for `.`.
+    """
+    from confluent_kafka import Consumer
+
+    fixed = {
+        "group.id": name,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "isolation.level": "read_committed" if committed_only else "read_uncommitted",
+        "enable.partition.eof": True,
+        "log_level": 0,
+    }
+    return Consumer(settings.for_client() | fixed | {key.replace("_", "."): value for key, value in more.items()})
+
+
+def next_messages(consumer: Any, at_most: int, wait_s: float) -> list[Any]:
+    """Wait for a message, and return it with those that have come by then; none after so many seconds.
+
+    `Consumer.consume` waits until it has as many as it may give: behind the end of a partition, its whole time.
+    """
+    first = consumer.poll(wait_s)
+    return [] if first is None else [first, *consumer.consume(at_most - 1, timeout=0)]

@@ -1,0 +1,135 @@
+"""The message store of full-state aggregates: every accepted message of every retained window, once (SAMZA-552, R.4).
+
+Key: `<timestamp>_<offset>` (backend.messages has the bytes). Value: the fields that the aggregates and the group key
+read, as a row of `backend.rows`.
+
+A message that is too late for some of its windows only (hopping windows) leaves a second row in `Region.OPERATOR`: tag
+`x`, the same key without its region, and as value its skip (8 bytes; backend.windows.columns.facts). A
+message refused although a replay would find its place retained (several source partitions) leaves one with tag `r`.
+Both go when the bound passes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
+from backend.errors import StateCorrupted
+from backend.keys import to_rows, unpack_fixed
+from backend.messages import OFFSET_BYTES, TIME_FIRST, decode_messages, digest, message_keys
+from backend.rows import RowCodec
+from backend.store.protocol import Region
+from backend.store.staging import VERIFY
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, runs
+from backend.windows.columns.grouping import start_bytes
+from backend.windows.micro_batch import Turn, numbers
+from backend.windows.panes import Pane
+
+SKIPPED = b"x"
+REFUSED = b"r"
+_PLACE = (STREAM, PARTITION, OFFSET, TIME)
+
+
+class Kept:
+    """Reads and writes the messages in retention.
+
+    Args:
+        fields: The messages' fields to keep, in order.
+    """
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        self._codec = RowCodec(pa.schema(list(fields)))
+        self.schema = pa.schema([*(f for f in MESSAGE_FIELDS if f.name in _PLACE), *fields])
+        """What `read` gives: the message's place and time, then its fields."""
+
+    def select(self, messages: pa.Table) -> pa.Table:
+        """Give the columns of `schema` of messages that just arrived."""
+        return messages.select(self.schema.names).cast(self.schema)
+
+    def rows(self, messages: pa.Table) -> tuple[list[bytes], list[bytes], IntArray]:
+        """Give keys and values of messages, in order of time and otherwise theirs, and which message each is of.
+
+        Messages in order of (stream, partition, offset) give rows in order of key.
+        """
+        order = np.argsort(numbers(messages, TIME), kind="stable")
+        if bool((np.diff(order) < 0).any()):
+            messages = messages.take(pa.array(order))
+        return message_keys(TIME_FIRST, messages), self._codec.encode(messages), order
+
+    def read(self, work: Workspace, starts: IntArray, ends: IntArray) -> tuple[pa.Table, IntArray]:
+        """Read the messages of half-open ranges of event time, each once, in order of key; and their skips."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        skips: list[tuple[bytes, bytes]] = []
+        for low, high in zip(*(edge.tolist() for edge in runs(starts, ends - 1)), strict=True):
+            start, end = start_bytes(Region.MESSAGES, low), start_bytes(Region.MESSAGES, high + 1)
+            found = work.scan_arrays(start, end)
+            keys += found[0]
+            values += found[1]
+            skips += zip(*work.scan_arrays(_mark(SKIPPED, start), _mark(SKIPPED, end)), strict=True)
+        table = decode_messages(TIME_FIRST, self._codec, keys, values).select(self.schema.names).cast(self.schema)
+        return table, _skips(keys, dict(skips))
+
+
+def _skips(keys: Sequence[bytes], marked: dict[bytes, bytes]) -> IntArray:
+    if not marked:
+        return np.zeros(len(keys), np.int64)
+    return np.array([int.from_bytes(marked.get(_mark(SKIPPED, key), b""), "big") for key in keys], np.int64)
+
+
+def put_marks(work: Workspace, tag: bytes, messages: pa.Table, skips: IntArray | None = None) -> None:
+    """Remember messages that a reader of the store must treat apart."""
+    if not messages.num_rows:
+        return
+    keys = message_keys(TIME_FIRST, messages)
+    values = [b""] * len(keys) if skips is None else [skip.to_bytes(8, "big") for skip in skips.tolist()]
+    rows = sorted((_mark(tag, key), value) for key, value in zip(keys, values, strict=True))
+    work.put_many([key for key, _ in rows], [value for _, value in rows])
+
+
+def refused(work: Workspace) -> list[tuple[int, int, int]]:
+    """Give the places (stream, partition, offset) of refused messages that are not below the bound."""
+    marks, _ = work.scan_arrays(_tagged(REFUSED), _tagged(bytes([REFUSED[0] + 1])))
+    if not marks:
+        return []
+    tails = to_rows([mark[-OFFSET_BYTES:] for mark in marks], OFFSET_BYTES)
+    parts = ((tails[:, :2], np.uint16), (tails[:, 2:6], np.int32), (tails[:, 6:], np.int64))
+    return sorted(zip(*(unpack_fixed(rows, kind).tolist() for rows, kind in parts), strict=True))
+
+
+def take_out(turn: Turn, keys: Sequence[bytes], panes: Sequence[Pane]) -> None:
+    """Take accepted messages out again; a replay leaves them out.
+
+    Args:
+        turn: Its ledger forgets them.
+        keys: Their keys in the store.
+        panes: The pane of each, which forgets it.
+    """
+    for key, pane, value in zip(keys, panes, turn.work.get_many(keys), strict=True):
+        if value is None:
+            raise StateCorrupted("a message that was accepted is not in the store", where=key.hex(), command=VERIFY)
+        lost = digest([key], [value])
+        pane.count, pane.digest = pane.count - 1, (pane.digest - lost) % 2**64
+        turn.ledger.messages, turn.ledger.digest = turn.ledger.messages - 1, (turn.ledger.digest - lost) % 2**64
+    turn.work.delete_many([*keys, *(_mark(SKIPPED, key) for key in keys)])
+    turn.work.put_many(sorted(_mark(REFUSED, key) for key in keys), [b""] * len(keys))
+
+
+def drop_marks(work: Workspace, bound: int) -> None:
+    """Forget what was remembered of messages before a time."""
+    for tag in (SKIPPED, REFUSED):
+        marks, _ = work.scan_arrays(_tagged(tag), _mark(tag, start_bytes(Region.MESSAGES, bound)))
+        if marks:
+            work.delete_many(marks)
+
+
+def _mark(tag: bytes, key: bytes) -> bytes:
+    return _tagged(tag) + key[1:]
+
+
+def _tagged(tag: bytes) -> bytes:
+    return bytes([Region.OPERATOR]) + tag

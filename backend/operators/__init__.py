@@ -1,1 +1,0 @@
-"""Operators: one micro-batch in, changes and emissions out. No Spark, no Kafka, no disk."""

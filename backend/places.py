@@ -1,0 +1,79 @@
+"""Places: which directory a path or URI really is, and whether two of them meet.
+
+A directory has many names (a link, `x/../w`, a trailing slash, `file:` or not, relative or absolute, a mount). Outputs,
+sources and state that meet in one directory replace or read each other, so places are compared, never names.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Collection, Iterator, Sequence
+from itertools import permutations
+from pathlib import Path
+
+_SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs"}
+"""Schemes that name the same store."""
+
+
+def real_place(location: str | os.PathLike[str]) -> str:
+    """Return the one name of a directory: links followed, absolute; of a URI the scheme and the plain path.
+
+    >>> real_place("s3a://bucket/x/../w/"), real_place("file:///nowhere//w/.")
+    ('s3://bucket/w', '/nowhere/w')
+    """
+    text = os.fspath(location)
+    if text.startswith("file:"):
+        text = "/" + text[len("file:") :].lstrip("/")
+    scheme, found, rest = text.partition("://")
+    if not found:
+        return os.path.realpath(text)
+    host, _, path = rest.partition("/")
+    plain = posixpath.normpath(f"/{path}").lstrip("/")
+    return f"{_SAME.get(scheme, scheme)}://{host}" + (f"/{plain}" if plain else "")
+
+
+def is_within(inner: str, outer: str) -> bool:
+    """Check whether a real place is another one, or lies somewhere below it."""
+    return any(place == outer or _one_directory(place, outer) for place in _upwards(inner))
+
+
+def check_apart(places: Sequence[tuple[str, str]], *, inside: Collection[tuple[str, str]] = ()) -> None:
+    """Refuse options that name the same directory, or one inside another's.
+
+    Args:
+        places: (option, location as given); those of one option may be what they like to each other.
+        inside: (option, option): the first may lie below the second, though not be it.
+
+    Raises:
+        ValueError: Names both options.
+    """
+    real = [(option, given, real_place(given)) for option, given in places]
+    for (one, given, place), (other, other_given, other_place) in permutations(real, 2):
+        if one == other:
+            continue
+        same = place == other_place or _one_directory(place, other_place)
+        if same or ((one, other) not in inside and is_within(place, other_place)):
+            kind = "topic" if place.startswith("kafka://") else "directory"
+            how = f"is the {kind} of" if same else "lies inside"
+            raise ValueError(
+                f"{one}={given!r}: {how} {other}={other_given!r} ({other_place}):"
+                f" allowed is another {kind}, apart from it"
+            )
+
+
+def _upwards(place: str) -> Iterator[str]:
+    while True:
+        yield place
+        parent = posixpath.dirname(place)
+        if parent == place or parent.endswith(":/"):
+            return
+        place = parent
+
+
+def _one_directory(one: str, other: str) -> bool:
+    """Check whether two local paths are one directory under two names, such as a mount's."""
+    try:
+        return Path(one).samefile(other)
+    except (OSError, ValueError):  # one of them is not there, or no local path
+        return False

@@ -1,0 +1,119 @@
+"""Iceberg tables by pyiceberg: no Spark package, no jar.
+
+The record of a micro-batch is in the table's properties (`rewind.owner`, `.version`, `.rows`, `.digest`), which change
+in the commit that brings the rows and last whatever becomes of old snapshots. The snapshot's properties name query and
+version for people. A commit is tried once, against the metadata that the record was read from, so of two writers one
+fails: `commit.retry.num-retries` of the table is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchTableError, NotInstalledError
+from pyiceberg.expressions import And, BooleanExpression, GreaterThanOrEqual, In, LessThanOrEqual
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table import Transaction
+
+from backend.errors import SinkUnavailable
+from backend.sinks.table_rows import ROW_KEY
+from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_owner, reaching, two_names
+from backend.sinks.tables import KINDS
+
+PREFIX = "rewind."
+OWNER = f"{PREFIX}owner"
+_RETRIES = {"commit.retry.num-retries": "0"}
+
+
+def iceberg_tables(
+    table: str, catalog: str | Catalog | Mapping[str, str], errors: str | None, options: Mapping[str, Any]
+) -> KeyedSink:
+    """Make what `backend.sinks.iceberg_sink` returns."""
+    names = two_names(table, errors, lambda name: "." in name.strip("."), "with its namespace, such as 'db.windows'")
+    if isinstance(catalog, Catalog):
+        found = catalog
+    elif catalog and isinstance(catalog, str | Mapping):
+        given = {"name": catalog} if isinstance(catalog, str) else {"name": "rewind", **catalog}
+        name = str(given["name"])
+        try:
+            with reaching(f"catalog {name}"):
+                found = load_catalog(**given)
+        except SinkUnavailable as error:
+            if isinstance(error.__cause__, ValueError | NotInstalledError):
+                raise ValueError(f"catalog: {name}: {error.__cause__}") from None
+            raise
+    else:
+        raise ValueError("catalog: must be the name of a catalog, its properties, or one of pyiceberg's")
+    tables = {kind: IcebergOutput(found, names[kind]) for kind in KINDS}
+    return KeyedSink(tables, {"kind": "iceberg", "catalog": found.name, **names}, **options)
+
+
+class IcebergOutput:
+    """One table; see `backend.sinks.table_sink.KeyedTable`.
+
+    Args:
+        catalog: Where it is.
+        name: `<namespace>.<table>`.
+    """
+
+    def __init__(self, catalog: Catalog, name: str) -> None:
+        self._catalog, self._name = catalog, name
+        self.place = f"{catalog.name}:{name}"
+        self._owner = ""
+        self._at: IcebergTable | None = None
+
+    def open(self, schema: pa.Schema, owner: str) -> None:
+        """Make the table where there is none, and mark it."""
+        with reaching(self.place):
+            try:
+                table = self._catalog.load_table(self._name)
+            except NoSuchTableError:
+                self._catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
+                table = self._catalog.create_table_if_not_exists(self._name, schema)
+            found = table.properties.get(OWNER)
+            check_owner(found, owner, empty=table.current_snapshot() is None, where=self.place)
+            check_columns(table.schema().as_arrow(), schema, self.place)
+            if found is None:
+                with table.transaction() as change:
+                    change.set_properties({OWNER: owner, **_RETRIES})
+        self._owner = owner
+
+    def last(self) -> Record:
+        """Read the record."""
+        with reaching(self.place):
+            table = self._at = self._catalog.load_table(self._name)
+        version, rows, digest = (table.properties.get(PREFIX + name) for name in Record._fields)
+        return Record() if version is None else Record(int(version), int(rows or 0), digest or "")
+
+    def append(self, paths: Sequence[str], rows: Iterator[pa.RecordBatch], record: Record) -> None:
+        """Append in one commit."""
+        with reaching(self.place), self._table.transaction() as change:
+            change.append(pa.Table.from_batches(rows), snapshot_properties=self._about(record))
+            self._note(change, record)
+
+    def replace(self, rows: pa.Table, gone: pa.Array, bounded: str | None, record: Record) -> None:
+        """Delete and append in one commit: of files that hold a row that changes, the other rows are copied."""
+        keys: BooleanExpression = In(ROW_KEY, rows.column(ROW_KEY).to_pylist())
+        if bounded is not None:  # files outside are passed over
+            ends = pc.min_max(rows.column(bounded).cast(pa.int64())).as_py()
+            keys = And(keys, And(GreaterThanOrEqual(bounded, ends["min"]), LessThanOrEqual(bounded, ends["max"])))
+        stays = rows.filter(pc.invert(gone))
+        with reaching(self.place), self._table.transaction() as change:
+            change.overwrite(stays, overwrite_filter=keys, snapshot_properties=self._about(record))
+            self._note(change, record)
+
+    @property
+    def _table(self) -> IcebergTable:
+        assert self._at is not None, "last() comes first"
+        return self._at
+
+    def _about(self, record: Record) -> dict[str, str]:
+        return {OWNER: self._owner, f"{PREFIX}version": str(record.version)}
+
+    @staticmethod
+    def _note(change: Transaction, record: Record) -> None:
+        change.set_properties({PREFIX + name: str(value) for name, value in record._asdict().items()})

@@ -1,0 +1,146 @@
+"""A producer whose messages arrive all, or are given up all at once.
+
+Single messages never expire: an outage in which the first ones do and the later ones are delivered would leave a gap.
+Instead there is one bound for the whole: when the cluster has acknowledged nothing for so long, or has refused a
+message, everything that waits is thrown away and the caller learns it. What was on its way then may still arrive, also
+later than what the next attempt writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import SinkUnavailable
+from backend.sinks.kafka.sizes import producer_sizes
+
+if TYPE_CHECKING:
+    from backend.kafka_client.settings import KafkaSettings
+
+_LOOK_S = 0.2
+
+
+class Delivery:
+    """Messages on their way.
+
+    Args:
+        settings: The cluster.
+        limits: Topic -> bytes that it takes.
+        patience_s: How long the cluster may acknowledge nothing.
+        more: Of the producer's configuration.
+
+    Attributes:
+        producer: The client, for what concerns transactions.
+
+    Raises:
+        KafkaException: The configuration cannot be used.
+    """
+
+    def __init__(
+        self, settings: KafkaSettings, limits: Mapping[str, int], patience_s: float, more: Mapping[str, object]
+    ) -> None:
+        from confluent_kafka import Producer
+
+        self._patience_s = patience_s
+        self._failure: Any = None
+        self._sent = self._arrived = 0
+        self._moved = time.monotonic()
+        self.producer = Producer(
+            settings.for_client()
+            | producer_sizes(limits)
+            | {
+                "enable.idempotence": True,  # and with it acks=all, order per partition, retries without end
+                "linger.ms": 5,
+                "compression.type": "lz4",
+                "partitioner": "murmur2_random",  # as Java's clients: a key's partition is the same for all writers
+                "delivery.report.only.error": True,
+                "on_delivery": self._refused,
+                "log_level": 0,
+            }
+            | dict(more)
+        )
+
+    def start(self) -> None:
+        """Begin the patience anew: for a producer that was at rest."""
+        self._moved = time.monotonic()
+
+    def send(self, topic: str, value: bytes, key: bytes, partition: int = -1) -> None:
+        """Hand a message over, waiting while the queue is full.
+
+        Raises:
+            KafkaException: As for `finish`.
+        """
+        while True:
+            try:
+                self.producer.produce(topic, value, key, partition)
+                break
+            except BufferError:
+                self.producer.poll(_LOOK_S)
+                self._check()
+        self._sent += 1
+        self.producer.poll(0)
+        if self._failure is not None:
+            self._check()
+
+    def finish(self) -> None:
+        """Wait until all in-sync replicas have everything.
+
+        Raises:
+            KafkaException: A message was refused, or nothing moved for the patience. What waited was thrown away, and
+                this must not be used again.
+        """
+        while self.producer.flush(_LOOK_S):
+            self._check()
+        self._check()
+
+    def drop(self) -> None:
+        """Throw away what waits, so that nothing of it is sent from now on."""
+        self.producer.purge()
+
+    def _refused(self, error: Any, _message: Any) -> None:
+        if self._failure is None or was_purged(self._failure):
+            self._failure = error
+
+    def _check(self) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+
+        arrived, now = self._sent - len(self.producer), time.monotonic()
+        if arrived > self._arrived:
+            self._arrived, self._moved = arrived, now
+        failure = self._failure
+        if failure is None and now - self._moved > self._patience_s and len(self.producer):
+            failure = KafkaError(
+                KafkaError._TIMED_OUT,
+                f"{len(self.producer)} messages wait, none was acknowledged for {self._patience_s:g} s",
+            )
+        if failure is not None:
+            self.drop()
+            if was_purged(failure):
+                self.producer.flush(_LOOK_S)  # the client threw it away for another message, whose report comes behind
+                failure = self._failure
+            raise KafkaException(failure)
+
+
+def was_purged(error: Any) -> bool:
+    """Return whether an error only says that a message was thrown away, not why."""
+    from confluent_kafka import KafkaError
+
+    return error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+
+
+def may_be_too_large(error: Any) -> bool:
+    """Return whether a topic may take less than it did: it refused a message, or nobody says why one was not sent."""
+    from confluent_kafka import KafkaError
+
+    return error.code() == KafkaError.MSG_SIZE_TOO_LARGE or was_purged(error)
+
+
+def unavailable(settings: KafkaSettings, where: str, error: Exception) -> SinkUnavailable:
+    """Return a client's error by name, without secrets."""
+    return SinkUnavailable(
+        "the output topics cannot be used now",
+        where=f"{settings.servers}, {where}",
+        why=settings.redact(error) or type(error).__name__,
+        command="see that the topics exist, the brokers run and the credentials are right; then start the query again",
+    )

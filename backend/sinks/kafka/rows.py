@@ -1,0 +1,81 @@
+"""Rows as Kafka messages: pure, no client.
+
+A message's value is a JSON object: the columns of the Parquet sink by name, `id` first, and behind `sequence` the
+`query_id` of the query that wrote it, since a topic may have had several, one after the other. The sink's own times
+(`window_start`, `window_end`, `timestamp`, `event_time`) are integers, milliseconds since the epoch; bytes are base64;
+other timestamps and dates are ISO 8601; numbers that JSON does not have (NaN, infinite) are null. A message's key
+decides its partition: the row's `id`, or for results the columns that the sink was told. What is larger than a topic
+takes: `backend.sinks.kafka.sizes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.sinks.tables import ID_FIELDS, RESULTS, TIMES
+
+QUERY = "query_id"
+NAMES = ("id", "version", "shard", "sequence", QUERY)
+"""The fields that every message begins with; together they tell it from all others of its topic."""
+MARK = "too_large"
+"""The field of a message that stands in place of a larger one; no other message has it."""
+
+_MS = pa.timestamp("ms", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One row on its way to a topic."""
+
+    topic: str
+    key: bytes
+    value: bytes
+
+
+def to_messages(table: pa.Table, kind: str, topic: str, key: Sequence[str], query: str) -> list[Message]:
+    """Encode rows, whole, whatever their size.
+
+    Args:
+        table: As `backend.sinks.tables.readable` gives it.
+        kind: `RESULTS` or `ERRORS`.
+        topic: Where they go.
+        key: Columns of the key, for results; none takes the `id`.
+        query: Id of the query that writes.
+
+    Raises:
+        ValueError: A column of the key is not there.
+    """
+    told = [f"{name}_" if name in (QUERY, MARK) else name for name in table.column_names]
+    wrote = pa.repeat(pa.scalar(query), table.num_rows)
+    table = table.rename_columns(told).add_column(len(ID_FIELDS), QUERY, wrote)
+    columns = list(key) if kind == RESULTS and key else ["id"]
+    unknown = [name for name in columns if name not in table.column_names]
+    if unknown:
+        raise ValueError(f"key={unknown[0]!r}: allowed are the results' columns {', '.join(table.column_names)}")
+    rows = _plain(table, kind).to_pylist()
+    return [Message(topic, _key(row, columns), msgspec.json.encode(row)) for row in rows]
+
+
+def _plain(table: pa.Table, kind: str) -> pa.Table:
+    """Give our own times as integers, and times of the user's that Python may not hold as text."""
+    for at, field in enumerate(table.schema):
+        if field.type == _MS and field.name in TIMES[kind]:
+            table = table.set_column(at, field.name, table.column(at).cast(pa.int64()))
+        elif pa.types.is_timestamp(field.type):
+            text = pc.replace_substring(table.column(at).cast(pa.string()), " ", "T", max_replacements=1)
+            table = table.set_column(at, field.name, text)
+    return table
+
+
+def _key(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
+    """Encode a key: the text of a single text column as it is, anything else as JSON."""
+    if len(columns) == 1:
+        value = row[columns[0]]
+        return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+    return msgspec.json.encode([row[name] for name in columns])

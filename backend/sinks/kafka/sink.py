@@ -1,0 +1,302 @@
+"""The Kafka sink: results to one topic, errors to another, exactly once or at least once.
+
+*Exactly once* (the default): the frames of a micro-batch come to the driver, and one transaction brings them out with a
+record of which micro-batch it was (`backend.sinks.kafka.writer`). Readers with `isolation.level=read_committed` see
+each micro-batch once and as a whole, whatever crashed in between. What it rests on: a micro-batch that runs again has
+the same input, batch time and options, so it makes the same rows, and those that are out stay. Where it makes others,
+the query stops with `OutputDiffers`; `accept_published` lets those that are out count. All rows of a micro-batch pass
+through the driver's memory, as with the foreach sink.
+
+*At least once*: the tasks produce, each with an idempotent producer, and nothing passes through the driver; a record in
+the commit topic follows when all is acknowledged. A micro-batch that runs again comes again, with the same ids: what an
+attempt that failed has brought may be any part of it, and may come late. `backend.Dedupe` tells the copies. Other rows
+than those of the record stop the query too, but only once they are in the topics beside the first.
+
+Nothing that is in a row stops either: what is larger than its topic takes goes as `backend.sinks.kafka.sizes` says, and
+whole to `overflow` where that is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from backend.boundary import crossing
+from backend.kafka_client.settings import KafkaSettings, check_topic
+from backend.sinks.kafka.commits import prepare
+from backend.sinks.kafka.delivery import Delivery, may_be_too_large, unavailable
+from backend.sinks.kafka.fitting import Cut, Fitting, tell
+from backend.sinks.kafka.rows import Message, to_messages
+from backend.sinks.kafka.topics import look
+from backend.sinks.kafka.writer import TransactionalWriter
+from backend.sinks.record import Content, Digest, check_accepted, gathered
+from backend.sinks.sealing import Seal, Sealing
+from backend.sinks.tables import (
+    ERRORS,
+    KINDS,
+    RESULTS,
+    Numbering,
+    by_shard,
+    merge_metrics,
+    summary,
+    unpack,
+    warm_up,
+)
+from backend.windows.definitions import Duration, duration_ms
+from recovery.killpoints import kill_point
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+GUARANTEES = ("exactly_once", "at_least_once")
+_REPORT = pa.schema(
+    [
+        pa.field("shard", pa.int32()),
+        pa.field("contents", pa.string()),
+        pa.field("metrics", pa.string()),
+        pa.field("cut", pa.string()),
+    ]
+)
+_REPORT_DDL = "shard int, contents string, metrics string, cut string"
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What tasks need to produce.
+
+    Attributes:
+        settings: The cluster.
+        topics: Kind -> topic.
+        key: Columns of the results' key.
+        query: Who writes.
+        limits: Topic -> bytes that it takes.
+        patience_s: How long nothing may be acknowledged.
+        overflow: Where whole rows go that are too large for their topic.
+    """
+
+    settings: KafkaSettings
+    topics: Mapping[str, str]
+    key: tuple[str, ...]
+    query: str
+    limits: Mapping[str, int]
+    patience_s: float
+    overflow: str | None = None
+
+
+class KafkaSink(Sealing):
+    """Writes both outputs to topics; see `backend.sinks.kafka_sink`."""
+
+    def __init__(
+        self,
+        results: str,
+        errors: str,
+        *,
+        servers: str | KafkaSettings,
+        key: str | Sequence[str] = (),
+        guarantee: str = "exactly_once",
+        commits: str | None = None,
+        overflow: str | Path | None = None,
+        patience: Duration = "2 minutes",
+        accept_published: int | None = None,
+    ) -> None:
+        for option, topic in (("results", results), ("errors", errors)):
+            check_topic(topic, option)
+        named = commits if commits is not None else f"{results}-commits"
+        check_topic(named, "commits")
+        if results == errors:
+            raise ValueError(f"errors={errors!r}: must be another topic than results")
+        if guarantee not in GUARANTEES:
+            raise ValueError(f"guarantee={guarantee!r}: allowed are {', '.join(GUARANTEES)}")
+        if named in (results, errors):
+            raise ValueError(f"commits={named!r}: must be a topic of its own")
+        if overflow is not None and not str(overflow):
+            raise ValueError(f"overflow={overflow!r}: must be a directory or a URI")
+        check_accepted(accept_published)
+        patience_s = duration_ms(patience, "patience", least=1000) / 1000
+        self._topics = {RESULTS: results, ERRORS: errors}
+        self._settings = servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers)
+        self._key = (key,) if isinstance(key, str) else tuple(key)
+        self._guarantee = guarantee
+        self._commits = named
+        self._overflow = str(overflow) if overflow is not None else None
+        self._patience_s = patience_s
+        self._planned = -1
+        self._query = ""
+        self._writer = TransactionalWriter(
+            self._settings,
+            f"rewind-sink-{results}",
+            self._commits,
+            patience_s=patience_s,
+            overflow=self._overflow,
+            strict=guarantee == "exactly_once",
+            accept=accept_published,
+        )
+
+    def resume_from(self, planned: int) -> None:
+        """Take note of the newest micro-batch that the checkpoint has planned, before `open`; -1 for none."""
+        self._planned = planned
+
+    def seal_by(self, seal: Seal) -> None:
+        """Take what to call after the tasks of a micro-batch ran.
+
+        Raises:
+            ValueError: The tasks themselves publish.
+        """
+        if self._guarantee != "exactly_once":
+            raise ValueError(f"guarantee={self._guarantee!r}: tasks publish before it is known that a shard queued")
+        super().seal_by(seal)
+
+    def open(self, query: str) -> None:
+        """See that the topics are there; take them over for the query, so that an older writer is refused.
+
+        Raises:
+            ManifestMismatch: They are another query's.
+            SinkConflict: The commit topic no longer tells what the query has published, or a topic was made again.
+            SinkUnavailable: The cluster does not answer, or a topic does not exist.
+            ValueError: The commit topic is there with other settings, or a topic takes less than a row needs.
+        """
+        outputs = look(self._settings, tuple(self._topics.values()))
+        prepare(self._settings, self._commits)
+        self._query = query
+        self._writer.open(query, outputs, planned=self._planned)
+
+    def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
+        """Publish a micro-batch with one action; acknowledged by all in-sync replicas on return."""
+        if self._guarantee == "exactly_once":
+            collected = [row.asDict() for row in frames.collect()]
+            self.seal(version, collected)
+            return self.finish(collected, version)
+        self._writer.check(version)
+        produce = partial(produce_frames, to=self.publication, version=version)
+        rows = [row.asDict() for row in frames.mapInArrow(crossing(produce), _REPORT_DDL).collect()]
+        return self.note(rows, version)
+
+    def finish(self, rows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
+        """Bring out collected frames in one transaction: the second half of `publish`."""
+        shards = by_shard(rows, version)
+        reports = []
+        found: dict[int, dict[str, Content]] = {}
+        messages: list[Message] = []
+        for shard, given in shards.items():
+            found[shard], made = _messages(given, shard, version, self.publication)
+            messages += made
+            metrics = merge_metrics(row["metrics"] for row in given)
+            reports.append(summary(shard, found[shard][RESULTS][0], found[shard][ERRORS][0], metrics))
+        kill_point("before_publish", version)
+        self._writer.publish(version, messages, gathered(found))
+        kill_point("after_publish", version)
+        return reports
+
+    def note(self, rows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
+        """Take the reports of tasks that produced: the second half of `publish`, at least once."""
+        tell(version, [json.loads(row["cut"]) for row in rows])
+        found = {row["shard"]: {k: (c[0], c[1]) for k, c in json.loads(row["contents"]).items()} for row in rows}
+        count = sum(content[0] for one in found.values() for content in one.values())
+        self._writer.note(version, count, gathered(found))
+        kill_point("after_publish", version)
+        return [
+            summary(
+                row["shard"],
+                found[row["shard"]][RESULTS][0],
+                found[row["shard"]][ERRORS][0],
+                merge_metrics([row["metrics"]]),
+            )
+            for row in sorted(rows, key=lambda row: row["shard"])
+        ]
+
+    def close(self) -> None:
+        """Let the producer go; the next publication takes the output over again."""
+        self._writer.close()
+
+    def topic_places(self) -> list[tuple[str, str]]:
+        """Return what is written to, as (option, URI)."""
+        named = {**self._topics, "commits": self._commits}
+        return [(option, uri) for option, topic in named.items() for uri in self._settings.places(topic)]
+
+    def describe(self) -> dict[str, object]:
+        """Give the kind, the topics and the guarantee; nothing secret."""
+        return {"kind": "kafka", "guarantee": self._guarantee, **self._topics, "commits": self._commits}
+
+    @property
+    def publication(self) -> Publication:
+        """What tasks need to produce; topics' limits as of the last look."""
+        return Publication(
+            self._settings,
+            self._topics,
+            self._key,
+            self._query,
+            self._writer.limits,
+            self._patience_s,
+            self._overflow,
+        )
+
+
+def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, version: int) -> Iterator[pa.RecordBatch]:
+    """Produce a task's frames, at least once; gives one report row per shard. Runs in a task.
+
+    Raises:
+        SinkUnavailable: Not everything was acknowledged; any part of it may be in the topics, now or later.
+    """
+    warm_up()
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    shards = by_shard(rows, version)
+    if not shards:
+        return
+    reports: list[dict[str, Any]] = []
+    messages: dict[int, list[Message]] = {}
+    for shard, given in shards.items():
+        content, messages[shard] = _messages(given, shard, version, to)
+        metrics = merge_metrics(row["metrics"] for row in given)
+        reports.append({"shard": shard, "contents": json.dumps(content), "metrics": json.dumps(metrics)})
+    cut = _produce(messages, to)
+    for report in reports:
+        report["cut"] = json.dumps(cut[report["shard"]])
+    yield pa.RecordBatch.from_pylist(reports, schema=_REPORT)
+
+
+def _produce(messages: Mapping[int, Sequence[Message]], to: Publication, *, again: bool = True) -> dict[int, Cut]:
+    """Produce messages by shard; gives which were cut. Once more where a topic takes less than it did."""
+    from confluent_kafka import KafkaException
+
+    delivery = None
+    try:
+        delivery = Delivery(to.settings, to.limits, to.patience_s, {"message.timeout.ms": 0})  # they never expire
+        cut = {}
+        for shard, made in messages.items():
+            fitting = Fitting(to.limits, to.overflow)
+            for message in made:
+                fitted = fitting.fit(message)
+                delivery.send(fitted.topic, fitted.value, fitted.key)
+            cut[shard] = fitting.cut
+        delivery.finish()
+        return cut
+    except KafkaException as error:
+        if not again or not may_be_too_large(error.args[0]):
+            raise unavailable(to.settings, ", ".join(to.topics.values()), error) from None
+    finally:
+        if delivery is not None:
+            delivery.drop()
+    limits = {name: output.limit for name, output in look(to.settings, tuple(to.topics.values())).items()}
+    return _produce(messages, replace(to, limits=limits), again=False)
+
+
+def _messages(
+    rows: list[dict[str, Any]], shard: int, version: int, to: Publication
+) -> tuple[dict[str, Content], list[Message]]:
+    """Encode a shard's frames, in order of (kind, sequence); give number and digest of the rows per kind too."""
+    digests, numbering = {kind: Digest() for kind in KINDS}, Numbering(version, shard)
+    made: list[Message] = []
+    for kind in KINDS:
+        for row in rows:
+            if row[kind] is not None:
+                frame = unpack(bytes(row[kind]))
+                table = numbering.readable(frame, kind, row.get("queued_in"))
+                made += to_messages(table, kind, to.topics[kind], to.key, to.query)
+                digests[kind].add(frame)
+    return {kind: digest.content for kind, digest in digests.items()}, made

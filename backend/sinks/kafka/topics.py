@@ -1,0 +1,92 @@
+"""What a cluster says of a sink's topics: which they are, what they take, whether anything was ever in them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import SourceUnavailable
+from backend.kafka_client.admin import admin_client, configuration, identities, offsets
+from backend.kafka_client.settling import while_it_settles
+from backend.sinks.kafka.delivery import unavailable
+from backend.sinks.kafka.sizes import LARGEST_LIMIT, LEAST_LIMIT
+
+if TYPE_CHECKING:
+    from backend.kafka_client.settings import KafkaSettings
+
+log = logging.getLogger("rewind.sink")
+
+TIMEOUT_S = 60.0
+KAFKA_LIMIT = 1_048_588
+"""Kafka's default of `max.message.bytes`, for clusters that do not let us ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A topic that a sink writes to.
+
+    Attributes:
+        id: Kafka's topic id; another one when the topic was deleted and made again.
+        limit: Bytes of the largest batch of records that it takes.
+    """
+
+    id: str
+    limit: int
+
+
+def look(settings: KafkaSettings, topics: Sequence[str]) -> dict[str, Output]:
+    """Ask what the topics are and what they take.
+
+    Raises:
+        SinkUnavailable: The cluster does not answer, or a topic does not exist.
+        ValueError: A topic takes less than a row needs.
+    """
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+    client, timeout_s = admin_client(settings), TIMEOUT_S
+
+    def led() -> None:
+        for name, answer in client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s).items():
+            if any(about.leader is None for about in answer.result(timeout_s).partitions):
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, name))
+
+    try:
+        while_it_settles(led, timeout_s=2.0)
+        known = identities(settings, topics, admin=client, timeout_s=timeout_s)
+    except (KafkaException, TimeoutError, SourceUnavailable) as error:
+        raise unavailable(settings, ", ".join(topics), error) from None
+    return {topic: Output(known[topic].id, _limit(settings, client, topic, timeout_s)) for topic in topics}
+
+
+def _limit(settings: KafkaSettings, client: Any, topic: str, timeout_s: float) -> int:
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        limit = int(configuration(client, topic, timeout_s=timeout_s)["max.message.bytes"])
+    except (KafkaException, TimeoutError) as error:
+        denied = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+        if isinstance(error, TimeoutError) or error.args[0].code() not in denied:
+            raise unavailable(settings, topic, error) from None
+        log.warning(
+            "max.message.bytes of topic %s cannot be asked for (it takes DescribeConfigs on the topic); Kafka's default"
+            " of %d is taken for it", topic, KAFKA_LIMIT,
+        )  # fmt: skip
+        limit = KAFKA_LIMIT
+    if limit < LEAST_LIMIT:
+        raise ValueError(f"topic {topic!r} has max.message.bytes={limit}; a sink needs at least {LEAST_LIMIT}")
+    return min(limit, LARGEST_LIMIT)
+
+
+def ever_written(settings: KafkaSettings, topics: Sequence[str]) -> list[str]:
+    """Return those topics that have, or had, a message.
+
+    Raises:
+        SinkUnavailable: The cluster does not answer.
+    """
+    try:
+        ends = offsets(settings, topics, committed_only=False)
+    except SourceUnavailable as error:
+        raise unavailable(settings, ", ".join(topics), error) from None
+    return [topic for topic in topics if any(end > 0 for (name, _), (_, end) in ends.items() if name == topic)]

@@ -1,0 +1,402 @@
+"""Write a micro-batch to Kafka in one transaction, once: fenced, and looked up before it is written.
+
+Spark may hand over a micro-batch again: after a crash between the publication and its own commit, or when it could not
+tell whether the publication worked. So each transaction also writes to the commit topic which micro-batch it brings,
+and a writer that opens reads that back before it writes anything:
+
+1. `init_transactions` under a name made of the output topic. The broker ends what an older producer of that name left
+   open (a prepared commit is completed, the rest aborted) and refuses the older producer from then on. So what the
+   commit topic says afterwards is final, whoever was writing.
+2. The newest record of the commit topic says which micro-batch is out, of which query, and which topics it went to. The
+   same one again is passed over, if it holds the same rows (`backend.sinks.record`); an older one means that the
+   checkpoint went back behind what readers have seen: refused. A start then writes that record again in its own name:
+   the output is taken over.
+3. Messages and the record go out in one transaction: readers of committed messages see all of a micro-batch or nothing.
+
+When a transaction ends unclearly (a timeout while committing), the producer is thrown away and step 1 begins again, as
+long as the sink's patience lasts. A broker that was away for longer than the transaction may take ends it and refuses
+the producer as if another one had taken over: the newest record says whose that was.
+One transaction per micro-batch, not per shard: readers then never see half a micro-batch, and one name is fenced.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable, SourceUnavailable
+from backend.kafka_client.admin import admin_client, identities
+from backend.kafka_client.writer import is_fenced
+from backend.sinks.kafka.commits import KEY, TIMEOUT_S, Published, encode, newest, was_cut
+from backend.sinks.kafka.delivery import Delivery, may_be_too_large, unavailable, was_purged
+from backend.sinks.kafka.fitting import Fitting, tell
+from backend.sinks.kafka.rows import Message
+from backend.sinks.kafka.topics import Output, ever_written, look
+from backend.sinks.record import Contents, check_same
+from recovery.killpoints import kill_point
+
+if TYPE_CHECKING:
+    from backend.kafka_client.settings import KafkaSettings
+
+log = logging.getLogger("rewind.sink")
+
+TRIES = 3
+RETRY_S = 1.0
+TRANSACTION_TIMEOUT_S = 120
+"""A crashed writer's open transaction holds readers back for so long at most."""
+
+
+class TransactionalWriter:
+    """The one writer of an output. Not for several threads.
+
+    Args:
+        settings: The cluster.
+        name: The producer's `transactional.id`, the same for every query that writes to this output.
+        commits: The commit topic.
+        patience_s: How long an outage is waited for.
+        overflow: Where whole rows go that are too large for their topic; None for nowhere.
+        strict: Whether what the commit topic says decides what is written (exactly once), or only whose the output is.
+        accept: A micro-batch that is out and counts, though it ran again with other rows; None for none.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        name: str,
+        commits: str,
+        *,
+        patience_s: float = 120.0,
+        overflow: str | None = None,
+        strict: bool = True,
+        accept: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._name = name
+        self._commits = commits
+        self._patience_s = patience_s
+        self._overflow = overflow
+        self._strict = strict
+        self._accept = accept
+        self._query = ""
+        self._claimed = False
+        self._id = uuid.uuid4().hex[:12]
+        self._outputs: Mapping[str, Output] = {}
+        self._delivery: Delivery | None = None
+        self._admin: Any = None
+        self._newest: Published | None = None
+
+    def open(self, query: str, outputs: Mapping[str, Output], *, planned: int = -1) -> None:
+        """Take the output over.
+
+        Args:
+            query: Whose it is to be.
+            outputs: The topics.
+            planned: Newest micro-batch that the query has planned; what it published is one of those.
+
+        Raises:
+            ManifestMismatch: It is another query's.
+            SinkConflict: The commit topic no longer tells what the query has published, or a topic was made again.
+            SinkUnavailable: The cluster does not answer.
+        """
+        self._query, self._outputs, self._claimed = query, dict(outputs), False
+        self._open_producer()
+        known = self._newest
+        if known is None:
+            self._judge_missing(planned)
+        elif known.topics and known.topics != self._topics:
+            self._judge_other(known.topics, self._topics)
+        self._write(None, [])
+        self._claimed = True
+
+    def check(self, version: int) -> bool:
+        """Return whether a micro-batch is out already.
+
+        Raises:
+            SinkConflict: A later one is.
+            SinkUnavailable: The cluster does not answer.
+        """
+        if self._delivery is None:
+            self._open_producer()
+        known = self._newest
+        if known is not None and known.version > version:
+            raise SinkConflict(
+                "the output is ahead of the checkpoint",
+                where=self._where,
+                why=f"micro-batch {known.version} is out, this is {version}: the checkpoint went back or is a copy",
+                command="start with new output topics, or put the checkpoint back",
+            )
+        return known is not None and known.version == version
+
+    def publish(self, version: int, messages: Sequence[Message], contents: Contents) -> bool:
+        """Write a micro-batch, unless it is out already; visible to readers of committed messages on return.
+
+        Args:
+            version: Spark's batch id.
+            messages: Of the shards, in order.
+            contents: What they hold, by output and shard.
+
+        Returns:
+            False when it was out already; what it said then stays.
+
+        Raises:
+            OutputDiffers: It is out with other rows.
+            SinkConflict: Another writer took over, or a later micro-batch is out.
+            SinkUnavailable: It was not written.
+        """
+        if self.check(version):
+            self._compare(version, contents)
+            return False
+        if messages:
+            self._write(self._record(version, len(messages), contents), messages)
+        return True
+
+    def note(self, version: int, count: int, contents: Contents) -> None:
+        """Write that all rows of a micro-batch are out: those of tasks, which are in no transaction.
+
+        Raises:
+            OutputDiffers: It was out before with other rows.
+            SinkConflict: Another writer took over.
+            SinkUnavailable: It was not written.
+        """
+        if self.check(version):
+            self._compare(version, contents)
+        elif count:
+            self._write(self._record(version, count, contents), [])
+
+    def close(self) -> None:
+        """Let the producer go; nothing is in flight between two publications."""
+        self._delivery = None
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """What each output takes, in bytes, as far as is known."""
+        return {topic: output.limit for topic, output in self._outputs.items()}
+
+    @property
+    def _where(self) -> str:
+        return f"{self._settings.servers}/{self._commits}"
+
+    @property
+    def _topics(self) -> dict[str, str]:
+        return {topic: output.id for topic, output in self._outputs.items()}
+
+    def _record(self, version: int, count: int, contents: Contents) -> Published:
+        plain = {kind: dict(shards) for kind, shards in contents.items()}
+        return Published(self._query, version, count, plain, self._id, self._topics)
+
+    def _compare(self, version: int, contents: Contents) -> None:
+        """Refuse a micro-batch that is out with other rows, unless the sink was told that those count."""
+        known = self._newest.contents if self._newest is not None else None
+        try:
+            check_same(
+                known or {},
+                contents,
+                version=version,
+                where=self._where,
+                command="see what differs; then, if the rows that are out shall count,"
+                f" kafka_sink(..., accept_published={version}); or start with other topics",
+            )
+        except OutputDiffers as error:
+            if version != self._accept:
+                raise
+            log.warning("what readers have seen stays, the state holds the other: %s", error)
+
+    def _claim(self) -> Published:
+        """Return what a start writes: what is out, in its own name."""
+        known = self._newest or Published(self._query, -1)
+        return msgspec.structs.replace(known, writer=self._id, topics=self._topics)
+
+    def _write(self, record: Published | None, messages: Sequence[Message]) -> None:
+        """Write a record and its messages in one transaction; None: the claim of a start, whoever was there before."""
+        from confluent_kafka import KafkaException
+
+        deadline = time.monotonic() + self._patience_s
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                if self._delivery is None:
+                    self._open_producer()
+                wanted = record or self._claim()  # a zombie may have published since the try before this one
+                if self._newest != wanted:  # else that one worked after all
+                    self._transact(wanted, messages)
+                    self._newest = wanted
+                return
+            except (KafkaException, SinkUnavailable) as error:
+                self._let_go()
+                about = error.args[0] if isinstance(error, KafkaException) else None
+                if is_fenced(error):
+                    if self._claimed:
+                        self._check_mine(newest(self._settings, self._commits))
+                elif about is not None and may_be_too_large(about):
+                    self._look_at_limits()
+                failure = unavailable(self._settings, self._commits, error) if about is not None else error
+                if tries >= TRIES and (not _is_outage(error) or time.monotonic() > deadline):
+                    raise failure from None
+                log.warning("%s is written again: %s", f"micro-batch {record.version}" if record else "claim", failure)
+                time.sleep(min(RETRY_S, self._patience_s / TRIES))
+
+    def _look_at_limits(self) -> None:
+        """Ask what the outputs take by now: a message was refused. Which topics they are is for the commit to check."""
+        try:
+            now = look(self._settings, tuple(self._outputs))
+        except SinkUnavailable as error:
+            log.warning("what the output topics take is not known now: %s", error)
+            return
+        self._outputs = {topic: replace(one, limit=now[topic].limit) for topic, one in self._outputs.items()}
+
+    def _transact(self, record: Published, messages: Sequence[Message]) -> None:
+        delivery = self._delivery
+        assert delivery is not None
+        fitting = Fitting(self.limits, self._overflow)
+        delivery.start()
+        delivery.producer.begin_transaction()
+        for message in messages:
+            fitted = fitting.fit(message)
+            delivery.send(fitted.topic, fitted.value, fitted.key)
+        tell(record.version, [fitting.cut])
+        delivery.send(self._commits, encode(record), KEY, 0)
+        delivery.finish()  # all of it is on the brokers, and nobody sees it
+        self._check_outputs()
+        kill_point("during_publish", record.version)
+        delivery.producer.commit_transaction(min(TIMEOUT_S, self._patience_s))
+
+    def _check_outputs(self) -> None:
+        """Check before a commit that the outputs are still the topics that the producer was opened for.
+
+        Raises:
+            SinkConflict: One was deleted and made again: what was out is gone. Where rows may come twice, it is said.
+            SinkUnavailable: The cluster does not answer, or a topic does not exist.
+        """
+        names = tuple(self._outputs)
+        self._admin = self._admin or admin_client(self._settings)
+        try:
+            found = identities(self._settings, names, admin=self._admin, timeout_s=min(TIMEOUT_S, self._patience_s))
+        except SourceUnavailable as error:
+            raise unavailable(self._settings, ", ".join(names), error) from None
+        now = {topic: one.id for topic, one in found.items()}
+        if now != self._topics:
+            try:
+                self._judge_other(self._topics, now)
+            except SinkConflict:
+                self._end_transaction()
+                raise
+            self._outputs = {topic: replace(one, id=now[topic]) for topic, one in self._outputs.items()}
+
+    def _end_transaction(self) -> None:
+        """Abort what is open, so that no reader waits for it; where that fails, the broker does it after a while."""
+        from confluent_kafka import KafkaException
+
+        assert self._delivery is not None
+        with suppress(KafkaException):
+            self._delivery.producer.abort_transaction(TIMEOUT_S)
+        self._let_go()
+
+    def _open_producer(self) -> None:
+        """Fence and end what went before, then learn what is out."""
+        from confluent_kafka import KafkaException
+
+        more = {"transactional.id": self._name, "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000)}
+        try:
+            delivery = Delivery(self._settings, self.limits, min(TIMEOUT_S, self._patience_s), more)
+            delivery.producer.init_transactions(min(TIMEOUT_S, self._patience_s))
+        except KafkaException as error:
+            raise unavailable(self._settings, self._commits, error) from None
+        self._newest = newest(self._settings, self._commits)
+        if self._newest is not None and self._newest.query != self._query:
+            raise ManifestMismatch(
+                "the output topics belong to another query",
+                where=self._where,
+                why=f"query {self._newest.query} wrote them, this is {self._query}: their micro-batches would mix",
+                command="choose other topics; or, when that query has ended for good (rewind reset), delete the commit"
+                " topic: the next start takes the output over, and rows tell their query by `query_id`",
+            )
+        if self._claimed:
+            self._check_mine(self._newest)
+        self._delivery = delivery
+
+    def _let_go(self) -> None:
+        """Throw the producer away with all that waits in it."""
+        if self._delivery is not None:
+            self._delivery.drop()
+        self._delivery = None
+
+    def _judge_missing(self, planned: int) -> None:
+        """Refuse to begin anew where the query has published before, and what it published is still there."""
+        cut = was_cut(self._settings, self._commits)
+        written = ever_written(self._settings, tuple(self._outputs)) if planned >= 0 else []
+        if not cut and not written:
+            return
+        why = "its records are gone" if cut else f"it is empty, and {', '.join(written)} is not"
+        if planned >= 0:
+            why += f", while the checkpoint has planned micro-batches up to {planned}: the last may be out or not"
+        if not self._strict:
+            log.warning("%s does not say whose the output is: %s; the query takes it", self._where, why)
+        elif planned >= 0:
+            raise SinkConflict(
+                "the commit topic of the output was deleted, made again or emptied",
+                where=self._where,
+                why=why,
+                command="start with other topics; or delete results, errors and commits together, and make the first"
+                " two again",
+            )
+
+    def _judge_other(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Refuse topics that are not those that the records of the commit topic are about."""
+        changed = [topic for topic, number in now.items() if before.get(topic, number) != number]
+        if not changed:
+            log.warning("%s: the output was %s and is %s", self._where, ", ".join(before), ", ".join(now))
+            return
+        topics = ", ".join(changed)
+        if not self._strict:
+            log.warning("%s: %s was deleted and made again; the query goes on in the new one", self._where, topics)
+            return
+        raise SinkConflict(
+            "an output topic was deleted and made again",
+            where=f"{self._settings.servers}/{topics}",
+            why="what the commit topic says is out was in the one before: it would never be published again",
+            command=f"start with other topics; or delete the commit topic {self._commits} too, with all outputs that"
+            " have rows, and make the outputs again",
+        )
+
+    def _check_mine(self, latest: Published | None) -> None:
+        """Return when this writer has the output: then the broker itself ended its transaction, for its length.
+
+        Raises:
+            SinkConflict: Another writer has taken over.
+        """
+        if latest is None or (latest.query, latest.writer) != (self._query, self._id):
+            raise SinkConflict(
+                "another writer has taken the output over",
+                where=self._where,
+                why="a newer start of this query, or the topics were given to another one",
+                command="see that the query runs once; then start it again",
+            ) from None
+
+
+def _is_outage(error: Exception) -> bool:
+    """Return whether waiting may help: no answer, or one that Kafka calls retriable."""
+    from confluent_kafka import KafkaError
+
+    if isinstance(error, SinkUnavailable):
+        return True
+    about = error.args[0]
+    return (
+        about.retriable()
+        or was_purged(about)
+        or about.code()
+        in (
+            KafkaError._TIMED_OUT,
+            KafkaError._MSG_TIMED_OUT,
+            KafkaError._TRANSPORT,
+            KafkaError._ALL_BROKERS_DOWN,
+            KafkaError._STATE,
+        )
+    )

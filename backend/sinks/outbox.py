@@ -1,0 +1,204 @@
+"""The outbox: a micro-batch's results and errors as Parquet files that tasks write once, beside the checkpoint.
+
+A sink that publishes from here runs one action, and may then read the rows as often as it likes without running the
+operator again. Tasks never learn where the rows go. Nothing in here outlives its publication: a micro-batch that runs
+again is written again, so `clear` at a start and `drop` behind each publication are all the care that it needs.
+
+Files are `<outbox>/<version>-<uuid>/{results,errors}-<shard>-<rows>-<digest>-<uuid>.parquet`, as in the Parquet sink.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from backend.batch import Operator
+from backend.boundary import crossing
+from backend.sinks.parquet import REPORT_DDL, contents, write_frames
+from backend.sinks.record import Content, check_accepted
+from backend.sinks.sealing import Seal, Sealing
+from backend.sinks.table_rows import plain_schema
+from backend.sinks.tables import ERRORS, RESULTS, empty_outputs, merge_metrics, summary
+from recovery.files import LocalFiles, make_directory, open_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BATCH_ROWS = 20_000
+"""Rows that `Written.batches` holds at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A micro-batch in the outbox.
+
+    Attributes:
+        uri: Its directory.
+        reports: What the tasks said, by shard.
+    """
+
+    uri: str
+    reports: list[dict[str, Any]]
+
+    def paths(self, kind: str) -> list[str]:
+        """Return the files of `RESULTS` or `ERRORS`, by shard, as URIs."""
+        return [f"{self.uri}/{name}" for report in self.reports if (name := report[f"{kind}_file"])]
+
+    def content(self, kind: str) -> Content:
+        """Return number and digest of all rows of an output; the digest is a number of 63 bits, as hex."""
+        found = contents(path.rpartition("/")[2] for path in self.paths(kind)) or {}
+        text = "\n".join(f"{shard} {rows} {digest}" for shard, (rows, digest) in sorted(found.items()))
+        return sum(rows for rows, _ in found.values()), f"{xxhash.xxh3_64_intdigest(text.encode()) >> 1:016x}"
+
+    def batches(self, kind: str) -> Iterator[pa.RecordBatch]:
+        """Read an output's rows in order of (shard, sequence)."""
+        for path in self.paths(kind):
+            filesystem, name = fsspec.core.url_to_fs(path)
+            with filesystem.open(name, "rb") as handle:
+                yield from pq.ParquetFile(handle, page_checksum_verification=True).iter_batches(BATCH_ROWS)
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return what `Sink.publish` returns."""
+        return [
+            summary(row["shard"], row["results_rows"], row["errors_rows"], merge_metrics([row["metrics"]]))
+            for row in self.reports
+        ]
+
+
+class Outbox(Sealing):
+    """A directory on a filesystem that the driver and all executors see.
+
+    Args:
+        uri: Path or fsspec URI.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.files = open_files(uri)
+
+    def clear(self) -> None:
+        """Remove what crashed publications left."""
+        for folder in self.files.folders():
+            self.files.delete_folder(folder)
+
+    def folder(self, version: int) -> str:
+        """Return a new directory's name, for the tasks of one attempt."""
+        name = f"{version}-{uuid.uuid4().hex}"
+        if isinstance(self.files, LocalFiles):
+            make_directory(self.files.root / name)
+        return name
+
+    def write(self, frames: DataFrame, version: int) -> Written:
+        """Let the tasks write a micro-batch; the one action on its frames."""
+        folder = self.folder(version)
+        write = partial(write_outbox, version=version, uri=self.files.uri, folder=folder)
+        try:
+            rows = [row.asDict() for row in frames.mapInArrow(crossing(write), REPORT_DDL).collect()]
+            self.seal(version, rows)
+        except Exception:
+            self.files.delete_folder(folder)
+            raise
+        return self.written(folder, rows)
+
+    def written(self, folder: str, reports: list[dict[str, Any]]) -> Written:
+        """Return what the tasks wrote: the second half of `write`. Files that no report names do not count."""
+        return Written(f"{self.files.uri}/{folder}", sorted(reports, key=lambda row: int(row["shard"])))
+
+    def drop(self, written: Written) -> None:
+        """Remove a micro-batch."""
+        self.files.delete_folder(written.uri.rpartition("/")[2])
+
+
+class OutboxSink:
+    """What sinks share that publish what tasks wrote to the outbox.
+
+    Args:
+        accept_published: See `backend.sinks.kafka_sink`.
+        outbox: Where tasks write; None is beside the checkpoint.
+
+    Raises:
+        ValueError: A bad option, by name.
+    """
+
+    def __init__(self, accept_published: int | None, outbox: str | None = None) -> None:
+        check_accepted(accept_published)
+        self._accept = accept_published
+        self._outbox = Outbox(outbox) if outbox is not None else None
+        self._planned: int | None = None
+        self._empty: dict[str, pa.Table] = {}
+        self._schemas: dict[str, pa.Schema] = {}
+
+    def begin(self, outbox: str, operator: Operator) -> None:
+        """Take note of where tasks may write and of whose results come, before `open`; makes nothing."""
+        self._outbox = self._outbox or Outbox(outbox)
+        self._empty = empty_outputs(operator)
+        self._schemas = {kind: plain_schema(table.schema) for kind, table in self._empty.items()}
+
+    def resume_from(self, planned: int) -> None:
+        """Take note of the newest micro-batch that the checkpoint has planned: later ones cannot run again yet."""
+        self._planned = planned
+
+    def seal_by(self, seal: Seal) -> None:
+        """Take what to call after the tasks of a micro-batch ran."""
+        self._box.seal_by(seal)
+
+    def open(self, query: str) -> None:
+        """Clear what a crash left."""
+        self._box.clear()
+
+    def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
+        """Write to the outbox with one action, then bring that out; durable on return.
+
+        Raises:
+            OutputDiffers: The version is out with other rows; they stay.
+            SinkConflict: A later version is out, or another writer is at work.
+            SinkUnavailable: The output does not answer.
+        """
+        return self.finish(self._box.write(frames, version), version)
+
+    def finish(self, written: Written, version: int) -> list[dict[str, Any]]:
+        """Bring out what the tasks wrote: the second half of `publish`."""
+        try:
+            self._bring_out(written, version)
+        finally:
+            self._box.drop(written)
+        return written.summaries()
+
+    def _bring_out(self, written: Written, version: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def _box(self) -> Outbox:
+        if self._outbox is None:
+            raise RuntimeError("this sink is begun by Pipeline.start(sink=...)")
+        return self._outbox
+
+
+def write_outbox(batches: Iterator[pa.RecordBatch], *, version: int, uri: str, folder: str) -> Iterator[pa.RecordBatch]:
+    """Write a task's frames into a folder of the outbox; gives one report row per shard. Runs in a task.
+
+    Args:
+        batches: As `backend.sinks` says.
+        version: What every frame must say.
+        uri: The outbox.
+        folder: What `Outbox.folder` gave.
+    """
+    files = open_files(uri)
+    if isinstance(files, LocalFiles):
+        place = str(files.root / folder)
+        yield from write_frames(batches, version=version, attempts={RESULTS: place, ERRORS: place})
+        return
+    with tempfile.TemporaryDirectory(prefix="rewind-outbox-") as scratch:
+        for report in write_frames(batches, version=version, attempts={RESULTS: scratch, ERRORS: scratch}):
+            for path in sorted(Path(scratch).iterdir()):
+                files.put(path, f"{folder}/{path.name}", link=False)
+            yield report

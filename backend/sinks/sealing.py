@@ -1,0 +1,27 @@
+"""What comes between the tasks of a micro-batch and its publication.
+
+A shard may have queued the micro-batch instead of running it. When the micro-batch runs again it must do so again, so
+that is written down (`recovery.queue.seals`) after the tasks ran, and before anything of it is out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Seal = Callable[[int, Iterable[Mapping[str, Any]]], None]
+"""(version, what tasks reported: rows with `shard` and `metrics`) -> None; durable on return."""
+
+
+def _unsealed(version: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Do nothing: no shard queues."""
+
+
+class Sealing:
+    """The part of a sink, or of what it publishes from, that runs the tasks."""
+
+    seal: Seal = staticmethod(_unsealed)
+
+    def seal_by(self, seal: Seal) -> None:
+        """Take what to call after the tasks of a micro-batch ran, and before anything of it is out."""
+        self.seal = seal

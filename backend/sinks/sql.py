@@ -1,0 +1,186 @@
+"""Tables of a SQL database by SQLAlchemy: rows and the record of their micro-batch in one transaction.
+
+The record is the row of the output in the table `rewind_commits`, beside the output: `output` (its name), `owner`,
+`version`, `rows`, `digest`. A transaction updates it first, from the version that was read: of two writers the second
+finds another one, and has written nothing. Rows that are replaced are deleted and inserted.
+
+Text that a database has no room for is changed: NUL characters become U+FFFD. Times outside of the years 1 to 9999 are
+null. Lists, structs and maps are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
+
+from backend.errors import SinkConflict
+from backend.sinks.table_rows import ROW_KEY
+from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_owner, reaching, two_names
+from backend.sinks.tables import KINDS
+
+COMMITS = "rewind_commits"
+_CHUNK_ROWS = 500
+"""Rows of one statement: databases bound its parameters."""
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999, in microseconds since the epoch."""
+
+
+def sql_tables(url: str, table: str, errors: str | None, schema: str | None, options: Mapping[str, Any]) -> KeyedSink:
+    """Make what `backend.sinks.sql_sink` returns."""
+    names = two_names(table, errors, lambda name: name not in ("", COMMITS), f"other than {COMMITS}")
+    if schema is not None and (not isinstance(schema, str) or not schema):
+        raise ValueError(f"schema={schema!r}: must be the name of a schema, or None")
+    try:
+        engine = sa.create_engine(url, poolclass=NullPool, hide_parameters=True)
+    except (ArgumentError, NoSuchModuleError, ImportError, AttributeError) as error:
+        why = "its driver is not installed" if isinstance(error, ImportError) else "not a database that is known"
+        raise ValueError(f"url: {why}: allowed is what SQLAlchemy takes, such as postgresql+psycopg://...") from None
+    place = engine.url.render_as_string(hide_password=True)
+    tables = {kind: SqlOutput(engine, names[kind], schema) for kind in KINDS}
+    return KeyedSink(tables, {"kind": "sql", "url": place, "schema": schema, **names}, **options)
+
+
+class SqlOutput:
+    """One table; see `backend.sinks.table_sink.KeyedTable`.
+
+    Args:
+        engine: The database.
+        name: The table.
+        schema: Its schema; None for the connection's own.
+    """
+
+    def __init__(self, engine: sa.Engine, name: str, schema: str | None) -> None:
+        self._engine, self._name, self._schema = engine, name, schema
+        self.place = f"{engine.url.render_as_string(hide_password=True)} {name}"
+        self._commits = sa.Table(
+            COMMITS,
+            sa.MetaData(),
+            sa.Column("output", sa.String(255), primary_key=True),
+            sa.Column("owner", sa.String(255), nullable=False),
+            sa.Column("version", sa.BigInteger, nullable=False),
+            sa.Column("rows", sa.BigInteger, nullable=False),
+            sa.Column("digest", sa.String(32), nullable=False),
+            schema=schema,
+        )
+        self._table: sa.Table | None = None
+        self._last = Record()
+
+    def open(self, schema: pa.Schema, owner: str) -> None:
+        """Make the table where there is none, and its row of the commits."""
+        unique = ROW_KEY if ROW_KEY in schema.names else "id"
+        columns = [sa.Column(field.name, _type(field, unique), primary_key=field.name == unique) for field in schema]
+        table = self._table = sa.Table(self._name, sa.MetaData(), *columns, schema=self._schema)
+        with reaching(self.place), self._engine.begin() as connection:
+            for one in (self._commits, table):
+                one.create(connection, checkfirst=True)
+            found = connection.scalar(sa.select(self._commits.c.owner).where(self._mine))
+            empty = connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first() is None
+            check_owner(found, owner, empty=empty, where=self.place)
+            there = sa.inspect(connection).get_columns(self._name, self._schema)
+            check_columns(pa.schema([_found(column, schema) for column in there]), schema, self.place)
+            if found is None:
+                row = {"output": self._name, "owner": owner, **Record()._asdict()}
+                connection.execute(sa.insert(self._commits).values(row))
+
+    def last(self) -> Record:
+        """Read the record."""
+        columns = [self._commits.c[name] for name in Record._fields]
+        with reaching(self.place), self._engine.connect() as connection:
+            found = connection.execute(sa.select(*columns).where(self._mine)).first()
+        self._last = Record() if found is None else Record(*found)
+        return self._last
+
+    def append(self, paths: Sequence[str], rows: Iterator[pa.RecordBatch], record: Record) -> None:
+        """Insert in one transaction."""
+        with reaching(self.place), self._engine.begin() as connection:
+            self._note(connection, record)
+            for batch in rows:
+                self._insert(connection, batch)
+
+    def replace(self, rows: pa.Table, gone: pa.Array, bounded: str | None, record: Record) -> None:
+        """Delete and insert in one transaction."""
+        assert self._table is not None, "open() comes first"
+        keys = rows.column(ROW_KEY).to_pylist()
+        with reaching(self.place), self._engine.begin() as connection:
+            self._note(connection, record)
+            for at in range(0, len(keys), _CHUNK_ROWS):
+                those = self._table.c[ROW_KEY].in_(keys[at : at + _CHUNK_ROWS])
+                connection.execute(sa.delete(self._table).where(those))
+            for batch in rows.filter(pc.invert(gone)).to_batches():
+                self._insert(connection, batch)
+
+    @property
+    def _mine(self) -> sa.ColumnElement[bool]:
+        return self._commits.c.output == self._name
+
+    def _note(self, connection: sa.Connection, record: Record) -> None:
+        """Write the record over the one that was read; the row stays locked to the end of the transaction."""
+        mine = sa.and_(self._mine, self._commits.c.version == self._last.version)
+        done = connection.execute(sa.update(self._commits).where(mine).values(record._asdict()))
+        if done.rowcount != 1:
+            raise SinkConflict(
+                "another writer is at work on the output",
+                where=self.place,
+                why=f"{COMMITS} no longer says micro-batch {self._last.version}",
+                command="see that the query runs once; then start it again",
+            )
+
+    def _insert(self, connection: sa.Connection, batch: pa.RecordBatch) -> None:
+        assert self._table is not None, "open() comes first"
+        columns = [_values(batch.column(name)) for name in batch.schema.names]
+        rows = [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+        for at in range(0, len(rows), _CHUNK_ROWS):
+            connection.execute(sa.insert(self._table), rows[at : at + _CHUNK_ROWS])
+
+
+def _found(column: Mapping[str, Any], schema: pa.Schema) -> pa.Field:
+    """Return a column of a table as one of the rows', whose type its database converts."""
+    name = column["name"]
+    kind = schema.field(name).type if name in schema.names else pa.string()
+    return pa.field(name, kind, nullable=column["nullable"] or column["default"] is not None)
+
+
+def _type(field: pa.Field, unique: str) -> Any:
+    """Return a column's type for one of `table_rows.plain_type`."""
+    kind, types = field.type, pa.types
+    if types.is_boolean(kind):
+        return sa.Boolean()
+    if types.is_integer(kind):
+        return sa.BigInteger()
+    if types.is_floating(kind):
+        return sa.Double()
+    if types.is_decimal(kind):
+        return sa.Numeric(kind.precision, kind.scale)
+    if types.is_timestamp(kind):
+        return sa.DateTime(timezone=kind.tz is not None)
+    if types.is_date(kind):
+        return sa.Date()
+    if types.is_binary(kind):
+        return sa.LargeBinary()
+    return sa.String(64) if field.name == unique else sa.Text()
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return a column's values as a driver takes them."""
+    kind, types = column.type, pa.types
+    if types.is_timestamp(kind):
+        ticks = column.cast(pa.int64())
+        within = pc.and_(pc.greater_equal(ticks, _FIRST_US), pc.less_equal(ticks, _LAST_US))
+        return pc.if_else(within, column, pa.scalar(None, kind)).to_pylist()  # type: ignore[no-any-return]
+    values: list[Any] = column.to_pylist()
+    if types.is_nested(kind):
+        values = [None if value is None else json.dumps(value, default=_text) for value in values]
+    if types.is_nested(kind) or types.is_string(kind):
+        return [None if value is None else value.replace("\x00", "\ufffd") for value in values]
+    return values
+
+
+def _text(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

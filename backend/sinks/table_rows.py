@@ -1,0 +1,110 @@
+"""Rows as tables of other systems take them: plain types, and the newest row of each window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from backend.batch import RESULT_FIELDS
+from backend.keys import encode_columns
+
+ROW_KEY = "row_key"
+"""Column that says which rows are one window's, in tables that keep the newest: a digest of 128 bits, as hex."""
+WINDOW = ("shard", "window_start", "window_end")
+"""Windows by event time are known by these and the group key: by partition, each shard has windows of its own."""
+_LAST_US = 2**63 - 1
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type that Delta, Iceberg and SQL have, in which every value of a type fits but times that are beyond.
+
+    >>> plain_type(pa.uint16()), plain_type(pa.timestamp("ms", "UTC"))
+    (DataType(int32), TimestampType(timestamp[us, tz=UTC]))
+    """
+    types = pa.types
+    if types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz is not None else None)
+    if types.is_struct(kind):
+        return pa.struct([pa.field(child.name, plain_type(child.type)) for child in kind])
+    if types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    return _PLAIN.get(kind, pa.binary() if types.is_fixed_size_binary(kind) else kind)
+
+
+_PLAIN = {
+    pa.null(): pa.string(),
+    pa.int8(): pa.int32(),
+    pa.int16(): pa.int32(),
+    pa.uint8(): pa.int32(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+}
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema in plain types, nothing required and without metadata."""
+    return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
+
+
+def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows in plain types; our own times that no timestamp of microseconds has are null."""
+    columns = [_cast(batch.column(field.name), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(kind) and column.type.unit in ("s", "ms"):
+        most = _LAST_US // {"s": 1_000_000, "ms": 1_000}[column.type.unit]
+        ticks = column.cast(pa.int64())
+        within = pc.and_(pc.less_equal(ticks, most), pc.greater_equal(ticks, -most))
+        column = pc.if_else(within, column, pa.scalar(None, column.type))
+    return column.cast(kind, safe=not pa.types.is_timestamp(kind))
+
+
+def row_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
+    """Return `ROW_KEY` of rows as the operator's time has it, in milliseconds: equal where all the columns are."""
+    parts = [_ticks(rows.column(name)) for name in names]
+    return pa.array([xxhash.xxh3_128_hexdigest(key) for key in encode_columns(parts).to_pylist()], pa.string())
+
+
+def _ticks(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+
+
+def newest(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return the last row of each key, with `ROW_KEY` behind.
+
+    Args:
+        rows: In the order in which they were made.
+        names: Columns that make the key.
+    """
+    keys = row_keys(rows, names)
+    codes: npt.NDArray[np.int64] = np.asarray(keys.dictionary_encode().indices, np.int64)
+    last = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+    last[codes] = np.arange(len(codes))  # of equal places the last one written stays
+    return rows.append_column(ROW_KEY, keys).take(pa.array(np.sort(last)))
+
+
+def withdrawn(rows: pa.Table, windows: bool) -> pa.Array:
+    """Return which rows only take back what was there.
+
+    Args:
+        rows: Results.
+        windows: They are of windows: a column `reason` is ours.
+    """
+    if not windows:
+        return pa.array(np.zeros(rows.num_rows, bool))
+    return pc.equal(rows.column(RESULT_FIELDS[0].name), "retracted").combine_chunks()

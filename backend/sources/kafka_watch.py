@@ -1,0 +1,122 @@
+"""See that topics are still the ones that a query began with, and that no partition has lost its end since.
+
+A topic that was deleted and made again has another id (KIP-516), and offsets that mean other messages. A partition
+whose leader died may go on from a copy that was behind (an unclean election), or a broker come back with less than it
+had: its end is cut off, and grows again with other messages. The epoch of its leader rises then; so where it has risen,
+the broker is asked how far the log of the old epoch reaches (KIP-320: a client does that for a position that names its
+epoch).
+
+Spark logs offsets, not epochs. The epochs as of the last look are in `<checkpoint>/rewind/epochs.json` (format 1):
+`{"format": 1, "epochs": {"<topic>": {"<partition>": 3}}}`: everything committed was written under these or older ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import SourceUnavailable, SourceWentBack
+from backend.kafka_client.admin import TopicIdentity, admin_client, ends
+from backend.sources import TopicPartition
+
+if TYPE_CHECKING:
+    from backend.kafka_client.settings import KafkaSettings
+
+VALIDATED_S = 60.0
+"""How long a broker may take to say up to where an epoch reaches."""
+ANEW = "start anew with another checkpoint: rewind reset <checkpoint> accepts what was counted of the lost messages"
+
+
+class TopicWatch:
+    """Looks at topics from the driver, with one client.
+
+    Args:
+        settings: The cluster.
+        topics: Topics.
+        known: Which topics they must be.
+
+    Attributes:
+        epochs: Of each partition's leader, as of the last look; the caller keeps them.
+    """
+
+    def __init__(self, settings: KafkaSettings, topics: Sequence[str], known: Mapping[str, TopicIdentity]) -> None:
+        self._settings, self._topics, self._known = settings, topics, known
+        self._admin: Any = None
+        self._seen: Iterable[TopicPartition] = ()
+        self.epochs: dict[TopicPartition, int] = {}
+
+    def look(self, positions: Callable[[], Mapping[TopicPartition, int]]) -> bool:
+        """Look at all partitions: a question for the topics and one for their ends, from the second look on at once.
+
+        Args:
+            positions: Gives the next offset to read as of the last committed micro-batch; asked if a leader is new.
+
+        Returns:
+            Whether `epochs` changed.
+
+        Raises:
+            SourceWentBack: A topic is another one, or a partition has lost what was committed.
+            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        """
+        self._admin = self._admin or admin_client(self._settings)
+        found = ends(
+            self._settings, self._topics, self._admin, committed_only=False, known=self._known, expected=self._seen
+        )
+        self._seen = found.keys()
+        epochs = {key: end.epoch for key, end in found.items() if end.epoch is not None and end.epoch >= 0}
+        risen = {key: self.epochs[key] for key, epoch in epochs.items() if self.epochs.get(key, epoch) != epoch}
+        if risen:
+            following = positions()
+            for key, epoch in sorted(risen.items()):
+                if following.get(key, 0) > 0:
+                    check_end(self._settings, key, following[key], epoch)
+        changed = any(self.epochs.get(key) != epoch for key, epoch in epochs.items())
+        self.epochs |= epochs
+        return changed
+
+
+def check_end(settings: KafkaSettings, key: TopicPartition, position: int, epoch: int) -> None:
+    """Check that a partition still holds what was written below a position under an epoch or older ones.
+
+    Args:
+        settings: The cluster.
+        key: Topic and partition.
+        position: The next offset to read.
+        epoch: A leader's epoch under which the log reached the position.
+
+    Raises:
+        SourceWentBack: Its end was cut off below the position.
+        SourceUnavailable: Nobody says.
+    """
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    config = {"group.id": "rewind-reader", "enable.auto.commit": "false", "auto.offset.reset": "error"}
+    more = {"enable.partition.eof": "true", "fetch.message.max.bytes": "1024", "log_level": "0"}
+    consumer = Consumer(settings.for_client() | config | more)
+    try:
+        consumer.assign([TopicPartition(*key, position, leader_epoch=epoch)])
+        deadline = time.monotonic() + VALIDATED_S
+        while time.monotonic() < deadline:
+            message = consumer.poll(1.0)
+            error = message.error() if message is not None else None
+            if message is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
+                return
+            if error is None or error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
+                continue
+            if "truncation" not in error.str():
+                return  # retention has passed the position by: told where it is read
+            raise SourceWentBack(
+                "a partition has lost messages at its end that are counted already",
+                where=f"{key[0]}-{key[1]}",
+                why=f"offset {position} comes next, and {error.str()}",
+                command=ANEW,
+            )
+    finally:
+        consumer.close()
+    raise SourceUnavailable(
+        "Kafka does not say whether a partition lost its end",
+        where=f"{key[0]}-{key[1]}",
+        why=f"its leader is new; no answer for {VALIDATED_S:.0f} s about offset {position}",
+        command="check the brokers",
+    )

@@ -1,0 +1,1 @@
+"""How messages travel to the shards: one frame per slice and shard."""

@@ -1,0 +1,317 @@
+"""The inverse of the pack stage: the packed rows of one shard and micro-batch, put together in the shard."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import (
+    BEFORE,
+    ERROR_SCHEMA,
+    MESSAGE_FIELDS,
+    NO_TIME,
+    OFFSET,
+    PARTITION,
+    RESERVED,
+    STREAM,
+    TIME,
+    Position,
+    Positions,
+    SourcePartition,
+)
+from backend.errors import FrameDamaged, SourceWentBack
+from backend.spark.pack.frames import TIMESTAMP_IN, Header, IntArray, decode_header, from_ipc
+from backend.spark.ranking import check_ranks, first_offset, rank, rank_errors
+from backend.texts import source_partition
+from backend.windows.aligned.combining import Combining
+from backend.windows.combined_rows import is_combined
+from recovery.share import ShardInput
+
+_PLACE = [(name, "ascending") for name in ("stream", "partition", "offset")]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One packed row as it arrives in the shard."""
+
+    header: bytes
+    frame: bytes | None
+    errors: bytes | None
+
+
+def assemble(
+    rows: Iterable[Packed],
+    before: Positions,
+    *,
+    sources: Iterable[SourcePartition] = (),
+    fields: Sequence[pa.Field] = (),
+    shard: int = 0,
+    where: str = "",
+    topics: Mapping[int, str] = MappingProxyType({}),
+    ranked: Collection[int] = (),
+    version: int = 0,
+    combining: Combining | None = None,
+) -> ShardInput:
+    """Put the packed rows of one shard and micro-batch together.
+
+    Args:
+        rows: In any order.
+        before: Committed positions.
+        sources: Source partitions of the shard that are known to be there. One that has brought nothing yet holds
+            windows open until it is idle: else its first messages would find windows closed without it.
+        fields: The operator's input fields: those that no frame carries become columns of nulls. Empty: frames carry
+            all of them.
+        shard: Its number.
+        where: The shard, for errors.
+        topics: Topic by stream, for errors.
+        ranked: Streams whose rows get their offsets here (`backend.spark.ranking`).
+        version: Spark's batch id, for those.
+        combining: What combined the messages, where the pack stage found it worth it; None where it never does.
+
+    Raises:
+        SourceWentBack: A source partition delivered an offset below its committed position.
+        UnknownFormat: Packed by another release.
+        FrameDamaged: A row is not what the pack stage wrote.
+    """
+    headers: list[Header] = []
+    tables: list[pa.Table | None] = []
+    errors: list[pa.Table] = []
+    for row in rows:
+        headers.append(decode_header(row.header, where))
+        tables.append(from_ipc(row.frame, where) if row.frame is not None else None)
+        if row.errors is not None:
+            errors.append(from_ipc(row.errors, where))
+    time_ms = max(header.time_ms for header in headers)
+    running = {key: position.stream_time for key, position in before.items()}
+    after = {key: Position(0, NO_TIME, time_ms) for key in sources} | dict(before)
+    starts: dict[tuple[int, int, int, int], int] = {}
+    if combining is not None:
+        tables = _alike(tables, combining)
+    combined = any(table is not None and is_combined(table) for table in tables)
+    ends: dict[SourcePartition, int] = {}
+    for index, part in sorted(
+        ((index, part) for index, header in enumerate(headers) for part in header.slices),
+        key=lambda item: (item[1].stream, item[1].partition, item[1].first),
+    ):
+        key = (part.stream, part.partition)
+        if part.stream in ranked:
+            running[key] = max(running.get(key, NO_TIME), part.newest)
+            after[key] = Position(first_offset(version + 1), running[key], time_ms)
+            continue
+        position = before.get(key)
+        if position is not None and part.first < position.next_offset:
+            raise SourceWentBack(
+                f"{source_partition(*key, topics)} delivered offset {part.first}, which is below"
+                f" the committed position {position.next_offset}",
+                where=where,
+                why="the topic was made again, or this checkpoint belongs to another source",
+                command="rewind inspect <checkpoint>",
+            )
+        if combining is not None and key in ends and part.first < ends[key]:
+            raise FrameDamaged(
+                f"{topics.get(part.stream, f'stream {part.stream}')} partition {part.partition} was read twice",
+                where=where,
+                why=f"offset {part.first} comes again in a slice, the one before it ended at {ends[key]}",
+                command="start the query again",
+            )
+        ends[key] = part.next
+        starts[(index, *key, part.first)] = running.get(key, NO_TIME)
+        running[key] = max(running.get(key, NO_TIME), part.newest)
+        reached = max(part.next, after[key].next_offset) if key in after else part.next
+        after[key] = Position(reached, running[key], time_ms)
+    bad = pa.concat_tables(errors) if errors else ERROR_SCHEMA.empty_table()
+    plain = tables if not ranked else [None if _stream(table) in ranked else table for table in tables]
+    parts = [_join(headers, plain, starts)]
+    for stream in sorted(ranked):
+        check_ranks(version, sum(table.num_rows for table in tables if table is not None) + bad.num_rows, where)
+        committed = before.get((stream, 0))
+        mine = [table for table in tables if _stream(table) == stream]
+        found = rank(mine, version, committed.stream_time if committed is not None else NO_TIME)
+        bad = rank_errors(bad, stream, version, found.num_rows if found is not None else 0)
+        parts.append(found)
+    messages, timestamps = _by_stream([part for part in parts if part is not None]), None
+    if messages is not None:
+        if TIMESTAMP_IN in messages.column_names:
+            timestamps = messages.column(TIMESTAMP_IN)
+            messages = messages.drop_columns([TIMESTAMP_IN])
+        messages = with_fields(messages, fields) if fields and not combined else messages
+    bad = bad.sort_by(_PLACE)
+    drain = any(header.drain for header in headers)
+    ahead = bad.filter(pc.equal(bad["reason"], "in_future"))
+    places = zip(*(ahead[name].to_pylist() for name in ("stream", "partition", "offset")), strict=True)
+    return ShardInput(
+        time_ms,
+        messages,
+        after,
+        tuple(place for place in places if place[0] not in ranked),
+        drain,
+        came=drain or not before or any(header.slices for header in headers),
+        adopt=next((header.adopt[shard] for header in headers if shard in header.adopt), ""),
+        errors=bad,
+        timestamps=timestamps,
+        with_values=combining is None,
+    )
+
+
+def _alike(tables: list[pa.Table | None], combining: Combining) -> list[pa.Table | None]:
+    """Return frames that are all combined rows, unless none is."""
+    if not any(table is not None and is_combined(table) for table in tables):
+        return tables
+    return [
+        combining.each(table, table.column(TIMESTAMP_IN).combine_chunks())
+        if table is not None and not is_combined(table)
+        else table
+        for table in tables
+    ]
+
+
+def located(errors: pa.Table, topics: Mapping[int, str], given: ShardInput) -> pa.Table:
+    """Return an operator's errors with what it does not know: the topics, and the records' own timestamps.
+
+    Those of windows that combine have no value, whether messages were combined or not: a micro-batch that runs again
+    may find it worth it where it did not before, and has to send the same.
+
+    Args:
+        errors: `ERROR_SCHEMA`.
+        topics: Topic by stream.
+        given: The micro-batch; a message that came with an earlier one keeps a null timestamp.
+    """
+    if not errors.num_rows:
+        return errors
+    topic = pa.array([topics.get(stream) for stream in errors["stream"].to_pylist()], pa.string())
+    errors = errors.set_column(errors.schema.get_field_index("topic"), ERROR_SCHEMA.field("topic"), topic)
+    if not given.with_values:
+        nulls = pa.nulls(errors.num_rows, ERROR_SCHEMA.field("value").type)
+        errors = errors.set_column(errors.schema.get_field_index("value"), ERROR_SCHEMA.field("value"), nulls)
+    if given.messages is None or given.timestamps is None:
+        return errors
+    places = [_table_ints(given.messages, name) for name in (STREAM, PARTITION, OFFSET)]
+    wanted = [_table_ints(errors, name) for name in ("stream", "partition", "offset")]
+    at = np.full(errors.num_rows, -1, np.int64)
+    for stream, partition in set(zip(wanted[0].tolist(), wanted[1].tolist(), strict=True)):
+        asked = np.flatnonzero((wanted[0] == stream) & (wanted[1] == partition))
+        here = np.flatnonzero((places[0] == stream) & (places[1] == partition))  # in order of offset
+        if len(here):
+            found = here[np.minimum(np.searchsorted(places[2][here], wanted[2][asked]), len(here) - 1)]
+            at[asked] = np.where(places[2][found] == wanted[2][asked], found, -1)
+    timestamps = given.timestamps.combine_chunks().take(pa.array(at, mask=at < 0))
+    field = ERROR_SCHEMA.field("timestamp")
+    return errors.set_column(errors.schema.get_field_index("timestamp"), field, timestamps)
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """Messages that moved the watermark of their source partition far.
+
+    Attributes:
+        count: How many.
+        stream: Of the farthest.
+        partition: Of the farthest.
+        offset: Of the farthest.
+        by_ms: How far it moved it.
+    """
+
+    count: int
+    stream: int
+    partition: int
+    offset: int
+    by_ms: int
+
+
+def leaps(given: ShardInput, before: Positions, more_than_ms: int | None) -> Leap | None:
+    """Find the messages that moved the watermark of their source partition by more than a duration; None for none.
+
+    Args:
+        given: The micro-batch.
+        before: Committed positions. The first message of a source partition moves no watermark.
+        more_than_ms: None finds none.
+    """
+    messages = given.messages
+    if messages is None or more_than_ms is None or not messages.num_rows:
+        return None
+    reached = ((before.get(key), position.stream_time) for key, position in given.after.items())
+    near = (
+        old is not None and old.stream_time > NO_TIME and now - old.stream_time <= more_than_ms for old, now in reached
+    )
+    if all(near):
+        return None  # the usual case, without a look at each message
+    floor = _table_ints(messages, BEFORE)
+    by = np.where(floor == NO_TIME, 0, _table_ints(messages, TIME) - floor)
+    farthest = int(np.argmax(by))
+    if by[farthest] <= more_than_ms:
+        return None
+    stream, partition, offset = (int(_table_ints(messages, name)[farthest]) for name in (STREAM, PARTITION, OFFSET))
+    return Leap(int((by > more_than_ms).sum()), stream, partition, offset, int(by[farthest]))
+
+
+def _stream(table: pa.Table | None) -> int | None:
+    """Return the stream of a frame's first row: the rows of a ranked stream have frames of their own."""
+    return table.column(STREAM)[0].as_py() if table is not None else None
+
+
+def _by_stream(parts: Sequence[pa.Table]) -> pa.Table | None:
+    """Put sorted parts, each of other streams, together in order of stream; None for none."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    messages = pa.concat_tables(parts, promote_options="default")
+    return messages.take(pa.array(np.argsort(_table_ints(messages, STREAM), kind="stable"))).combine_chunks()
+
+
+def _join(
+    headers: Sequence[Header], tables: Sequence[pa.Table | None], starts: dict[tuple[int, int, int, int], int]
+) -> pa.Table | None:
+    """Raise `BEFORE` to what the earlier slices reached, then sort and drop duplicates."""
+    raised = []
+    for index, (header, table) in enumerate(zip(headers, tables, strict=True)):
+        if table is None:
+            continue
+        stream, partition = _table_ints(table, STREAM), _table_ints(table, PARTITION)
+        before = _table_ints(table, BEFORE).copy()
+        for part in header.slices:
+            floor = starts[(index, part.stream, part.partition, part.first)]
+            mine = (stream == part.stream) & (partition == part.partition) if len(header.slices) > 1 else slice(None)
+            before[mine] = np.maximum(before[mine], floor)
+        raised.append(table.set_column(RESERVED.index(BEFORE), MESSAGE_FIELDS[4], pa.array(before)))
+    if not raised:
+        return None
+    messages = pa.concat_tables(raised, promote_options="default")
+    stream, partition, offset = (_table_ints(messages, name) for name in (STREAM, PARTITION, OFFSET))
+    same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
+    rising = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
+    if np.all(rising | (same & (offset[1:] > offset[:-1]))):
+        return messages.combine_chunks()
+    order = np.lexsort((offset, partition, stream))
+    stream, partition, offset = stream[order], partition[order], offset[order]
+    repeated = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1]) & (offset[1:] == offset[:-1])
+    return messages.take(pa.array(order[np.concatenate(([True], ~repeated))])).combine_chunks()
+
+
+def with_fields(messages: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
+    """Give `MESSAGE_FIELDS` and then exactly these columns, in their order; nulls where there is none."""
+    if messages.schema.names[len(MESSAGE_FIELDS) :] == [f.name for f in fields]:
+        return messages
+    here = set(messages.schema.names)
+    columns = [messages[f.name] if f.name in here else pa.nulls(len(messages), f.type) for f in fields]
+    head = [messages[f.name] for f in MESSAGE_FIELDS]
+    return pa.table([*head, *columns], schema=pa.schema([*MESSAGE_FIELDS, *fields]))
+
+
+def _table_ints(table: pa.Table, name: str) -> IntArray:
+    return np.asarray(table.column(name), dtype=np.int64)
+
+
+def packed_rows(frames: Iterable[Any]) -> Iterator[Packed]:
+    """Read packed rows out of the pandas frames that Spark's stateful operator hands over."""
+    for frame in frames:
+        for header, data, errors in zip(frame["header"], frame["frame"], frame["errors"], strict=True):
+            yield Packed(bytes(header), _bytes(data), _bytes(errors))
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)

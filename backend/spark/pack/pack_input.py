@@ -1,0 +1,229 @@
+"""What the job says of each row: stream, event time, shard, and the fields that the operator reads.
+
+Here parsed records (`backend.sources.formats.Parse`) become the columns of the pack stage and of replays, over whole
+Arrow batches, wherever they were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import OFFSET, PARTITION, STREAM, TIME
+from backend.errors import SourceDamaged
+from backend.sources.json_columns import instants
+from backend.spark.pack import frames
+from backend.spark.pack.hashing import xxhash64
+from backend.steps import VERDICT
+from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes
+
+Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Ints = npt.NDArray[np.int64]
+GATHERED_ROWS, GATHERED_BYTES = 100_000, 16 * 1024 * 1024
+"""Rows wait until there are so many, or so many bytes: the pack stage makes a frame per shard of what it gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackInput:
+    """What a job says of an input's rows, as plain data.
+
+    Attributes:
+        streams: Stream number by topic.
+        event_time: Field with the event time; None takes the record's timestamp.
+        key: Fields that route.
+        by_partition: Rows are routed by source partition instead.
+        shards: Number of shards.
+        fields: Each of the operator's fields with the name that it has in the value, None where it is not of this
+            input.
+        widen: Integers of all widths hash alike (a join's sides may differ).
+        timezone: The session's: of event times without one.
+    """
+
+    streams: Mapping[str, int]
+    event_time: str | None
+    key: tuple[str, ...]
+    by_partition: bool
+    shards: int
+    fields: tuple[tuple[pa.Field, str | None], ...]
+    widen: bool
+    timezone: str = "UTC"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Fields of the values that are needed."""
+        fields = {own for _, own in self.fields if own is not None}
+        return frozenset(fields | set(self.key) | ({self.event_time} if self.event_time is not None else set()))
+
+
+def selecting(
+    parse: Callable[[pa.RecordBatch], pa.RecordBatch], what: PackInput, clock: Callable[[], int], stage: Stage
+) -> Stage:
+    """Return a stage that takes records, out of one that takes what `pack_input` gives.
+
+    Args:
+        parse: Of the source.
+        what: What the job says of its rows.
+        clock: Returns the batch time, where a task runs.
+        stage: Takes the columns of `pack_input`.
+    """
+
+    def select(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        time_ms = clock()
+        waiting: list[pa.RecordBatch] = []
+        for batch in records:
+            if batch.num_rows:
+                waiting.append(pack_input(parse(batch), what, time_ms))
+            if sum(one.num_rows for one in waiting) >= GATHERED_ROWS or sum(map(_bytes, waiting)) >= GATHERED_BYTES:
+                yield pa.concat_batches(waiting)
+                waiting = []
+        if waiting:
+            yield pa.concat_batches(waiting)
+
+    return lambda records: stage(select(records))
+
+
+def _bytes(rows: pa.RecordBatch) -> int:
+    return int(rows.nbytes)
+
+
+def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int) -> pa.RecordBatch:
+    """Return what the pack stage and replays read of rows.
+
+    Args:
+        rows: `backend.sources.COLUMNS`.
+        what: What the job says of them.
+        time_ms: The batch time that Spark logged.
+
+    Raises:
+        SourceDamaged: A topic that was not there when the job started.
+    """
+    count = rows.num_rows
+    fields, malformed = _readable(rows.column("fields"), rows.column("malformed"))
+    named = dict(zip((field.name for field in fields.type), fields.flatten(), strict=True))  # null where the row is bad
+    stream = _streams(rows.column("topic"), what.streams)
+    partition = np.asarray(rows.column("partition"), np.int64)
+    time = rows.column("timestamp") if what.event_time is None else named[what.event_time]
+    length = key_text_bytes([named[name] for name in what.key], count)
+    if (length > MAX_KEY_TEXT_BYTES).any():
+        malformed = _with_long_keys(malformed, length)
+    columns = {
+        STREAM: pa.array(stream, pa.int32()),
+        PARTITION: rows.column("partition"),
+        OFFSET: rows.column("offset"),
+        TIME: millis(time, what.timezone),
+        frames.SHARD_IN: pa.array(_shards(stream, partition, named, what, count), pa.int32()),
+        frames.TIMESTAMP_IN: millis(rows.column("timestamp"), what.timezone),
+        frames.KEY_IN: rows.column("key"),
+        frames.RAW_IN: fields if pa.types.is_null(rows.column("raw").type) else rows.column("raw"),
+        frames.MALFORMED_IN: malformed,
+        frames.BATCH_TIME_IN: pa.repeat(pa.scalar(time_ms, pa.int64()), count),
+    }
+    if VERDICT in rows.schema.names:
+        columns[frames.VERDICT_IN] = rows.column(VERDICT)
+    for field, own in what.fields:
+        here = named.get(own) if own is not None else None
+        columns[frames.column_name(field.name)] = here if here is not None else pa.nulls(count, field.type)
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def _streams(topics: pa.Array, streams: Mapping[str, int]) -> Ints:
+    codes = topics if pa.types.is_dictionary(topics.type) else topics.dictionary_encode()
+    unknown = [name for name in codes.dictionary.to_pylist() if name not in streams]
+    if unknown:
+        raise SourceDamaged(
+            "the source has a topic that was not there when the query started",
+            where=str(unknown[0]),
+            why=f"the query reads {', '.join(sorted(streams))}",
+            command="name the topics that are to be read: archive(..., topics=[...])",
+        )
+    numbers = np.array([streams[name] for name in codes.dictionary.to_pylist()], np.int64)
+    return np.take(numbers, np.asarray(codes.indices))
+
+
+def millis(times: pa.Array, timezone: str) -> pa.Array:
+    """Return event times as int64 milliseconds, rounded down.
+
+    Args:
+        times: Integers (milliseconds), timestamps, or dates: their first moment.
+        timezone: Of dates, and of timestamps without one.
+    """
+    if pa.types.is_integer(times.type):
+        return times.cast(pa.int64())
+    if pa.types.is_date(times.type) or times.type.tz is None:
+        times = instants(times.cast(pa.timestamp("us")), timezone)
+    per_ms = {"s": 0, "ms": 1, "us": 1_000, "ns": 1_000_000}[times.type.unit]
+    ticks = times.cast(pa.int64())
+    if per_ms <= 1:
+        return pc.multiply(ticks, 1_000) if per_ms == 0 else ticks
+    floor = np.asarray(ticks.fill_null(0), np.int64) // per_ms
+    return pa.array(floor, mask=np.asarray(ticks.is_null())) if ticks.null_count else pa.array(floor)
+
+
+def _readable(fields: pa.StructArray, malformed: pa.Array) -> tuple[pa.StructArray, pa.Array]:
+    """Return fields that can be read, all texts UTF-8, and say of rows where one could not that they are malformed.
+
+    Parsers check what they make of bytes. Columns that come as texts may hold anything: those of Parquet files, of a
+    user's function, of Spark.
+    """
+    if _fault(fields) is None:
+        return fields, malformed
+    faults = [_fault(fields.take(pa.array([row]))) for row in range(len(fields))]
+    reasons = [
+        known if fault is None else f"a field cannot be read: {fault}"
+        for fault, known in zip(faults, malformed.to_pylist(), strict=True)
+    ]
+    bad = pa.array([fault is not None for fault in faults])
+    columns = [_mended(column, bad) for column in fields.flatten()]
+    mended = pa.StructArray.from_arrays(columns, fields=list(fields.type), mask=fields.is_null())
+    return mended, pa.array(reasons, pa.string())
+
+
+def _fault(values: pa.Array) -> str | None:
+    """Return what Arrow finds wrong in values, None where they are sound."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return str(error).rpartition("Invalid: ")[2]
+    return None
+
+
+def _mended(column: pa.Array, bad: pa.BooleanArray) -> pa.Array:
+    """Return a column that can be read: what is no UTF-8 in texts replaced; nested ones null where a row is bad."""
+    if _fault(column) is None:
+        return column
+    if not pa.types.is_string(column.type):
+        return pc.if_else(bad, pa.scalar(None, column.type), column)
+    received = column.cast(pa.binary()).to_pylist()
+    return pa.array([None if one is None else one.decode(errors="replace") for one in received], column.type)
+
+
+def _with_long_keys(malformed: pa.Array, length: Ints) -> pa.Array:
+    """Say of rows whose key is too long that they are malformed."""
+    reasons = malformed.to_pylist()
+    for row in np.flatnonzero(length > MAX_KEY_TEXT_BYTES).tolist():
+        reasons[row] = f"the key has {length[row]} bytes, at most {MAX_KEY_TEXT_BYTES} are allowed"
+    return pa.array(reasons, pa.string())
+
+
+def _shards(stream: Ints, partition: Ints, named: Mapping[str, pa.Array], what: PackInput, count: int) -> Ints:
+    if what.by_partition:
+        return (partition + stream) % what.shards
+    if not what.key or what.shards == 1:
+        return np.zeros(count, np.int64)
+    hashes = xxhash64([_normal(named[name], widen=what.widen) for name in what.key], count)
+    return np.mod(hashes, what.shards)
+
+
+def _normal(column: pa.Array, *, widen: bool) -> Any:
+    """Return a key field such that equal keys hash alike."""
+    if pa.types.is_float32(column.type):
+        return column.cast(pa.float64())
+    if widen and pa.types.is_integer(column.type):
+        return column.cast(pa.int64())
+    return column

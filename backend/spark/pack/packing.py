@@ -1,0 +1,316 @@
+"""The pack stage: what `pack_input` gives of an Arrow batch becomes one frame per shard
+(`backend.spark.pack.frames`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import (
+    ERROR_SCHEMA,
+    MAX_TIME,
+    MESSAGE_FIELDS,
+    MIN_TIME,
+    NO_TIME,
+    OFFSET,
+    PARTITION,
+    STREAM,
+    TIME,
+)
+from backend.spark.pack.frames import (
+    ADOPT_IN,
+    BATCH_TIME_IN,
+    DRAIN_IN,
+    FORMAT,
+    KEY_IN,
+    MALFORMED_IN,
+    PACKED_ARROW,
+    RAW_IN,
+    SHARD_IN,
+    TIMESTAMP_FIELD,
+    TIMESTAMP_IN,
+    VERDICT_IN,
+    Header,
+    IntArray,
+    Slice,
+    column_name,
+    encode_header,
+    to_ipc_buffer,
+)
+from backend.spark.pack.judging import judge, latest
+from backend.steps import DROPPED, KEPT, POISON
+from backend.windows.aligned.combining import Combining
+from backend.windows.micro_batch import json_rows
+from recovery.commit.option_sets import ByVersion
+
+Binary: TypeAlias = "bytes | pa.Buffer | None"
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
+
+
+@dataclass(frozen=True, slots=True)
+class PackPlan:
+    """What the pack stage needs to know.
+
+    Attributes:
+        grouping: Grouping value per shard.
+        fields: The operator's input fields, with the Arrow types that frames carry.
+        by_partition: True when a source partition belongs to one shard, so other shards need not hear of it.
+        max_ahead_ms: See `backend.spark.pack.judging`; None switches the check off.
+        topics: Topic by stream, for the errors.
+        sides: For inputs with different fields, the names that each stream has: a frame carries the columns of its
+            rows' streams only, and `assemble` fills the others with nulls. Empty: every stream has all fields.
+        combining: Makes combined rows of messages; None where the operator wants each message.
+    """
+
+    grouping: tuple[int, ...]
+    fields: tuple[pa.Field, ...]
+    by_partition: bool
+    max_ahead_ms: int | None
+    topics: Mapping[int, str] = field(default_factory=dict)
+    sides: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    combining: Combining | None = None
+
+    def carried(self, streams: Iterable[int]) -> Sequence[pa.Field]:
+        """Give the fields that a frame with rows of these streams carries."""
+        if not self.sides:
+            return self.fields
+        wanted = frozenset[str]().union(*(self.sides[stream] for stream in streams))
+        return [f for f in self.fields if f.name in wanted]
+
+
+def packer(plans: ByVersion[PackPlan]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the stage.
+
+    Args:
+        plans: By version: a micro-batch that runs again refuses, and combines, what it did before.
+    """
+
+    def pack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        plan = plans.at(0 if plans.only else _version())
+        for batch in batches:
+            if batch.num_rows:
+                yield pack(batch, plan)
+
+    return pack_batches
+
+
+def _version() -> int:
+    from backend.spark.task import query_and_version  # the stage itself is tested and simulated without Spark
+
+    return query_and_version()[1]
+
+
+def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
+    """Turn one Arrow batch of source rows into packed rows (`PACKED_ARROW`)."""
+    if DRAIN_IN in batch.schema.names:
+        return _pack_control(batch, plan)
+    batch = _in_offset_order(batch)
+    stream, partition, offset = (_ints(batch, name) for name in (STREAM, PARTITION, OFFSET))
+    shard = _ints(batch, SHARD_IN)
+    time_ms = int(batch.column(BATCH_TIME_IN)[0].as_py())
+    time = batch.column(TIME)
+    times = np.asarray(time.fill_null(0), dtype=np.int64)
+    reasons = _reasons(batch, time_ms, plan)
+    good = np.array([reason is None for reason in reasons]) if reasons is not None else None
+    refused = ~good if good is not None else None
+    if VERDICT_IN in batch.schema.names and (dropped := _ints(batch, VERDICT_IN) == DROPPED).any():
+        good = ~dropped if good is None else good & ~dropped
+        refused = None if refused is None else refused & ~dropped
+    before, slices = _prefix_maxima(stream, partition, offset, times, good)
+    header = encode_header(Header(FORMAT, time_ms, slices))
+
+    columns = [batch.column(name) for name in (STREAM, PARTITION, OFFSET)]
+    carried = plan.carried(np.unique(stream).tolist())
+    columns += [pa.array(times), pa.array(before), *(batch.column(column_name(f.name)) for f in carried)]
+    columns.append(batch.column(TIMESTAMP_IN))
+    schema = pa.schema([*MESSAGE_FIELDS, *carried, TIMESTAMP_FIELD])
+    columns = [column.cast(f.type) for column, f in zip(columns, schema, strict=True)]
+    messages = pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    shards = np.unique(shard).tolist() if plan.by_partition else range(len(plan.grouping))
+    found = _frames(messages, shard, good, shards, plan)
+    rows: list[tuple[int, bytes, Binary, Binary]] = []
+    for number in shards:
+        mine = shard == number
+        errors = _errors(batch, plan, reasons, np.flatnonzero(mine & refused)) if refused is not None else None
+        own = header
+        if plan.by_partition:
+            wanted = set(zip(stream[mine].tolist(), partition[mine].tolist(), strict=True))
+            told = Header(FORMAT, time_ms, [s for s in slices if (s.stream, s.partition) in wanted])
+            own = encode_header(told)
+        rows.append((plan.grouping[number], own, found[number], errors))
+    return _packed(rows)
+
+
+def _frames(
+    messages: pa.RecordBatch, shard: IntArray, good: Mask | None, shards: Iterable[int], plan: PackPlan
+) -> dict[int, Binary]:
+    """Return the frame of each shard: its messages, or combined rows of them."""
+    if good is not None:
+        messages, shard = messages.filter(pa.array(good)), shard[good]
+    if plan.combining is not None and messages.num_rows:
+        messages, shard = _without_repeated(messages, shard)
+        table = pa.Table.from_batches([messages])
+        combined = plan.combining.combined(table, messages.column(TIMESTAMP_IN), shard)
+        if combined is not None:
+            rows, shard = combined
+            return {number: _ipc(_pick(rows, shard == number)) for number in shards}
+    return {number: _ipc(_pick(messages, shard == number)) for number in shards}
+
+
+def _without_repeated(messages: pa.RecordBatch, shard: IntArray) -> tuple[pa.RecordBatch, IntArray]:
+    """Leave the first of messages that came twice; they stand beside one another."""
+    places = [_ints(messages, name) for name in (OFFSET, PARTITION, STREAM)]
+    repeated = np.logical_and.reduce([column[1:] == column[:-1] for column in places])
+    if not repeated.any():
+        return messages, shard
+    first = np.concatenate([[True], ~repeated])
+    return messages.filter(pa.array(first)), shard[first]
+
+
+def _packed(rows: Sequence[tuple[int, bytes, Binary, Binary]]) -> pa.RecordBatch:
+    shards, *binaries = zip(*rows, strict=True)
+    columns = [pa.array(list(shards), pa.int32()), *map(_binaries, binaries)]
+    return pa.RecordBatch.from_arrays(columns, schema=PACKED_ARROW)
+
+
+def _binaries(values: Sequence[Binary]) -> pa.BinaryArray:
+    """Return values as a column; they are copied once."""
+    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
+    if int(ends[-1]) >= 2**31:
+        raise ValueError(f"{ends[-1]} bytes of packed rows at once, at most {2**31 - 1} are allowed")
+    known = pa.array([value is not None for value in values]).buffers()[1]
+    content = pa.py_buffer(b"".join(value for value in values if value is not None))
+    return pa.Array.from_buffers(pa.binary(), len(values), [known, pa.py_buffer(ends.astype(np.int32)), content])
+
+
+def _pack_control(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
+    """Hand a control row to every shard."""
+    time_ms = int(batch.column(BATCH_TIME_IN)[0].as_py())
+    drain = any(batch.column(DRAIN_IN).to_pylist())
+    adopt: dict[int, str] = {}
+    for text in batch.column(ADOPT_IN).to_pylist() if ADOPT_IN in batch.schema.names else ():
+        adopt.update({int(shard): commit for shard, commit in json.loads(text).items()})
+    header = encode_header(Header(FORMAT, time_ms, [], drain, adopt))
+    return _packed([(value, header, None, None) for value in plan.grouping])
+
+
+def _in_offset_order(batch: pa.RecordBatch) -> pa.RecordBatch:
+    stream, partition, offset = (_ints(batch, name) for name in (STREAM, PARTITION, OFFSET))
+    same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
+    rising = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
+    if bool(np.all(rising | (same & (offset[1:] >= offset[:-1])))):
+        return batch
+    return batch.take(pa.array(np.lexsort((offset, partition, stream))))
+
+
+def _ints(batch: pa.RecordBatch, name: str) -> IntArray:
+    return np.asarray(batch.column(name), dtype=np.int64)
+
+
+def _reasons(batch: pa.RecordBatch, time_ms: int, plan: PackPlan) -> npt.NDArray[np.object_] | None:
+    """Give the reason per row that is bad input, None for good rows; None when every row is good."""
+    malformed = batch.column(MALFORMED_IN)
+    judged = judge(batch.column(TIME), batch.column(TIMESTAMP_IN), time_ms, plan.max_ahead_ms)
+    if malformed.null_count == len(malformed) and judged is None:
+        return None
+    reasons = np.full(len(malformed), None, dtype=object)
+    if judged is not None:
+        reasons[judged.ahead] = "in_future"
+        reasons[judged.out_of_range] = "out_of_range"
+        reasons[judged.missing] = "no_event_time"
+    reasons[np.asarray(malformed.is_valid())] = "malformed"
+    if VERDICT_IN in batch.schema.names:
+        reasons[_ints(batch, VERDICT_IN) == POISON] = "poison"
+    return reasons
+
+
+def is_good(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Tell which source rows the pack stage accepts without looking at a clock: a replay takes these."""
+    time = batch.column(TIME)
+    in_range = pc.and_(pc.greater_equal(time, MIN_TIME), pc.less_equal(time, MAX_TIME))
+    good = pc.and_(pc.is_null(batch.column(MALFORMED_IN)), pc.fill_null(in_range, False))
+    return pc.and_(good, pc.equal(batch.column(VERDICT_IN), KEPT)) if VERDICT_IN in batch.schema.names else good
+
+
+def _prefix_maxima(
+    stream: IntArray, partition: IntArray, offset: IntArray, times: IntArray, good: npt.NDArray[np.bool_] | None
+) -> tuple[IntArray, list[Slice]]:
+    """Give the newest accepted event time before each row in its slice, and the slices."""
+    accepted = times if good is None else np.where(good, times, NO_TIME)
+    before = np.empty(len(times), dtype=np.int64)
+    changes = np.flatnonzero((stream[1:] != stream[:-1]) | (partition[1:] != partition[:-1])) + 1
+    edges = [0, *changes.tolist(), len(times)]
+    slices = []
+    for low, high in pairwise(edges):
+        running = np.maximum.accumulate(accepted[low:high])
+        before[low] = NO_TIME
+        before[low + 1 : high] = running[:-1]
+        slices.append(
+            Slice(int(stream[low]), int(partition[low]), int(offset[low]), int(offset[high - 1]) + 1, int(running[-1]))
+        )
+    return before, slices
+
+
+def _pick(rows: Rows, mask: Mask) -> Rows:
+    return rows if mask.all() else rows.filter(pa.array(mask))
+
+
+def _errors(batch: pa.RecordBatch, plan: PackPlan, reasons: npt.NDArray[np.object_] | None, rows: IntArray) -> Binary:
+    if reasons is None or not len(rows):
+        return None
+    bad = batch.take(pa.array(rows))
+    columns = {
+        "topic": pa.array([plan.topics[stream] for stream in bad.column(STREAM).to_pylist()], pa.string()),
+        "stream": bad.column(STREAM),
+        "partition": bad.column(PARTITION),
+        "offset": bad.column(OFFSET),
+        "timestamp": bad.column(TIMESTAMP_IN),
+        "event_time": bad.column(TIME),
+        "reason": pa.array(reasons[rows].tolist(), pa.string()),
+        "detail": pc.coalesce(bad.column(MALFORMED_IN), _details(bad, reasons[rows].tolist(), plan)),
+        "key": bad.column(KEY_IN),
+        "value": _received(bad.column(RAW_IN)),
+    }
+    return _ipc(pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in ERROR_SCHEMA], schema=ERROR_SCHEMA))
+
+
+def _received(values: pa.Array) -> pa.Array:
+    """Return the bytes of bad rows: as received, or their fields as JSON where values are columns already."""
+    if not pa.types.is_struct(values.type):
+        return values
+    texts = json_rows(pa.Table.from_batches([pa.RecordBatch.from_struct_array(values)]))
+    known = values.is_valid().to_pylist()
+    return pa.array([text if valid else None for text, valid in zip(texts, known, strict=True)], pa.binary())
+
+
+def _details(bad: pa.RecordBatch, reasons: list[str], plan: PackPlan) -> pa.Array:
+    """Say what was allowed, where a time was refused."""
+    time_ms = int(bad.column(BATCH_TIME_IN)[0].as_py())
+    own = np.asarray(bad.column(TIMESTAMP_IN).fill_null(-1), np.int64)
+    bounds = latest(own, time_ms, plan.max_ahead_ms or 0).tolist()
+    told = {"out_of_range": f"allowed are {MIN_TIME} to {MAX_TIME} ms", "no_event_time": "the event time is null"}
+    return pa.array(
+        [
+            f"later than {bound} ms, max_ahead after the record's own timestamp or the batch time"
+            if reason == "in_future"
+            else told.get(reason)
+            for reason, bound in zip(reasons, bounds, strict=True)
+        ],
+        pa.string(),
+    )
+
+
+def _ipc(rows: pa.RecordBatch | pa.Table) -> Binary:
+    if not rows.num_rows:
+        return None
+    return to_ipc_buffer(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))

@@ -1,0 +1,103 @@
+"""A start's part in the queue: what a launch hands to its tasks, and what comes between tasks and publication."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from backend.batch import Operator
+from backend.spark.resume import newest_planned
+from backend.spark.session.jvm import context_of
+from recovery.commit.lease import Lease
+from recovery.commit.option_sets import ByVersion, versions_in
+from recovery.commit.pointer import Pointer, RestoringPointer
+from recovery.jobs import Launch, next_launch, queue_files
+from recovery.killpoints import kill_point
+from recovery.queue.seals import decisions_in, prune_seals, read_seal, write_seal
+from recovery.restore.replay import read_pointers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from backend.sinks import Sink
+    from backend.sinks.sealing import Seal
+
+DEFAULT_QUEUE_BYTES = 1 << 27
+log = logging.getLogger("rewind.start")
+
+
+def queue_limit(spark: SparkSession, sink: Sink, option: str | int | None) -> int | None:
+    """Give how many bytes a shard may queue; None where the query stops for a restore instead.
+
+    Args:
+        spark: The session.
+        sink: As it is before a start opens it.
+        option: The option `queue_bytes` of `start`; None is `DEFAULT_QUEUE_BYTES` where the job can queue at all.
+
+    Raises:
+        ValueError: The option asks for what cannot be; names it.
+    """
+    if option == "off":
+        return None
+    try:
+        if str(context_of(spark).getConf().get("spark.speculation", "false")).lower() == "true":
+            raise ValueError(
+                f"queue_bytes={option!r}: under spark.speculation='true' a second attempt elsewhere would find no"
+                " state and queue: allowed is 'off', or spark.speculation='false'"
+            )
+        seal_by(sink, lambda *_: None)
+    except ValueError as error:
+        if option is not None:
+            raise
+        log.info("the query stops when a shard is to be restored: %s", error)
+        return None
+    return DEFAULT_QUEUE_BYTES if option is None else int(option)
+
+
+def queues_in(spark: SparkSession, checkpoint: str, shards: int) -> dict[int, Pointer]:
+    """Return what the shards that queue their input queue since, by shard; no query may be running."""
+    if not queue_files(checkpoint).folders():
+        return {}
+    pointers = read_pointers(spark, checkpoint, shards)
+    return {shard: one.since for shard, one in pointers.items() if isinstance(one, RestoringPointer)}
+
+
+def launch_of(checkpoint: str, operators: ByVersion[Operator], queues: bool) -> Launch:
+    """Count a start of the query, and read what binds the tasks of the micro-batch that it runs again.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        operators: The operator by version.
+        queues: Whether shards may begin to queue.
+    """
+    commits, planned = versions_in(checkpoint, "commits"), newest_planned(checkpoint)
+    prune_seals(checkpoint, min(commits, default=0), planned)
+    again = planned if planned > max(commits, default=-1) else -1
+    return Launch(checkpoint, next_launch(checkpoint), operators, queues, again, read_seal(checkpoint, again))
+
+
+def seal_by(sink: Sink, function: Seal) -> None:
+    """Have a sink call a function between the tasks of a micro-batch and its publication.
+
+    Raises:
+        ValueError: The sink does not, or lets tasks publish.
+    """
+    take = getattr(sink, "seal_by", None)
+    if take is None:
+        raise ValueError(f"sink={sink!r}: a sink without seal_by() cannot publish while shards queue their input")
+    take(function)
+
+
+def seal(started: Launch, lease: Lease, version: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write down what shards decided in a micro-batch.
+
+    Raises:
+        CheckpointTaken: A newer start has taken the checkpoint over.
+    """
+    decided = decisions_in(rows)
+    if decided:
+        lease.check()
+        kill_point("before_seal", version)
+        write_seal(started.checkpoint, version, started.number, decided)
+        kill_point("after_seal", version)

@@ -1,0 +1,1 @@
+"""A Spark session: its version, its JVM, its settings, the jars that Kafka needs."""

@@ -1,0 +1,129 @@
+"""Every use of what only a classic Spark session has: its context, its JVM, the gateway to it.
+
+Spark Connect has none of them: what Rewind needs to run there is this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recovery.supervise.placement import Place
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+
+def context_of(spark: SparkSession) -> SparkContext:
+    """Return the session's context: local properties, single tasks, its configuration."""
+    return spark.sparkContext
+
+
+def cores(spark: SparkSession) -> int:
+    """Return how many tasks Spark runs side by side by default."""
+    return int(context_of(spark).defaultParallelism)
+
+
+def run_on_tasks(
+    spark: SparkSession, items: Sequence[Any], function: Callable[[Iterable[Any]], Iterator[Any]]
+) -> list[Any]:
+    """Run a function over items in one Spark job, a task an item; return all that it yields. No job without items."""
+    return context_of(spark).parallelize(items, len(items)).mapPartitions(function).collect() if items else []
+
+
+def is_same_session(one: SparkSession, other: SparkSession) -> bool:
+    """Return whether two handles are of one classic session; one of Spark Connect is none."""
+    own = getattr(one, "_jsparkSession", None)
+    return own is not None and bool(own.equals(getattr(other, "_jsparkSession", None)))
+
+
+def cloned(spark: SparkSession) -> SparkSession:
+    """Return a session with the settings, views and data sources of a classic one, and from now on its own.
+
+    PySpark gives `RDD.toDF` to the session that was made last; it stays with the one that has it.
+    """
+    from pyspark import RDD
+    from pyspark.sql import SparkSession
+
+    to_dataframe = RDD.toDF
+    try:
+        return SparkSession(context_of(spark), spark._jsparkSession.cloneSession())
+    finally:
+        RDD.toDF = to_dataframe
+
+
+def analyzed_plan(dataframe: DataFrame) -> Any:
+    """Return the JVM's analyzed plan of a DataFrame."""
+    return dataframe._jdf.queryExecution().analyzed()
+
+
+def jvm_of(spark_or_context: SparkSession | SparkContext) -> Any:
+    """Return the view of the JVM's packages; None where there is no JVM."""
+    return getattr(spark_or_context, "_jvm", None)
+
+
+def gateway() -> Any:
+    """Return the gateway to the JVM of this process."""
+    from pyspark import SparkContext
+
+    return SparkContext._gateway
+
+
+class Executors:
+    """Where Spark's executors are, and which of them it prefers for a shard: `recovery.supervise.placement.Cluster`.
+
+    Spark has no public way to any of it; its executors tell its coordinator in the same words which state they have.
+
+    Args:
+        spark: A session on a cluster: locally there are no executors.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._stores: tuple[str, list[Any]] = ("", [])
+
+    def executors(self) -> frozenset[str]:
+        """Return the ids of the executors that are there."""
+        return frozenset(filter(None, self._context().getExecutorIds().mkString(",").split(",")))
+
+    def active(self, executors: Collection[str]) -> list[Place]:
+        """Return those that tasks are given to: not what is about to go."""
+        found, backend = self._context().statusStore().executorList(True), self._context().schedulerBackend()
+        known = [found.apply(number) for number in range(found.size())]
+        hosts = {one.id(): one.hostPort().rpartition(":")[0] for one in known}
+        return [Place(one, hosts[one]) for one in executors if one in hosts and backend.isExecutorActive(one)]
+
+    def place(self, query: StreamingQuery, shard: int) -> Place | None:
+        """Return where Spark prefers to run a shard, None where it prefers nothing."""
+        found = self._coordinator().getLocation(self._store(query, shard))
+        if found.isEmpty():
+            return None
+        host, _, executor = str(found.get()).removeprefix("executor_").rpartition("_")
+        return Place(executor, host)
+
+    def prefer(self, query: StreamingQuery, shard: int, old: Place, new: Place) -> None:
+        """Have Spark prefer another executor for a shard, if it still prefers the old one."""
+        if self.place(query, shard) == old:
+            none = getattr(getattr(jvm_of(self._spark).scala.collection.immutable, "Nil$"), "MODULE$")
+            self._coordinator().reportActiveInstance(self._store(query, shard), new.host, new.executor, none)
+
+    def _context(self) -> Any:
+        return context_of(self._spark)._jsc.sc()
+
+    def _coordinator(self) -> Any:
+        return self._spark._jsparkSession.streams().stateStoreCoordinator()
+
+    def _store(self, query: StreamingQuery, shard: int) -> Any:
+        """Return Spark's name of a shard's state in a run of a query; made once."""
+        if self._stores[0] != str(query.runId):
+            self._stores = str(query.runId), []
+        run, stores = self._stores
+        if len(stores) <= shard:
+            jvm = jvm_of(self._spark)
+            state, folder = jvm.org.apache.spark.sql.execution.streaming.state, query._jsq.streamingQuery()
+            root, run_id = f"{folder.resolvedCheckpointRoot()}/state", jvm.java.util.UUID.fromString(run)
+            for number in range(len(stores), shard + 1):
+                stores.append(state.StateStoreProviderId(state.StateStoreId(root, 0, number, "default"), run_id))
+        return stores[shard]

@@ -1,0 +1,82 @@
+"""The Spark settings that Rewind needs: a session of its own to read with, the user's while a query is started.
+
+A session's settings are one for all its threads. What only reads gets a clone of the session (`apart`). A query has to
+be started in the user's own, which lists it and tells its listeners of it: one start at a time changes the settings,
+and puts them back; two that overlap would start one query with half of the other's, and leave the rest behind.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from backend.spark.session.jvm import cloned
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ARROW_BYTES = 32 * 1024 * 1024
+"""Bound on an Arrow batch, beside the one on its rows: a worker takes some times as much memory, however large the
+messages are."""
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+_ONE_START = threading.RLock()
+
+
+def apart(spark: SparkSession, shards: int, arrow_rows: int) -> SparkSession:
+    """Return a clone of a session, with what a read of state or of a source needs; the given one keeps its settings.
+
+    Args:
+        spark: The session.
+        shards: Number of shuffle partitions.
+        arrow_rows: Rows of an Arrow batch.
+    """
+    clone = cloned(spark)
+    for name, value in _wanted(spark, shards, arrow_rows).items():
+        clone.conf.set(name, value)
+    return clone
+
+
+@contextmanager
+def settings(spark: SparkSession, shards: int, arrow_rows: int, *, few_rows: bool = False) -> Iterator[None]:
+    """Set what a query needs while it is started; Spark clones the session then, so the user's is put back after.
+
+    Args:
+        spark: The session.
+        shards: Number of shuffle partitions.
+        arrow_rows: Rows of an Arrow batch.
+        few_rows: The JVM sees packed rows only. Code generated for them costs more than it saves: Spark writes it anew
+            for each task and micro-batch (measured: 50 ms of planning and 100 ms in all per micro-batch).
+    """
+    wanted = _wanted(spark, shards, arrow_rows)
+    if few_rows:
+        wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    with _ONE_START:
+        before = {name: spark.conf.get(name, None) for name in wanted}
+        try:
+            for name, value in wanted.items():
+                spark.conf.set(name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, value)
+
+
+def _wanted(spark: SparkSession, shards: int, arrow_rows: int) -> dict[str, str]:
+    return {
+        "spark.sql.shuffle.partitions": str(shards),
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        # unique ids of the committed state in commits/: under format 1 a zombie can overwrite it
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(arrow_rows),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
+        "spark.sql.execution.arrow.transformWithStateInPandas.maxRecordsPerBatch": "64",
+        "spark.sql.session.timeZone": spark.conf.get("spark.sql.session.timeZone"),
+    }

@@ -1,0 +1,71 @@
+"""Watch a running query's sources from the driver: in every micro-batch, at every start, before every restore."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from backend.errors import UNDECODABLE, UnknownFormat
+from backend.sources import Source, TopicPartition
+from backend.sources.spark_offsets import offset_json, positions_in
+from backend.spark.resume import committed_positions
+from recovery.files import open_files
+
+EPOCHS = "rewind/epochs.json"
+FORMAT = 1
+
+
+class SourceWatch:
+    """The watches of all sources that have one (`KafkaSource.watch`), and the epochs that they found.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        sources: In the order of the job's inputs.
+    """
+
+    def __init__(self, checkpoint: str, sources: Sequence[Source]) -> None:
+        self._checkpoint = checkpoint
+        self._watches: list[tuple[int, Any]] = [
+            (number, source.watch()) for number, source in enumerate(sources) if hasattr(source, "watch")
+        ]
+        epochs = self._read() if self._watches else {}
+        for _, watch in self._watches:
+            watch.epochs |= epochs
+
+    def look(self) -> None:
+        """Look at every source; what is new of the epochs is durable on return.
+
+        Raises:
+            SourceWentBack: A topic was deleted and made again, or a partition has lost its end.
+            SourceUnavailable: A cluster does not answer.
+        """
+        changed = False
+        for number, watch in self._watches:
+            changed = watch.look(lambda number=number: self._committed(number)) or changed
+        if changed:
+            epochs = {key: epoch for _, watch in self._watches for key, epoch in watch.epochs.items()}
+            content = {"format": FORMAT, "epochs": offset_json(epochs)}
+            open_files(self._checkpoint).write(EPOCHS, [json.dumps(content).encode()])
+
+    def _committed(self, number: int) -> dict[TopicPartition, int]:
+        positions = committed_positions(self._checkpoint)
+        return positions[number] if number < len(positions) else {}
+
+    def _read(self) -> dict[TopicPartition, int]:
+        """Read the epochs; nothing where there is no file: then a loss before this start is not seen."""
+        try:
+            content = json.loads(open_files(self._checkpoint).read(EPOCHS))
+            written = content.get("format")
+        except FileNotFoundError:
+            return {}
+        except UNDECODABLE:  # torn by a disk: as if it were not there, and it is written again
+            return {}
+        if written != FORMAT:
+            raise UnknownFormat(
+                "the epochs of the source's partitions have an unknown format",
+                where=f"{self._checkpoint}/{EPOCHS}",
+                why=f"format {written!r}, this release reads {FORMAT}",
+                command="install the release that wrote it",
+            )
+        return positions_in(content["epochs"])

@@ -1,0 +1,82 @@
+"""What may be a key or a value: bytes, of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.errors import KeyInvalid, ValueInvalid
+from backend.store.protocol import MAX_KEY_BYTES, MAX_VALUE_BYTES
+
+MAX_KEY_TEXT_BYTES = 30_000
+"""Texts of a message's key, all together: encoded, and with whatever comes before, they stay below `MAX_KEY_BYTES`,
+even if each byte has to be escaped. A message with a longer key is malformed, not the end of the job."""
+
+
+def key_text_bytes(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> npt.NDArray[np.int64]:
+    """Return the bytes of the texts in each of `count` rows' keys, given as columns: at most `MAX_KEY_TEXT_BYTES`."""
+    total = np.zeros(count, np.int64)
+    for column in columns:
+        if _is_text(column.type):
+            total += np.asarray(pc.binary_length(column).fill_null(0), np.int64)
+    return total
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def check_key(key: bytes) -> None:
+    """Raise `KeyInvalid` unless the key is bytes, 1 to `MAX_KEY_BYTES` of them."""
+    if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES:
+        raise _bad_key(key)
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Check many keys as `check_key` does, and name the first bad one."""
+    if not _sized(keys, 1, MAX_KEY_BYTES):
+        raise _bad_key(next(key for key in keys if type(key) is not bytes or not 0 < len(key) <= MAX_KEY_BYTES))
+
+
+def check_value(value: bytes) -> None:
+    """Raise `ValueInvalid` unless the value is bytes, at most `MAX_VALUE_BYTES` of them."""
+    if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
+        raise _bad_value(value)
+
+
+def check_values(values: Sequence[bytes]) -> None:
+    """Check many values as `check_value` does, and name the first bad one."""
+    if not _sized(values, 0, MAX_VALUE_BYTES):
+        raise _bad_value(next(value for value in values if type(value) is not bytes or len(value) > MAX_VALUE_BYTES))
+
+
+def _sized(items: Sequence[bytes], low: int, high: int) -> bool:
+    """Say whether all are bytes of a size in the closed range, in one pass: touching the objects is what costs."""
+    try:
+        return all(
+            kind is bytes and low <= size <= high
+            for kind, size in set(zip(map(type, items), map(len, items), strict=True))
+        )
+    except TypeError:  # something without a length
+        return False
+
+
+def _bad_key(key: object) -> KeyInvalid:
+    if not isinstance(key, bytes):
+        return KeyInvalid("a key must be bytes", why=f"{type(key).__name__} was given")
+    return KeyInvalid("a key's size is out of range", why=f"{len(key)} bytes, allowed are 1 to {MAX_KEY_BYTES}")
+
+
+def _bad_value(value: object) -> ValueInvalid:
+    if not isinstance(value, bytes):
+        return ValueInvalid("a value must be bytes", why=f"{type(value).__name__} was given")
+    return ValueInvalid("a value is too large", why=f"{len(value)} bytes, at most {MAX_VALUE_BYTES} are allowed")

@@ -1,0 +1,68 @@
+"""Staged files: written and synced beside a store, described by length and digest, applied only when both match."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import xxhash
+
+from backend.errors import StateCorrupted
+from backend.store.protocol import Staged
+
+_CHUNK_BYTES = 4 * 1024 * 1024
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes durable, or the names in a directory: of new, replaced and deleted files."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def file_digest(path: Path) -> tuple[int, str]:
+    """Give length in bytes and hex xxh3-128 of a file."""
+    digest = xxhash.xxh3_128()
+    length = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            length += len(chunk)
+    return length, digest.hexdigest()
+
+
+def seal(path: Path, rows: int) -> Staged:
+    """Sync a file that was just written, and its directory, and describe it."""
+    sync(path)
+    sync(path.parent)
+    length, digest = file_digest(path)
+    return Staged(path, length, digest, rows)
+
+
+def verify(staged: Staged) -> None:
+    """Check that a staged file is the one that was described.
+
+    Raises:
+        StateCorrupted: The file is missing, or its length or digest differ.
+    """
+    try:
+        length, digest = file_digest(staged.path)
+    except FileNotFoundError as error:
+        raise StateCorrupted("a staged file is missing", where=str(staged.path), command=VERIFY) from error
+    if length != staged.length:
+        why = f"{length} bytes, {staged.length} were committed"
+        raise StateCorrupted("a staged file has the wrong length", where=str(staged.path), why=why, command=VERIFY)
+    if digest != staged.digest:
+        why = f"digest {digest}, {staged.digest} was committed"
+        raise StateCorrupted("a staged file does not match its digest", where=str(staged.path), why=why, command=VERIFY)
+
+
+VERIFY = "rewind verify <checkpoint>"
+"""The command that finds out what a damaged shard needs."""
+
+
+def discard(staged: Staged) -> None:
+    """Delete a staged file that nobody will confirm; one that is gone already is fine."""
+    staged.path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Windows: what they are, and the operators that keep and send them."""

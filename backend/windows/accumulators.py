@@ -1,0 +1,118 @@
+"""Partial aggregates: one row per (pane, skip, group key), however many windows overlap.
+
+Key: `Region.AGGREGATES`, the pane's start, the skip, the group key (backend.windows.columns.grouping has
+the bytes).
+Value: the columns of the incremental aggregates' partial state and
+
+* `_first_clock` (int64): the watermark before the first message of the row. A window had this group key in time iff
+  that is before its end, so nothing needs to be kept per window to tell whether its full result was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import IncrementalPlan
+from backend.rows import RowCodec
+from backend.store.protocol import Readable, Region
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, runs
+from backend.windows.columns.grouping import join_keys, split_keys, start_bytes
+from backend.windows.definitions import Assigner
+
+FIRST_CLOCK = "_first_clock"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Partial aggregates as read.
+
+    Attributes:
+        pane: Pane numbers.
+        skip: Skips.
+        keys: Encoded group keys, binary.
+        table: Partial columns and `FIRST_CLOCK`.
+    """
+
+    pane: IntArray
+    skip: IntArray
+    keys: pa.Array
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return len(self.pane)
+
+
+class PartialStore:
+    """Reads and writes partial aggregates.
+
+    Args:
+        grid: Numbers the panes.
+        plan: The incremental aggregates.
+        skip_bytes: Width of a skip in keys.
+    """
+
+    def __init__(self, grid: Assigner, plan: IncrementalPlan, *, skip_bytes: int = 2) -> None:
+        self._grid, self._skip_bytes = grid, skip_bytes
+        self.schema = pa.schema([*plan.partial_schema, pa.field(FIRST_CLOCK, pa.int64(), nullable=False)])
+        self._codec = RowCodec(self.schema)
+
+    def scan(self, state: Readable, panes: IntArray) -> Stored:
+        """Read everything in panes (numbers, ascending)."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for first, last in zip(*(ends.tolist() for ends in runs(panes, panes)), strict=True):
+            found = state.scan_arrays(self._start(first), self._start(last + 1))
+            keys += found[0]
+            values += found[1]
+        return self._decode(keys, values)
+
+    def scan_from(self, state: Readable, pane: int | None) -> Stored:
+        """Read everything from a pane on, all there is for None."""
+        start = bytes([Region.AGGREGATES]) if pane is None else self._start(pane)
+        return self._decode(*state.scan_arrays(start, bytes([Region.AGGREGATES + 1])))
+
+    def least_skip(self, state: Readable, pane: int) -> int:
+        """Give the smallest skip in a pane that has a row."""
+        key, _ = next(state.scan(self._start(pane), self._start(pane + 1)))
+        return int(split_keys([key], skip_bytes=self._skip_bytes)[1][0])
+
+    def get(self, state: Readable, panes: IntArray, skips: IntArray, keys: pa.Array) -> Stored:
+        """Read single rows; those that are not there are left out."""
+        wanted = self._keys(panes, skips, keys)
+        found = state.get_many(wanted)
+        kept = [(key, value) for key, value in zip(wanted, found, strict=True) if value is not None]
+        return self._decode([key for key, _ in kept], [value for _, value in kept])
+
+    def put(self, work: Workspace, panes: IntArray, skips: IntArray, keys: pa.Array, table: pa.Table) -> None:
+        """Write rows; they are in order of key when sorted by pane, skip, group key."""
+        work.put_many(self._keys(panes, skips, keys), self._codec.encode(table))
+
+    def delete(self, work: Workspace, panes: IntArray, skips: IntArray, keys: pa.Array) -> None:
+        """Delete rows; those that are not there do not matter."""
+        work.delete_many(self._keys(panes, skips, keys))
+
+    def _keys(self, panes: IntArray, skips: IntArray, keys: pa.Array) -> list[bytes]:
+        return join_keys(Region.AGGREGATES, self._grid.pane_starts(panes), keys, skips, skip_bytes=self._skip_bytes)
+
+    def _start(self, pane: int) -> bytes:
+        return start_bytes(Region.AGGREGATES, self._grid.pane_start(pane))
+
+    def _decode(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Stored:
+        starts, skips, group_keys = split_keys(keys, skip_bytes=self._skip_bytes)
+        table = self._codec.decode(values) if values else self.schema.empty_table()
+        return Stored(self._grid.pane_of(starts), skips, group_keys, table)
+
+
+def concat(parts: Sequence[Stored]) -> Stored:
+    """Put several reads together; there is at least one."""
+    return Stored(
+        np.concatenate([part.pane for part in parts]),
+        np.concatenate([part.skip for part in parts]),
+        pa.concat_arrays([part.keys for part in parts]),
+        pa.concat_tables([part.table for part in parts]),
+    )

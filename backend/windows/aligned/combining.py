@@ -1,0 +1,160 @@
+"""Combining: messages that every window treats alike become one row before they cross to the shard.
+
+The pack stage combines where that is exact: messages of one slice, shard and group key, in one pane, and in one *cell*
+of the newest event time before them (`BEFORE`), on the grid of every window's end and every end plus the retention.
+What the operator asks of a message is how many ends the clock before it had passed, and how many of them are out of
+retention. The clock is the larger of `BEFORE` and what the shard knows beside it, and a maximum with one number keeps
+what is in one cell in one cell. So all messages of a combined row are early, in time, late or refused together, under
+any clock that the shard turns out to have, and nothing depends on where slices are cut.
+
+A message that moved the watermark far stands alone, because it is reported, and so does the first of a slice. Where
+combined rows would not be far fewer than messages, each message is a row of its own.
+
+Not combined: aggregates over all values, `reducer` (user code runs in the operator), retention by number of messages
+(it counts them), sliding windows, sessions, and windows by number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.windows.arrivals import started
+from backend.windows.columns.arrays import IntArray, compress, dense, firsts
+from backend.windows.columns.grouping import GroupKeys
+from backend.windows.combined_rows import OWN_FIELDS, partial_name
+from backend.windows.definitions import assigner
+from backend.windows.micro_batch import numbers
+
+if TYPE_CHECKING:
+    from backend.windows.spec import WindowSpec
+
+FEWER = 2
+"""A combined row is wider than a message: half as many rows make up for it."""
+
+SAMPLE = 8_192
+"""Rows that are looked at first to tell whether it is worth it."""
+
+
+class Combining:
+    """Combines messages for tumbling and hopping windows.
+
+    Args:
+        spec: Of these windows, with what `combines` allows.
+        fewer: Messages are combined where there are at least so many times as many as combined rows.
+    """
+
+    def __init__(self, spec: WindowSpec, fewer: int = FEWER) -> None:
+        self._fewer = fewer
+        self._grid = assigner(spec.window)
+        self._retention_ms, self._max_ahead_ms = spec.retention_ms, spec.max_ahead_ms
+        self._keys, self._key_fields = GroupKeys(spec.key_fields), spec.key_fields
+        self._plan, _ = spec.plans()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of combined rows."""
+        partials = [f.with_name(partial_name(at)) for at, f in enumerate(self._plan.partial_schema)]
+        return pa.schema([*MESSAGE_FIELDS, *self._key_fields, *partials, *OWN_FIELDS])
+
+    def combined(self, messages: pa.Table, timestamps: pa.Array, shard: IntArray) -> tuple[pa.Table, IntArray] | None:
+        """Return combined rows, in the order of their first messages, and the shard of each; None: not worth it.
+
+        Args:
+            messages: `MESSAGE_FIELDS` and the fields that the operator reads, in order of (stream, source partition,
+                offset), none twice; `BEFORE` counts from the start of each slice.
+            timestamps: The messages' own timestamps, milliseconds; may be null.
+            shard: Shard of each message.
+        """
+        rows = messages.num_rows
+        if rows > SAMPLE and self._distinct(messages.slice(0, SAMPLE), shard[:SAMPLE])[1] * self._fewer > SAMPLE:
+            return None
+        number, count = self._distinct(messages, shard)
+        if count * self._fewer > rows:
+            return None
+        rank = np.empty(count, np.int64)
+        rank[np.argsort(firsts(number, count))] = np.arange(count)
+        found = self._rows(messages, timestamps, rank[number], count)
+        return None if found is None else (found, shard[firsts(rank[number], count)])
+
+    def each(self, messages: pa.Table, timestamps: pa.Array) -> pa.Table:
+        """Return a row for each message: what came uncombined, to stand beside what did not."""
+        rows = self._rows(messages, timestamps, np.arange(messages.num_rows), messages.num_rows)
+        assert rows is not None, "one message is no distance from itself"
+        return rows
+
+    def _rows(self, messages: pa.Table, timestamps: pa.Array, group: IntArray, count: int) -> pa.Table | None:
+        """Return a row per group; None where messages of a group are too far apart for its columns."""
+        sizes = np.bincount(group, minlength=count)
+        # 16 bits are sorted by counting
+        order = np.argsort(group.astype(np.uint16) if count <= 2**16 else group, kind="stable")
+        ends = np.cumsum(sizes)
+        first, last = order[ends - sizes], order[ends - 1]
+        offset, time = numbers(messages, OFFSET), numbers(messages, TIME)
+        stamp = np.asarray(timestamps.fill_null(0), np.int64)
+        bounds, lists = pa.array(np.concatenate([[0], ends]), pa.int32()), []
+        for column, nulls in (
+            (offset, None),
+            (time, None),
+            (stamp, timestamps.is_null() if timestamps.null_count else None),
+        ):
+            distance = column[order] - np.repeat(column[first], sizes)
+            if len(distance) and (distance.min() < -(2**31) or distance.max() >= 2**31):
+                return None
+            mask = None if nulls is None else np.asarray(nulls)[order]
+            lists.append(pa.ListArray.from_arrays(bounds, pa.array(distance.astype(np.int32), mask=mask)))
+        heads = messages.select([f.name for f in (*MESSAGE_FIELDS, *self._key_fields)]).take(pa.array(first))
+        partials = self._plan.fold(messages, group, count)
+        own = [pa.array(sizes), pa.array(offset[last]), pa.array(stamp[first]), *lists]
+        return pa.table([*heads.columns, *partials.columns, *own], schema=self.schema)
+
+    def _distinct(self, messages: pa.Table, shard: IntArray) -> tuple[IntArray, int]:
+        """Number what may be combined, in any order; gives each message's number, and how many there are."""
+        time, before = numbers(messages, TIME), numbers(messages, BEFORE)
+        clock = np.maximum(before, started(NO_TIME))
+        columns = [
+            self._grid.pane_of(time),
+            *self._cells(clock),
+            self._keys.encode(messages)[0],
+            shard,
+            numbers(messages, PARTITION),
+            numbers(messages, STREAM),
+        ]
+        number, distinct = compress(columns[0])
+        count = len(distinct)
+        for column in columns[1:]:
+            other, distinct = compress(column)
+            if len(distinct) > 1:
+                number, distinct = dense(number * len(distinct) + other, count * len(distinct))
+                count = len(distinct)
+        alone = before == NO_TIME
+        if self._max_ahead_ms is not None:
+            alone |= time - clock > self._max_ahead_ms
+        apart = np.flatnonzero(alone)
+        number = number.copy()
+        number[apart] = count + np.arange(len(apart))
+        number, distinct = dense(number, count + len(apart))
+        return number, len(distinct)
+
+    def _cells(self, clock: IntArray) -> list[IntArray]:
+        """Return how many ends, and ends with the retention, each clock has passed; nothing where it is the same."""
+        found = []
+        for shift in (0, self._retention_ms):
+            low, high = int(clock.min()) - shift, int(clock.max()) - shift
+            if self._grid.last_ended_at(low) != self._grid.last_ended_at(high):
+                found.append(self._grid.last_ended(clock - shift))
+        return found
+
+
+def combines(spec: WindowSpec) -> bool:
+    """Tell whether messages of these windows can be combined exactly."""
+    return (
+        spec.window.by_time
+        and spec.window.kind in {"tumbling", "hopping"}
+        and spec.retention_messages is None
+        and not spec.full
+        and all(aggregate.kind != "reducer" for aggregate in spec.aggregates.values())
+    )

@@ -1,0 +1,122 @@
+"""Results of windows: from the partials that they see, and where aggregates need them all, from their messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import FullPlan, IncrementalPlan
+from backend.aggregates.groups import taken
+from backend.windows.accumulators import FIRST_CLOCK
+from backend.windows.columns.arrays import IntArray, Mask, dense, least
+from backend.windows.columns.facts import Facts, Pairs
+from backend.windows.definitions import Assigner
+from backend.windows.micro_batch import numbers, source_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Results of (window, group key) pairs, in order of window, then key; all as long as `values`.
+
+    Attributes:
+        window: Window numbers.
+        key: Numbers of group keys.
+        clock: Watermark before the first message of each pair.
+        values: The aggregates.
+    """
+
+    window: IntArray
+    key: IntArray
+    clock: IntArray
+    values: pa.Table
+
+    def __len__(self) -> int:
+        return len(self.window)
+
+    def where(self, rows: Mask) -> Results:
+        """Give the results of a mask."""
+        values = self.values.filter(pa.array(rows)) if self.values.num_columns else self.values
+        return Results(self.window[rows], self.key[rows], self.clock[rows], values)
+
+
+class Evaluator:
+    """Computes results from facts.
+
+    Args:
+        grid: The windows.
+        space: Number of group keys.
+        plan: The incremental aggregates.
+        facts: Partials by pane.
+        content: Partial columns and `FIRST_CLOCK`; `Facts.row` points here.
+    """
+
+    def __init__(self, grid: Assigner, space: int, plan: IncrementalPlan, facts: Facts, content: pa.Table) -> None:
+        self._grid, self._space, self._plan, self._facts = grid, max(space, 1), plan, facts
+        self._clock = numbers(content, FIRST_CLOCK)
+        self._content = content.select(plan.partial_schema.names).combine_chunks()
+        self._full: tuple[FullPlan, Facts, pa.Table, IntArray] | None = None
+
+    def with_messages(self, plan: FullPlan, facts: Facts, messages: pa.Table) -> None:
+        """Add what full-state aggregates read; `facts` are messages, their `row` points into `messages`."""
+        self._full = plan, facts, messages.combine_chunks(), source_ranks(messages)
+
+    def results(self, windows: IntArray, epochs: IntArray, pairs: Pairs | None = None) -> Results:
+        """Compute results.
+
+        Args:
+            windows: Window numbers, ascending.
+            epochs: Per window the last epoch it sees.
+            pairs: Only these; None is every group key that a window sees.
+        """
+        parts = [
+            self._chunk(windows, seen, owner)
+            for seen, owner in self._facts.seen_by(self._grid, windows, epochs, pairs)
+            if len(seen)
+        ]
+        if not parts:
+            empty = np.empty(0, np.int64)
+            values = self._plan.result(self._plan.partial_schema.empty_table())
+            parts = [Results(empty, empty, empty, values)]
+        found = Results(
+            np.concatenate([part.window for part in parts]),
+            np.concatenate([part.key for part in parts]),
+            np.concatenate([part.clock for part in parts]),
+            pa.concat_tables([part.values for part in parts]),
+        )
+        return found if self._full is None else self._add_full(found, windows, epochs)
+
+    def _chunk(self, windows: IntArray, seen: IntArray, owner: IntArray) -> Results:
+        low = int(owner[0])
+        group, codes = dense(
+            (owner - low) * self._space + self._facts.key[seen], (int(owner[-1]) - low + 1) * self._space
+        )
+        rows = self._facts.row[seen]
+        if len(codes) == len(seen):  # one partial each: nothing to merge
+            partials = self._content.take(pa.array(rows[np.argsort(group)]))
+        else:
+            partials = self._plan.merge(self._content.take(pa.array(rows)), group, len(codes))
+        clock = least(self._clock[rows], group, len(codes))
+        return Results(windows[codes // self._space + low], codes % self._space, clock, self._plan.result(partials))
+
+    def _add_full(self, found: Results, windows: IntArray, epochs: IntArray) -> Results:
+        assert self._full is not None
+        plan, facts, messages, rank = self._full
+        pairs = Pairs(found.window, found.key, self._space)
+        last = epochs[np.searchsorted(windows, pairs.windows)]
+        parts = []
+        for seen, owner in facts.seen_by(self._grid, pairs.windows, last, pairs):
+            if not len(seen):
+                continue
+            place = pairs.find(pairs.windows[owner], facts.key[seen])
+            rows = facts.row[seen]
+            order = np.argsort(rank[rows], kind="stable")
+            low, high = int(place.min()), int(place.max()) + 1
+            parts.append(plan.result(taken(messages, rows[order]), place[order] - low, high - low))
+        empty = plan.result(messages.slice(0, 0), np.empty(0, np.int64), 0)
+        full = pa.concat_tables(parts) if parts else empty
+        values = pa.table(
+            [*found.values.columns, *full.columns], schema=pa.schema([*found.values.schema, *full.schema])
+        )
+        return Results(found.window, found.key, found.clock, values)

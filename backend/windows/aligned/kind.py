@@ -1,0 +1,337 @@
+"""Tumbling and hopping windows over event time, columnar: state per pane, results per window.
+
+A micro-batch goes through these steps; each costs what it touches, never a gap in time:
+
+1. place    Messages to panes; what no window can take goes to the errors (backend.windows.arrivals).
+2. fold     One partial aggregate per (pane, skip, epoch, group key).
+3. choose   Windows that close now; updates of past and of open windows; what the policies let go.
+4. load     Stored partials: whole panes of windows that close, single rows of what was touched or waits.
+5. send     Results: full as of the window's end, late and early as of now.
+6. store    Merged partials, metadata, revisions, messages; then the bound moves: everything of windows out of retention
+            is hidden at once, with what waited of them sent before.
+
+Only step 5 looks at windows; everything stored is per pane (`Grid`), so an overlap of 60 stores what tumbling windows
+of the pane's length would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates.groups import taken
+from backend.batch import NO_TIME, TIME
+from backend.messages.time_first import Kept
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows import revisions, shared
+from backend.windows.accumulators import PartialStore, Stored, concat
+from backend.windows.aligned.evaluate import Evaluator, Results
+from backend.windows.arrivals import fold, place, started
+from backend.windows.columns.arrays import IntArray, runs, spread, union
+from backend.windows.columns.facts import ALL_EPOCHS, Facts, Pairs
+from backend.windows.columns.grouping import KeySpace
+from backend.windows.count_retention import NONE_GONE, Newest
+from backend.windows.definitions import assigner
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Turn, numbers
+from backend.windows.panes import Panes
+from backend.windows.retention import Gone
+from backend.windows.spec import WindowSpec
+from backend.windows.trigger import Progress, StoredRevisions, Waiting
+
+Updates = tuple[IntArray, IntArray]
+"""Windows and numbers of group keys."""
+
+SCAN_SHARE = 4
+"""A pane is read as a whole when at least one in so many of its partials is needed."""
+
+
+class Aligned(shared.Shared):
+    """The kind for tumbling and hopping event-time windows.
+
+    Args:
+        spec: Its window is one of these.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        super().__init__(spec)
+        self.grid = assigner(spec.window)
+        self.partials = PartialStore(self.grid, self.incremental)
+        self.newest = Newest(spec.retention_messages, self.grid.last_ended)
+
+    def window_at(self, start: int) -> int:
+        """Return the window that begins at a start time."""
+        return self.grid.last_begun_at(start)
+
+    def gone_by_time(self, clock: int) -> int:
+        """Return the last window that is out of retention by time at a watermark."""
+        return NONE_GONE if clock == NO_TIME else self.grid.last_ended_at(started(clock) - self.spec.retention_ms)
+
+    def step(self, turn: Turn, gone: Gone) -> None:
+        """Take one micro-batch that is not quiet."""
+        _Step(self, turn, gone).run()
+        turn.ledger.open = self.count_open(turn.work, turn.clock_after)
+
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the windows with a message that are open at a watermark.
+
+        All group keys share them. Reads the panes from the first open window on, few of all, in every micro-batch: to
+        tell which windows a message is the first of, a running count would need them too.
+        """
+        panes, first = Panes(self.grid, work), self.grid.last_ended_at(started(clock)) + 1
+        start = None if clock == NO_TIME else first * self.grid.panes_per_step
+        if self.grid.panes_per_window == 1:
+            return panes.count_from(start)
+        panes.load_from(start)
+        found = panes.numbers()
+        begin = self.grid.first_window(found)
+        for at, pane in enumerate(found.tolist()):
+            skips = panes.known[pane].skips
+            # with several source partitions an open window may be out of retention for a message of one that is ahead
+            if skips and begin[at] + skips[0] > first:
+                begin[at] += self.partials.least_skip(work, pane)
+        low, high = runs(np.maximum(begin, first), self.grid.last_window(found))
+        return int((high - low + 1).sum())
+
+
+class _Step:
+    """One micro-batch on its way; the attributes are filled in the order of the steps."""
+
+    def __init__(self, kind: Aligned, turn: Turn, gone: Gone) -> None:
+        self.kind, self.turn, self.grid, self.gone = kind, turn, kind.grid, gone
+        self.panes = Panes(kind.grid, turn.work)
+        self.progress = Progress(
+            self.grid.last_ended_at(started(turn.clock)),
+            self.grid.last_ended_at(started(turn.clock_after)),
+            gone.after,
+            turn.batch.time_ms,
+            turn.batch.drain,
+            turn.full_off,
+        )
+
+    def run(self) -> None:
+        """Take the steps."""
+        kind, turn, progress = self.kind, self.turn, self.progress
+        self.placed = place(turn, self.grid, kind.spec.retention_ms, self.gone.each, kind.group_keys)
+        self.arrived = fold(self.placed, turn.messages, kind.incremental)
+        self.closing = self._windows(progress.closed_before + 1, progress.closed_after)
+        self.open = self._windows(progress.closed_after + 1, None) if progress.shows_open else np.empty(0, np.int64)
+        self._choose()
+        self._load()
+        self._send()
+        self._store()
+
+    # -- choose ---------------------------------------------------------------------------------------------------
+
+    def _windows(self, first: int, last: int | None) -> IntArray:
+        """Give the windows of a closed range of numbers that have a message, stored or just arrived."""
+        if last is not None and last < first:
+            return np.empty(0, np.int64)
+        per_window, per_step = self.grid.panes_per_window, self.grid.panes_per_step
+        if last is None:
+            self.panes.load_from(None if self.turn.clock_after == NO_TIME else first * per_step)
+        elif self.turn.clock == NO_TIME:
+            self.panes.load_before(last * per_step + per_window - 1)
+        else:
+            self.panes.load(np.array([first * per_step]), np.array([last * per_step + per_window - 1]))
+        found = np.unique(np.concatenate([self.panes.numbers(), self.arrived.pane]))
+        ends = self.grid.last_window(found)
+        return union(np.maximum(self.grid.first_window(found), first), ends if last is None else np.minimum(ends, last))
+
+    def _choose(self) -> None:
+        """Decide which updates wait, and which of them go out now."""
+        late, early, ending = self._updates()
+        self.stored_revisions = StoredRevisions(self.turn, self.progress, self.gone.before, self.grid.start)
+        updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
+        others = self.stored_revisions.others(*updated, self.placed.keys)
+        rows = revisions.concat([self.stored_revisions.due(), others])
+        self.space = KeySpace([self.placed.keys, rows.keys])
+        self.key_of, row_keys = self.space.numbers
+        self.waiting = Waiting(
+            rows,
+            self.grid.last_begun(rows.starts),
+            row_keys,
+            (late[0], self.key_of[late[1]]),
+            (early[0], self.key_of[early[1]]),
+            (ending[0], self.key_of[ending[1]]),
+            len(self.space),
+            self.progress,
+            self.kind.spec.policies,
+        )
+
+    def _updates(self) -> tuple[Updates, Updates, Updates]:
+        """Give (window, key) of updates to past, open and ending windows, as far as the policies want them."""
+        arrived, policies, closed = self.arrived, self.kind.spec.policies, self.progress.closed_after
+        first, last = self.grid.first_window(arrived.pane) + arrived.skip, self.grid.last_window(arrived.pane)
+        nothing = np.zeros(len(arrived), np.int64)
+        ended = self.grid.last_ended(np.maximum(arrived.clock, started(NO_TIME)))
+        windows, rows = spread(first, np.minimum(last, ended) - first + 1 if policies.late_ms is not None else nothing)
+        late = (windows, arrived.key[rows])
+        opened = np.maximum(first, closed + 1)
+        windows, rows = spread(opened, last - opened + 1 if policies.early_ms is not None else nothing)
+        early = (windows, arrived.key[rows])
+        first, shown = np.maximum(first, ended + 1), policies.full or policies.early_ms is None
+        windows, rows = spread(first, nothing if shown else np.minimum(last, closed) - first + 1)
+        return late, early, (windows, arrived.key[rows])
+
+    # -- load -----------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Read the partials that are needed; number all group keys in the order of their encoding."""
+        going = self.waiting.going(len(self.space))
+        first = going.windows * self.grid.panes_per_step
+        own = np.unique(self.arrived.pane)
+        self.panes.load(np.concatenate([own, first]), np.concatenate([own, first + self.grid.panes_per_window - 1]))
+        self.stored = self._read_partials(going)
+        self.space, renumbered, self.stored_key = self.space.extended(self.stored.keys)
+        if renumbered is not None:
+            self.key_of = renumbered[self.key_of]
+            self.waiting.renumber(renumbered, len(self.space))
+        self.arrived_key = self.key_of[self.arrived.key]
+        self.content = pa.concat_tables([self.stored.table, self.arrived.table])
+        facts = Facts.sorted(
+            np.concatenate([self.stored.pane, self.arrived.pane]),
+            np.concatenate([self.stored.skip, self.arrived.skip]),
+            np.concatenate([np.full(len(self.stored), -1, np.int64), self.arrived.epoch]),
+            np.concatenate([self.stored_key, self.arrived_key]),
+        )
+        self.evaluator = Evaluator(self.grid, len(self.space), self.kind.incremental, facts, self.content)
+        if self.kind.kept is not None:
+            self._read_messages(self.kind.kept, going.windows)
+
+    def _read_partials(self, going: Pairs) -> Stored:
+        known = self.panes.numbers()
+        per_step, per_window = self.grid.panes_per_step, self.grid.panes_per_window
+        whole = np.zeros(len(known), np.bool_)
+        for windows in (self.closing, self.open):
+            whole |= np.isin(known, union(windows * per_step, windows * per_step + per_window - 1))
+        at, skip, key = self._single_rows(going, known)
+        groups = np.array([self.panes.known[number].groups for number in known.tolist()], np.int64)
+        whole |= np.bincount(at, minlength=len(known)) * SCAN_SHARE >= np.maximum(groups, 1)
+        single = ~whole[at]
+        parts = [self.kind.partials.scan(self.turn.work, known[whole])]
+        if single.any():
+            rows = np.unique(np.stack([at[single], skip[single], key[single]]), axis=1)
+            keys = self.space.keys.take(pa.array(rows[2]))
+            parts.append(self.kind.partials.get(self.turn.work, known[rows[0]], rows[1], keys))
+        return concat(parts)
+
+    def _single_rows(self, going: Pairs, known: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Give (position of the pane in `known`, skip, key) of the rows that touched and going groups need."""
+        rows, at = _positions(known, self.arrived.pane)
+        parts = [(at, self.arrived.skip[rows], self.key_of[self.arrived.key[rows]])]
+        per_window = np.full(len(going), self.grid.panes_per_window, np.int64)
+        number, pair = spread(going.window * self.grid.panes_per_step, per_window)
+        rows, at = _positions(known, number)
+        key = going.key[pair[rows]]
+        parts.append((at, np.zeros(len(at), np.int64), key))
+        for position, pane in enumerate(known.tolist()):
+            for skip in self.panes.known[pane].skips:
+                here = at == position
+                parts.append((at[here], np.full(len(at[here]), skip, np.int64), key[here]))
+        joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return joined[0], joined[1], joined[2]
+
+    def _read_messages(self, store: Kept, going: IntArray) -> None:
+        """Put the messages of all windows that are sent beside those that just arrived."""
+        windows = np.unique(np.concatenate([self.closing, self.open, going]))
+        stored, skip = store.read(self.turn.work, self.grid.starts(windows), self.grid.ends(windows))
+        numbers_, encoded = self.kind.group_keys.encode(stored)
+        key = self.space.find(encoded)[numbers_]
+        wanted = np.flatnonzero(key >= 0)
+        skip, key, stored = skip[wanted], key[wanted], taken(stored, wanted)
+        facts = Facts.sorted(
+            np.concatenate([self.grid.pane_of(numbers(stored, TIME)), self.placed.pane]),
+            np.concatenate([skip, self.placed.skip]),
+            np.concatenate([np.full(len(key), -1, np.int64), self.placed.epoch]),
+            np.concatenate([key, self.key_of[self.placed.key]]),
+        )
+        messages = pa.concat_tables([stored, store.select(self.turn.messages)])
+        self.evaluator.with_messages(self.kind.full, facts, messages)
+
+    # -- send -----------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send what is full, then what waited, then what is open at the end of the input."""
+        full = self.evaluator.results(
+            self.closing, np.searchsorted(self.placed.ends, self.grid.ends(self.closing), "left")
+        )
+        if self.kind.spec.policies.full:
+            self._emit(FULL, self.waiting.full(full.window, full.key), full)
+        else:
+            self._send_open(EARLY, full.where(self.waiting.ending(full.window, full.key)), self.waiting.full)
+        going = self.waiting.going(len(self.space))
+        if len(going):
+            self._send_updates(self.evaluator.results(going.windows, _all(going.windows), going))
+        if len(self.open):
+            phase = DRAIN if self.progress.drain else EARLY
+            self._send_open(phase, self.evaluator.results(self.open, _all(self.open)), self.waiting.open)
+        self.turn.ledger.sent_open |= bool(len(self.open)) or self.kind.spec.policies.early_ms is not None
+
+    def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
+        """Send windows that are open or end without a full result: their revisions are not the usual ones."""
+        revision = revise(results.window, results.key)
+        self._emit(phase, revision, results)
+        self.waiting.remember(self.space, self.grid.starts(results.window), results.window, results.key, revision + 1)
+
+    def _send_updates(self, results: Results) -> None:
+        past = results.window <= self.progress.closed_after
+        ends = self.grid.ends(results.window)
+        usual = np.where(past & (results.clock < ends) & self.turn.ledger.full_sent(ends), 1, 0)
+        for phase, rows in ((LATE, past), (EARLY, ~past)):
+            some = results.where(rows)
+            self._emit(phase, self.waiting.take(some.window, some.key, usual[rows]), some)
+
+    def _emit(self, phase: int, revision: IntArray, results: Results) -> None:
+        if not len(results):
+            return
+        starts, ends = self.grid.starts(results.window), self.grid.ends(results.window)
+        keys = self.space.keys.take(pa.array(results.key))
+        emission = Emission(phase, revision, starts, ends, keys, results.values)
+        self.turn.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
+
+    # -- store ----------------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """Write what changed, of windows still in retention."""
+        kind, turn, progress = self.kind, self.turn, self.progress
+        bound = self.grid.start(progress.gone_after + 1)
+        place = (
+            np.concatenate([self.stored.pane, self.arrived.pane]),
+            np.concatenate([self.stored.skip, self.arrived.skip]),
+            np.concatenate([self.stored_key, self.arrived_key]),
+        )
+        pane, digests = self.placed.pane, None
+        stays = self.grid.last_window(pane) > progress.gone_after
+        if kind.kept is not None:
+            digests = shared.store_messages(turn, kind.kept, pane, self.placed.skip, stays, bound)
+        alive = self.grid.last_window(self.arrived.pane) > progress.gone_after
+        fresh = shared.store_partials(
+            turn, kind.partials, kind.incremental, self.space, self.content, place, len(self.stored), alive
+        )
+        shared.store_panes(turn, self.panes, pane, stays, digests, fresh)
+        self.waiting.store(turn.work, self.space, self.grid.starts)
+        turn.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
+        if self.gone.moves:
+            turn.ledger.forget_before(int(self.grid.ends(np.array([progress.gone_after]))[0]))
+            gone = None
+            if kind.kept is not None:
+                gone = Panes(self.grid, turn.work)
+                gone.load_before((progress.gone_after + 1) * self.grid.panes_per_step - 1)
+            regions = (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES, Region.REVISIONS)
+            shared.expire(turn, gone, dict.fromkeys(regions, bound))
+
+
+def _all(windows: IntArray) -> IntArray:
+    return np.full(len(windows), ALL_EPOCHS, np.int64)
+
+
+def _positions(known: IntArray, wanted: IntArray) -> tuple[IntArray, IntArray]:
+    """Give the rows of `wanted` that are in `known` (ascending), and their positions there."""
+    if not len(known):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    rows = np.flatnonzero(known[at] == wanted)
+    return rows, at[rows]

@@ -1,0 +1,152 @@
+"""Arrivals: a micro-batch's messages placed in panes, judged, and folded to partial aggregates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import IncrementalPlan
+from backend.batch import BEFORE, NO_TIME, TIME
+from backend.windows import combined_rows
+from backend.windows.accumulators import FIRST_CLOCK
+from backend.windows.columns.arrays import IntArray, compress, dense, firsts, union
+from backend.windows.columns.grouping import GroupKeys
+from backend.windows.definitions import Assigner
+from backend.windows.micro_batch import Turn, numbers
+
+LOWEST = -(2**62) - 2**61
+"""Stands for a clock that has not started: below every event time, and no window's end is at or before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Accepted messages in panes; all arrays as long as the turn's messages.
+
+    Attributes:
+        pane: Pane numbers.
+        skip: Windows over the pane that are out of retention for the message.
+        epoch: See backend.windows.columns.facts.
+        clock: Watermark before the message.
+        key: Number of the group key.
+        keys: The distinct encoded group keys, by number.
+        ends: Window ends that separate the epochs, ascending.
+    """
+
+    pane: IntArray
+    skip: IntArray
+    epoch: IntArray
+    clock: IntArray
+    key: IntArray
+    keys: pa.Array
+    ends: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Messages folded to partials, in order of (pane, skip, epoch, key); all arrays as long as `table`.
+
+    Attributes:
+        pane: Pane numbers.
+        skip: Skips.
+        epoch: Epochs.
+        key: Numbers of group keys.
+        clock: Watermark before the first message of each.
+        table: Partial columns and `FIRST_CLOCK`.
+    """
+
+    pane: IntArray
+    skip: IntArray
+    epoch: IntArray
+    key: IntArray
+    clock: IntArray
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return len(self.pane)
+
+
+def started(clock: int) -> int:
+    """Give a clock that can be calculated with."""
+    return max(clock, LOWEST)
+
+
+def place(turn: Turn, grid: Assigner, retention_ms: int, gone: IntArray | None, group_keys: GroupKeys) -> Placed:
+    """Place the turn's messages; those that no window can take go to the errors.
+
+    Args:
+        turn: The messages.
+        grid: The windows.
+        retention_ms: Retention by time.
+        gone: Per message the last window that is out of retention by number of messages; None without limit.
+        group_keys: Encodes the group key.
+    """
+    pane, skip, own = _judge(turn, grid, retention_ms, gone)
+    if turn.exact:
+        clock, ends = own, _ends_passed(grid, pane, turn.clock, own)
+        # the clock of one source partition never goes back: count the rows between the ends instead of comparing each
+        edges = np.searchsorted(clock, ends, "left")
+        epoch = np.repeat(np.arange(len(ends) + 1), np.diff(np.concatenate([[0], edges, [len(clock)]])))
+    else:
+        clock, ends = np.full(len(pane), turn.clock, np.int64), np.empty(0, np.int64)
+        epoch = np.zeros(len(pane), np.int64)
+    key, keys = group_keys.encode(turn.messages)
+    return Placed(pane, skip, epoch, clock, key, keys, ends)
+
+
+def _judge(turn: Turn, grid: Assigner, retention_ms: int, gone: IntArray | None) -> tuple[IntArray, IntArray, IntArray]:
+    """Refuse what is out of retention; gives pane, skip and own clock of the rest."""
+    own = np.maximum(numbers(turn.messages, BEFORE), turn.clock)
+    pane = grid.pane_of(numbers(turn.messages, TIME))
+    skip = np.zeros(len(pane), np.int64)
+    first = grid.first_window(pane[:1] if len(pane) < 2 else np.array([pane.min()]))
+    if not len(pane) or (gone is None and grid.last_ended_at(started(int(own.max())) - retention_ms) < first[0]):
+        return pane, skip, own  # the usual case, without a division per row
+    first, last = grid.first_window(pane), grid.last_window(pane)
+    dead = grid.last_ended(np.maximum(own, LOWEST) - retention_ms)
+    if gone is not None:
+        dead = np.maximum(dead, gone)
+    skip = np.maximum(dead - first + 1, 0)
+    refused = skip > last - first
+    also = "" if gone is None else ", or more than the retained messages ago"
+    turn.refuse(
+        refused, "out_of_retention", f"every window of it ended {retention_ms} ms or more before stream time{also}"
+    )
+    return (pane[~refused], skip[~refused], own[~refused]) if refused.any() else (pane, skip, own)
+
+
+def _ends_passed(grid: Assigner, pane: IntArray, clock: int, own: IntArray) -> IntArray:
+    """Give the ends of windows over the panes that the clock passes before some message."""
+    if not len(pane) or own[-1] == NO_TIME:
+        return np.empty(0, np.int64)
+    touched = compress(pane)[1]
+    closed, passed = grid.last_ended_at(started(clock)), grid.last_ended_at(int(own[-1]))
+    windows = union(np.maximum(grid.first_window(touched), closed + 1), np.minimum(grid.last_window(touched), passed))
+    return grid.ends(windows)
+
+
+def fold(placed: Placed, messages: pa.Table, plan: IncrementalPlan) -> Arrived:
+    """Fold placed messages."""
+    space = max(len(placed.keys), 1)
+    spot, spots = _spots(placed)
+    group, codes = dense(spot * space + placed.key, max(len(spots[0]) * space, 1))
+    first = firsts(group, len(codes))
+    at = codes // space
+    clock = placed.clock[first]
+    table = combined_rows.fold(messages, plan, group, len(codes)).append_column(
+        pa.field(FIRST_CLOCK, pa.int64(), nullable=False), pa.array(clock)
+    )
+    return Arrived(spots[0][at], spots[1][at], spots[2][at], codes % space, clock, table)
+
+
+def _spots(placed: Placed) -> tuple[IntArray, tuple[IntArray, IntArray, IntArray]]:
+    """Number the distinct (pane, skip, epoch) in their order."""
+    pane, panes = compress(placed.pane)
+    skips = int(placed.skip.max(initial=0)) + 1
+    epochs = len(placed.ends) + 1
+    if skips == 1 and epochs == 1:
+        return pane, (panes, np.zeros(len(panes), np.int64), np.zeros(len(panes), np.int64))
+    # below 2**62: panes and epochs are at most as many as there are rows, skips at most MAX_OVERLAP
+    spot, spots = dense((pane * skips + placed.skip) * epochs + placed.epoch, len(panes) * skips * epochs)
+    return spot, (panes[spots // (skips * epochs)], spots // epochs % skips, spots % epochs)

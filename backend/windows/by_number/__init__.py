@@ -1,0 +1,1 @@
+"""Windows by number of messages."""

@@ -1,0 +1,127 @@
+"""Messages of windows by number of messages, for full-state aggregates: laid out by number, stored, dropped."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import FullPlan
+from backend.aggregates.groups import taken
+from backend.keys import prefix_end
+from backend.messages.key_first import PLACE_BYTES, Digests, Held, HeldRows
+from backend.windows.by_number.rows import MESSAGES, PLACES, split_places
+from backend.windows.by_number.runs import Runs
+from backend.windows.columns.arrays import IntArray, Mask, spread
+from backend.windows.columns.facts import MAX_MEMBERS
+from backend.windows.columns.keyed import keyed
+from backend.windows.micro_batch import Turn, source_ranks
+
+
+class TupleContents:
+    """The messages of one micro-batch and, where windows need them, the stored ones.
+
+    Args:
+        held: The message store.
+        turn: The micro-batch.
+        space: Runs of group keys; arrays of keys are as long.
+        key: Group key of each message.
+        number: Number of each message within its key.
+        counted: New messages of each key.
+        next0: Next number of each key before.
+        live: Live messages of each key; kept up to date here.
+        digest: Their digest; kept up to date here.
+        mixed0: Keys whose live messages came from several source partitions before.
+        mixed: The same after; kept up to date here.
+        out: Keys that fall out of retention.
+    """
+
+    def __init__(
+        self,
+        held: Held,
+        turn: Turn,
+        space: Runs,
+        *,
+        key: IntArray,
+        number: IntArray,
+        counted: IntArray,
+        next0: IntArray,
+        live: IntArray,
+        digest: Digests,
+        mixed0: Mask,
+        mixed: Mask,
+        out: Mask,
+    ) -> None:
+        self._held, self._turn, self._space = held, turn, space
+        self._key, self._number, self._counted, self._next0 = key, number, counted, next0
+        self._live, self._digest, self._mixed0, self._mixed, self._out = live, digest, mixed0, mixed, out
+
+    def read(self, moves: Mask) -> None:
+        """Lay out the messages of group keys in order of (key, number): of those in `moves`, and new ones."""
+        needed = np.flatnonzero((moves | (self._mixed & (self._counted > 0))) & (self._live > 0))
+        starts = keyed(MESSAGES, self._space.keys.take(pa.array(needed)))
+        stops, sizes = (prefix_end(key) or b"\xff" for key in starts), self._live[needed]
+        stored = self._held.read_counted(self._turn.work, starts, stops, sizes, "group key")
+        self._stored = HeldRows(stored.keys, stored.values, needed[stored.owner])
+        begins = np.cumsum(sizes) - sizes
+        rank = np.arange(len(stored.owner)) - begins[stored.owner]
+        for at in np.flatnonzero(self._mixed0[needed]).tolist():  # rare: their order was written down
+            rows = slice(int(begins[at]), int(begins[at] + sizes[at]))
+            places = self._turn.work.get(PLACES + self._space.keys[int(needed[at])].as_py()) or b""
+            listed = {place: at for at, place in enumerate(split_places(places))}
+            rank[rows] = [listed.get(key[-PLACE_BYTES:], -1) for key in stored.keys[rows]]
+        self._stored_number = rank + self._next0[self._stored.owner] - self._live[self._stored.owner]
+        key = np.concatenate([self._stored.owner, self._key])
+        number = np.concatenate([self._stored_number, self._number])
+        order = np.lexsort((number, key))
+        self._all_key, self._all_number = key[order], number[order]
+        both = pa.concat_tables([self._held.table(stored), self._held.select(self._turn.messages)])
+        self._all_messages = both.take(pa.array(order))
+        if self._mixed.any():
+            self._place_rank = source_ranks(self._all_messages)
+        self._all_first = np.searchsorted(self._all_key, np.arange(len(self._space)))
+
+    def values(self, plan: FullPlan, low: IntArray, high: IntArray, key: IntArray) -> pa.Table:
+        """Compute full-state aggregates of number ranges, some windows at a time."""
+        begin = self._all_first[key]
+        begin = begin + low - self._all_number[begin]
+        total = np.cumsum(high - low)
+        parts, at = [], 0
+        while at < len(key):
+            done = int(total[at - 1]) if at else 0
+            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
+            rows, owner = spread(begin[at:end], (high - low)[at:end])
+            if self._mixed.any():  # numbers follow arrival, folding follows the source
+                by_place = np.lexsort((self._place_rank[rows], owner))
+                rows, owner = rows[by_place], owner[by_place]
+            parts.append(plan.result(taken(self._all_messages, rows), owner, end - at))
+            at = end
+        return pa.concat_tables(parts)
+
+    def store(self, keep: IntArray) -> None:
+        """Drop what no open window needs; new messages that filled windows within the micro-batch never get there."""
+        gone = np.flatnonzero(self._stored_number < keep[self._stored.owner])
+        self._account(self._held.drop(self._turn, self._stored.where(gone)), self._stored.owner[gone], -1)
+        stay = np.flatnonzero(self._number >= keep[self._key])
+        picked = self._turn.messages.take(pa.array(stay))
+        names, values = self._held.rows(picked, self._space.keys.take(pa.array(self._key[stay])))
+        self._account(self._held.put(self._turn, names, values), self._key[stay], 1)
+        self._store_places(keep)
+
+    def _store_places(self, keep: IntArray) -> None:
+        """Write down the order of live messages of group keys that have several source partitions."""
+        touched = self._mixed & ((self._counted > 0) | self._out)
+        if not touched.any():
+            return
+        names = self._held.rows(self._all_messages, self._space.keys.take(pa.array(self._all_key)))[0]
+        for key in np.flatnonzero(touched).tolist():
+            name = PLACES + self._space.keys[key].as_py()
+            mine = np.flatnonzero((self._all_key == key) & (self._all_number >= keep[key]))
+            if len(mine):
+                self._turn.work.put(name, b"".join(names[at][-PLACE_BYTES:] for at in mine.tolist()))
+            else:
+                self._turn.work.delete(name)
+                self._mixed[key] = False
+
+    def _account(self, found: Digests, key: IntArray, sign: int) -> None:
+        self._live += sign * np.bincount(key, minlength=len(self._live))
+        np.add.at(self._digest, key, found if sign > 0 else np.uint64(0) - found)

@@ -1,0 +1,125 @@
+"""Windows by number of messages: tumbling, hopping and sliding, counted per group key, or per stream without one.
+
+The messages of a group key are numbered 0, 1, 2, ... as they come. Window k holds the numbers `[k * step, k * step +
+size)` and is full with its last message; nothing comes late, because offsets come in order. A sliding window ends at
+every message and holds it and the `size - 1` before it (the first ones fewer). Results carry the offsets of the first
+and the last message; the bounds in time are null.
+
+Nothing is kept of a full window. Without a retention an open window is kept until it is full, also of a group key that
+went silent for ever. With one the group key falls out (backend.windows.by_number.runs has the rule): its open windows
+are sent as `early` (without full results only what waits for the early policy), then they go, and with them messages,
+panes, revisions and the counter. Should the key come back, it begins anew: the next window starts with its next
+message.
+
+State is kept once per *pane* of gcd(size, step) messages and only while an open window needs it:
+
+====================== ============================== =========================================================
+region                 key                            value
+====================== ============================== =========================================================
+OPERATOR               `n`, group key                 next number; live messages, their digest and source; newest one
+OPERATOR               `m`, group key                 places of the live messages by number, if of several sources
+WINDOWS                group key, pane                start_offset, last_offset, partial aggregates
+REVISIONS              group key, window              next revision, pending since (early or drained windows only)
+MESSAGES               group key, offset              the fields (full-state aggregates only)
+OPERATOR               `N`, `T`, ...                  what falls out next (backend.windows.by_number.runs)
+====================== ============================== =========================================================
+
+SAMZA-552 keys the metadata by `start_offset`. Here several group keys have windows at the same time, and offsets of
+several source partitions have no order, so the key is the group key and the number; `start_offset` is in the value.
+
+Everything is an array operation over ranks within a group key: no row is looked at alone. A micro-batch therefore does
+exactly what its messages one by one would, and cuts change neither results nor state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import gcd
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import Proof
+from backend.keys import prefix_end
+from backend.messages.key_first import PLACE_BYTES, Held, remove
+from backend.rows import RowCodec
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows.by_number.rows import LAST, MESSAGES, PLACES, START, all_counters, newest, split_places
+from backend.windows.by_number.step import TupleStep
+from backend.windows.columns.arrays import IntArray
+from backend.windows.columns.keyed import WindowKeys
+from backend.windows.micro_batch import Turn
+from backend.windows.spec import WindowSpec
+
+
+class Tuples:
+    """The kind for tumbling, hopping and sliding windows by number of messages.
+
+    Args:
+        spec: Its window is one of these.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.size, self.step = spec.window.size, spec.window.step or 1
+        self.pane = gcd(self.size, self.step)
+        self.sliding = spec.window.kind == "sliding"
+        self.lowest = 1 - self.size if self.sliding else 0
+        self.incremental, self.full = spec.plans()
+        self.keys = WindowKeys(spec.key_fields)
+        own = [pa.field(name, pa.int64(), nullable=False) for name in (START, LAST)]
+        self.pane_schema = pa.schema([*own, *self.incremental.partial_schema])
+        self.codec = RowCodec(self.pane_schema)
+        fields = [spec.schema.field(name) for name in spec.input_fields()]
+        self.held = Held(fields, timed=False) if spec.full else None
+        self.result_schema = spec.result_schema()
+
+    def fold(self, turn: Turn) -> None:
+        """Take one micro-batch."""
+        TupleStep(self, turn).run()
+        if self.held is not None:
+            turn.replay_from = self.held.replay_from(turn.work, turn.batch.after)
+
+    def open_of(self, following: IntArray) -> IntArray:
+        """Give how many windows have a message and are not full, per run of which this is the next number.
+
+        Of sliding windows none: each is full with the message that it begins with.
+        """
+        if self.sliding:
+            return np.zeros_like(following)
+        return (following - 1) // self.step - np.maximum((following - self.size) // self.step, -1)
+
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the open windows of all group keys, by their counters; no clock closes one."""
+        return int(self.open_of(all_counters(work)[1]["next"].astype(np.int64)).sum())
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of messages, sorted by key; `settle` takes out those of windows that are gone."""
+        return self.held.replay_rows(messages, self.keys) if self.held is not None else ([], [])
+
+    def settle(self, work: Workspace) -> None:
+        """Leave of replayed messages, per group key, the newest ones of its source partition: as many as counted."""
+        if self.held is None:
+            return
+        counters = {key[2:]: row for key, row in zip(*all_counters(work), strict=True)}
+        listed = dict(zip(*work.scan_arrays(PLACES, prefix_end(PLACES)), strict=True))
+        found: dict[bytes, list[bytes]] = {}
+        for key, _ in work.scan(MESSAGES, bytes([Region.MESSAGES + 1])):
+            found.setdefault(key[1:-PLACE_BYTES], []).append(key)
+        for code, keys in found.items():
+            places = listed.get(PLACES + code)
+            if places is not None:
+                wanted = set(split_places(places))
+            else:
+                wanted = newest([key[-PLACE_BYTES:] for key in keys], counters.get(code))
+            remove(work, [key for key in keys if key[-PLACE_BYTES:] not in wanted])
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold, group key by group key."""
+        if self.held is None:
+            return
+        for key, row in zip(*all_counters(work), strict=True):
+            start = MESSAGES + key[2:]
+            label = f"open windows of group key {key[2:].hex()}"
+            yield Proof(label, start, prefix_end(start) or b"\xff", int(row["live"]), int(row["digest"]))

@@ -1,0 +1,61 @@
+"""Rows of windows by number of messages: counters of group keys, and the order of messages of several sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.keys import prefix_end
+from backend.messages import clock_bytes
+from backend.messages.key_first import PLACE_BYTES
+from backend.rows import fixed_rows
+from backend.store.protocol import Readable, Region
+
+FORMAT = 2
+START, LAST = "_start_offset", "_last_offset"
+COUNTER = np.dtype(
+    [
+        ("format", "u1"),
+        ("next", ">i8"),
+        ("live", ">i8"),
+        ("digest", ">u8"),
+        ("stream", ">u2"),
+        ("partition", ">i4"),
+        ("mixed", "u1"),  # the live messages come from several source partitions
+        ("newest", ">i8"),  # newest event time, and number on the shard of the newest message: retention
+        ("last", ">i8"),
+    ]
+)
+COUNTERS = bytes([Region.OPERATOR]) + b"n"
+PLACES = bytes([Region.OPERATOR]) + b"m"
+MESSAGES = bytes([Region.MESSAGES])
+
+
+def newest(places: list[bytes], counter: np.void | None) -> set[bytes]:
+    """Give the places of the live messages of a group key with one source partition; `places` are ascending."""
+    if counter is None or not counter["live"]:
+        return set()
+    source = clock_bytes((int(counter["stream"]), int(counter["partition"]), 0))[: PLACE_BYTES - 8]
+    return set([place for place in places if place.startswith(source)][-int(counter["live"]) :])
+
+
+def split_places(places: bytes) -> list[bytes]:
+    """Take places that are written behind one another apart."""
+    return [places[at : at + PLACE_BYTES] for at in range(0, len(places), PLACE_BYTES)]
+
+
+def all_counters(state: Readable) -> tuple[list[bytes], npt.NDArray[np.void]]:
+    """Read the counters of all group keys: their keys, and `COUNTER` rows."""
+    keys, values = state.scan_arrays(COUNTERS, prefix_end(COUNTERS))
+    return keys, read_counters(values)
+
+
+def read_counters(values: Sequence[bytes]) -> npt.NDArray[np.void]:
+    """Decode counters.
+
+    Raises:
+        UnknownFormat: Another release wrote one.
+    """
+    return fixed_rows(values, COUNTER, FORMAT, "a counter of tuple windows")

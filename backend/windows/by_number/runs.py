@@ -1,0 +1,306 @@
+"""Runs: the messages of a group key until the key falls out of retention, for windows by number of messages.
+
+A group key falls out, with all that is open of it, when one of these holds (and is given):
+
+* by number   its newest message is not among the newest `retention_messages` of the shard, in order of arrival;
+* by time     `newest + retention <= stream time`, where newest is the newest event time of the run's messages.
+
+A message that comes after that begins a new run, as if the key had never been there: windows are counted from 0 again,
+so nothing has to stay of a key that went silent. A message that comes to a key that is not there and that is itself out
+of retention, `t + retention <= stream time`, is refused: the window that it would open would be gone at once.
+
+With one source partition stream time is the newest event time before the message, so runs are told message by message
+and cuts change nothing. With several it is the watermark as committed, and keys fall out when a micro-batch ends.
+
+Refused messages count as messages that came. Neither the number of a run's messages nor its newest event time would be
+another if they did not, which is why a running maximum over all messages tells everything at once: a refused message
+is out of retention, and all before it were.
+
+=============== ============================ =========================================================================
+region          key                          value
+=============== ============================ =========================================================================
+OPERATOR        `p`                          number of the next message that comes to the shard
+OPERATOR        `x`                          the tags of the indexes that there are
+OPERATOR        `N`, number of the newest,   empty; in the order in which group keys fall out by number
+                group key
+OPERATOR        `T`, newest event time,      empty; in the order in which they fall out by time
+                group key
+=============== ============================ =========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from backend.batch import BEFORE, NO_TIME, TIME
+from backend.keys import fixed_bytes, prefix_end
+from backend.rows import fixed_values
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows.arrivals import started
+from backend.windows.by_number.rows import COUNTERS, all_counters, read_counters
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.grouping import KeySpace
+from backend.windows.columns.keyed import WindowKeys, keyed
+from backend.windows.merging.components import running_maximum
+from backend.windows.merging.rows import timed_keys
+from backend.windows.micro_batch import Turn, numbers
+
+_POSITION, _INDEXES, _BY_NUMBER, _BY_TIME = (bytes([Region.OPERATOR]) + tag for tag in (b"p", b"x", b"N", b"T"))
+_TIME = 8
+WHY = "no open window of its group key, and a window that it would open is out of retention"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Messages, for `judge` in order of (group key, arrival); all arrays as long as one another.
+
+    Attributes:
+        key: Number of the group key.
+        number: Number of the message on the shard, or its stream.
+        time: Event time.
+        clock: Stream time that it is judged by; ascending within a key.
+    """
+
+    key: IntArray
+    number: IntArray
+    time: IntArray
+    clock: IntArray
+
+    def where(self, rows: IntArray) -> Arrivals:
+        """Give some of them."""
+        return Arrivals(self.key[rows], self.number[rows], self.time[rows], self.clock[rows])
+
+
+def judge(
+    arrivals: Arrivals, known: Mask, last: IntArray, newest: IntArray, most: int | None, retention_ms: int
+) -> tuple[Mask, Mask]:
+    """Tell runs apart.
+
+    Args:
+        arrivals: The messages.
+        known: Per group key, whether there is a run already.
+        last: Per group key the number of its newest message, where there is a run.
+        newest: Per group key the newest event time, where there is a run.
+        most: How many messages may come since the newest one of a run; None is without limit.
+        retention_ms: Retention by time; 0 is without.
+
+    Returns:
+        For each message whether it is taken, and whether it begins a run.
+    """
+    key, number, time, clock = arrivals.key, arrivals.number, arrivals.time, arrivals.clock
+    first = np.ones(len(key), np.bool_)
+    first[1:] = key[1:] != key[:-1]
+    goes_on = first & known[key]
+    opens = first & ~known[key]
+    if most is not None:
+        before = np.where(goes_on, last[key], np.concatenate([number[:1], number[:-1]]))
+        opens |= (goes_on | ~first) & (number - before > most)
+    if not retention_ms:
+        return np.ones(len(key), np.bool_), opens
+    reach = running_maximum(np.where(goes_on & ~opens, np.maximum(time, newest[key]), time), np.cumsum(first | opens))
+    before = np.where(goes_on, newest[key], np.concatenate([reach[:1], reach[:-1]]))
+    taken = reach + retention_ms > clock
+    return taken, taken & (opens | (before + retention_ms <= clock))
+
+
+def clocks(turn: Turn) -> IntArray:
+    """Give the stream time that each message of a turn is judged by."""
+    if not turn.exact:
+        return np.full(turn.messages.num_rows, started(turn.clock), np.int64)
+    return np.maximum(numbers(turn.messages, BEFORE), started(turn.clock))
+
+
+class FallingOut:
+    """Finds group keys that fall out of retention without a message of theirs.
+
+    Args:
+        work: The state.
+        most: Retention by number of messages, None for none.
+        retention_ms: Retention by time, 0 for none.
+        stored: Gives all stored runs: group keys, number of their newest message, newest event time.
+    """
+
+    def __init__(
+        self,
+        work: Workspace,
+        most: int | None,
+        retention_ms: int,
+        stored: Callable[[Workspace], tuple[pa.Array, IntArray, IntArray]],
+    ) -> None:
+        self._work, self._most, self._retention_ms, self._stored = work, most, retention_ms, stored
+        self._tags = [tag for tag, wanted in ((_BY_NUMBER, most is not None), (_BY_TIME, retention_ms > 0)) if wanted]
+        self._settle()
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a retention."""
+        return bool(self._tags)
+
+    def count(self, messages: int) -> int:
+        """Number messages that came; gives the number of the first of them."""
+        begin = int.from_bytes(self._work.get(_POSITION) or b"", "big")
+        if messages:
+            self._work.put(_POSITION, (begin + messages).to_bytes(8, "big"))
+        return begin
+
+    def judge(self, arrivals: Arrivals, known: Mask, last: IntArray, newest: IntArray) -> tuple[Mask, Mask]:
+        """Tell runs apart, as `judge` does."""
+        return judge(arrivals, known, last, newest, self._most, self._retention_ms)
+
+    def find(self, end: int, clock: int) -> pa.Array:
+        """Give the group keys that are out when `end` messages came and stream time is `clock`."""
+        found: list[bytes] = []
+        if self._most is not None:
+            found += self._scan(_BY_NUMBER, end - self._most)
+        if self._retention_ms:
+            found += self._scan(_BY_TIME, started(clock) - self._retention_ms + 1)
+        return pa.array(found, pa.binary())
+
+    def _scan(self, tag: bytes, end: int) -> list[bytes]:
+        return [key[2 + _TIME :] for key in self._work.scan_arrays(tag, tag + fixed_bytes(end))[0]]
+
+    def out(self, last: IntArray, newest: IntArray, end: int, clock: int) -> Mask:
+        """Tell which runs are out."""
+        gone = np.zeros(len(last), np.bool_)
+        if self._most is not None:
+            gone |= end - last > self._most
+        if self._retention_ms:
+            gone |= newest + self._retention_ms <= started(clock)
+        return gone
+
+    def delete(self, codes: pa.Array, last: IntArray, newest: IntArray) -> None:
+        """Delete the index rows of group keys."""
+        for tag in self._tags:
+            self._work.delete_many(sorted(timed_keys(tag, last if tag == _BY_NUMBER else newest, codes)))
+
+    def put(self, codes: pa.Array, last: IntArray, newest: IntArray) -> None:
+        """Write the index rows of group keys."""
+        for tag in self._tags:
+            keys = sorted(timed_keys(tag, last if tag == _BY_NUMBER else newest, codes))
+            self._work.put_many(keys, [b""] * len(keys))
+
+    def _settle(self) -> None:
+        """Make the indexes that the options ask for, when the job before was asked for others."""
+        wanted = b"".join(tag[1:] for tag in self._tags)
+        there = self._work.get(_INDEXES) or b""
+        if there == wanted:
+            return
+        for tag in (_BY_NUMBER, _BY_TIME):
+            self._work.delete_many(self._work.scan_arrays(tag, prefix_end(tag))[0])
+        self.put(*self._stored(self._work))
+        self._work.put(_INDEXES, wanted)
+
+
+def stored_runs(work: Workspace) -> tuple[pa.Array, IntArray, IntArray]:
+    """Give all stored runs: group keys, number of their newest message, newest event time."""
+    keys, rows = all_counters(work)
+    codes = pa.array([key[2:] for key in keys], pa.binary())
+    return codes, rows["last"].astype(np.int64), rows["newest"].astype(np.int64)
+
+
+class Runs:
+    """The runs of one micro-batch: of each group key the stored one, if there is one, then those that messages begin.
+
+    Messages that are refused are taken out of the turn.
+
+    Args:
+        turn: The micro-batch.
+        keys: Encodes the group key.
+        falling: Finds what falls out.
+        more: Further group keys to look at, all of which have a stored run.
+
+    Attributes:
+        keys: Group key of each run, ascending; of one group key in order of time.
+        key: Run of each message.
+        stored: The run was stored; the next five are the stored runs', or 0.
+        next: Number of the run's next message.
+        live: Live messages in the message store.
+        digest: Their digest.
+        newest: Newest event time, this micro-batch's messages included.
+        last: Number of the newest message on the shard, likewise.
+        out: The run falls out of retention.
+        source: Source partition of the live messages, of stored runs only.
+        mixed: They are of several, of stored runs only.
+    """
+
+    def __init__(self, turn: Turn, keys: WindowKeys, falling: FallingOut, more: Sequence[pa.Array]) -> None:
+        self._work, self._falling = turn.work, falling
+        messages = turn.messages
+        number = falling.count(messages.num_rows) + np.arange(messages.num_rows)
+        end = falling.count(0)
+        found, codes = keys.encode(messages)
+        space = KeySpace([codes, *more, falling.find(end, turn.clock_after)])
+        key = space.numbers[0][found] if len(found) else found
+        rows = self._work.get_many(keyed(COUNTERS, space.keys))
+        known = np.array([row is not None for row in rows], np.bool_)
+        counters = read_counters([row for row in rows if row is not None])
+        time, begun = numbers(messages, TIME), (~known).astype(np.int64)
+        first = np.arange(len(space))
+        self.key: IntArray = key
+        if falling.limited:
+            taken, opens, since = self._judge(Arrivals(key, number, time, clocks(turn)), known, counters)
+            turn.refuse(~taken, "out_of_retention", WHY)
+            begun = np.bincount(key[opens], minlength=len(space))
+            first = np.cumsum(known + begun) - (known + begun)
+            self.key = (first + known - 1 - (np.cumsum(begun) - begun))[key[taken]] + since[taken]
+            time, number = time[taken], number[taken]
+        count = known + begun
+        code = np.repeat(np.arange(len(space)), count)
+        self.keys: pa.Array = space.keys.take(pa.array(code))
+        self._space, self._first = space, first
+        self.stored: Mask = np.zeros(len(code), np.bool_)
+        self.stored[first[known]] = True
+        self.next, self.live, self.digest = (self._spread(counters[name]) for name in ("next", "live", "digest"))
+        self._was = self._spread(counters["last"]), self._spread(counters["newest"])
+        self.last, self.newest = self._was[0].copy(), np.where(self.stored, self._was[1], started(NO_TIME))
+        np.maximum.at(self.newest, self.key, time)
+        np.maximum.at(self.last, self.key, number)
+        self.source: IntArray = counters["stream"].astype(np.int64) * 2**32 + counters["partition"]
+        self.mixed: Mask = counters["mixed"] > 0
+        newest_run = np.ones(len(code), np.bool_)
+        newest_run[:-1] = code[1:] != code[:-1]
+        self.out: Mask = ~newest_run | falling.out(self.last, self.newest, end, turn.clock_after)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def _judge(
+        self, arrivals: Arrivals, known: Mask, counters: npt.NDArray[np.void]
+    ) -> tuple[Mask, Mask, npt.NDArray[np.int64]]:
+        """Tell for each message whether it is taken, whether it begins a run, and how many began in order of keys."""
+        last, newest = np.zeros(len(known), np.int64), np.zeros(len(known), np.int64)
+        last[known], newest[known] = counters["last"], counters["newest"]
+        order = np.argsort(arrivals.key, kind="stable")
+        taken, opens = np.empty(len(order), np.bool_), np.empty(len(order), np.bool_)
+        taken[order], opens[order] = self._falling.judge(arrivals.where(order), known, last, newest)
+        since = np.empty(len(order), np.int64)
+        since[order] = np.cumsum(opens[order])
+        return taken, opens, since
+
+    def _spread(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Give a column of counters for all runs."""
+        out = np.zeros(len(self.stored), np.uint64 if column.dtype.kind == "u" else np.int64)
+        out[self.stored] = column
+        return out
+
+    def find(self, codes: pa.Array) -> IntArray:
+        """Give the stored runs of group keys."""
+        found: IntArray = self._first[self._space.find(codes)]
+        return found
+
+    def store(self, counters: npt.NDArray[np.void], keep: Mask, touched: Mask) -> None:
+        """Write the counters of runs that are kept; `touched` ones that are not are forgotten."""
+        old = np.flatnonzero(touched & self.stored)
+        self._work.delete_many(keyed(COUNTERS, self.keys.take(pa.array(old))))
+        self._falling.delete(self.keys.take(pa.array(old)), self._was[0][old], self._was[1][old])
+        kept = np.flatnonzero(keep)
+        codes = self.keys.take(pa.array(kept))
+        self._work.put_many(keyed(COUNTERS, codes), fixed_values(counters[kept]))
+        self._falling.put(codes, counters["last"][kept].astype(np.int64), counters["newest"][kept].astype(np.int64))

@@ -1,0 +1,319 @@
+"""One micro-batch on its way through sessions by number of messages: found, told apart, sent, stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.keys import fixed_bytes, prefix_end
+from backend.messages.key_first import PLACE_BYTES, HeldRows, digests
+from backend.store.protocol import Region
+from backend.windows.arrivals import started
+from backend.windows.by_number.rows import MESSAGES
+from backend.windows.by_number.runs import WHY, Arrivals, FallingOut, clocks, judge
+from backend.windows.columns.arrays import IntArray, Mask, compress
+from backend.windows.columns.grouping import KeySpace
+from backend.windows.columns.keyed import STREAM_BYTES, keyed
+from backend.windows.merging.nodes import full_values
+from backend.windows.merging.rows import EARLY_WAITS, INDEX, NEVER, WINDOWS, first_waiting, scan_waiting, timed_keys
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, Emission, Turn, numbers
+
+_POSITION = bytes([Region.OPERATOR]) + b"P"
+
+if TYPE_CHECKING:
+    from backend.windows.by_number.sessions import TupleSessions
+
+
+class TupleSessionStep:
+    """One micro-batch. `stored` are sessions as read; `runs` are sessions after it: new ones, then untouched ones."""
+
+    def __init__(self, kind: TupleSessions, turn: Turn) -> None:
+        self.kind, self.turn, self.work = kind, turn, turn.work
+        self.now, self.early_ms = turn.batch.time_ms, kind.spec.policies.early_ms
+        self.retention_ms = kind.spec.retention_ms
+        self.shows_open = turn.batch.drain or turn.full_off
+        """Every open session is sent."""
+        self.falling = FallingOut(self.work, None, self.retention_ms, kind.stored_runs)
+
+    def run(self) -> None:
+        """Take the steps."""
+        self._number()
+        self._read()
+        self._judge()
+        self._split()
+        self._merge()
+        self._decide()
+        self._read_messages()
+        self._emit()
+        self._store()
+
+    def _number(self) -> None:
+        """Number the messages within their streams."""
+        messages, work = self.turn.messages, self.work
+        self.stream = numbers(messages, STREAM)
+        key, codes = self.kind.keys.encode(messages)
+        streams = sorted({*np.unique(self.stream).tolist(), *(stream for stream, _ in self.turn.batch.after)})
+        self.end: dict[int, int] = {}
+        self.clock, self.clocks_of = clocks(self.turn), dict[int, IntArray]()
+        self.position = np.zeros(len(self.stream), np.int64)
+        for stream in streams:  # a handful
+            name = _POSITION + fixed_bytes(stream, "u2")
+            mine = np.flatnonzero(self.stream == stream)
+            begin = int.from_bytes(work.get(name) or b"", "big")
+            self.position[mine] = begin + np.arange(len(mine))
+            self.end[stream] = begin + len(mine)
+            self.clocks_of[stream] = self.clock[mine]
+            if len(mine):
+                work.put(name, self.end[stream].to_bytes(8, "big"))
+        self.key, self.codes = key, codes
+
+    def _read(self) -> None:
+        """Read the sessions of the messages' group keys, those that end, and those whose update is due."""
+        work, found = self.work, set[bytes]()
+        for stream, end in self.end.items():
+            low = INDEX + fixed_bytes(stream, "u2")
+            high = prefix_end(low) if self.shows_open else low + fixed_bytes(end - self.kind.size)
+            found.update(work.scan_arrays(low, high)[1])
+        if self.early_ms is not None:
+            found.update(scan_waiting(work, EARLY_WAITS, self.now - self.early_ms))
+        elif self.turn.policies_changed:
+            found.update(scan_waiting(work, EARLY_WAITS, None))
+        space = KeySpace(
+            [self.codes, pa.array(sorted(found), pa.binary()), self.falling.find(0, self.turn.clock_after)]
+        )
+        self.space = space
+        self.key = space.numbers[0][self.key] if len(self.key) else self.key
+        values = work.get_many(keyed(WINDOWS, space.keys))
+        known = [at for at, value in enumerate(values) if value is not None]
+        self.stored_key = np.array(known, np.int64)
+        self.stored = self.kind.decode([value for value in values if value is not None])
+        self.stored_of = np.full(len(space), -1, np.int64)
+        self.stored_of[self.stored_key] = np.arange(len(known))
+
+    def _judge(self) -> None:
+        """Refuse messages out of retention; tell where a session begins."""
+        last, newest = np.zeros(len(self.space), np.int64), np.zeros(len(self.space), np.int64)
+        last[self.stored_key], newest[self.stored_key] = (numbers(self.stored, name) for name in ("_last", "_newest"))
+        order = np.argsort(self.key, kind="stable")
+        time = numbers(self.turn.messages, TIME)
+        arrivals = Arrivals(self.key, self.position, time, self.clock).where(order)
+        taken, opens = np.empty(len(order), np.bool_), np.empty(len(order), np.bool_)
+        known = self.stored_of >= 0
+        taken[order], opens[order] = judge(arrivals, known, last, newest, self.kind.size, self.retention_ms)
+        self.turn.refuse(~taken, "out_of_retention", WHY)
+        self.opens: Mask = opens[taken]
+        self.key, self.position, self.stream = (column[taken] for column in (self.key, self.position, self.stream))
+        self.offset, self.time = (numbers(self.turn.messages, name) for name in (OFFSET, TIME))
+
+    def _split(self) -> None:
+        """Put each group key's messages into sessions."""
+        order = np.argsort(self.key, kind="stable")
+        key, opens, known = self.key[order], self.opens[order], self.stored_of[self.key[order]]
+        first = np.ones(len(order), np.bool_)
+        first[1:] = key[1:] != key[:-1]
+        run = np.cumsum(opens | first) - 1
+        count = int(run[-1]) + 1 if len(run) else 0
+        self.run_of = np.empty(len(order), np.int64)
+        self.run_of[order] = run
+        begin, end = np.flatnonzero(opens | first), np.append(np.flatnonzero(opens | first)[1:], len(order)) - 1
+        self.run_key = key[begin]
+        self.begin_row, self.end_row = order[begin], order[end] if count else order[begin]
+        goes_on = first[begin] & ~opens[begin]
+        self.continues = np.where(goes_on, known[begin], -1)
+        self.newest = np.ones(count, np.bool_)
+        self.newest[:-1] = self.run_key[1:] != self.run_key[:-1]
+
+    def _merge(self) -> None:
+        """Make all sessions: runs of messages, with the stored session that goes on; then other stored ones."""
+        plan, stored = self.kind.incremental, self.stored
+        count, old = len(self.run_key), self.continues[self.continues >= 0]
+        alone = np.setdiff1d(np.arange(stored.num_rows), old)
+        self.alone = alone
+        folded = plan.fold(self.turn.messages, self.run_of, count)
+        before = stored.select(plan.partial_schema.names).cast(plan.partial_schema)
+        goes_on = np.flatnonzero(self.continues >= 0)
+        if len(old):
+            both = pa.concat_tables([before.take(pa.array(old)), folded])
+            folded = plan.merge(both, np.concatenate([goes_on, np.arange(count)]), count)
+        self.partials = pa.concat_tables([folded, before.take(pa.array(alone))])
+
+        def put(name: str, new: IntArray, *, keep: bool) -> IntArray:
+            """Give a column of all sessions; `keep` takes the stored value where a session goes on."""
+            column = np.asarray(stored.column(name).fill_null(NEVER), dtype=np.int64)
+            if keep:
+                new = new.copy()
+                new[goes_on] = column[old]
+            return np.concatenate([new, column[alone]])
+
+        self.run_key = np.concatenate([self.run_key, self.stored_key[alone]])
+        self.last = put("_last", self.position[self.end_row], keep=False)
+        self.start_offset = put("_start_offset", self.offset[self.begin_row], keep=True)
+        self.last_offset = put("_last_offset", self.offset[self.end_row], keep=False)
+        newest = np.full(count, started(NO_TIME), np.int64)
+        np.maximum.at(newest, self.run_of, self.time)
+        newest[goes_on] = np.maximum(newest[goes_on], numbers(stored, "_newest")[old])
+        self.newest_time = np.concatenate([newest, numbers(stored, "_newest")[alone]])
+        self.next = put("_next", np.zeros(count, np.int64), keep=True)
+        self.since = put("_since", np.full(count, NEVER), keep=True)
+        if self.early_ms is not None:
+            fresh = np.arange(len(self.since)) < count
+            self.since[fresh & (self.since == NEVER)] = self.now
+        self.newest = np.concatenate([self.newest, ~np.isin(self.stored_key[alone], self.run_key[:count])])
+
+    def _decide(self) -> None:
+        """Tell which sessions ended or fell out, and which open ones are sent."""
+        streams = np.array(
+            [int.from_bytes(code[:STREAM_BYTES], "big") for code in self.space.keys.to_pylist()], np.int64
+        )
+        self.run_stream = streams[self.run_key]
+        ends, self.fell = np.zeros(len(self.last), np.bool_), ~self.newest
+        gone_at = self.newest_time + self.retention_ms
+        for stream, end in self.end.items():
+            mine = np.flatnonzero(self.run_stream == stream)
+            at = self.last[mine] + self.kind.size - (end - len(self.clocks_of[stream]))
+            full = at < len(self.clocks_of[stream])  # a message made it so many without the key: not fallen out before?
+            ends[mine[full]] = True
+            clock = np.full(len(mine), started(self.turn.clock_after))
+            clock[full] = self.clocks_of[stream][at[full]]
+            self.fell[mine] = (self.fell[mine] & ~full) | ((self.retention_ms > 0) & (gone_at[mine] <= clock))
+        self.ended: Mask = ends | self.fell
+        still = ~self.ended
+        if self.shows_open:
+            self.sends = still
+        elif self.early_ms is not None:
+            self.sends = still & (self.since != NEVER) & (self.since <= self.now - self.early_ms)
+        elif self.turn.policies_changed:
+            self.sends = still & (self.since != NEVER)  # the policy that these wait for was turned off
+        else:
+            self.sends = np.zeros(len(still), np.bool_)
+
+    def _read_messages(self) -> None:
+        """Read the messages of sessions that are sent or ended, and lay out those that just came."""
+        held, stored = self.kind.held, self.stored
+        if held is None:
+            return
+        source = np.concatenate([self.continues, self.alone])
+        mine = np.flatnonzero((self.ended | self.sends) & (source >= 0))
+        keys = self.space.keys.take(pa.array(self.run_key[mine])).to_pylist()
+        starts = [MESSAGES + key for key in keys]
+        stops, sizes = (prefix_end(start) or b"\xff" for start in starts), numbers(stored, "_count")[source[mine]]
+        found = held.read_counted(self.work, starts, stops, sizes, "session")
+        self.old = HeldRows(found.keys, found.values, mine[found.owner])
+        self.all_messages = pa.concat_tables([held.table(found), held.select(self.turn.messages)])
+        self.all_run = np.concatenate([self.old.owner, self.run_of])
+
+    def _emit(self) -> None:
+        full, goes = self.kind.spec.policies.full, self.since != NEVER
+        goes |= full or self.turn.full_off
+        ended = np.flatnonzero(self.ended & ~self.fell & goes)
+        order = np.lexsort((self.run_stream[ended], self.last[ended]))
+        fell = np.flatnonzero(self.fell & goes)
+        phases = [
+            (FULL if full else EARLY, ended[order]),
+            (EARLY, fell[np.argsort(self.last[fell], kind="stable")]),
+        ]
+        self.turn.metrics["opened"] += int((self.continues < 0).sum())
+        self.turn.metrics["expired"] += int(self.fell.sum())
+        sent = np.flatnonzero(self.sends)
+        phases.append((DRAIN if self.turn.batch.drain else EARLY, sent[np.argsort(self.last[sent], kind="stable")]))
+        for phase, runs in phases:
+            if len(runs):
+                self.turn.results.append(self._table(phase, runs))
+                self.turn.metrics["windows_emitted"] += len(runs)
+        self.next[self.sends] += 1
+        self.since[self.sends | self.ended] = NEVER
+
+    def _table(self, phase: int, runs: IntArray) -> pa.Table:
+        kind = self.kind
+        values = kind.incremental.result(self.partials.take(pa.array(runs)))
+        if kind.held is not None:
+            number = np.full(len(self.last), -1, np.int64)
+            number[runs] = np.arange(len(runs))
+            rows = np.flatnonzero(number[self.all_run] >= 0)
+            full = full_values(kind.full, number[self.all_run[rows]], rows, len(runs), self.all_messages)
+            values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
+        codes = self.space.keys.take(pa.array(self.run_key[runs]))
+        offsets = self.start_offset[runs], self.last_offset[runs]
+        return Emission(phase, self.next[runs], None, None, codes, values, *offsets).table(
+            kind.result_schema, kind.keys
+        )
+
+    def _store(self) -> None:
+        work, stored = self.work, self.stored
+        old = self.space.keys.take(pa.array(self.stored_key)).to_pylist()
+        last, since = stored.column("_last").to_pylist(), stored.column("_since").to_pylist()
+        work.delete_many([INDEX + c[:STREAM_BYTES] + fixed_bytes(at) for c, at in zip(old, last, strict=True)])
+        waits = [at for at, value in enumerate(since) if value is not None]
+        waited = np.array([since[at] for at in waits], np.int64)
+        work.delete_many(sorted(timed_keys(EARLY_WAITS, waited, pa.array([old[at] for at in waits], pa.binary()))))
+        kept = np.flatnonzero(~self.ended)
+        self.falling.delete(pa.array(old, pa.binary()), numbers(stored, "_last"), numbers(stored, "_newest"))
+        codes = self.space.keys.take(pa.array(self.run_key[kept])).to_pylist()
+        self.turn.add_open(len(kept) - len(old))
+        gone = set(old) - set(codes)
+        work.delete_many(sorted(WINDOWS + code for code in gone))
+        count, digest, starts = self._store_messages()
+        since_kept = self.since[kept]
+        own = [
+            pa.array(self.last[kept]),
+            pa.array(self.start_offset[kept]),
+            pa.array(self.last_offset[kept]),
+            pa.array(self.next[kept]),
+            pa.array(since_kept, mask=since_kept == NEVER),
+            pa.array(count[kept]),
+            pa.array(digest[kept]),
+            pa.array([starts[at] for at in kept.tolist()], pa.binary()),
+            pa.array(self.newest_time[kept]),
+        ]
+        table = pa.table([*own, *self.partials.take(pa.array(kept)).columns], schema=self.kind.schema)
+        work.put_many([WINDOWS + code for code in codes], self.kind.codec.encode(table))
+        index = [
+            INDEX + code[:STREAM_BYTES] + fixed_bytes(at)
+            for code, at in zip(codes, self.last[kept].tolist(), strict=True)
+        ]
+        work.put_many(index, codes)
+        self.falling.put(pa.array(codes, pa.binary()), self.last[kept], self.newest_time[kept])
+        waiting = np.flatnonzero(since_kept != NEVER)
+        waiting_codes = pa.array([codes[at] for at in waiting.tolist()], pa.binary())
+        keys = sorted(timed_keys(EARLY_WAITS, since_kept[waiting], waiting_codes))
+        work.put_many(keys, [b""] * len(keys))
+        oldest = first_waiting(work, EARLY_WAITS) if self.early_ms is not None else None
+        self.turn.ledger.due_ms = None if oldest is None or self.early_ms is None else oldest + self.early_ms
+
+    def _store_messages(self) -> tuple[IntArray, np.ndarray[tuple[int], np.dtype[np.uint64]], list[bytes | None]]:
+        """Drop messages of ended sessions and add those of open ones; gives count, digest and starts of sessions."""
+        held, turn, total = self.kind.held, self.turn, len(self.last)
+        count, digest = np.zeros(total, np.int64), np.zeros(total, np.uint64)
+        starts: list[bytes | None] = [None] * total
+        if held is None:
+            return count, digest, starts
+        source = np.concatenate([self.continues, self.alone])
+        known = np.flatnonzero(source >= 0)
+        count[known] = numbers(self.stored, "_count")[source[known]]
+        digest[known] = self.stored.column("_digest").to_numpy()[source[known]]
+        before = self.stored.column("_starts").to_pylist()
+        for at in known.tolist():
+            starts[at] = before[source[at]]
+        held.drop(turn, self.old.where(np.flatnonzero(self.ended[self.old.owner])))
+        stay = np.flatnonzero(~self.ended[self.run_of])
+        codes = self.space.keys.take(pa.array(self.key[stay]))
+        keys, values = held.rows(turn.messages.take(pa.array(stay)), codes)
+        held.put(turn, keys, values)
+        np.add.at(count, self.run_of[stay], 1)
+        np.add.at(digest, self.run_of[stay], digests(keys, values))
+        self._add_starts(starts, stay, keys)
+        return count, digest, starts
+
+    def _add_starts(self, starts: list[bytes | None], stay: IntArray, keys: list[bytes]) -> None:
+        """Note where each source partition begins in a session: the first message of each, few of all."""
+        partition = numbers(self.turn.messages, PARTITION)[stay]
+        pair, distinct = compress(self.run_of[stay] * 2**31 + partition)
+        firsts = np.full(len(distinct), -1, np.int64)
+        firsts[pair[::-1]] = np.arange(len(stay))[::-1]
+        for at, run in zip(firsts.tolist(), (distinct // 2**31).tolist(), strict=True):
+            place, known = keys[at][-PLACE_BYTES:], starts[run] or b""
+            if all(known[i : i + PLACE_BYTES - 8] != place[:-8] for i in range(0, len(known), PLACE_BYTES)):
+                starts[run] = known + place

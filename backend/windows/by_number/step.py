@@ -1,0 +1,345 @@
+"""One micro-batch on its way through windows by number of messages: an array operation at each step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.errors import StateCorrupted
+from backend.store.protocol import Region
+from backend.store.staging import VERIFY
+from backend.windows import revisions
+from backend.windows.arrivals import started
+from backend.windows.by_number.contents import TupleContents
+from backend.windows.by_number.rows import COUNTER, FORMAT, LAST, START, all_counters
+from backend.windows.by_number.runs import FallingOut, Runs, stored_runs
+from backend.windows.columns.arrays import IntArray, Mask, dense, spread
+from backend.windows.columns.blocks import combine
+from backend.windows.columns.facts import Pairs
+from backend.windows.columns.keyed import numbered
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, Emission, Turn, numbers
+from backend.windows.revisions import Revisions
+
+if TYPE_CHECKING:
+    from backend.windows.by_number.kind import Tuples
+
+
+class TupleStep:
+    """One micro-batch; arrays named after keys are as long as `space`, the group keys at hand.
+
+    Attributes:
+        first: Number of the first message that was still needed before (per key).
+        next0: Next number before.
+        next1: Next number after.
+        filled: First window that was not full before.
+        opened: First window that is not full after.
+    """
+
+    def __init__(self, kind: Tuples, turn: Turn) -> None:
+        self.kind, self.turn, self.work = kind, turn, turn.work
+        self.now = turn.batch.time_ms
+        policies = kind.spec.policies
+        self.early_ms = None if kind.sliding else policies.early_ms  # a sliding window is full when it begins
+        self.ends = policies.full or turn.full_off
+        """A window is sent when it ends: full, or as it is when its group key falls out."""
+        self.at_end = FULL if policies.full else EARLY
+        """Reason of a result that is sent with a window's last message."""
+        self.drain = turn.batch.drain and not kind.sliding
+        self.shows_open = self.drain or (turn.full_off and not kind.sliding)
+        """Every open window is sent."""
+        self.falling = FallingOut(self.work, kind.spec.retention_messages, kind.spec.retention_ms, stored_runs)
+
+    def run(self) -> None:
+        """Take the steps."""
+        self._number()
+        if not len(self.space):
+            return
+        self._choose()
+        self._load()
+        self._send()
+        self._store()
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def _number(self) -> None:
+        """Tell runs apart, and number the messages within theirs."""
+        turn = self.turn
+        self.rows, waiting = self._waiting()
+        self.runs = runs = Runs(turn, self.kind.keys, self.falling, [self.rows.keys, waiting])
+        self.space, self.row_key = runs, runs.find(self.rows.keys)
+        self.key, self.out, self.next0 = runs.key, runs.out, runs.next
+        self.live, self.digest = runs.live, runs.digest
+        count = len(runs)
+        self.counted = np.bincount(self.key, minlength=count)
+        self.next1 = self.next0 + self.counted
+        self._find_sources()
+        self.order = np.argsort(self.key, kind="stable")
+        self.at = np.cumsum(self.counted) - self.counted
+        self.number = np.empty(len(self.key), np.int64)
+        own = self.key[self.order]
+        self.number[self.order] = np.arange(len(own)) - self.at[own] + self.next0[own]
+
+    def _find_sources(self) -> None:
+        """Tell which runs have live messages of several source partitions: their numbers are not in order."""
+        stream, partition = (numbers(self.turn.messages, name) for name in (STREAM, PARTITION))
+        own, stored = stream * 2**32 + partition, self.runs.stored
+        self.source, self.mixed0 = np.zeros(len(self.space), np.int64), np.zeros(len(self.space), np.bool_)
+        self.source[self.key[::-1]] = own[::-1]
+        self.source[stored] = self.runs.source
+        self.mixed0[stored] = self.runs.mixed
+        self.mixed = self.mixed0.copy()
+        if self.kind.held is not None:
+            self.mixed[self.key[own != self.source[self.key]]] = True
+
+    def _waiting(self) -> tuple[Revisions, pa.Array]:
+        """Read the revisions of all windows when something is due, and all group keys when all that is open is."""
+        ledger, none = self.turn.ledger, pa.array([], pa.binary())
+        region = (bytes([Region.REVISIONS]), bytes([Region.REVISIONS + 1]))
+        self.scanned = self.shows_open or (ledger.due_ms is not None and ledger.due_ms <= self.now)
+        rows = revisions.scan(self.work, *region) if self.scanned else revisions.empty()
+        if not self.shows_open:
+            return rows, none
+        return rows, pa.array([key[2:] for key in all_counters(self.work)[0]], pa.binary())
+
+    # -- choose ---------------------------------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        """Find the windows that fill, those that are open, and which of these are sent."""
+        kind = self.kind
+        self.filled = np.maximum((self.next0 - kind.size) // kind.step + 1, kind.lowest)
+        self.opened = np.maximum((self.next1 - kind.size) // kind.step + 1, kind.lowest)
+        self.first = np.maximum(self.filled * kind.step, 0)
+        window, key = spread(self.filled, self.opened - self.filled)
+        trigger = self.order[self.at[key] + window * kind.step + kind.size - 1 - self.next0[key]]
+        by_trigger = np.lexsort((window, trigger))
+        self.full_window, self.full_key = window[by_trigger], key[by_trigger]
+        open_count = kind.open_of(self.next1)
+        chosen = np.ones(len(self.space), np.bool_) if self.shows_open else self.counted > 0
+        if self.early_ms is None and not self.shows_open:
+            chosen[:] = False
+        if self.ends or self.turn.ledger.sent_open:
+            chosen |= self.out  # sent as it is; what was sent of it is forgotten
+        self.turn.metrics["opened"] += int(((self.next1 - 1) // kind.step - (self.next0 - 1) // kind.step).sum())
+        self.turn.metrics["expired"] += int(open_count[self.out].sum())
+        self.turn.add_open(int(open_count[~self.out].sum()) - int(kind.open_of(self.next0).sum()))
+        self.open_window, self.open_key = spread(self.opened, np.where(chosen, open_count, 0))
+        self._read_revisions()
+        self._choose_ended()
+        self._decide()
+
+    def _read_revisions(self) -> None:
+        if self.scanned or not self.turn.ledger.sent_open:
+            return
+        ended, owner = spread(self.filled, self.opened - self.filled)
+        window, key = np.concatenate([ended, self.open_window]), np.concatenate([owner, self.open_key])
+        stored = self.runs.stored[key]
+        self.rows = revisions.get(self.work, window[stored], self.space.keys.take(pa.array(key[stored])))
+        self.row_key = self.runs.find(self.rows.keys)
+
+    def _choose_ended(self) -> None:
+        """Find for each full window its row of revisions; without full results only what waits is sent."""
+        pairs = Pairs(self.rows.starts, self.row_key, len(self.space))
+        place = np.full(len(pairs) + 1, -1, np.int64)
+        place[pairs.find(self.rows.starts, self.row_key)] = np.arange(len(self.rows))
+        self.full_row = place[pairs.find(self.full_window, self.full_key)]
+        if self.ends or self.kind.spec.policies.early_ms is not None:  # the last message is an update that waits
+            return
+        waits = self.full_row >= 0
+        waits[waits] = self.rows.pending[self.full_row[waits]]
+        self.full_window, self.full_key, self.full_row = (
+            column[waits] for column in (self.full_window, self.full_key, self.full_row)
+        )
+
+    def _decide(self) -> None:
+        """Apply the early policy to updated and waiting open windows."""
+        rows, count = self.rows, len(self.space)
+        still = rows.starts >= self.opened[self.row_key]
+        window = np.concatenate([rows.starts[still], self.open_window])
+        self.open = Pairs(window, np.concatenate([self.row_key[still], self.open_key]), count)
+        at = self.open.find(rows.starts[still], self.row_key[still])
+        total = len(self.open)
+        self.next, self.since = np.zeros(total, np.int64), np.full(total, self.now, np.int64)
+        self.waits, self.known = np.zeros(total, np.bool_), np.zeros(total, np.bool_)
+        self.next[at], self.waits[at], self.known[at] = rows.next[still], rows.pending[still], True
+        waiting = rows.pending[still]
+        self.since[at[waiting]] = rows.since[still][waiting]
+        updated = self.open.find(self.open_window, self.open_key)
+        if self.early_ms is not None:
+            self.waits[updated[self.counted[self.open_key] > 0]] = True
+        # a run that falls out is sent before it goes; without full results what waits of it
+        self.goes: Mask = (self.waits | self.ends) & self.out[self.open.key]
+        if self.shows_open:
+            self.goes[updated] |= ~self.out[self.open.key[updated]]
+        elif self.turn.policies_changed and self.early_ms is None:
+            self.goes |= self.waits  # the policy that these wait for was turned off
+        elif self.early_ms is not None:
+            self.goes |= self.waits & (self.since + self.early_ms <= self.now)
+
+    # -- load -----------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Make the table of panes, in order of (key, pane): stored ones that are needed, and new messages folded."""
+        kind, count = self.kind, len(self.space)
+        self.sends = np.zeros(count, np.bool_)
+        self.sends[self.full_key] = True
+        self.sends[self.open.key[self.goes]] = True
+        low = self.first // kind.pane
+        stored = np.where(self.next0 > self.first, (self.next0 - 1) // kind.pane - low + 1, 0)
+        partly = (stored > 0) & (self.next0 % kind.pane != 0) & (self.counted > 0)
+        begin = np.where(self.sends, low, low + stored - 1)
+        pane, key = spread(begin, np.where(self.sends, stored, np.where(partly, 1, 0)))
+        old = self._read_panes(pane, key)
+        new_pane = self.number // kind.pane
+        self.low, self.span = (
+            low,
+            int(max((new_pane - low[self.key]).max(initial=0), (pane - low[key]).max(initial=0))) + 1,
+        )
+        code = np.concatenate([key * self.span + pane - low[key], self.key * self.span + new_pane - low[self.key]])
+        group, self.codes = dense(code, count * self.span)
+        self.panes = self._merged(old, group[: len(pane)], group[len(pane) :], len(self.codes))
+
+    def _read_panes(self, pane: IntArray, key: IntArray) -> pa.Table:
+        wanted = numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane)
+        values = self.work.get_many(wanted)
+        if None in values:
+            raise StateCorrupted(
+                "a pane of tuple windows is missing", where=wanted[values.index(None)].hex(), command=VERIFY
+            )
+        return self.kind.codec.decode(values)  # type: ignore[arg-type]
+
+    def _merged(self, old: pa.Table, old_group: IntArray, new_group: IntArray, count: int) -> pa.Table:
+        plan, offsets = self.kind.incremental, numbers(self.turn.messages, OFFSET)
+        start, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        backward = self.order[::-1]
+        start[new_group[backward]] = offsets[backward]
+        start[old_group], last[old_group] = numbers(old, START), numbers(old, LAST)
+        last[new_group[self.order]] = offsets[self.order]
+        folded = plan.fold(self.turn.messages, new_group, count)
+        if len(old_group):
+            folded = folded.take(pa.array(fresh := np.unique(new_group)))
+            both = pa.concat_tables([old.select(plan.partial_schema.names).cast(plan.partial_schema), folded])
+            folded = plan.merge(both, np.concatenate([old_group, fresh]), count)
+        return pa.table([pa.array(start), pa.array(last), *folded.columns], schema=self.kind.pane_schema)
+
+    # -- send -----------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        if self.kind.held is not None:
+            self.contents = TupleContents(
+                self.kind.held,
+                self.turn,
+                self.space,
+                key=self.key,
+                number=self.number,
+                counted=self.counted,
+                next0=self.next0,
+                live=self.live,
+                digest=self.digest,
+                mixed0=self.mixed0,
+                mixed=self.mixed,
+                out=self.out,
+            )
+            self.contents.read(self.sends | (self.opened > self.filled) | self.out)
+        revision = np.zeros(len(self.full_row), np.int64)
+        known = self.full_row >= 0
+        revision[known] = self.rows.next[self.full_row[known]]
+        self._emit(self.at_end, revision, self.full_window, self.full_key)
+        out = self.out[self.open.key]
+        for phase, which in ((EARLY, out), (DRAIN if self.drain else EARLY, ~out)):
+            going = np.flatnonzero(self.goes & which)
+            self._emit(phase, self.next[going], self.open.window[going], self.open.key[going])
+        self.next[self.goes] += 1
+        self.waits[self.goes] = False
+
+    def _emit(self, phase: int, revision: IntArray, window: IntArray, key: IntArray) -> None:
+        if not len(window):
+            return
+        kind = self.kind
+        low = np.maximum(window * kind.step, 0)
+        high = np.minimum(window * kind.step + kind.size, self.next1[key])
+        row = np.searchsorted(self.codes, key * self.span + low // kind.pane - self.low[key])
+        length = (high - 1) // kind.pane - low // kind.pane + 1
+        plan = kind.incremental
+        partials = combine(plan, self.panes.select(plan.partial_schema.names), row, length)
+        values = plan.result(partials)
+        if kind.held is not None:
+            full = self.contents.values(kind.full, low, high, key)
+            values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
+        start, last = numbers(self.panes, START)[row], numbers(self.panes, LAST)[row + length - 1]
+        codes = self.space.keys.take(pa.array(key))
+        emission = Emission(phase, revision, None, None, codes, values, start, last)
+        self.turn.results.append(emission.table(kind.result_schema, kind.keys))
+
+    # -- store ----------------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        kind = self.kind
+        keep = np.maximum(self.opened * kind.step, 0)
+        keep = np.where(self.out, -(-self.next1 // kind.pane) * kind.pane, keep)
+        # tumbling windows begin anew with each: numbers start at 0 again, so a finished key leaves nothing behind
+        base = np.where(kind.step == kind.size, keep, 0)
+        if kind.held is not None:
+            self.contents.store(keep)
+        self._store_panes(keep, base)
+        self._store_revisions(base)
+        self._store_counters(base)
+
+    def _store_panes(self, keep: IntArray, base: IntArray) -> None:
+        kind = self.kind
+        low = self.first // kind.pane
+        gone = np.where(
+            self.next0 > self.first, np.minimum(keep // kind.pane, (self.next0 - 1) // kind.pane + 1) - low, 0
+        )
+        pane, key = spread(low, gone)
+        self.work.delete_many(numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane))
+        key = self.codes // self.span
+        pane = self.codes % self.span + self.low[key]
+        fresh = (pane * kind.pane >= keep[key]) & ((pane + 1) * kind.pane > self.next0[key]) & (self.counted[key] > 0)
+        values = kind.codec.encode(self.panes.filter(pa.array(fresh)))
+        key, pane = key[fresh], pane[fresh]
+        names = numbered(Region.WINDOWS, self.space.keys.take(pa.array(key)), pane - base[key] // kind.pane)
+        self.work.put_many(names, values)
+
+    def _store_revisions(self, base: IntArray) -> None:
+        rows, kind, ledger = self.rows, self.kind, self.turn.ledger
+        window = self.open.window - base[self.open.key] // kind.step
+        keep = (self.waits | (self.next > 0)) & ~self.out[self.open.key]
+        if len(rows):
+            revisions.delete(self.work, rows)
+        revisions.put(
+            self.work,
+            Revisions(
+                window[keep],
+                self.space.keys.take(pa.array(self.open.key[keep])),
+                self.next[keep],
+                self.waits[keep],
+                self.since[keep],
+            ),
+        )
+        ledger.sent_open = ledger.sent_open or bool(keep.any())
+        due = [] if self.scanned or ledger.due_ms is None else [ledger.due_ms]
+        if self.early_ms is not None and self.waits.any():
+            due.append(int(self.since[self.waits].min()) + self.early_ms)
+        ledger.due_ms = min(due, default=None)
+
+    def _store_counters(self, base: IntArray) -> None:
+        packed = np.zeros(len(self.space), COUNTER)
+        packed["stream"], packed["partition"] = self.source >> 32, self.source & 0xFFFFFFFF
+        packed["mixed"], packed["newest"], packed["last"] = self.mixed, self.runs.newest, self.runs.last
+        packed["format"], packed["next"], packed["live"], packed["digest"] = (
+            FORMAT,
+            self.next1 - base,
+            self.live,
+            self.digest,
+        )
+        empty = self.next1 == base
+        if self.kind.spec.retention_ms:  # a key is there until it falls out, also when nothing of it is open
+            empty[:] = False
+        else:  # nothing stays of a full window
+            packed["newest"][base > 0] = started(NO_TIME)
+            own = self.number >= base[self.key]
+            np.maximum.at(packed["newest"], self.key[own], numbers(self.turn.messages, TIME)[own])
+        self.runs.store(packed, (self.counted > 0) & ~empty & ~self.out, (self.counted > 0) | self.out)

@@ -1,0 +1,127 @@
+"""Facts: what happened in panes, stored or just arrived, laid out flat; and which of it a window sees.
+
+A fact is a partial aggregate or a message. It lies in a pane and belongs to a group key. Two numbers decide which of
+the windows over its pane see it:
+
+* `skip`: the first `skip` windows over the pane were out of retention when the message arrived. For all but very late
+  messages of hopping windows it is 0. Stored with the fact, because it cannot be judged again afterwards.
+* `epoch`: only inside a micro-batch of a shard with one source partition: how many window ends the stream time had
+  passed before the message. A window that closes in this micro-batch sees the epochs up to its end, so its full result
+  does not depend on where micro-batches are cut. What is stored already counts as epoch -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from backend.windows.columns.arrays import IntArray, spread
+from backend.windows.definitions import Assigner
+
+MAX_MEMBERS = 1 << 21
+"""Rows of (window, fact) looked at together: bounds memory where many windows overlap."""
+
+ALL_EPOCHS = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts in order of pane; all arrays int64 and as long as one another.
+
+    Attributes:
+        pane: Pane number, ascending.
+        skip: Windows over the pane that do not see it.
+        epoch: See above; -1 for what is stored.
+        key: Number of the group key.
+        row: Row of the table that holds the fact's content.
+    """
+
+    pane: IntArray
+    skip: IntArray
+    epoch: IntArray
+    key: IntArray
+    row: IntArray
+
+    @classmethod
+    def sorted(cls, pane: IntArray, skip: IntArray, epoch: IntArray, key: IntArray) -> Facts:
+        """Put facts in order of pane; `row` tells where each stood."""
+        if len(pane) < 2 or bool((pane[1:] >= pane[:-1]).all()):
+            return cls(pane, skip, epoch, key, np.arange(len(pane)))
+        order = np.argsort(pane, kind="stable")
+        return cls(pane[order], skip[order], epoch[order], key[order], order)
+
+    def __len__(self) -> int:
+        return len(self.pane)
+
+    def seen_by(
+        self, grid: Assigner, windows: IntArray, epochs: IntArray, pairs: Pairs | None = None
+    ) -> Iterator[tuple[IntArray, IntArray]]:
+        """Give what windows see, in chunks of whole windows.
+
+        Args:
+            grid: The windows.
+            windows: Window numbers, ascending.
+            epochs: Per window the last epoch it sees.
+            pairs: Only these (window, group key); None is all.
+
+        Yields:
+            Facts (as positions here), and for each the position in `windows` of the window that sees it.
+        """
+        low = np.searchsorted(self.pane, windows * grid.panes_per_step, "left")
+        high = np.searchsorted(self.pane, windows * grid.panes_per_step + grid.panes_per_window, "left")
+        total = np.cumsum(high - low)
+        at = 0
+        while at < len(windows):
+            done = int(total[at - 1]) if at else 0
+            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
+            facts, owner = spread(low[at:end], (high - low)[at:end])
+            window = owner + at
+            seen = self.epoch[facts] <= epochs[window]
+            if self.skip.any():
+                seen &= self.skip[facts] <= windows[window] - grid.first_window(self.pane[facts])
+            if pairs is not None:
+                seen &= pairs.contain(windows[window], self.key[facts])
+            if not seen.all():
+                facts, window = facts[seen], window[seen]
+            yield facts, window
+            at = end
+
+
+class Pairs:
+    """A set of (window, group key), each a number; sorted by window, then key.
+
+    Args:
+        windows: Window of each pair; any order, repetitions allowed.
+        keys: Key of each pair, in `[0, space)`.
+        space: Number of group keys.
+    """
+
+    def __init__(self, windows: IntArray, keys: IntArray, space: int) -> None:
+        self.windows, at = np.unique(windows, return_inverse=True)
+        """The windows that occur, ascending."""
+        self._space = max(space, 1)
+        self._codes = np.unique(at * self._space + keys)
+        self.window: IntArray = self.windows[self._codes // self._space] if len(self._codes) else self._codes
+        """Window of each distinct pair."""
+        self.key: IntArray = self._codes % self._space
+        """Key of each distinct pair."""
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def find(self, windows: IntArray, keys: IntArray) -> IntArray:
+        """Give the positions of pairs among the distinct ones, -1 for unknown ones."""
+        if not len(self._codes) or not len(windows):
+            return np.full(len(windows), -1, np.int64)
+        at = np.minimum(np.searchsorted(self.windows, windows), len(self.windows) - 1)
+        code = at * self._space + keys
+        place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        known = (self.windows[at] == windows) & (self._codes[place] == code) & (keys >= 0)
+        return np.where(known, place, -1)
+
+    def contain(self, windows: IntArray, keys: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Tell for each pair whether it is in the set."""
+        found: np.ndarray[tuple[int], np.dtype[np.bool_]] = self.find(windows, keys) >= 0
+        return found

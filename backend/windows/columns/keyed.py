@@ -1,0 +1,88 @@
+"""Keys that begin with a group key: windows that every key has for itself (by number of messages, sessions).
+
+Layout (format 1)::
+
+    +--------+-----------+-----------------------------------+
+    | region | group key | a number: sign-flipped, big-end   |
+    | 1 byte | its code  | 8 bytes, or none                  |
+    +--------+-----------+-----------------------------------+
+
+The group key's code (backend.keys) ends by itself, so no key's rows lie among another's. Without group fields the code
+is the stream's number, 2 bytes: then windows are per stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import STREAM
+from backend.keys import pack_fixed, to_binary, unpack_fixed
+from backend.store.protocol import Region
+from backend.windows.columns.arrays import IntArray, compress
+from backend.windows.columns.grouping import GroupKeys
+from backend.windows.micro_batch import numbers
+
+Bytes2D = npt.NDArray[np.uint8]
+STREAM_BYTES = 2
+
+
+class WindowKeys:
+    """Codes of group keys, or of streams where there are no group fields.
+
+    Args:
+        fields: Fields of the group key, in order.
+        per_stream: Put the stream in front of the group key too.
+    """
+
+    def __init__(self, fields: Sequence[pa.Field], *, per_stream: bool = False) -> None:
+        self._keys, self._bare = GroupKeys(fields), not fields
+        self._per_stream = per_stream or self._bare
+
+    def encode(self, messages: pa.Table) -> tuple[IntArray, pa.Array]:
+        """Number the messages' codes; gives for each message the number of its code, and the distinct codes."""
+        found, codes = self._keys.encode(messages)
+        if not self._per_stream:
+            return found, codes
+        streams = numbers(messages, STREAM)
+        both, distinct = compress(found * 2**16 + streams)
+        heads = to_binary(pack_fixed((distinct % 2**16).astype(np.uint16)))
+        return both, joined_codes([heads, codes.take(pa.array(distinct // 2**16))])
+
+    def decode(self, codes: pa.Array) -> list[pa.Array]:
+        """Give the group fields of codes."""
+        if self._per_stream:  # distinct codes only, so few; Arrow's binary_slice fails without a stop
+            codes = pa.array([code[STREAM_BYTES:] for code in codes.to_pylist()], pa.binary())
+        return self._keys.decode(codes)
+
+
+def joined_codes(parts: Sequence[pa.Array]) -> pa.Array:
+    """Put binary arrays behind each other, row by row."""
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def keyed(head: bytes, codes: pa.Array, tail: Bytes2D | None = None) -> list[bytes]:
+    """Build keys: `head`, the code, and fixed bytes behind it."""
+    if not len(codes):
+        return []
+    parts = [pa.array([head] * len(codes), pa.binary()), codes.cast(pa.binary())]
+    if tail is not None:
+        parts.append(to_binary(tail))
+    keys: list[bytes] = joined_codes(parts).to_pylist()
+    return keys
+
+
+def numbered(region: Region, codes: pa.Array, values: IntArray) -> list[bytes]:
+    """Build keys `region, code, number`."""
+    return keyed(bytes([region]), codes, pack_fixed(values))
+
+
+def split_numbered(keys: Sequence[bytes]) -> tuple[pa.Array, IntArray]:
+    """Take keys of `numbered` apart: codes and numbers."""
+    codes = pa.array([key[1:-8] for key in keys], pa.binary())
+    tails = np.frombuffer(b"".join(key[-8:] for key in keys), np.uint8).reshape(-1, 8)
+    return codes, unpack_fixed(tails, np.int64)

@@ -1,0 +1,1 @@
+"""Session windows by event time: windows that messages make longer, and merge."""

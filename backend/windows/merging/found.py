@@ -1,0 +1,205 @@
+"""Sessions that a micro-batch concerns: found by the index over last times, so what does nothing costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import BEFORE, TIME
+from backend.keys import fixed_bytes
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.grouping import GroupKeys, KeySpace
+from backend.windows.merging import rows
+from backend.windows.merging.one_by_one import Terms
+from backend.windows.merging.rows import LONG_AGO, NEVER, SessionRows, Stored
+from backend.windows.micro_batch import Turn, numbers
+
+TOTAL = bytes([rows.EARLY_WAITS[0]]) + b"T"
+"""Key of the number of sessions."""
+
+_TIME = 8
+_SCAN_SHARE = 16
+"""The index is scanned as a whole when at least one in so many sessions may be touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Rows of REVISIONS, as read, in order of their owner.
+
+    Attributes:
+        idents: Group key and first.
+        first: First event times.
+        last: Last event times.
+        revision: Revisions.
+        owner: Stored session that each lies in.
+        values: The aggregates.
+    """
+
+    idents: list[bytes]
+    first: IntArray
+    last: IntArray
+    revision: IntArray
+    owner: IntArray
+    values: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The messages of a micro-batch, and the stored sessions that it concerns.
+
+    Attributes:
+        messages: The messages that are taken.
+        refused: The messages that are out of retention.
+        time: Their event times.
+        before: Clock before each; `LOWEST` where there is none.
+        clock: Clock with each, where sessions close message by message; else as `before`.
+        key: Number of the group key of each.
+        space: The group keys.
+        stored: Stored sessions.
+        stored_key: Number of the group key of each.
+        is_open: Not closed before the micro-batch.
+        since: Batch time of the oldest unsent update of each, `LONG_AGO` where its policy was turned off, or `NEVER`.
+        sent: Rows that were sent of them.
+    """
+
+    messages: pa.Table
+    refused: pa.Table
+    time: IntArray
+    before: IntArray
+    clock: IntArray
+    key: IntArray
+    space: KeySpace
+    stored: Stored
+    stored_key: IntArray
+    is_open: Mask
+    since: IntArray
+    sent: Sent
+
+    def codes(self, key: IntArray) -> pa.Array:
+        """Give the codes of group keys."""
+        return self.space.keys.take(pa.array(key))
+
+
+def find(turn: Turn, terms: Terms, keys: GroupKeys, session_rows: SessionRows) -> Found:
+    """Refuse what is out of retention; read what the other messages concern."""
+    before = np.maximum(numbers(turn.messages, BEFORE), terms.clock)
+    time = numbers(turn.messages, TIME)
+    refused = (time + terms.keep <= before) | (time < terms.first_taken)
+    out = turn.messages.filter(pa.array(refused))
+    turn.refuse(
+        refused,
+        "out_of_retention",
+        f"a session of it alone ended {terms.retention} ms or more before stream time, or is where sessions are gone",
+    )
+    messages, before = turn.messages, before[~refused]
+    time = numbers(messages, TIME)
+    key, codes = keys.encode(messages)
+    found = dict.fromkeys(touched(turn.work, terms, time, key, codes))
+    found.update(dict.fromkeys(_due(turn, terms)))
+    stored = session_rows.read(turn.work, sorted(found))
+    space = KeySpace([codes, rows.codes_of(stored.idents)])
+    is_open = stored.last + terms.gap + 1 > terms.clock
+    since = stored.since.copy()
+    if turn.policies_changed:
+        off = np.where(is_open, terms.early_ms is None, terms.late_ms is None)
+        since[off & (since != NEVER)] = LONG_AGO
+    return Found(
+        messages,
+        out,
+        time,
+        before,
+        np.maximum(before, time) if terms.exact else before,
+        space.numbers[0][key] if len(key) else key,
+        space,
+        stored,
+        space.numbers[1],
+        is_open,
+        since,
+        _read_sent(turn.work, session_rows, stored),
+    )
+
+
+def _due(turn: Turn, terms: Terms) -> list[bytes]:
+    """Find the sessions that close, go, or wait to be sent."""
+    work, gap = turn.work, terms.gap
+    found: list[bytes] = []
+    if terms.clock_after > terms.clock:
+        found += rows.scan_index(work, terms.clock - gap, terms.clock_after - gap)
+    if terms.bound_after > terms.bound:
+        found += rows.scan_index(work, None, terms.bound_after)
+    if terms.drain or terms.full_off:
+        found += rows.scan_index(work, terms.clock_after - gap, None)
+    if terms.drain:
+        found += rows.scan_waiting(work, rows.LATE_WAITS, None)
+    else:
+        for tag, delay in ((rows.LATE_WAITS, terms.late_ms), (rows.EARLY_WAITS, terms.early_ms)):
+            if delay is not None:
+                found += rows.scan_waiting(work, tag, terms.now - delay)
+            elif turn.policies_changed:
+                found += rows.scan_waiting(work, tag, None)
+    return found
+
+
+def touched(work: Workspace, terms: Terms, time: IntArray, key: IntArray, codes: pa.Array) -> list[bytes]:
+    """Find the sessions of group keys that event times may be near: by the index, or key by key; some are not.
+
+    Args:
+        work: The state.
+        terms: The gap.
+        time: Event times.
+        key: Group key of each: its number in `codes`.
+        codes: Distinct group keys.
+    """
+    if not len(time):
+        return []
+    low, high = np.full(len(codes), 2**63 - 1, np.int64), np.full(len(codes), -(2**63), np.int64)
+    np.minimum.at(low, key, time - terms.gap)
+    np.maximum.at(high, key, time + terms.gap)
+    total = int.from_bytes(work.get(TOTAL) or b"", "big")
+    found: list[bytes] = []
+    alone = np.ones(len(codes), np.bool_)
+    if len(codes) * _SCAN_SHARE >= total:
+        # open sessions and what a little disorder touches; a message far back looks for itself
+        reach = max(int(low.min()), terms.clock - 2 * terms.gap)
+        alone = low < reach
+        near = rows.scan_index(work, reach, None)
+        known = pc.is_in(rows.codes_of(near), value_set=codes).to_numpy(zero_copy_only=False)
+        found = [near[at] for at in np.flatnonzero(known).tolist()]
+    names = codes.to_pylist()
+    for at in np.flatnonzero(alone).tolist():  # one range per group key
+        start = rows.WINDOWS + names[at]
+        found += [row[1:] for row in work.scan_arrays(start, start + fixed_bytes(int(high[at]) + 1))[0]]
+    return found
+
+
+def _read_sent(work: Workspace, session_rows: SessionRows, stored: Stored) -> Sent:
+    """Read the rows that were sent of stored sessions."""
+    one = np.flatnonzero(stored.shown == 1).tolist()
+    several = np.flatnonzero(stored.shown > 1).tolist()
+    first = work.get_many([rows.SHOWN + stored.idents[at] for at in one])
+    several += [at for at, value in zip(one, first, strict=True) if value is None]
+    owner = [at for at, value in zip(one, first, strict=True) if value is not None]
+    values = [value for value in first if value is not None]
+    idents = [stored.idents[at] for at in owner]
+    for at in several:  # merged sessions: what was sent of their parts lies within them
+        end = rows.SHOWN + stored.idents[at][:-_TIME] + fixed_bytes(int(stored.last[at]) + 1)
+        keys, found = work.scan_arrays(rows.SHOWN + stored.idents[at], end)
+        idents += [key[1:] for key in keys]
+        values += found
+        owner += [at] * len(keys)
+    order = sorted(range(len(owner)), key=owner.__getitem__)
+    idents, values = [idents[at] for at in order], [values[at] for at in order]
+    owner.sort()
+    table = session_rows.decode_shown(values)
+    return Sent(
+        idents,
+        rows.firsts_of(idents),
+        numbers(table, "_last"),
+        numbers(table, "_revision"),
+        np.array(owner, np.int64),
+        table.drop_columns(["_last", "_revision"]),
+    )

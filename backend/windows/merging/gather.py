@@ -1,0 +1,175 @@
+"""All sessions of a micro-batch when all its messages came: told ones, components in one piece, and untouched ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.merging.components import Components
+from backend.windows.merging.found import Found
+from backend.windows.merging.nodes import Nodes
+from backend.windows.merging.one_by_one import Live, Story, Terms
+from backend.windows.merging.rows import LONG_AGO, NEVER
+
+_NONE = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finals:
+    """Sessions as they are when all messages came; all as long as one another.
+
+    Attributes:
+        key: Number of the group key.
+        first: First event time.
+        last: Last event time.
+        open: Not closed by any message so far.
+        since: Since when an update waits, or `NEVER`.
+        node: What it is made of.
+    """
+
+    key: IntArray
+    first: IntArray
+    last: IntArray
+    open: Mask
+    since: IntArray
+    node: IntArray
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The sessions, and how they came about.
+
+    Attributes:
+        finals: The sessions.
+        nodes: What they, and the results on the way, are made of.
+        story: Results on the way.
+        shown_of: Session that a row that was sent belongs to.
+        shown: That row: index of a stored one, or `-1 - event`.
+    """
+
+    finals: Finals
+    nodes: Nodes
+    story: Story
+    shown_of: IntArray
+    shown: IntArray
+
+
+def gather(found: Found, parts: Components, terms: Terms) -> Gathered:
+    """Tell the components where the order decides, and put them together with all others."""
+    sent, stored = found.sent, found.stored
+
+    def shown_row(at: int) -> tuple[int, int, int]:
+        return int(sent.first[at]), int(sent.last[at]), int(sent.revision[at])
+
+    story = Story(terms, len(stored), shown_row)
+    told = _tell(found, parts, story)
+    nodes = Nodes(len(stored), np.full(len(found.time), -1, np.int64))
+    for node, members in story.leaves:
+        nodes.message_node[members] = node
+    for node, pieces in story.joins:
+        nodes.joined.append(np.full(len(pieces), node))
+        nodes.parts.append(np.array(pieces, np.int64))
+    whole, whole_of = _whole(found, parts, terms, nodes, len(stored) + len(story.leaves) + len(story.joins))
+    nodes.close()
+    alone = np.flatnonzero(~parts.touched[parts.stored_part])
+    mine = (
+        _told(told),
+        whole,
+        Finals(
+            found.stored_key[alone],
+            stored.first[alone],
+            stored.last[alone],
+            found.is_open[alone],
+            found.since[alone],
+            alone,
+        ),
+    )
+    columns = ("key", "first", "last", "open", "since", "node")
+    finals = Finals(*(np.concatenate([getattr(part, name) for part in mine]) for name in columns))
+    final_of = np.full(len(stored), -1, np.int64)
+    final_of[whole_of >= 0] = len(told) + whole_of[whole_of >= 0]
+    final_of[alone] = len(told) + len(whole) + np.arange(len(alone))
+    owner = final_of[sent.owner]
+    row = np.flatnonzero(owner >= 0)
+    pairs = np.array([(at, shown) for at, (_, live) in enumerate(told) for shown in live.shown], np.int64).reshape(
+        -1, 2
+    )
+    shown_of, shown = np.concatenate([owner[row], pairs[:, 0]]), np.concatenate([row, pairs[:, 1]])
+    return Gathered(finals, nodes, story, shown_of, shown)
+
+
+def _tell(found: Found, parts: Components, story: Story) -> list[tuple[int, Live]]:
+    """Tell the components where the order decides, message by message; gives (group key, session)."""
+    mine = np.flatnonzero(parts.ordered[parts.part])
+    if not len(mine):
+        return []
+    lives: dict[int, list[Live]] = {}
+    for at in np.flatnonzero(parts.ordered[parts.stored_part]).tolist():
+        lives.setdefault(int(parts.stored_part[at]), []).append(_live(found, at))
+    mine = mine[np.argsort(parts.part[mine], kind="stable")]
+    numbers, starts = np.unique(parts.part[mine], return_index=True)
+    columns = (mine, found.time[mine], found.before[mine], found.clock[mine])
+    messages = list(zip(*(column.tolist() for column in columns), strict=True))
+    told = []
+    for part, low, high in zip(numbers.tolist(), starts.tolist(), [*starts.tolist()[1:], len(mine)], strict=True):
+        key = int(found.key[mine[low]])
+        told.append((key, story.tell(key, lives.get(part, []), messages[low:high])))
+    return told
+
+
+def _live(found: Found, at: int) -> Live:
+    stored, first = found.stored, int(np.searchsorted(found.sent.owner, at))
+    last = int(np.searchsorted(found.sent.owner, at, "right"))
+    return Live(
+        int(stored.first[at]),
+        int(stored.last[at]),
+        not bool(found.is_open[at]),
+        int(found.since[at]),
+        list(range(first, last)),
+        [at],
+    )
+
+
+def _told(told: list[tuple[int, Live]]) -> Finals:
+    names = ("first", "last", "closed", "since")
+    first, last, closed, since = (np.array([getattr(x, n) for _, x in told], np.int64) for n in names)
+    key = np.array([key for key, _ in told], np.int64)
+    node = np.array([live.nodes[0] for _, live in told], np.int64)
+    return Finals(key, first, last, closed == 0, since, node)
+
+
+def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes, made: int) -> tuple[Finals, IntArray]:
+    """Give the components in one piece, and for each stored session the one it went into, -1 for none."""
+    stored = found.stored
+    pieces = np.flatnonzero(parts.touched & ~parts.ordered)
+    number = np.full(parts.count, -1, np.int64)
+    number[pieces] = np.arange(len(pieces))
+    own, old_of = number[parts.part], number[parts.stored_part]
+    has, old = np.flatnonzero(own >= 0), np.flatnonzero(old_of >= 0)
+    mine, olds, total = own[has], old_of[old], len(pieces)
+    key, since = np.zeros(total, np.int64), np.full(total, terms.now, np.int64)
+    first, last = np.full(total, _NONE), np.full(total, -_NONE)
+    key[mine] = found.key[has]
+    np.minimum.at(first, mine, found.time[has])
+    np.minimum.at(first, olds, stored.first[old])
+    np.maximum.at(last, mine, found.time[has])
+    np.maximum.at(last, olds, stored.last[old])
+    waits = found.since[old] != NEVER
+    np.minimum.at(since, olds[waits], found.since[old][waits])
+    is_open: Mask = np.zeros(total, np.bool_)
+    is_open[mine[found.time[has] + terms.gap + 1 > (found.before[has] if terms.exact else terms.clock)]] = True
+    is_open[olds[found.is_open[old]]] = True
+    since[np.where(is_open, terms.early_ms is None, terms.late_ms is None) & (since != LONG_AGO)] = NEVER
+    nodes.message_node[has] = made + mine
+    joined = np.zeros(total, np.bool_)
+    joined[olds] = True
+    join = np.cumsum(joined) - 1 + made + total
+    nodes.joined += [join[olds], join[joined]]
+    nodes.parts += [old, made + np.flatnonzero(joined)]
+    nodes.total = made + total + int(joined.sum())
+    return Finals(key, first, last, is_open, since, np.where(joined, join, made + np.arange(total))), old_of

@@ -1,0 +1,159 @@
+"""Session windows by event time: columnar, and message-exact with one source partition (SAMZA-552, KIP-94).
+
+A session of a group key is `[first, last]`, the event times of its first and last message; a message joins the sessions
+at a distance of at most the gap. It is full when the clock passes `last + gap`. A message after that is late; when it
+makes the session longer or merges it with others, the rows that were sent under the old bounds are withdrawn (reason
+`retracted`: the same bounds, group key, revision and values) right before the new one is sent.
+
+Retention. A message at t is refused iff `t + gap + 1 + retention` is at or before the newest event time before it of
+its own source partition (or, when that was idle, the clock by which windows close): what counts is the session that the
+message would open alone. Whether a session lies near has no say. Kafka Streams judges by the merged session, so that
+there a message is taken or dropped depending on what happened to come before it.
+
+In exchange a session stays until nothing that is taken can touch it. A message that is taken later has
+`t + gap + 1 + retention > clock`; it touches `[first, last]` only if `t <= last + gap`; so the session may go when
+`last + gap + gap + 1 + retention <= clock`. What has gone is said by the bound of `SESSION_INDEX` in the commit, never
+by today's retention: a message at t is refused as well when `t - gap` is before it, because it might touch a session
+that is gone (a retention that was made longer since takes nothing back). Sessions are therefore the connected
+components of the accepted messages of a group key, and neither they nor their last revisions nor the errors depend on
+where micro-batches are cut, with any number of source partitions. With one, full results do not either.
+
+Steps of a micro-batch:
+
+1. find     Messages out of retention are refused. The stored sessions that others may touch, and those that close,
+            expire, or wait to be sent: by the index over last times, so what does nothing costs nothing.
+2. connect  Messages and sessions of a group key to components, by sorting and a running maximum.
+3. tell     Components where the order of messages decides what is sent
+            (backend.windows.merging.components) are told one by one
+            (backend.windows.merging.one_by_one): those where a session closes before a later message of it.
+4. finish   What is due at the end: full, late, early, drained.
+5. compute  All aggregates at once, stored or sent.
+6. write    Sessions, index, what was sent, what waits, messages (backend.windows.merging.rows has the
+bytes).
+
+Results stand in the order in which they were due: by message, then by the clock that made them due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import compile_incremental, max_, min_
+from backend.batch import MESSAGE_FIELDS, OFFSET, Proof
+from backend.keys import fixed_bytes
+from backend.messages import OFFSET_BYTES, TIME_BYTES
+from backend.messages.key_first import Held, remove
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows.arrivals import LOWEST, started
+from backend.windows.columns.grouping import GroupKeys
+from backend.windows.merging import rows
+from backend.windows.merging.components import connect
+from backend.windows.merging.found import find
+from backend.windows.merging.gather import gather
+from backend.windows.merging.one_by_one import Terms
+from backend.windows.merging.results import compute, finish, lay_out, order_events, read_contents
+from backend.windows.merging.rows import SessionRows, Stored
+from backend.windows.merging.writer import SessionWriter
+from backend.windows.micro_batch import Turn
+from backend.windows.spec import WindowSpec
+
+START, LAST = "_start_offset", "_last_offset"
+_MESSAGES = bytes([Region.MESSAGES])
+
+
+class Sessions:
+    """The kind for session windows by event time.
+
+    Args:
+        spec: Its window is one.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.gap, self.retention = spec.window.size, spec.retention_ms
+        _, self.full = spec.plans()
+        # SAMZA-552's metadata: the offsets of the first and the last message, here as two more aggregates
+        own = {START: min_(OFFSET), LAST: max_(OFFSET)}
+        self.plan = compile_incremental({**own, **spec.incremental}, pa.schema([*MESSAGE_FIELDS, *spec.schema]))
+        self.keys = GroupKeys(spec.key_fields)
+        self.result_schema = spec.result_schema()
+        self.value_fields = [self.result_schema.field(name) for name in spec.aggregates]
+        self.rows = SessionRows(self.plan, self.value_fields)
+        fields = [spec.schema.field(name) for name in spec.input_fields()]
+        self.held = Held(fields, timed=True) if spec.full else None
+
+    def fold(self, turn: Turn) -> None:
+        """Take one micro-batch."""
+        terms = self._terms(turn)
+        found = find(turn, terms, self.keys, self.rows)
+        gathered = gather(found, connect(found, terms), terms)
+        ends = finish(gathered, terms)
+        events = order_events(found, gathered, ends, terms)
+        store = SessionWriter(turn, terms, found, gathered, ends, events, self.keys)
+        contents = None
+        if self.held is not None:
+            needed = np.concatenate([events.node, store.gone_nodes()])
+            contents = read_contents(turn.work, self.held, found, gathered.nodes, needed)
+        partials = gathered.nodes.partials(self.plan, found.stored, found.messages)
+        values = compute(self.value_fields, (self.plan, self.full), partials, events, gathered.nodes, contents)
+        if len(events.row):
+            turn.results.append(lay_out(found, events, values, self.result_schema, self.keys))
+        store.write(self.rows, partials, values, self.held, contents)
+
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the sessions of all group keys that are open at a watermark: it has not passed last + gap."""
+        return len(rows.scan_index(work, started(clock) - self.gap, None))
+
+    def _terms(self, turn: Turn) -> Terms:
+        policies = self.spec.policies
+        bound = rows.index_bound(turn.work)
+        return Terms(
+            self.gap,
+            self.gap + 1 + self.retention,
+            turn.exact,
+            started(turn.clock),
+            started(turn.clock_after),
+            LOWEST if bound is None else bound,
+            turn.batch.time_ms,
+            turn.batch.drain,
+            policies.full,
+            turn.full_off,
+            policies.early_ms,
+            policies.late_ms,
+        )
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of messages, sorted by key; `settle` takes out those of gone sessions."""
+        return self.held.replay_rows(messages, self.keys) if self.held is not None else ([], [])
+
+    def settle(self, work: Workspace) -> None:
+        """Leave of replayed messages those of the sessions that are there: whose event times they cover."""
+        if self.held is None:
+            return
+        found, _ = work.scan_arrays(_MESSAGES, bytes([Region.MESSAGES + 1]))
+        sessions = self._all(work)
+        codes = pa.array([key[1 : -OFFSET_BYTES - TIME_BYTES] for key in found], pa.binary())
+        times = rows.firsts_of([key[:-OFFSET_BYTES] for key in found])
+        session = sessions.before(codes, times)
+        covered = session >= 0
+        covered[covered] = times[covered] <= sessions.last[session[covered]]
+        remove(work, [found[at] for at in np.flatnonzero(~covered).tolist()])
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold, session by session."""
+        if self.held is None:
+            return
+        sessions = self._all(work)
+        for ident, last, count, digest in zip(
+            sessions.idents, sessions.last.tolist(), sessions.count.tolist(), sessions.digest.tolist(), strict=True
+        ):
+            start, end = _MESSAGES + ident, _MESSAGES + ident[:-TIME_BYTES] + fixed_bytes(last + 1)
+            yield Proof(f"session {ident.hex()} to {last}", start, end, count, digest)
+
+    def _all(self, work: Workspace) -> Stored:
+        keys, values = work.scan_arrays(rows.WINDOWS, bytes([Region.WINDOWS + 1]))
+        return self.rows.decode([key[1:] for key in keys], values)

@@ -1,0 +1,184 @@
+"""Nodes: sets of stored sessions and new messages, and what their aggregates come to.
+
+Nodes are numbered: first the stored sessions, then sets of messages, and joins of other nodes; a join is part of at
+most one other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from backend.aggregates import FullPlan, IncrementalPlan
+from backend.aggregates.groups import taken
+from backend.windows.columns.arrays import IntArray, spread
+from backend.windows.columns.facts import MAX_MEMBERS
+from backend.windows.merging.rows import Stored
+from backend.windows.micro_batch import source_ranks
+
+Number = TypeVar("Number", np.int64, np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Joins that are made of their parts, or extended by one part before what they have.
+
+    Attributes:
+        joins: Nodes.
+        parts: Nodes that are there already.
+        owner: Position in `joins` of each part.
+        extends: The joins keep what they have.
+    """
+
+    joins: IntArray
+    parts: IntArray
+    owner: IntArray
+    extends: bool
+
+
+@dataclass
+class Nodes:
+    """The nodes of one micro-batch.
+
+    Attributes:
+        stored: Number of stored sessions: the first nodes.
+        message_node: Per message the node that it directly belongs to, -1 as long as none is known.
+        parts: Of joins: (node, parts) as two arrays, one row per part.
+        total: Number of nodes.
+    """
+
+    stored: int
+    message_node: IntArray
+    joined: list[IntArray] = field(default_factory=list)
+    parts: list[IntArray] = field(default_factory=list)
+    total: int = 0
+    _made: list[_Step] | None = None
+
+    def close(self) -> None:
+        """Sort the joins by node; call once, when all are there."""
+        none = [np.empty(0, np.int64)]
+        joined, parts = np.concatenate([*self.joined, *none]), np.concatenate([*self.parts, *none])
+        order = np.argsort(joined, kind="stable")
+        self._joined, self._parts = joined[order], parts[order]
+        self._begin = np.searchsorted(self._joined, np.arange(self.total + 1))
+        self._is_join = np.diff(self._begin) > 0
+
+    def leaves(self, nodes: IntArray) -> tuple[IntArray, IntArray]:
+        """Give what nodes are made of: the position in `nodes`, and a node that is no join."""
+        owner, node = np.arange(len(nodes)), nodes
+        done_owner, done_node = [], []
+        while len(node):  # as often as joins are deep
+            join = self._is_join[node]
+            done_owner.append(owner[~join])
+            done_node.append(node[~join])
+            at, mine = spread(self._begin[node[join]], np.diff(self._begin)[node[join]])
+            owner, node = owner[join][mine], self._parts[at]
+        none = [np.empty(0, np.int64)]
+        return np.concatenate([*done_owner, *none]), np.concatenate([*done_node, *none])
+
+    def partials(self, plan: IncrementalPlan, stored: Stored, messages: pa.Table) -> pa.Table:
+        """Compute the partial aggregates of all nodes: row n is node n."""
+        direct = np.flatnonzero(self.message_node >= 0)
+        folded, group = np.unique(self.message_node[direct], return_inverse=True)
+        picked = messages if len(direct) == messages.num_rows else messages.take(pa.array(direct))
+        table = pa.concat_tables([stored.partials.cast(plan.partial_schema), plan.fold(picked, group, len(folded))])
+        row = np.zeros(self.total, np.int64)
+        row[: self.stored] = np.arange(self.stored)
+        row[folded] = self.stored + np.arange(len(folded))
+        for step in self._steps():
+            made = table.num_rows + np.arange(len(step.joins))
+            rows, group = row[step.parts], step.owner
+            if step.extends:
+                rows, group = np.concatenate([row[step.parts], row[step.joins]]), np.concatenate([group, group])
+            table = pa.concat_tables([table, plan.merge(table.take(pa.array(rows)), group, len(step.joins))])
+            table, row[step.joins] = table.combine_chunks(), made
+        return table.take(pa.array(row))
+
+    def sums(self, stored: npt.NDArray[Number], messages: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Add up a number per stored session and per message for all nodes; unsigned ones wrap."""
+        out = np.zeros(self.total, stored.dtype)
+        out[: self.stored] = stored
+        direct = self.message_node >= 0
+        np.add.at(out, self.message_node[direct], messages[direct])
+        for step in self._steps():
+            added = out[step.parts]
+            if not step.extends:
+                out[step.joins] = 0
+            np.add.at(out, step.joins[step.owner], added)
+        return out
+
+    def _steps(self) -> list[_Step]:
+        """Give the merges that make all joins, in order.
+
+        A session that closes and grows again and again is a long chain of joins. Along the longest part of each join
+        (its `main`) distances are doubled, and only side branches wait for one another, so that a chain of n joins
+        takes log(n) steps, and any tree log(n)**2.
+        """
+        if self._made is None:
+            depth, main = self._depths()
+            joins = np.flatnonzero(self._is_join)
+            self._made = []
+            for level in range(int(depth[joins].max(initial=-1)) + 1):
+                here = joins[depth[joins] == level]
+                at, owner = spread(self._begin[here], np.diff(self._begin)[here])
+                parts = self._parts[at]
+                chained = (main[here] >= 0) & (depth[main[here]] == level)
+                back = np.where(chained, main[here], -1)
+                kept = parts != back[owner]
+                self._made.append(_Step(here, parts[kept], owner[kept], False))
+                self._made += _doubled(here, back, self.total)
+        return self._made
+
+    def _depths(self) -> tuple[IntArray, IntArray]:
+        """Give for each join how many side branches lie within one another, and the part that is largest, if a join."""
+        depth, main = np.full(self.total, -1, np.int64), np.full(self.total, -1, np.int64)
+        depth[self._is_join] = 0
+        size = np.ones(self.total, np.int64)
+        deep = np.zeros(self.total, np.bool_)
+        deep[self._joined[self._is_join[self._parts]]] = True
+        for node in np.flatnonzero(deep).tolist():  # only stories make joins of joins
+            inner = [
+                part for part in self._parts[self._begin[node] : self._begin[node + 1]].tolist() if self._is_join[part]
+            ]
+            size[node] += sum(int(size[part]) for part in inner)
+            main[node] = max(inner, key=size.__getitem__)
+            depth[node] = max(int(depth[part]) + (part != main[node]) for part in inner)
+        return depth, main
+
+
+def _doubled(joins: IntArray, back: IntArray, total: int) -> list[_Step]:
+    """Extend chains of joins by their predecessors `back` (-1 for none), then by those of these, and so on."""
+    steps = []
+    place = np.full(total + 1, -1, np.int64)
+    place[joins] = np.arange(len(joins))
+    while (here := np.flatnonzero(back >= 0)).size:
+        steps.append(_Step(joins[here], back[here], np.arange(len(here)), True))
+        back = np.where(back >= 0, back[place[back]], -1)
+    return steps
+
+
+def full_values(plan: FullPlan, owner: IntArray, row: IntArray, count: int, messages: pa.Table) -> pa.Table:
+    """Compute full-state aggregates of sets of messages.
+
+    Args:
+        plan: The aggregates.
+        owner: Of each member the set, in `[0, count)`.
+        row: Of each member the row of `messages`.
+        count: Number of sets.
+        messages: All messages, in any order.
+    """
+    order = np.lexsort((source_ranks(messages)[row], owner))
+    owner, row = owner[order], row[order]
+    ends = np.searchsorted(owner, np.arange(1, count + 1))
+    parts, at = [], 0
+    while at < count:
+        done = int(ends[at - 1]) if at else 0
+        end = max(at + 1, int(np.searchsorted(ends, done + MAX_MEMBERS, "right")))
+        rows = slice(done, int(ends[end - 1]))
+        parts.append(plan.result(taken(messages, row[rows]), owner[rows] - at, end - at))
+        at = end
+    return pa.concat_tables(parts) if parts else plan.result(messages.slice(0, 0), np.empty(0, np.int64), 0)

@@ -1,0 +1,233 @@
+"""What is sent of sessions, and what they come to: decided, computed, laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import FullPlan, IncrementalPlan
+from backend.keys import fixed_bytes
+from backend.messages.key_first import Held, HeldRows, digests
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.grouping import GroupKeys
+from backend.windows.merging.found import Found
+from backend.windows.merging.gather import Gathered
+from backend.windows.merging.nodes import Nodes, full_values
+from backend.windows.merging.one_by_one import Terms
+from backend.windows.merging.rows import LONG_AGO, NEVER
+from backend.windows.micro_batch import DRAIN, EARLY, LATE, REASONS, RETRACTED
+
+_MESSAGES = bytes([Region.MESSAGES])
+_TIME = 8
+_OWN = 2**62
+"""Stands for no withdrawn row: the row of the event itself, behind all that it withdraws."""
+_END = 2**63 - 1
+"""Clock of what is due when the micro-batch ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What is due of the sessions at the end; arrays as long as they are, `time` and `phase` as `sends`.
+
+    Attributes:
+        gone: Out of retention.
+        since: Since when an update waits, afterwards.
+        sends: Sessions that are sent.
+        phase: Why.
+        time: Clock that made it due, `_END` for the end of the micro-batch.
+    """
+
+    gone: Mask
+    since: IntArray
+    sends: IntArray
+    phase: IntArray
+    time: IntArray
+
+
+def finish(gathered: Gathered, terms: Terms) -> Ends:
+    """Decide what is sent of each session at the end, and which sessions go."""
+    finals = gathered.finals
+    closes = finals.last + terms.gap + 1
+    closing = finals.open & (closes <= terms.clock_after)
+    still = finals.open & ~closing
+    gone = finals.last < terms.bound_after
+    waits: Mask = finals.since != NEVER
+    phase = np.full(len(finals), -1, np.int64)
+    phase[closing & (waits | terms.full | terms.full_off)] = terms.at_end
+    phase[waits & ~finals.open & (gone | terms.drain | _due(finals.since, terms.late_ms, terms.now))] = LATE
+    if terms.drain:
+        phase[still] = DRAIN
+    else:
+        phase[still & (terms.full_off | _due(finals.since, terms.early_ms, terms.now))] = EARLY
+    sends = np.flatnonzero(phase >= 0)
+    time = np.where(closing, closes, np.where((phase == LATE) & gone, finals.last + terms.stays, _END))
+    return Ends(gone, np.where(closing | (phase >= 0), NEVER, finals.since), sends, phase[sends], time[sends])
+
+
+def _due(since: IntArray, delay_ms: int | None, now_ms: int) -> Mask:
+    """Tell which updates have waited for long enough; without a policy those whose policy was turned off."""
+    due: Mask = (since != NEVER) & (since <= (LONG_AGO if delay_ms is None else now_ms - delay_ms))
+    return due
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Results of a micro-batch: on the way first, then at the end; all as long as one another.
+
+    Attributes:
+        key: Number of the group key.
+        first: First event time.
+        last: Last event time.
+        revision: Revision.
+        phase: Reason.
+        node: What it is computed of.
+        of_final: Per session its event at the end, -1 for none.
+        row: Rows to send: event of each.
+        withdraws: Rows to send: `_OWN`, or the row that is withdrawn, as in `Gathered.shown`.
+    """
+
+    key: IntArray
+    first: IntArray
+    last: IntArray
+    revision: IntArray
+    phase: IntArray
+    node: IntArray
+    of_final: IntArray
+    row: IntArray
+    withdraws: IntArray
+
+
+def order_events(found: Found, gathered: Gathered, ends: Ends, terms: Terms) -> Events:
+    """Put all results in the order in which they were due, each behind the rows that it withdraws."""
+    story, finals = gathered.story, gathered.finals
+    told, sends = len(story.events), ends.sends
+    of_final = np.full(len(finals), -1, np.int64)
+    of_final[sends] = told + np.arange(len(sends))
+    columns = [(e.key, e.first, e.last, e.revision, e.phase, e.time, e.node) for e in story.events]
+    early = np.array(columns, np.int64).reshape(-1, 7).T
+    shown_first, shown_last, shown_revision = _shown(found, early, gathered.shown)
+    owner = gathered.shown_of
+    same = (shown_first == finals.first[owner]) & (shown_last == finals.last[owner])
+    revision = np.zeros(len(finals), np.int64)
+    revision[owner[same]] = shown_revision[same] + 1
+    away = ~same & (of_final[owner] >= 0)
+    at_end = (finals.key, finals.first, finals.last, revision)
+    key, first, last, revision = (np.concatenate([a, b[sends]]) for a, b in zip(early[:4], at_end, strict=True))
+    phase, time = np.concatenate([early[4], ends.phase]), np.concatenate([early[5], ends.time])
+    node = np.concatenate([early[6], finals.node[sends]])
+    taken = np.array([shown for e in story.events for shown in e.withdraws], np.int64)
+    taken_by = np.repeat(np.arange(told), [len(e.withdraws) for e in story.events])
+    event = np.concatenate([np.arange(len(key)), taken_by, of_final[owner[away]]])
+    withdraws = np.concatenate([np.full(len(key), _OWN), taken, gathered.shown[away]])
+    place = np.concatenate([np.full(len(key), _OWN), _shown(found, early, taken)[0], shown_first[away]])
+    row = np.searchsorted(found.clock, time) if terms.exact else (time == _END).astype(np.int64)
+    order = np.lexsort((place, key[event], first[event], time[event], phase[event], row[event]))
+    return Events(key, first, last, revision, phase, node, of_final, event[order], withdraws[order])
+
+
+def _shown(found: Found, events: IntArray, shown: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Give first, last and revision of rows that were sent."""
+    stored, sent = shown >= 0, found.sent
+    pairs = ((sent.first, events[1]), (sent.last, events[2]), (sent.revision, events[3]))
+    out = []
+    for old, new in pairs:
+        column = np.zeros(len(shown), np.int64)
+        column[stored], column[~stored] = old[shown[stored]], new[-1 - shown[~stored]]
+        out.append(column)
+    return out[0], out[1], out[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Messages of a micro-batch and of the stored sessions that are sent or go, for full-state aggregates.
+
+    Attributes:
+        old: Stored messages; `owner` is the stored session.
+        table: All messages: stored ones, then new ones.
+        node: Node that each directly belongs to.
+        keys: Keys of the new ones in the message store.
+        values: Their values.
+        digests: Their digests.
+    """
+
+    old: HeldRows
+    table: pa.Table
+    node: IntArray
+    keys: list[bytes]
+    values: list[bytes]
+    digests: np.ndarray[tuple[int], np.dtype[np.uint64]]
+
+    def members(self, nodes: Nodes, of: IntArray) -> tuple[IntArray, IntArray]:
+        """Give the messages of nodes: position in `of`, row of `table`."""
+        owner, leaf = nodes.leaves(of)
+        order = np.argsort(self.node, kind="stable")
+        begin, end = (np.searchsorted(self.node[order], leaf, side) for side in ("left", "right"))
+        size = end - begin
+        at = np.repeat(begin - (np.cumsum(size) - size), size) + np.arange(int(size.sum()))
+        return np.repeat(owner, size), order[at]
+
+
+def read_contents(work: Workspace, held: Held, found: Found, nodes: Nodes, needed: IntArray) -> Contents:
+    """Read the messages that nodes need, and lay out those that just came."""
+    stored = found.stored
+    wanted = np.unique(nodes.leaves(needed)[1])
+    wanted = wanted[wanted < len(stored)]
+    starts = [_MESSAGES + stored.idents[at] for at in wanted.tolist()]
+    lasts = stored.last[wanted].tolist()
+    stops = [start[:-_TIME] + fixed_bytes(last + 1) for start, last in zip(starts, lasts, strict=True)]
+    old = held.read_counted(work, starts, stops, stored.count[wanted], "session")
+    old = HeldRows(old.keys, old.values, wanted[old.owner])
+    keys, values = held.rows(found.messages, found.codes(found.key))
+    table = pa.concat_tables([held.table(old), held.select(found.messages)])
+    return Contents(old, table, np.concatenate([old.owner, nodes.message_node]), keys, values, digests(keys, values))
+
+
+def compute(
+    fields: Sequence[pa.Field],
+    plans: tuple[IncrementalPlan, FullPlan],
+    partials: pa.Table,
+    events: Events,
+    nodes: Nodes,
+    contents: Contents | None,
+) -> pa.Table:
+    """Compute the aggregates of events, in the order of `fields`."""
+    incremental, full = plans
+    values = incremental.result(partials.take(pa.array(events.node)))
+    columns = {name: values.column(name) for name in values.column_names}
+    if contents is not None:
+        owner, member = contents.members(nodes, events.node)
+        found = full_values(full, owner, member, len(events.node), contents.table)
+        columns.update({name: found.column(name) for name in found.column_names})
+    if not fields:
+        return pa.table({"event": events.node}).select([])
+    return pa.table([columns[field.name] for field in fields], schema=pa.schema(list(fields)))
+
+
+def lay_out(found: Found, events: Events, values: pa.Table, schema: pa.Schema, keys: GroupKeys) -> pa.Table:
+    """Give the rows to send."""
+    sent, event, shown = found.sent, events.row, events.withdraws
+    own, stored = shown == _OWN, (shown >= 0) & (shown < _OWN)
+    other = np.where(own | stored, event, -1 - shown)
+    at = np.where(stored, shown, 0)
+    first, last, revision = events.first[other], events.last[other], events.revision[other]
+    first[stored], last[stored], revision[stored] = (c[at[stored]] for c in (sent.first, sent.last, sent.revision))
+    leading = [
+        pa.array(REASONS).take(pa.array(np.where(own, events.phase[event], RETRACTED))),
+        pa.array(revision, pa.int32()),
+        pa.array(first),
+        pa.array(last),
+        pa.nulls(len(event), pa.int64()),
+        pa.nulls(len(event), pa.int64()),
+    ]
+    coded = found.codes(events.key[event]).dictionary_encode()
+    group = [array.take(coded.indices) for array in keys.decode(coded.dictionary)]
+    columns: list[pa.Array] = []
+    if values.num_columns:
+        both = pa.concat_tables([values, sent.values.cast(values.schema)])
+        columns = both.take(pa.array(np.where(stored, values.num_rows + at, other))).columns
+    return pa.table([*leading, *group, *columns], schema=schema)

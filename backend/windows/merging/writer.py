@@ -1,0 +1,168 @@
+"""What a micro-batch leaves of sessions in the store."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import NO_TIME
+from backend.keys import pack_fixed
+from backend.messages.key_first import Held
+from backend.store.protocol import Region
+from backend.windows.columns.arrays import IntArray
+from backend.windows.columns.grouping import GroupKeys
+from backend.windows.columns.keyed import keyed
+from backend.windows.merging import rows
+from backend.windows.merging.found import TOTAL, Found
+from backend.windows.merging.gather import Gathered
+from backend.windows.merging.one_by_one import Terms
+from backend.windows.merging.refused import Refused
+from backend.windows.merging.results import Contents, Ends, Events
+from backend.windows.merging.rows import NEVER, SessionRows, Stored
+from backend.windows.micro_batch import Turn
+
+
+class SessionWriter:
+    """Writes the sessions of one micro-batch.
+
+    Args:
+        turn: The micro-batch.
+        terms: What sessions go by.
+        found: What was there.
+        gathered: What is there now.
+        ends: What goes, what waits.
+        events: What is sent.
+        keys: Encodes the group key.
+    """
+
+    def __init__(
+        self, turn: Turn, terms: Terms, found: Found, gathered: Gathered, ends: Ends, events: Events, keys: GroupKeys
+    ) -> None:
+        self._turn, self._work, self._terms, self._keys = turn, turn.work, terms, keys
+        self._found, self._gathered, self._ends, self._events = found, gathered, ends, events
+        # in order of key, as the store likes it; group keys are numbered in the order of their codes
+        kept = np.flatnonzero(~ends.gone)
+        finals = gathered.finals
+        self._kept = kept[np.lexsort((finals.first[kept], finals.key[kept]))]
+
+    def gone_nodes(self) -> IntArray:
+        """Give the nodes of sessions that are out of retention."""
+        return self._gathered.finals.node[self._ends.gone]
+
+    def write(
+        self,
+        session_rows: SessionRows,
+        partials: pa.Table,
+        values: pa.Table,
+        held: Held | None,
+        contents: Contents | None,
+    ) -> None:
+        """Write everything.
+
+        Args:
+            session_rows: Knows the bytes.
+            partials: Per node.
+            values: Per event.
+            held: The message store, if there is one.
+            contents: Messages, with a message store.
+        """
+        finals, kept = self._gathered.finals, self._kept
+        node, codes = finals.node[kept], self._found.codes(finals.key[kept])
+        count, digest = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.uint64)
+        if contents is not None:
+            nodes, stored = self._gathered.nodes, self._found.stored
+            count = nodes.sums(stored.count, np.ones(len(contents.keys), np.int64))[node]
+            digest = nodes.sums(stored.digest, contents.digests)[node]
+        sessions = Stored(
+            [],
+            finals.first[kept],
+            finals.last[kept],
+            self._ends.since[kept],
+            self._write_sent(session_rows, values)[kept],
+            count,
+            digest,
+            partials.take(pa.array(node)),
+        )
+        stays = keyed(rows.WINDOWS, codes, pack_fixed(sessions.first))
+        self._turn.metrics["opened"] += len(
+            {*stays}.difference(rows.WINDOWS + ident for ident in self._found.stored.idents)
+        )
+        # what closes was found, and what was not found stays as it was
+        still = int((sessions.last + self._terms.gap + 1 > self._terms.clock_after).sum())
+        self._turn.add_open(still - int(self._found.is_open.sum()))
+        self._delete(stays)
+        session_rows.put(self._work, codes, sessions)
+        self._write_waiting(sessions, codes)
+        total = int.from_bytes(self._work.get(TOTAL) or b"", "big") + len(kept) - len(self._found.stored)
+        self._work.put(TOTAL, total.to_bytes(8, "big"))
+        if self._turn.clock_after != NO_TIME:
+            self._work.raise_bound(Region.SESSION_INDEX, rows.index_start(self._terms.bound_after))
+        if held is not None and contents is not None:
+            self._write_messages(session_rows, held, contents)
+        self._note_due()
+        self._turn.ledger.counted += len(self._found.time)
+
+    def _delete(self, stays: list[bytes]) -> None:
+        """Delete what was read and is not written again; index rows below the bound go with it."""
+        stored, work = self._found.stored, self._work
+        kept = set(stays)
+        work.delete_many([key for ident in stored.idents if (key := rows.WINDOWS + ident) not in kept])
+        codes = self._found.codes(self._found.stored_key)
+        live = np.flatnonzero(stored.last >= self._terms.bound_after)
+        here = codes.take(pa.array(live))
+        work.delete_many(sorted(rows.timed_keys(rows.INDEX, stored.last[live], here, stored.first[live])))
+        for tag, mine in ((rows.LATE_WAITS, ~self._found.is_open), (rows.EARLY_WAITS, self._found.is_open)):
+            waits = np.flatnonzero(mine & (stored.since != NEVER))
+            here = codes.take(pa.array(waits))
+            work.delete_many(sorted(rows.timed_keys(tag, stored.since[waits], here, stored.first[waits])))
+
+    def _write_waiting(self, sessions: Stored, codes: pa.Array) -> None:
+        past = sessions.last + self._terms.gap + 1 <= self._terms.clock_after
+        for tag, mine in ((rows.LATE_WAITS, past), (rows.EARLY_WAITS, ~past)):
+            waits = np.flatnonzero(mine & (sessions.since != NEVER))
+            here = codes.take(pa.array(waits))
+            keys = sorted(rows.timed_keys(tag, sessions.since[waits], here, sessions.first[waits]))
+            self._work.put_many(keys, [b""] * len(keys))
+
+    def _write_sent(self, session_rows: SessionRows, values: pa.Table) -> IntArray:
+        """Write the rows that were sent and still stand; gives the number of them of each session."""
+        gathered, events, gone = self._gathered, self._events, self._ends.gone
+        owner, shown = gathered.shown_of, gathered.shown
+        stands = (events.of_final[owner] < 0) & ~gone[owner]
+        count: IntArray = np.bincount(owner[stands], minlength=len(gone)).astype(np.int64)
+        ends = self._ends.sends[~gone[self._ends.sends]]
+        count[ends] = 1
+        sent = np.ones(len(self._found.sent.idents), np.bool_)
+        sent[shown[stands & (shown >= 0)]] = False
+        idents = self._found.sent.idents
+        self._work.delete_many([rows.SHOWN + idents[at] for at in np.flatnonzero(sent).tolist()])
+        event = np.concatenate([events.of_final[ends], -1 - shown[stands & (shown < 0)]])
+        event = event[np.lexsort((events.first[event], events.key[event]))]
+        keys = keyed(rows.SHOWN, self._found.codes(events.key[event]), pack_fixed(events.first[event]))
+        taken = values.take(pa.array(event)) if values.num_columns else values.select([])
+        self._work.put_many(keys, session_rows.encode_shown(events.last[event], events.revision[event], taken))
+        return count
+
+    def _write_messages(self, session_rows: SessionRows, held: Held, contents: Contents) -> None:
+        """Drop the messages of sessions that go, add those of sessions that stay."""
+        turn, work = self._turn, self._work
+        _, member = contents.members(self._gathered.nodes, self.gone_nodes())
+        old = len(contents.old.owner)
+        held.drop(turn, contents.old.where(np.unique(member[member < old])))
+        stays = np.ones(len(contents.keys), np.bool_)
+        stays[member[member >= old] - old] = False
+        picked = np.flatnonzero(stays).tolist()
+        held.put(turn, [contents.keys[at] for at in picked], [contents.values[at] for at in picked])
+        turn.replay_from = held.replay_from(work, turn.batch.after)
+        gone = self._gathered.finals.key[self._ends.gone]
+        refused = Refused(turn, self._terms, session_rows)
+        refused.add(self._found.refused, self._keys)
+        turn.rejected += refused.listed(set(self._found.codes(np.unique(gone)).to_pylist()))
+
+    def _note_due(self) -> None:
+        due = []
+        for tag, delay in ((rows.LATE_WAITS, self._terms.late_ms), (rows.EARLY_WAITS, self._terms.early_ms)):
+            since = rows.first_waiting(self._work, tag) if delay is not None else None
+            if since is not None and delay is not None:
+                due.append(since + delay)
+        self._turn.ledger.due_ms = min(due, default=None)

@@ -1,0 +1,226 @@
+"""A turn: one micro-batch on its way through an operator. What all kinds of windows share.
+
+`WindowOperator` makes the turn: it has already put aside event times that nobody can take, and computed the closing
+clock before and after. A kind folds `turn.messages` into `turn.work` and leaves results, errors and bookkeeping here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import (
+    ERROR_SCHEMA,
+    OFFSET,
+    PARTITION,
+    RESERVED,
+    RESULT_FIELDS,
+    STREAM,
+    TIME,
+    MicroBatch,
+    SourcePartition,
+)
+from backend.store.workspace import Workspace
+from backend.windows import combined_rows
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.ledger import Ledger
+
+RETRACTED, FULL, LATE, EARLY, DRAIN = range(5)
+"""Phases of a turn, in the order in which a micro-batch's results stand: within a phase by window, then by group key.
+Retractions come right before the result that replaces them, so they have a phase of their own."""
+
+REASONS = ("retracted", "full", "late", "early", "drain")
+
+
+@dataclass
+class Turn:
+    """One micro-batch on its way through an operator.
+
+    Attributes:
+        batch: What came in.
+        work: Where state is read and left.
+        messages: The messages whose event times are acceptable, in order of (stream, partition, offset); or combined
+            rows of them (backend.windows.combined_rows), where the job combines.
+        ledger: The operator's row: read already, written back by `WindowOperator` when the kind is done.
+        clock: Watermark before the micro-batch (`ledger.clock` as committed).
+        clock_after: Watermark after it.
+        exact: One source partition: closing is decided message by message.
+        idle_after_ms: Wall clock after which a silent source partition holds nothing back.
+        policies_changed: The policies are others than those of the commit: what waits for one that is off now is due.
+        full_off: Full results were turned off since the last micro-batch: what is open waited for them. It is sent now,
+            as early, and so is what closes now.
+        results: Tables of the result schema, to be emitted in this order.
+        errors: Tables of `ERROR_SCHEMA`.
+        replay_from: As in `Outcome`.
+        rejected: As in `Outcome`.
+        refused: The messages that went to the errors.
+        metrics: Counters.
+    """
+
+    batch: MicroBatch
+    work: Workspace
+    messages: pa.Table
+    ledger: Ledger
+    clock: int
+    clock_after: int
+    exact: bool
+    idle_after_ms: int | None = None
+    policies_changed: bool = False
+    full_off: bool = False
+    results: list[pa.Table] = field(default_factory=list)
+    errors: list[pa.Table] = field(default_factory=list)
+    replay_from: dict[SourcePartition, int] = field(default_factory=dict)
+    rejected: list[tuple[int, int, int]] = field(default_factory=list)
+    refused: list[pa.Table] = field(default_factory=list)
+    metrics: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def quiet(self) -> bool:
+        """True when nothing can change: no message, no clock that moves, nothing due."""
+        due = self.ledger.due_ms
+        still = self.clock == self.clock_after and not self.batch.drain and not self.batch.messages.num_rows
+        return still and not self.full_off and (due is None or due > self.batch.time_ms)
+
+    def refuse(self, rows: Mask, reason: str, detail: str) -> None:
+        """Send messages to the errors output and take them out of the turn."""
+        if not rows.any():
+            return
+        refused = self.messages.filter(pa.array(rows))
+        self.errors.append(error_rows(refused, reason, detail))
+        self.refused.append(refused)
+        self.messages = self.messages.filter(pa.array(~rows))
+
+    def add_open(self, count: int) -> None:
+        """Note that so many more windows are open than before the micro-batch, or fewer.
+
+        Nothing to add to while the ledger does not say how many were: `WindowOperator` then counts them afterwards.
+        """
+        if self.ledger.open is not None:
+            self.ledger.open += count
+
+    def wait_until(self, due_ms: int | None, *, afresh: bool) -> None:
+        """Note when something is due; `afresh` when everything that waits was looked at."""
+        times = [due_ms, None if afresh else self.ledger.due_ms]
+        self.ledger.due_ms = min((time for time in times if time is not None), default=None)
+
+
+def numbers(table: pa.Table, name: str) -> IntArray:
+    """Give an integer column as int64, without a copy where it is one chunk of int64."""
+    return np.asarray(table.column(name), dtype=np.int64)
+
+
+def source_ranks(messages: pa.Table) -> IntArray:
+    """Return the place of each message in the order (stream, source partition, offset): aggregates fold in it."""
+    rank = np.empty(messages.num_rows, np.int64)
+    rank[np.lexsort(tuple(numbers(messages, name) for name in (OFFSET, PARTITION, STREAM)))] = np.arange(len(rank))
+    return rank
+
+
+def error_rows(messages: pa.Table, reason: str, detail: str) -> pa.Table:
+    """Give the rows of the errors output for messages; the value is their fields as JSON, where they have any."""
+    if combined_rows.is_combined(messages):
+        return combined_rows.error_rows(messages, reason, detail)
+    fields = messages.select([name for name in messages.column_names if name not in RESERVED])
+    count = messages.num_rows
+    columns = {
+        "stream": messages.column(STREAM),
+        "partition": messages.column(PARTITION),
+        "offset": messages.column(OFFSET),
+        "event_time": messages.column(TIME),
+        "reason": pa.repeat(reason, count),
+        "detail": pa.repeat(detail, count),
+        "value": pa.array(json_rows(fields) if fields.num_columns else [b"{}"] * count),
+    }
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in ERROR_SCHEMA]
+    return pa.table([array.cast(f.type) for array, f in zip(arrays, ERROR_SCHEMA, strict=True)], schema=ERROR_SCHEMA)
+
+
+def json_rows(fields: pa.Table) -> list[bytes]:
+    """Return each row's fields as JSON; bytes in base64, what JSON has no type for as text."""
+    return [msgspec.json.encode(row, enc_hook=str) for row in _plain_rows(fields)]
+
+
+def _plain_rows(fields: pa.Table) -> list[dict[str, Any]]:
+    """Give rows as Python has them; a time that Python has no date for (year 10,000) as text."""
+    try:
+        rows: list[dict[str, Any]] = fields.to_pylist()
+        return rows
+    except (OverflowError, ValueError):
+        columns = {name: _plain_values(fields.column(name)) for name in fields.column_names}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _plain_values(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        values = [value.cast(pa.int64()).as_py() if _is_time(value.type) else str(value) for value in column]
+    return values
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date64(kind) or pa.types.is_date32(kind))
+
+
+class KeyDecoder(Protocol):
+    """What knows the fields of encoded group keys."""
+
+    def decode(self, encoded: pa.Array) -> list[pa.Array]:
+        """Give the fields of encoded keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Results of some windows and group keys, one row each.
+
+    Attributes:
+        phase: `FULL`, `LATE`, ...
+        revisions: Revision of each row.
+        starts: Window starts, or None for tuple windows.
+        ends: Window ends, or None.
+        keys: Encoded group key of each row, binary.
+        values: The aggregates.
+        start_offsets: Tuple windows: first offsets.
+        last_offsets: Tuple windows: last offsets.
+    """
+
+    phase: int
+    revisions: IntArray
+    starts: IntArray | None
+    ends: IntArray | None
+    keys: pa.Array
+    values: pa.Table
+    start_offsets: IntArray | None = None
+    last_offsets: IntArray | None = None
+
+    def table(self, schema: pa.Schema, group_keys: KeyDecoder) -> pa.Table:
+        """Give the rows in the operator's result schema."""
+        count = len(self.revisions)
+        leading: dict[str, pa.Array] = {
+            "reason": pa.repeat(REASONS[self.phase], count),
+            "revision": pa.array(self.revisions, pa.int32()),
+            "window_start": _or_nulls(self.starts, count),
+            "window_end": _or_nulls(self.ends, count),
+            "start_offset": _or_nulls(self.start_offsets, count),
+            "last_offset": _or_nulls(self.last_offsets, count),
+        }
+        coded = self.keys.dictionary_encode()
+        decoded = [array.take(coded.indices) for array in group_keys.decode(coded.dictionary)]
+        names = schema.names[len(RESULT_FIELDS) + len(decoded) :]
+        columns = [*leading.values(), *decoded, *(self.values.column(name) for name in names)]
+        return pa.table(columns, schema=schema)
+
+
+def _or_nulls(values: IntArray | None, count: int) -> pa.Array:
+    return pa.nulls(count, pa.int64()) if values is None else pa.array(values, pa.int64())
+
+
+def joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Concatenate tables of one schema; an empty one for none."""
+    return pa.concat_tables(tables) if tables else schema.empty_table()

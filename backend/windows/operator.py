@@ -1,0 +1,176 @@
+"""The window operator: common checks, then the kind of window at hand.
+
+How a kind plugs in (`Kind`): `WindowOperator.process` reads the `Ledger`, makes a `Turn`, puts event times aside that
+nobody can take, and calls `Kind.fold(turn)`, which
+
+* refuses further messages with `turn.refuse(mask, reason, detail)`;
+* reads and writes state through `turn.work` only: rows keyed start first
+  (backend.windows.columns.grouping), so that `raise_bound` expires them;
+* appends result tables to `turn.results` in order of emission (`Emission.table` lays out the columns);
+* keeps what waits to be sent in `Region.REVISIONS` (backend.windows.revisions; `Waiting` applies the policies) and
+  the time it is due in `turn.ledger.due_ms`;
+* keeps `turn.ledger.messages` and `.digest` (message store), `turn.replay_from` and `turn.rejected` up to date;
+* keeps the number of open windows, `turn.ledger.open`, up to date (`turn.add_open`), so that nobody has to count.
+
+The ledger is written back here. Nothing survives in an operator between two calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from backend.batch import ERROR_SCHEMA, MAX_TIME, MIN_TIME, TIME, MicroBatch, Operator, Outcome, Proof, Settling
+from backend.messages import sorted_rows
+from backend.store.workspace import Workspace
+from backend.windows import ledger as ledgers
+from backend.windows.aligned.combining import Combining, combines
+from backend.windows.aligned.kind import Aligned
+from backend.windows.by_number.kind import Tuples
+from backend.windows.by_number.sessions import TupleSessions
+from backend.windows.merging.kind import Sessions
+from backend.windows.micro_batch import Turn, joined, numbers
+from backend.windows.shared import Shared
+from backend.windows.sliding.kind import Sliding
+from backend.windows.spec import WindowSpec
+from backend.windows.watermark import came, exact, next_idle_ms, watermark_after
+
+
+class Kind(Protocol):
+    """One kind of window."""
+
+    def fold(self, turn: Turn) -> None:
+        """Take one micro-batch."""
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of accepted messages; empty lists when none are kept."""
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold; none when none are kept."""
+
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the windows with a message that are open at a watermark, from state; may read all of it."""
+
+
+class WindowOperator:
+    """SAMZA-552's windowed aggregator over one shard; see `backend.batch.Operator`.
+
+    A drain that no message came before since the last one sends nothing: the rows would be the same again.
+
+    Results of a micro-batch stand in the order retracted, full, late, early, drain; within each by window start, then
+    by the group key's encoding. Without full results, what waited of windows that closed stands in their place, with
+    its reason `early`.
+
+    Args:
+        spec: What to do.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.kind = _kind(spec)
+        """The kind of window at hand."""
+        self._result_schema = spec.result_schema()
+        self._input_fields = spec.input_fields()
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        """Schema of results, known before anything runs."""
+        return self._result_schema
+
+    @property
+    def input_fields(self) -> Sequence[str]:
+        """Names of the message fields that the operator reads."""
+        return self._input_fields
+
+    @property
+    def replays(self) -> bool:
+        """Tell whether messages are kept: for aggregates over all values."""
+        return bool(self.spec.full)
+
+    def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
+        """Fold one micro-batch into the state seen through `work`."""
+        ledger = ledgers.read(work, self.spec.format)
+        policies = ledger.policies
+        full_off = ledger.run_under(self.spec.policies, batch.time_ms)
+        again = ledger.drained and not came(batch.before, batch.after)
+        ledger.drained = batch.drain or again
+        if again and batch.drain:  # what is open was sent by the drain before this one
+            batch = replace(batch, drain=False)
+        before = ledger.clock
+        after = watermark_after(before, batch.after, batch.time_ms, self.spec.idle_after_ms)
+        idle_after = self.spec.idle_after_ms
+        turn = Turn(batch, work, batch.messages, ledger, before, after, exact(batch.before, batch.after), idle_after)
+        turn.full_off, turn.policies_changed = full_off, policies != ledger.policies
+        self._check_times(turn)
+        self.kind.fold(turn)
+        if not isinstance(self.kind, Shared):  # others write down each revision
+            ledger.full_since = ledger.full_since[-1:]
+        ledger.clock = after
+        if ledger.open is None:  # an older release wrote the state: count once
+            ledger.open = self.kind.count_open(work, after)
+        turn.metrics["windows_open"] = ledger.open
+        work.put(ledgers.KEY, ledgers.encode(ledger))
+        idle = next_idle_ms(after, batch.after, batch.time_ms, self.spec.idle_after_ms)
+        due = min((time for time in (ledger.due_ms, idle) if time is not None), default=None)
+        return Outcome(
+            results=joined(turn.results, self._result_schema),
+            errors=joined(turn.errors, ERROR_SCHEMA),
+            next_due_ms=due,
+            replay_from=turn.replay_from,
+            rejected=turn.rejected,
+            message_count=ledger.messages,
+            message_digest=ledger.digest,
+            metrics=turn.metrics,
+        )
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
+        return sorted_rows(*self.kind.replay_rows(messages))
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold according to the window metadata."""
+        return self.kind.proofs(work)
+
+    def settle(self, work: Workspace) -> None:
+        """Take out of replayed messages what the window metadata does not hold; for time windows the bounds do."""
+        if isinstance(self.kind, Settling):
+            self.kind.settle(work)
+
+    def describe(self) -> dict[str, object]:
+        """Give the manifest's entry."""
+        return self.spec.describe()
+
+    def with_options(self, options: Mapping[str, Any]) -> WindowOperator:
+        """Return this operator under other options; see `backend.batch.Operator.with_options`."""
+        return WindowOperator(self.spec.with_options(options))
+
+    def _check_times(self, turn: Turn) -> None:
+        """Refuse what the pack stage would have: standalone there is none before the operator."""
+        if not turn.messages.num_rows:
+            return
+        times = numbers(turn.messages, TIME)
+        turn.refuse((times < MIN_TIME) | (times > MAX_TIME), "out_of_range", f"allowed are {MIN_TIME} to {MAX_TIME} ms")
+        if self.spec.max_ahead_ms is not None:
+            latest = turn.batch.time_ms + self.spec.max_ahead_ms
+            turn.refuse(numbers(turn.messages, TIME) > latest, "in_future", f"later than {latest} ms")
+
+
+def combining_of(operator: Operator) -> Combining | None:
+    """Return what may combine messages before they come to an operator; None where each is wanted."""
+    return Combining(operator.spec) if isinstance(operator, WindowOperator) and combines(operator.spec) else None
+
+
+def _kind(spec: WindowSpec) -> Kind:
+    window = spec.window
+    if window.by_time and window.kind in {"tumbling", "hopping"}:
+        return Aligned(spec)
+    if window.by_time and window.kind == "sliding":
+        return Sliding(spec)
+    if window.by_time and window.kind == "session":
+        return Sessions(spec)
+    if not window.by_time:
+        return TupleSessions(spec) if window.kind == "session" else Tuples(spec)
+    raise ValueError(f"window: {window.kind} windows by {window.unit} are not available")

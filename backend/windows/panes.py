@@ -1,0 +1,142 @@
+"""Window metadata of tumbling and hopping windows: one row per pane (SAMZA-552, "Window Metadata").
+
+Key: `Region.WINDOWS` and the pane's start (backend.windows.columns.grouping has the bytes), so in order of
+expiry. The window `[start, end)` is the panes in it; where size and step are equal the pane is the window. Rows exist
+for panes with messages only, so a gap in time costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from backend.batch import Proof, SourcePartition
+from backend.store.protocol import Readable, Region
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, runs
+from backend.windows.columns.grouping import start_bytes
+from backend.windows.definitions import Assigner
+from backend.windows.ledger import decode_row
+
+FORMAT = 1
+
+
+class Pane(msgspec.Struct, array_like=True):
+    """What is known of a pane.
+
+    Attributes:
+        format: Format version of this row.
+        start: Start in milliseconds.
+        end: End, exclusive.
+        count: Messages in it.
+        digest: Digest of its messages in the message store, 0 where none is kept.
+        groups: Partial aggregates in it: one per (skip, group key).
+        skips: The skips other than 0 among them, ascending.
+        sources: (stream, partition, start offset, last offset), ascending.
+    """
+
+    format: int
+    start: int
+    end: int
+    count: int
+    digest: int
+    groups: int
+    skips: list[int]
+    sources: list[tuple[int, int, int, int]]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Pane)
+
+
+class Panes:
+    """The panes of a shard, read range by range as they are needed.
+
+    Args:
+        grid: Numbers the panes.
+        state: Where they are stored.
+    """
+
+    def __init__(self, grid: Assigner, state: Readable) -> None:
+        self._grid, self._state = grid, state
+        self.known: dict[int, Pane] = {}
+        """Panes read so far, by number, as committed."""
+
+    def load(self, firsts: IntArray, lasts: IntArray) -> None:
+        """Read the panes of closed ranges of pane numbers."""
+        for first, last in zip(*(ends.tolist() for ends in runs(firsts, lasts)), strict=True):
+            self._scan(self.key(first), self.key(last + 1))
+
+    def load_before(self, last: int) -> None:
+        """Read all panes up to a number, inclusive."""
+        self._scan(bytes([Region.WINDOWS]), self.key(last + 1))
+
+    def load_from(self, first: int | None) -> None:
+        """Read all panes from a number on, all there are for None."""
+        self._scan(self._start(first), bytes([Region.WINDOWS + 1]))
+
+    def count_from(self, first: int | None) -> int:
+        """Count all panes from a number on, all there are for None, without decoding them."""
+        return len(self._state.scan_arrays(self._start(first), bytes([Region.WINDOWS + 1]))[0])
+
+    def key(self, number: int) -> bytes:
+        """Give the key of a pane's row."""
+        return start_bytes(Region.WINDOWS, self._grid.pane_start(number))
+
+    def numbers(self) -> IntArray:
+        """Give the numbers of the panes read so far, ascending."""
+        return np.array(sorted(self.known), np.int64)
+
+    def fresh(self, number: int) -> Pane:
+        """Give an empty pane."""
+        return Pane(FORMAT, self._grid.pane_start(number), self._grid.pane_start(number + 1), 0, 0, 0, [], [])
+
+    def _start(self, first: int | None) -> bytes:
+        return bytes([Region.WINDOWS]) if first is None else self.key(first)
+
+    def _scan(self, start: bytes, end: bytes) -> None:
+        rows = self._state.scan_arrays(start, end)[1]
+        found = [decode_row(data, _decoder, FORMAT, "window metadata") for data in rows]
+        numbers = self._grid.pane_of(np.array([pane.start for pane in found], np.int64))
+        self.known.update(zip(numbers.tolist(), found, strict=True))
+
+
+def all_panes(state: Readable) -> Iterable[Pane]:
+    """Give every retained pane in order of its start."""
+    for data in state.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))[1]:
+        yield decode_row(data, _decoder, FORMAT, "window metadata")
+
+
+def proofs(state: Readable) -> Iterable[Proof]:
+    """Give what the message store must hold, pane by pane."""
+    for pane in all_panes(state):
+        start, end = (start_bytes(Region.MESSAGES, edge) for edge in (pane.start, pane.end))
+        yield Proof(f"pane [{pane.start}, {pane.end})", start, end, pane.count, pane.digest)
+
+
+def write(work: Workspace, rows: Iterable[Pane]) -> None:
+    """Store panes."""
+    ordered = sorted(rows, key=lambda pane: pane.start)
+    work.put_many(
+        [start_bytes(Region.WINDOWS, pane.start) for pane in ordered], [_encoder.encode(pane) for pane in ordered]
+    )
+
+
+def extend(pane: Pane, sources: Iterable[tuple[int, int, int, int]]) -> None:
+    """Add the offsets of new messages: (stream, partition, first, last)."""
+    found = {(s, p): (first, last) for s, p, first, last in pane.sources}
+    for s, p, first, last in sources:
+        old = found.get((s, p), (first, last))
+        found[s, p] = (min(old[0], first), max(old[1], last))
+    pane.sources = [(s, p, first, last) for (s, p), (first, last) in sorted(found.items())]
+
+
+def start_offsets(panes: Iterable[Pane]) -> dict[SourcePartition, int]:
+    """Give the smallest start offset per source partition over panes: where a replay has to begin."""
+    found: dict[SourcePartition, int] = {}
+    for pane in panes:
+        for s, p, first, _ in pane.sources:
+            found[s, p] = min(found.get((s, p), first), first)
+    return found

@@ -1,0 +1,116 @@
+"""Revisions: what was sent of a (window, group key), and what waits to be sent.
+
+Rows exist only where the usual does not hold. Without a row, an open window was never sent; a closed one was sent once,
+with reason `full`, if its group key had a message in time, else never.
+
+Key: `Region.REVISIONS`, the window's start, the group key (backend.windows.columns.grouping has the
+bytes). Value (format 1)::
+
+    +--------+---------------+---------+---------------------+
+    | format | next revision | pending | pending since, ms   |
+    | 1 byte | int32         | 1 byte  | int64 (batch time)  |      all big-endian
+    +--------+---------------+---------+---------------------+
+
+A next revision of `UNKNOWN` is the usual one: told from the group key's first message when the row is next sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from backend.rows import fixed_rows, fixed_values
+from backend.store.protocol import Readable, Region
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.grouping import join_keys, split_keys
+
+FORMAT = 1
+UNKNOWN = -1
+_ROW = np.dtype([("format", "u1"), ("next", ">i4"), ("pending", "u1"), ("since", ">i8")])
+
+
+@dataclass(frozen=True, slots=True)
+class Revisions:
+    """Rows of revisions; all arrays as long as one another.
+
+    Attributes:
+        starts: Window starts, milliseconds.
+        keys: Encoded group keys, binary.
+        next: Next revision, or `UNKNOWN`.
+        pending: Something waits to be sent.
+        since: Batch time of the oldest unsent update; meaningless when nothing is pending.
+    """
+
+    starts: IntArray
+    keys: pa.Array
+    next: IntArray
+    pending: Mask
+    since: IntArray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def where(self, rows: Mask) -> Revisions:
+        """Give the rows of a mask."""
+        return Revisions(
+            self.starts[rows], self.keys.filter(pa.array(rows)), self.next[rows], self.pending[rows], self.since[rows]
+        )
+
+
+def scan(state: Readable, start: bytes, end: bytes) -> Revisions:
+    """Read the rows of `[start, end)`."""
+    return _decode(*state.scan_arrays(start, end))
+
+
+def get(state: Readable, starts: IntArray, keys: pa.Array) -> Revisions:
+    """Read single rows; those that are not there are left out."""
+    wanted = join_keys(Region.REVISIONS, starts, keys)
+    found = [(key, value) for key, value in zip(wanted, state.get_many(wanted), strict=True) if value is not None]
+    return _decode([key for key, _ in found], [value for _, value in found])
+
+
+def empty() -> Revisions:
+    """Give no rows."""
+    return _decode([], [])
+
+
+def delete(work: Workspace, rows: Revisions) -> None:
+    """Delete rows."""
+    work.delete_many(join_keys(Region.REVISIONS, rows.starts, rows.keys))
+
+
+def put(work: Workspace, rows: Revisions) -> None:
+    """Write rows."""
+    if not len(rows):
+        return
+    packed = np.zeros(len(rows), _ROW)
+    packed["format"], packed["next"], packed["pending"] = FORMAT, rows.next, rows.pending
+    packed["since"] = np.where(rows.pending, rows.since, 0)
+    work.put_many(join_keys(Region.REVISIONS, rows.starts, rows.keys), fixed_values(packed))
+
+
+def concat(parts: Sequence[Revisions]) -> Revisions:
+    """Put several reads together; there is at least one."""
+    return Revisions(
+        np.concatenate([part.starts for part in parts]),
+        pa.concat_arrays([part.keys for part in parts]),
+        np.concatenate([part.next for part in parts]),
+        np.concatenate([part.pending for part in parts]),
+        np.concatenate([part.since for part in parts]),
+    )
+
+
+def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
+    rows = fixed_rows(values, _ROW, FORMAT, "a row of revisions")
+    starts, _, group_keys = split_keys(keys)
+    return Revisions(
+        starts,
+        group_keys,
+        rows["next"].astype(np.int64),
+        rows["pending"].astype(np.bool_),
+        rows["since"].astype(np.int64),
+    )

@@ -1,0 +1,226 @@
+"""What both kinds of event-time windows keep up: merged partials, messages, metadata, and the bounds.
+
+Expiry is always a bound (backend.store.protocol): the regions are keyed start first, so raising it hides everything
+that is out of retention at once, and nothing is deleted row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import IncrementalPlan
+from backend.batch import OFFSET, PARTITION, STREAM, TIME, Proof
+from backend.messages import digest, time_first
+from backend.messages.time_first import Kept
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows import combined_rows, panes
+from backend.windows.accumulators import FIRST_CLOCK, PartialStore
+from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least
+from backend.windows.columns.grouping import GroupKeys, KeySpace, start_bytes
+from backend.windows.count_retention import Newest
+from backend.windows.micro_batch import Turn, numbers
+from backend.windows.panes import Panes
+from backend.windows.retention import Gone
+from backend.windows.spec import WindowSpec
+
+
+def store_partials(
+    turn: Turn,
+    store: PartialStore,
+    plan: IncrementalPlan,
+    space: KeySpace,
+    content: pa.Table,
+    place: tuple[IntArray, IntArray, IntArray],
+    old: int,
+    alive: Mask,
+) -> tuple[IntArray, IntArray]:
+    """Write the merged partials of touched groups.
+
+    Args:
+        turn: Where to.
+        store: Its layout.
+        plan: The incremental aggregates.
+        space: The group keys.
+        content: Partial columns and `FIRST_CLOCK`: stored rows first, then arrived ones.
+        place: Pane, skip, key number of each row of `content`.
+        old: Number of stored rows.
+        alive: Per arrived row, whether its pane is in retention.
+
+    Returns:
+        Pane and skip of the groups that are new.
+    """
+    none = np.empty(0, np.int64)
+    if not alive.any():
+        return none, none
+    rows = np.concatenate([np.arange(old), np.flatnonzero(alive) + old])
+    pane, panes_ = compress(place[0][rows])
+    skip, skips = compress(place[1][rows])
+    size = max(len(space), 1)
+    group, codes = dense((pane * len(skips) + skip) * size + place[2][rows], len(panes_) * len(skips) * size)
+    touched, was = np.zeros(len(codes), np.bool_), np.zeros(len(codes), np.bool_)
+    touched[group[old:]], was[group[:old]] = True, True
+    needed = touched[group]
+    group, codes, was = (np.cumsum(touched) - 1)[group[needed]], codes[touched], was[touched]
+    table = _merged(plan, content.take(pa.array(rows[needed])), group, len(codes))
+    at, skip = panes_[codes // (len(skips) * size)], skips[codes // size % len(skips)]
+    store.put(turn.work, at, skip, space.keys.take(pa.array(codes % size)), table)
+    return at[~was], skip[~was]
+
+
+def _merged(plan: IncrementalPlan, content: pa.Table, group: IntArray, count: int) -> pa.Table:
+    if len(group) == count:
+        return content.take(pa.array(np.argsort(group)))
+    clock = least(numbers(content, FIRST_CLOCK), group, count)
+    merged = plan.merge(content.drop_columns([FIRST_CLOCK]), group, count)
+    return merged.append_column(pa.field(FIRST_CLOCK, pa.int64(), nullable=False), pa.array(clock))
+
+
+def store_messages(turn: Turn, store: Kept, pane: IntArray, skip: IntArray, stays: Mask, bound: int) -> list[int]:
+    """Write the turn's messages that stay; gives the digest per pane, in order of pane.
+
+    Args:
+        turn: The messages; its ledger counts them.
+        store: Their layout.
+        pane: Pane of each message; in order of time.
+        skip: Skip of each message.
+        stays: Which are in retention after the turn.
+        bound: The messages' bound after the turn: what was refused at or above it has to be remembered.
+    """
+    messages = turn.messages.filter(pa.array(stays))
+    keys, values, of = store.rows(messages)
+    turn.work.put_many(keys, values)
+    skip = skip[stays]
+    time_first.put_marks(turn.work, time_first.SKIPPED, messages.filter(pa.array(skip > 0)), skip[skip > 0])
+    for refused in turn.refused:
+        time_first.put_marks(turn.work, time_first.REFUSED, refused.filter(pa.array(numbers(refused, TIME) >= bound)))
+    pane = pane[stays][of]  # ascending, because the keys begin with the time
+    edges = np.flatnonzero(np.diff(pane, prepend=pane[:1] - 1, append=pane[-1:] + 1)).tolist()
+    digests = [digest(keys[low:high], values[low:high]) for low, high in pairwise(edges)]
+    turn.ledger.messages += len(keys)
+    turn.ledger.digest = (turn.ledger.digest + sum(digests)) % 2**64
+    return digests
+
+
+def store_panes(
+    turn: Turn, known: Panes, pane: IntArray, stays: Mask, digests: list[int] | None, fresh: tuple[IntArray, IntArray]
+) -> None:
+    """Write the metadata of touched panes.
+
+    Args:
+        turn: The messages.
+        known: Their panes as committed, read already.
+        pane: Pane of each message.
+        stays: Which are in retention after the turn.
+        digests: Digest per touched pane, in order of pane; None where no message is kept.
+        fresh: Pane and skip of each new group.
+    """
+    number, panes_ = compress(pane[stays])
+    if not len(panes_):
+        return
+    touched = [known.known.get(at) or known.fresh(at) for at in panes_.tolist()]
+    turn.metrics["opened"] += sum(row.count == 0 for row in touched)
+    counts = np.zeros(len(panes_), np.int64)
+    np.add.at(counts, number, combined_rows.counts(turn.messages)[stays])
+    new = np.bincount(np.searchsorted(panes_, fresh[0]), minlength=len(panes_)).tolist()
+    for row, count, groups, added in zip(touched, counts.tolist(), new, digests or [0] * len(touched), strict=True):
+        row.count += count
+        row.groups += groups
+        row.digest = (row.digest + added) % 2**64
+    skipping = fresh[1] > 0
+    for at, skip in zip(np.searchsorted(panes_, fresh[0][skipping]), fresh[1][skipping].tolist(), strict=True):
+        touched[at].skips = sorted({*touched[at].skips, skip})
+    for at, found in _source_ranges(number, turn.messages, stays):
+        panes.extend(touched[at], found)
+    panes.write(turn.work, touched)
+
+
+def _source_ranges(
+    number: IntArray, messages: pa.Table, stays: Mask
+) -> Iterable[tuple[int, list[tuple[int, int, int, int]]]]:
+    """Give per pane number (stream, partition, first offset, last offset) of messages; they are in offset order."""
+    stream, partition, offset = (numbers(messages, name)[stays] for name in (STREAM, PARTITION, OFFSET))
+    last = combined_rows.last_offsets(messages)[stays]
+    source, _ = compress(stream * 2**32 + partition)
+    sources = int(source.max(initial=0)) + 1
+    spot, spots = dense(number * sources + source, (int(number.max(initial=0)) + 1) * sources)
+    low = firsts(spot, len(spots))
+    high = np.zeros(len(spots), np.int64)
+    np.maximum.at(high, spot, last)
+    found: dict[int, list[tuple[int, int, int, int]]] = {}
+    for at, first, end in zip((spots // sources).tolist(), low.tolist(), high.tolist(), strict=True):
+        place = (int(stream[first]), int(partition[first]), int(offset[first]), end)
+        found.setdefault(at, []).append(place)
+    return found.items()
+
+
+def expire(turn: Turn, gone: Panes | None, bounds: Mapping[Region, int]) -> None:
+    """Move the bounds past what is out of retention; results of it were sent before.
+
+    Args:
+        turn: Its ledger forgets the messages.
+        gone: The panes that go, read already; None where no message is kept.
+        bounds: Region -> the first start time that stays.
+    """
+    if gone is not None:
+        turn.ledger.messages -= sum(pane.count for pane in gone.known.values())
+        turn.ledger.digest = (turn.ledger.digest - sum(pane.digest for pane in gone.known.values())) % 2**64
+        time_first.drop_marks(turn.work, bounds[Region.MESSAGES])
+    for region, bound in bounds.items():
+        turn.work.raise_bound(region, start_bytes(region, bound))
+
+
+class Shared:
+    """What kinds of windows that all group keys share do alike.
+
+    Args:
+        spec: The windows.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.incremental, self.full = spec.plans()
+        self.group_keys = GroupKeys(spec.key_fields)
+        self.kept = Kept([spec.schema.field(name) for name in spec.input_fields()]) if spec.full else None
+        self.result_schema = spec.result_schema()
+
+    newest: Newest
+
+    def window_at(self, start: int) -> int:
+        """Return the window whose revisions begin at a start time."""
+        raise NotImplementedError
+
+    def gone_by_time(self, clock: int) -> int:
+        """Return the last window that is out of retention by time at a watermark, at least `NONE_GONE`."""
+        raise NotImplementedError
+
+    def step(self, turn: Turn, gone: Gone) -> None:
+        """Take one micro-batch that is not quiet."""
+        raise NotImplementedError
+
+    def fold(self, turn: Turn) -> None:
+        """Take one micro-batch."""
+        gone = Gone.of(self, turn)
+        if not turn.quiet or gone.moves:
+            self.step(turn, gone)
+        if self.kept is not None:
+            note_replay(turn)
+
+    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Give the message-store rows of accepted messages."""
+        return self.kept.rows(messages)[:2] if self.kept is not None else ([], [])
+
+    def proofs(self, work: Workspace) -> Iterable[Proof]:
+        """Give what the message store must hold, pane by pane."""
+        if self.kept is not None:
+            yield from panes.proofs(work)
+
+
+def note_replay(turn: Turn) -> None:
+    """Say where a replay begins and what it leaves out; after the bounds have moved."""
+    turn.replay_from = panes.start_offsets(panes.all_panes(turn.work))
+    turn.rejected = time_first.refused(turn.work)

@@ -1,0 +1,1 @@
+"""Windows that end at every event time."""

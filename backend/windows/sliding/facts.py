@@ -1,0 +1,86 @@
+"""Facts of sliding windows: partials or messages in order of (key, time), and which of them a window sees.
+
+The counterpart of backend.windows.columns.facts for windows that every key has for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from backend.windows.columns.arrays import IntArray, compress, spread
+from backend.windows.columns.facts import MAX_MEMBERS
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedFacts:
+    """Partials or messages, in order of (key, time); all arrays as long as one another.
+
+    Attributes:
+        key: Number of the group key, ascending.
+        time: Event time, ascending within a key.
+        skip: Windows before `time + skip` do not see it.
+        clock: Watermark before it.
+        row: Row of the table that holds its content.
+    """
+
+    key: IntArray
+    time: IntArray
+    skip: IntArray
+    clock: IntArray
+    row: IntArray
+
+    @classmethod
+    def sorted(cls, key: IntArray, time: IntArray, skip: IntArray, clock: IntArray) -> KeyedFacts:
+        """Put facts in order; `row` tells where each stood."""
+        order = np.lexsort((time, key))
+        return cls(key[order], time[order], skip[order], clock[order], order)
+
+    def range(self, keys: IntArray, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray]:
+        """Give first position and number of the facts of each key in the closed range of times."""
+        order = Order(self.key, self.time)
+        first = order.first(keys, lows)
+        return first, np.maximum(order.after(keys, highs) - first, 0)
+
+    def seen_by(
+        self, size: int, windows: IntArray, keys: IntArray, clocks: IntArray
+    ) -> Iterator[tuple[IntArray, IntArray]]:
+        """Give what each (window, key) sees of facts up to a clock, in chunks: positions, and the window's position."""
+        first, count = self.range(keys, windows - size, windows)
+        total = np.cumsum(count)
+        at = 0
+        while at < len(windows):
+            done = int(total[at - 1]) if at else 0
+            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
+            facts, owner = spread(first[at:end], count[at:end])
+            owner = owner + at
+            seen = (self.clock[facts] <= clocks[owner]) & (self.time[facts] + self.skip[facts] <= windows[owner])
+            yield facts[seen], owner[seen]
+            at = end
+
+
+class Order:
+    """Finds places in (key, time) pairs that are in order.
+
+    Args:
+        keys: Ascending.
+        times: Ascending within a key.
+    """
+
+    def __init__(self, keys: IntArray, times: IntArray) -> None:
+        at, self._distinct = compress(times)
+        self._codes = keys * (len(self._distinct) + 1) + at
+
+    def first(self, keys: IntArray, times: IntArray) -> IntArray:
+        """Give per key the place of its first time at or after another."""
+        return self._find(keys, np.searchsorted(self._distinct, times, "left"))
+
+    def after(self, keys: IntArray, times: IntArray) -> IntArray:
+        """Give per key the place of its first time after another."""
+        return self._find(keys, np.searchsorted(self._distinct, times, "right"))
+
+    def _find(self, keys: IntArray, at: IntArray) -> IntArray:
+        found: IntArray = np.searchsorted(self._codes, keys * (len(self._distinct) + 1) + at, "left")
+        return found

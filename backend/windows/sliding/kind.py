@@ -1,0 +1,402 @@
+"""Sliding windows over event time: one per distinct event time t of a group key, `[t - size, t]`, both ends included.
+
+SAMZA-552's windows "that follow the messages", with the bounds of SQL's `RANGE size PRECEDING`. Window `t` of a key
+
+* is created by the first message of the key at exactly t, if it can still be updated then;
+* sees the key's messages in `[t - size, t]`;
+* is full when stream time passes t, and can be updated until `t + 1 + retention <= stream time`.
+
+State is one partial aggregate per (t, skip, key), in order of t, never one per window: a message is stored once,
+however many windows see it. Here `skip` is a time: the windows before `t + skip` do not see the message, because they
+were out of retention when it came. A message whose own window is out of retention still counts in later ones. It goes
+to the errors when the last possible window, `t + size`, is out of retention: at once if it was already, otherwise when
+it comes to that and no window was there to show the message (backend.windows.sliding.unseen).
+
+Metadata and messages expire in buckets of a sixteenth of the size, so that they need no row per millisecond.
+Results of incremental aggregates cost the logarithm of what a window sees
+(backend.windows.sliding.block_tree), full-state ones all of it. A micro-batch reads the state from the
+oldest time on that its windows see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from backend.aggregates import FullPlan
+from backend.aggregates.groups import taken
+from backend.batch import BEFORE, MAX_TIME, MIN_TIME, NO_TIME, TIME
+from backend.messages import time_first
+from backend.messages.time_first import Kept
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows import panes, revisions, shared
+from backend.windows.accumulators import FIRST_CLOCK, PartialStore
+from backend.windows.aligned.evaluate import Results
+from backend.windows.arrivals import started
+from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least, spread
+from backend.windows.columns.facts import Pairs
+from backend.windows.columns.grouping import KeySpace
+from backend.windows.count_retention import NONE_GONE, Newest
+from backend.windows.definitions import Grid
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Turn, numbers, source_ranks
+from backend.windows.panes import Panes
+from backend.windows.retention import Gone
+from backend.windows.revisions import Revisions
+from backend.windows.sliding import unseen
+from backend.windows.sliding.block_tree import BlockTree
+from backend.windows.sliding.facts import KeyedFacts, Order
+from backend.windows.sliding.unseen import Unseen
+from backend.windows.spec import WindowSpec
+from backend.windows.trigger import Progress, StoredRevisions, Waiting
+
+BUCKETS = 16
+_EVERY_CLOCK = 2**63 - 1
+_EACH = Grid(1, 1, 0)
+
+
+class Sliding(shared.Shared):
+    """The kind for sliding event-time windows.
+
+    Args:
+        spec: Its window is one of these.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        super().__init__(spec)
+        self.size = spec.window.size
+        bucket = max(1, self.size // BUCKETS)
+        self.buckets = Grid(bucket, bucket, 0)
+        self.partials = PartialStore(_EACH, self.incremental, skip_bytes=8)
+        self.newest = Newest(spec.retention_messages, self._last_closed)
+
+    def _last_closed(self, clocks: IntArray) -> IntArray:
+        """Give the last window that is closed, in steps of a bucket: so the staircase stays small."""
+        return np.floor_divide(clocks, self.buckets.pane) * self.buckets.pane - 1
+
+    def window_at(self, start: int) -> int:
+        """Return the window whose revisions begin at a time: it is called by its last event time."""
+        return start
+
+    def gone_by_time(self, clock: int) -> int:
+        """Return the last window that is out of retention by time at a watermark."""
+        return NONE_GONE if clock == NO_TIME else started(clock) - self.spec.retention_ms - 1
+
+    def step(self, turn: Turn, gone: Gone) -> None:
+        """Take one micro-batch that is not quiet."""
+        _Step(self, turn, gone).run()
+
+    def count_open(self, work: Workspace, clock: int) -> int:
+        """Count the windows that are open at a watermark: event times of a group key at or after it."""
+        return int((self.partials.scan_from(work, started(clock)).skip == 0).sum())
+
+
+class _Step:
+    """One micro-batch on its way; the attributes are filled in the order of the steps."""
+
+    def __init__(self, kind: Sliding, turn: Turn, gone: Gone) -> None:
+        self.kind, self.turn, self.size, self.gone = kind, turn, kind.size, gone
+        before, after = started(turn.clock), started(turn.clock_after)
+        self.progress = Progress(before - 1, after - 1, gone.after, turn.batch.time_ms, turn.batch.drain, turn.full_off)
+        self.tree: tuple[int, BlockTree] | None = None
+        self.bound_before = self._bucket_start(gone.before + 1 - self.size)
+        self.bound_after = self._bucket_start(gone.after + 1 - self.size)
+
+    def _bucket_start(self, time: int) -> int:
+        return time // self.kind.buckets.pane * self.kind.buckets.pane
+
+    def run(self) -> None:
+        """Take the steps."""
+        self._judge()
+        self._fold()
+        self.stored_revisions = StoredRevisions(self.turn, self.progress, self.gone.before, lambda window: window)
+        rows = self.stored_revisions.due()
+        self._load(rows)
+        self._choose(rows)
+        self._send()
+        self._store()
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        """Refuse what no window can take; place the rest."""
+        turn, keep = self.turn, self.kind.spec.retention_ms
+        own = np.maximum(np.maximum(numbers(turn.messages, BEFORE), turn.clock), started(NO_TIME))
+        times = numbers(turn.messages, TIME)
+        gone = own - keep - 1 if self.gone.each is None else np.maximum(own - keep - 1, self.gone.each)
+        refused = times + self.size <= gone
+        turn.refuse(refused, "out_of_retention", f"no window of it ended less than {keep} ms before stream time")
+        self.times, own = times[~refused], own[~refused]
+        self.skip = np.maximum(gone[~refused] + 1 - self.times, 0)
+        self.clock = own if turn.exact else np.full(len(own), started(turn.clock), np.int64)
+        self.message_key, self.message_keys = self.kind.group_keys.encode(turn.messages)
+
+    def _fold(self) -> None:
+        """Fold messages to one partial per (time, skip, clock, key)."""
+        number, _ = compress(self.times)
+        for column in (self.skip, self.clock, self.message_key):
+            other, distinct = compress(column)
+            number, _ = dense(number * max(len(distinct), 1) + other, max(len(number), 1) * max(len(distinct), 1))
+        count = int(number.max(initial=-1)) + 1
+        first = firsts(number, count)
+        self.arrived_time, self.arrived_skip = self.times[first], self.skip[first]
+        self.arrived_clock, self.arrived_key = self.clock[first], self.message_key[first]
+        self.arrived = self.kind.incremental.fold(self.turn.messages, number, count).append_column(
+            self.kind.partials.schema.field(FIRST_CLOCK), pa.array(self.arrived_clock)
+        )
+
+    # -- load -----------------------------------------------------------------------------------------------------
+
+    def _load(self, rows: Revisions) -> None:
+        """Read the partials from the oldest time on that something here needs."""
+        turn, progress = self.turn, self.progress
+        oldest = [int(times.min()) for times in (self.arrived_time, rows.starts[rows.pending]) if len(times)]
+        if progress.closed_after > progress.closed_before:
+            oldest.append(progress.closed_before + 1)
+        if progress.shows_open:
+            oldest.append(progress.closed_after + 1)
+        self.unseen = self._read_unseen()
+        if len(self.unseen):
+            oldest.append(int(self.unseen.time.min()))
+        low = min(oldest, default=progress.closed_after + 1) - self.size
+        stored = self.kind.partials.scan_from(turn.work, max(low, self.bound_before))
+        self.space = KeySpace([self.message_keys, rows.keys, stored.keys, self.unseen.codes])
+        renumbered, self.row_key, stored_key, _ = self.space.numbers
+        self.message_key = renumbered[self.message_key]
+        self.arrived_key = renumbered[self.arrived_key]
+        self.old = len(stored)
+        self.content = pa.concat_tables([stored.table, self.arrived])
+        self.time = np.concatenate([stored.pane, self.arrived_time])
+        self.all_skip = np.concatenate([stored.skip, self.arrived_skip])
+        self.key = np.concatenate([stored_key, self.arrived_key])
+        clock = numbers(self.content, FIRST_CLOCK)
+        self.facts = KeyedFacts.sorted(self.key, self.time, self.all_skip, clock)
+        # a window exists for each (time, key) of a message that it could take
+        own = self.all_skip == 0
+        self.windows = Pairs(self.time[own], self.key[own], len(self.space))
+        at = self.windows.find(self.time[own], self.key[own])
+        self.window_clock = least(clock[own], at, len(self.windows))
+        if self.kind.kept is not None:
+            self._read_messages(self.kind.kept, max(low, self.bound_before))
+
+    def _read_unseen(self) -> Unseen:
+        """Read the messages that nothing shows any more after this turn, and those that its new windows may show."""
+        work, progress = self.turn.work, self.progress
+        if progress.drain:
+            return unseen.read(work, MIN_TIME, MAX_TIME + 1)
+        over = max(progress.gone_after - self.size + 1, MIN_TIME)
+        found, fresh = unseen.read(work, MIN_TIME, over), self.arrived_time[self.arrived_skip == 0]
+        if not len(fresh):
+            return found
+        return unseen.both(found, unseen.read(work, max(over, int(fresh.min()) - self.size), int(fresh.max()) + 1))
+
+    def _read_messages(self, store: Kept, low: int) -> None:
+        high = int(self.time.max(initial=low)) + 1
+        stored, skip = store.read(self.turn.work, np.array([low]), np.array([max(high, low + 1)]))
+        number, encoded = self.kind.group_keys.encode(stored)
+        key = np.concatenate([self.space.find(encoded)[number], self.message_key])
+        time = np.concatenate([numbers(stored, TIME), self.times])
+        clock = np.concatenate([np.full(len(skip), started(NO_TIME), np.int64), self.clock])
+        self.message_facts = KeyedFacts.sorted(key, time, np.concatenate([skip, self.skip]), clock)
+        self.messages = pa.concat_tables([stored, store.select(self.turn.messages)]).combine_chunks()
+        self.rank = source_ranks(self.messages)
+
+    # -- choose ---------------------------------------------------------------------------------------------------
+
+    def _choose(self, rows: Revisions) -> None:
+        """Decide which updates wait, and which of them go out now."""
+        policies, progress = self.kind.spec.policies, self.progress
+        seen_from, last = self.arrived_time + self.arrived_skip, self.arrived_time + self.size
+        late = early = ending = (np.empty(0, np.int64), np.empty(0, np.int64))
+        if policies.late_ms is not None:
+            late = self._existing(seen_from, np.minimum(last, self.arrived_clock - 1))
+        if policies.early_ms is not None:
+            early = self._existing(np.maximum(seen_from, progress.closed_after + 1), last)
+            if not policies.full:
+                in_time = np.maximum(seen_from, self.arrived_clock)
+                ending = self._existing(in_time, np.minimum(last, progress.closed_after))
+        updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
+        unread = self.stored_revisions.others(*updated, self.space.keys)
+        rows = revisions.concat([rows, unread])
+        keys = np.concatenate([self.row_key, self.space.find(unread.keys)])
+        self.waiting = Waiting(rows, rows.starts, keys, late, early, ending, len(self.space), progress, policies)
+
+    def _existing(self, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray]:
+        """Give the windows (time, key) of each arrived partial's key in a closed range of times."""
+        order = np.lexsort((self.windows.window, self.windows.key))
+        key, window = self.windows.key[order], self.windows.window[order]
+        wanted = highs >= lows
+        lows, highs, arrived = lows[wanted], highs[wanted], self.arrived_key[wanted]
+        known = Order(key, window)
+        first = known.first(arrived, lows)
+        at, _ = spread(first, known.after(arrived, highs) - first)
+        return window[at], key[at]
+
+    # -- send -----------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send what is full, then what waited, then what is open at the end of the input."""
+        progress, windows, turn = self.progress, self.windows.window, self.turn
+        sent_full = self.kind.spec.policies.full
+        closing = (windows > progress.closed_before) & (windows <= progress.closed_after)
+        closing &= self.window_clock <= windows
+        if not sent_full:
+            closing &= self.waiting.ending(windows, self.windows.key)
+        if closing.any():
+            full = self._results(windows[closing], self.windows.key[closing], windows[closing])
+            if sent_full:
+                self._emit(FULL, self.waiting.full(full.window, full.key), full)
+            else:
+                self._send_open(EARLY, full, self.waiting.full)
+        going = self.waiting.going(len(self.space))
+        if len(going):
+            results = self._results(going.window, going.key, np.full(len(going), _EVERY_CLOCK))
+            past = results.window <= progress.closed_after
+            in_time = self.window_clock[self.windows.find(results.window, results.key)] <= results.window
+            usual = np.where(past & in_time & turn.ledger.full_sent(results.window + 1), 1, 0)
+            for phase, rows in ((LATE, past), (EARLY, ~past)):
+                some = results.where(rows)
+                self._emit(phase, self.waiting.take(some.window, some.key, usual[rows]), some)
+        still_open = windows > progress.closed_after
+        if progress.shows_open and still_open.any():
+            results = self._results(
+                windows[still_open], self.windows.key[still_open], np.full(int(still_open.sum()), _EVERY_CLOCK)
+            )
+            self._send_open(DRAIN if progress.drain else EARLY, results, self.waiting.open)
+            turn.ledger.sent_open = True
+        turn.ledger.sent_open |= self.kind.spec.policies.early_ms is not None
+
+    def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
+        """Send windows that are open or end without a full result: their revisions are not the usual ones."""
+        revision = revise(results.window, results.key)
+        self._emit(phase, revision, results)
+        self.waiting.remember(self.space, results.window, results.window, results.key, revision + 1)
+
+    def _results(self, windows: IntArray, keys: IntArray, clocks: IntArray) -> Results:
+        """Compute the results of (window, key) pairs from facts up to a clock each."""
+        first, count = self.facts.range(keys, windows - self.size, windows)
+        table = self._tree(int(count.max())).results(first, count, windows, clocks)
+        if self.kind.kept is not None:
+            full = self._full_results(self.kind.full, windows, keys, clocks)
+            table = pa.table([*table.columns, *full.columns], schema=pa.schema([*table.schema, *full.schema]))
+        order = np.lexsort((keys, windows))
+        return Results(windows[order], keys[order], clocks[order], table.take(pa.array(order)))
+
+    def _tree(self, longest: int) -> BlockTree:
+        """Give the tree over all facts; built once unless a longer range is asked for."""
+        if self.tree is None or self.tree[0] < longest:
+            facts, plan = self.facts, self.kind.incremental
+            partials = self.content.select(plan.partial_schema.names).combine_chunks().take(pa.array(facts.row))
+            self.tree = (longest, BlockTree(plan, partials, facts.clock, facts.time + facts.skip, longest))
+        return self.tree[1]
+
+    def _full_results(self, plan: FullPlan, windows: IntArray, keys: IntArray, clocks: IntArray) -> pa.Table:
+        values = []
+        facts = self.message_facts
+        for seen, owner in facts.seen_by(self.size, windows, keys, clocks):
+            low, high = int(owner[0]), int(owner[-1]) + 1
+            rows = facts.row[seen]
+            order = np.argsort(self.rank[rows], kind="stable")
+            values.append(plan.result(taken(self.messages, rows[order]), owner[order] - low, high - low))
+        return pa.concat_tables(values)
+
+    def _emit(self, phase: int, revision: IntArray, results: Results) -> None:
+        if not len(results):
+            return
+        keys = self.space.keys.take(pa.array(results.key))
+        emission = Emission(phase, revision, results.window - self.size, results.window, keys, results.values)
+        self.turn.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
+
+    # -- store ----------------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """Write what changed, of times still in retention."""
+        kind, turn = self.kind, self.turn
+        shared.store_partials(
+            turn,
+            kind.partials,
+            kind.incremental,
+            self.space,
+            self.content,
+            (self.time, self.all_skip, self.key),
+            self.old,
+            self.arrived_time >= self.bound_after,
+        )
+        stays = self.times >= self.bound_after
+        bucket = kind.buckets.pane_of(self.times)
+        known = Panes(kind.buckets, turn.work)
+        known.load(np.unique(bucket), np.unique(bucket))
+        digests = None
+        if kind.kept is not None:
+            digests = shared.store_messages(turn, kind.kept, bucket, self.skip, stays, self.bound_after)
+        none = np.empty(0, np.int64)
+        shared.store_panes(turn, known, bucket, stays, digests, (none, none))
+        self.waiting.store(turn.work, self.space, lambda windows: windows)
+        turn.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
+        turn.add_open(self._more_open())
+        self._refuse_unseen()
+        self._expire()
+
+    def _more_open(self) -> int:
+        """Give how many more windows are open than before: what closes was read, what was not read stays as it was."""
+        old, progress = slice(self.old), self.progress
+        before = (self.all_skip[old] == 0) & (self.time[old] > progress.closed_before)
+        return int((self.windows.window > progress.closed_after).sum()) - int(before.sum())
+
+    def _refuse_unseen(self) -> None:
+        """Send messages to the errors that no window showed, once none can any more or the input ends."""
+        turn, late = self.turn, self.skip > 0
+        messages = turn.messages.filter(pa.array(late))
+        codes = self.space.keys.take(pa.array(self.message_key[late]))
+        detail = f"its own window was out of retention when it came, and no other window showed it ({self.size} ms)"
+        fresh = unseen.arrived(messages, self.skip[late], codes, detail)
+        fresh = fresh.where(self._unshown(fresh))
+        over = self._is_over(fresh)
+        fresh.where(~over).put(turn.work)
+        unshown, long_over = self._unshown(self.unseen), self._is_over(self.unseen)
+        self.unseen.where(long_over | ~unshown).drop(turn.work)
+        refused = unseen.both(self.unseen.where(long_over & unshown), fresh.where(over))
+        if len(refused):
+            turn.errors.append(refused.errors)
+        if self.progress.drain:
+            self._take_out(refused.where(refused.time + self.size > self.progress.gone_after))
+
+    def _is_over(self, messages: Unseen) -> Mask:
+        """Return which messages no later window can show, or will before the input ends."""
+        over: Mask = (messages.time + self.size <= self.progress.gone_after) | self.progress.drain
+        return over
+
+    def _unshown(self, messages: Unseen) -> Mask:
+        """Return which messages no window of their key shows."""
+        order = np.lexsort((self.windows.window, self.windows.key))
+        known, key = Order(self.windows.key[order], self.windows.window[order]), self.space.find(messages.codes)
+        first = known.first(key, messages.time + messages.skip)
+        unshown: Mask = known.after(key, messages.time + self.size) <= first
+        return unshown
+
+    def _take_out(self, refused: Unseen) -> None:
+        """Take messages out of the state that a later window could show: all of a (time, skip, key), or none."""
+        kind, turn = self.kind, self.turn
+        kind.partials.delete(turn.work, refused.time, refused.skip, refused.codes)
+        if kind.kept is not None and len(refused):
+            bucket = kind.buckets.pane_of(refused.time)
+            known = Panes(kind.buckets, turn.work)
+            known.load(bucket, bucket)
+            time_first.take_out(turn, refused.keys, [known.known[at] for at in bucket.tolist()])
+            panes.write(turn.work, known.known.values())
+
+    def _expire(self) -> None:
+        kind, turn = self.kind, self.turn
+        bounds = {}
+        gone = None
+        if self.bound_after > self.bound_before:
+            bounds = dict.fromkeys((Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES), self.bound_after)
+            if kind.kept is not None:
+                gone = Panes(kind.buckets, turn.work)
+                gone.load_before(self.bound_after // kind.buckets.pane - 1)
+        if self.gone.moves:
+            turn.ledger.forget_before(self.progress.gone_after + 1)
+            bounds[Region.REVISIONS] = self.progress.gone_after + 1
+        shared.expire(turn, gone, bounds)

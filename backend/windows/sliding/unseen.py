@@ -1,0 +1,124 @@
+"""Messages that no sliding window shows yet: too late for their own window, and without a later one of their key.
+
+They are in the state, because a message may still come that makes a window which shows them; then they are forgotten
+here. When the last such window is out of retention, or the input ends, they go to the errors: an accepted message is in
+a window or in the errors. The decision is not made when they come, because then it would depend on where micro-batches
+are cut.
+
+Key: `Region.OPERATOR`, `b"u"`, event time and offset as in the message's own key (backend.messages). Value:
+MessagePack, format version first: skip (backend.windows.sliding.kind), encoded group key, the row of the
+errors output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import ERROR_SCHEMA, TIME
+from backend.messages import TIME_FIRST, message_keys
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.grouping import start_bytes, start_of
+from backend.windows.ledger import decode_row
+from backend.windows.micro_batch import error_rows, numbers
+
+FORMAT = 1
+_TAG = bytes([Region.OPERATOR]) + b"u"
+
+
+class _Row(msgspec.Struct, array_like=True):
+    format: int
+    skip: int
+    code: bytes
+    error: Mapping[str, Any]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Row)
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Some of these messages; all as long as one another.
+
+    Attributes:
+        keys: Keys in the message store, whether they are in it or not.
+        time: Event times.
+        skip: The windows before `time + skip` do not see them.
+        codes: Encoded group keys.
+        errors: Their rows of the errors output.
+    """
+
+    keys: list[bytes]
+    time: IntArray
+    skip: IntArray
+    codes: pa.Array
+    errors: pa.Table
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def where(self, rows: Mask) -> Unseen:
+        """Return the messages of a mask."""
+        picked, mask = np.flatnonzero(rows).tolist(), pa.array(rows)
+        return Unseen(
+            [self.keys[at] for at in picked],
+            self.time[rows],
+            self.skip[rows],
+            self.codes.filter(mask),
+            self.errors.filter(mask),
+        )
+
+    def put(self, work: Workspace) -> None:
+        """Remember them."""
+        errors, skips, codes = self.errors.to_pylist(), self.skip.tolist(), self.codes.to_pylist()
+        rows = [_Row(FORMAT, skip, code, row) for skip, code, row in zip(skips, codes, errors, strict=True)]
+        ordered = sorted(zip(map(_mark, self.keys), rows, strict=True), key=lambda pair: pair[0])
+        work.put_many([key for key, _ in ordered], [_encoder.encode(row) for _, row in ordered])
+
+    def drop(self, work: Workspace) -> None:
+        """Forget them."""
+        work.delete_many(sorted(map(_mark, self.keys)))
+
+
+def arrived(messages: pa.Table, skip: IntArray, codes: pa.Array, detail: str) -> Unseen:
+    """Return messages that just came."""
+    errors = error_rows(messages, "out_of_retention", detail)
+    return Unseen(message_keys(TIME_FIRST, messages), numbers(messages, TIME), skip, codes, errors)
+
+
+def read(work: Workspace, low: int, high: int) -> Unseen:
+    """Read the messages of a half-open range of event times, in order of time."""
+    start, end = (_mark(start_bytes(Region.MESSAGES, time)) for time in (low, max(low, high)))
+    keys, values = work.scan_arrays(start, end)
+    rows = [decode_row(value, _decoder, FORMAT, "a message that no window shows") for value in values]
+    found = [bytes([Region.MESSAGES]) + key[len(_TAG) :] for key in keys]
+    return Unseen(
+        found,
+        np.array([start_of(key) for key in found], np.int64),
+        np.array([row.skip for row in rows], np.int64),
+        pa.array([row.code for row in rows], pa.binary()),
+        pa.Table.from_pylist([dict(row.error) for row in rows], schema=ERROR_SCHEMA),
+    )
+
+
+def both(one: Unseen, two: Unseen) -> Unseen:
+    """Put two together."""
+    return Unseen(
+        one.keys + two.keys,
+        np.concatenate([one.time, two.time]),
+        np.concatenate([one.skip, two.skip]),
+        pa.concat_arrays([one.codes, two.codes]),
+        pa.concat_tables([one.errors, two.errors]),
+    )
+
+
+def _mark(key: bytes) -> bytes:
+    return _TAG + key[1:]

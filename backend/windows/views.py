@@ -1,0 +1,203 @@
+"""Looking at windows and messages in retention: SAMZA-552's getWindows and getMessages.
+
+Reads only. Ranges are half-open: event times for windows over time and sessions, offsets for windows by number of
+messages (of every source partition); messages of windows over time by either. The seed's inclusive ranges give the same
+sets when 1 is added to their ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import MAX_TIME, MIN_TIME, OFFSET, TIME, SourcePartition
+from backend.store.protocol import Region
+from backend.store.workspace import Workspace
+from backend.windows import ledger
+from backend.windows.aligned.kind import Aligned
+from backend.windows.arrivals import started
+from backend.windows.by_number.kind import Tuples
+from backend.windows.by_number.rows import LAST as LAST_OFFSET
+from backend.windows.by_number.rows import START as FIRST_OFFSET
+from backend.windows.by_number.sessions import TupleSessions
+from backend.windows.columns.arrays import union
+from backend.windows.columns.keyed import split_numbered
+from backend.windows.merging.kind import Sessions
+from backend.windows.merging.rows import codes_of
+from backend.windows.panes import Panes
+from backend.windows.sliding.kind import Sliding
+
+
+@dataclass(frozen=True, slots=True)
+class WindowView:
+    """A window in retention that has a message.
+
+    Attributes:
+        start: First event time in it; of windows by number of messages the first offset.
+        end: End, exclusive; for sliding windows and sessions the last event time, inclusive; of windows by number of
+            messages the last offset so far, inclusive.
+        key: Group key for windows that each key has for itself, None for shared ones.
+        messages: Messages in it; None where they are not counted per window.
+        offsets: Per source partition the smallest and the largest offset in it; empty where they are not kept.
+    """
+
+    start: int
+    end: int
+    key: tuple[Any, ...] | None = None
+    messages: int | None = None
+    offsets: Mapping[SourcePartition, tuple[int, int]] = field(default_factory=dict)
+
+
+def windows(kind: object, work: Workspace, start: int, end: int) -> list[WindowView]:
+    """Give the windows that overlap `[start, end)`, ascending by start.
+
+    Windows by number of messages are kept while they are open. Their sliding kind has a window per message, none of
+    which is open, and gives none.
+    """
+    if isinstance(kind, Aligned):
+        return _aligned(kind, work, start, end)
+    if isinstance(kind, Sliding):
+        found = _sliding(kind, work, start, end)
+    elif isinstance(kind, Sessions):
+        found = _sessions(kind, work, start, end)
+    elif isinstance(kind, Tuples):
+        found = _tuples(kind, work, start, end)
+    else:
+        assert isinstance(kind, TupleSessions)
+        found = _tuple_sessions(kind, work, start, end)
+    return sorted(found, key=lambda view: (view.start, view.end))
+
+
+def _aligned(kind: Aligned, work: Workspace, start: int, end: int) -> list[WindowView]:
+    grid, clock = kind.grid, started(ledger.read(work).clock)
+    first = max(grid.last_ended_at(start), grid.last_ended_at(clock - kind.spec.retention_ms)) + 1
+    last = grid.last_begun_at(end - 1)
+    if last < first:
+        return []
+    panes = Panes(grid, work)
+    panes.load(
+        np.array([first * grid.panes_per_step]), np.array([last * grid.panes_per_step + grid.panes_per_window - 1])
+    )
+    found = panes.numbers()
+    numbers_ = union(np.maximum(grid.first_window(found), first), np.minimum(grid.last_window(found), last))
+    views = []
+    edges = zip(numbers_.tolist(), grid.starts(numbers_).tolist(), grid.ends(numbers_).tolist(), strict=True)
+    for number, begin, stop in edges:
+        low = number * grid.panes_per_step
+        inside = [panes.known[at] for at in range(low, low + grid.panes_per_window) if at in panes.known]
+        offsets: dict[SourcePartition, tuple[int, int]] = {}
+        for s, p, lowest, highest in (source for pane in inside for source in pane.sources):
+            old = offsets.get((s, p), (lowest, highest))
+            offsets[s, p] = (min(old[0], lowest), max(old[1], highest))
+        views.append(WindowView(begin, stop, None, sum(pane.count for pane in inside), offsets))
+    return views
+
+
+def _sliding(kind: Sliding, work: Workspace, start: int, end: int) -> list[WindowView]:
+    clock = started(ledger.read(work).clock)
+    low = max(start, clock - kind.spec.retention_ms)
+    stored = kind.partials.scan_from(work, low)
+    own = (stored.skip == 0) & (stored.pane < end + kind.size)
+    times = stored.pane[own].tolist()
+    keys = _keys(kind.group_keys.decode(stored.keys.filter(pa.array(own))), len(times))
+    return [WindowView(time - kind.size, time, key) for time, key in zip(times, keys, strict=True)]
+
+
+def _sessions(kind: Sessions, work: Workspace, start: int, end: int) -> list[WindowView]:
+    keys, values = work.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))
+    stored = kind.rows.decode([key[1:] for key in keys], values)
+    inside = (stored.last >= start) & (stored.first < end)
+    firsts, lasts = stored.first[inside].tolist(), stored.last[inside].tolist()
+    codes = codes_of(stored.idents).filter(pa.array(inside))
+    found = _keys(kind.keys.decode(codes), len(firsts))
+    return [WindowView(first, last, key) for first, last, key in zip(firsts, lasts, found, strict=True)]
+
+
+def _tuples(kind: Tuples, work: Workspace, start: int, end: int) -> list[WindowView]:
+    """Give open windows: those whose first pane is kept."""
+    keys, values = work.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))
+    if kind.sliding or not keys:
+        return []
+    codes, panes = split_numbered(keys)
+    table = kind.codec.decode(values)
+    firsts, lasts = (table.column(name).to_pylist() for name in (FIRST_OFFSET, LAST_OFFSET))
+    decoded = _keys(kind.keys.decode(codes), len(keys))
+    offsets: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = {}
+    for key, pane, first, last in zip(decoded, panes.tolist(), firsts, lasts, strict=True):
+        offsets.setdefault(key, {})[pane] = (first, last)
+    views = []
+    for key, found in offsets.items():
+        for pane in (pane for pane in found if pane * kind.pane % kind.step == 0):
+            inside = [found[at] for at in range(pane, pane + kind.size // kind.pane) if at in found]
+            low, high = inside[0][0], inside[-1][1]
+            if high >= start and low < end:
+                views.append(WindowView(low, high, key))
+    return views
+
+
+def _tuple_sessions(kind: TupleSessions, work: Workspace, start: int, end: int) -> list[WindowView]:
+    keys, values = work.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))
+    table = kind.decode(values)
+    decoded = _keys(kind.keys.decode(pa.array([key[1:] for key in keys], pa.binary())), len(keys))
+    lows, highs, counts = (table.column(name).to_pylist() for name in ("_start_offset", "_last_offset", "_count"))
+    return [
+        WindowView(low, high, key, None if kind.held is None else count)
+        for low, high, key, count in zip(lows, highs, decoded, counts, strict=True)
+        if high >= start and low < end
+    ]
+
+
+def _keys(arrays: list[pa.Array], count: int) -> list[tuple[Any, ...]]:
+    return list(zip(*(array.to_pylist() for array in arrays), strict=True)) if arrays else [()] * count
+
+
+def messages(
+    kind: object,
+    work: Workspace,
+    start: int,
+    end: int,
+    key: Mapping[str, Any] | None = None,
+    by: str | None = None,
+) -> pa.Table:
+    """Give the messages in `[start, end)`, in order of the store's keys.
+
+    A range of event time is read alone from the store of windows over time; for any other one all is looked at.
+
+    Args:
+        kind: Must keep messages.
+        work: Where.
+        start: First event time, or offset.
+        end: Exclusive.
+        key: Only messages with these values of fields; None matches null.
+        by: What the range is of: `"time"`, or `"offset"`, of every source partition. None: what the windows count;
+            windows by number of messages keep no times.
+
+    Raises:
+        ValueError: No messages are kept, because every aggregate is incremental; or a field is not kept; or `by` is
+            neither.
+    """
+    axes = {"offset": OFFSET} if isinstance(kind, (Tuples, TupleSessions)) else {"time": TIME, "offset": OFFSET}
+    if by not in (None, *axes):
+        raise ValueError(f"get_messages: by={by!r}: allowed are None, {' and '.join(map(repr, axes))}")
+    column_name = axes[by] if by is not None else next(iter(axes.values()))
+    if isinstance(kind, (Aligned, Sliding)) and kind.kept is not None:
+        low, high = (start, end) if column_name == TIME else (MIN_TIME, MAX_TIME + 1)
+        found, _ = kind.kept.read(work, np.array([low]), np.array([high]))
+    elif isinstance(kind, (Sessions, Tuples, TupleSessions)) and kind.held is not None:
+        rows = kind.held.read(work, [(bytes([Region.MESSAGES]), bytes([Region.MESSAGES + 1]))])
+        found = kind.held.table(rows)
+    else:
+        raise ValueError("get_messages: no messages are kept, because no aggregate needs them (median does)")
+    column = found.column(column_name)
+    found = found.filter(pc.and_(pc.greater_equal(column, start), pc.less(column, end)))
+    for name, value in (key or {}).items():
+        if name not in found.column_names:
+            raise ValueError(f"get_messages: {name!r} is not kept; kept are {found.column_names}")
+        column = found.column(name)
+        found = found.filter(pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type)))
+    return found

@@ -1,0 +1,1 @@
+"""The changelog in a topic."""

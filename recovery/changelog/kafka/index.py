@@ -1,0 +1,206 @@
+"""What a process knows of one partition of the changelog topic: an index of complete records, and the end's lineage."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from backend.errors import ChangelogDamaged, UnknownFormat
+from recovery.changelog.chunks import ITSELF, UNKNOWN, Assembler, Growth, Stored, decode_key
+from recovery.changelog.records import Kind, decode_header
+from recovery.commit.pointer import Commit
+
+CACHE_BYTES = 256 * 1024 * 1024
+MAX_NODES = 256
+
+
+class ShardIndex:
+    """Complete records of a partition by commit and kind; the bytes of the newest, up to a bound.
+
+    Attributes:
+        next_offset: Where to read on.
+        records: (commit, kind) -> copies, in order of offset.
+        parents: append id -> parent of a delta; absent when its header cannot be read.
+        foreign: Another query that has written here, "" for none; its records are no part of the index.
+
+    Args:
+        cache_bytes: Bound on the bytes kept.
+        owner: The query whose changelog it is; "" takes everybody's records.
+    """
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES, owner: str = "") -> None:
+        self.foreign = ""
+        self._owner = owner
+        self.next_offset = 0
+        self.records: dict[tuple[Commit, Kind], list[Stored]] = {}
+        self.parents: dict[bytes, Commit | None] = {}
+        self._assembler = Assembler()
+        self._cache: OrderedDict[bytes, bytes] = OrderedDict()
+        self._cached = 0
+        self._limit = cache_bytes
+
+    def taker(self, where: str) -> Callable[[bytes | None, bytes | None, int], None]:
+        """Give what takes the messages of the partition; those that are not ours are passed over."""
+
+        def take(key: bytes | None, value: bytes | None, offset: int) -> None:
+            piece = decode_key(key, f"{where}@{offset}")
+            if piece is not None and self._owner and piece.owner not in ("", self._owner):
+                self.foreign = piece.owner
+                return
+            whole = self._assembler.add(piece, value, offset) if piece is not None and value is not None else None
+            if whole is not None:
+                self._add(*whole, where)
+
+        return take
+
+    def stored(self) -> Iterator[Stored]:
+        """Iterate over all complete records, copies included."""
+        for copies in self.records.values():
+            yield from copies
+
+    def cached(self, stored: Stored) -> bytes | None:
+        """Give a record's bytes if they were kept."""
+        return self._cache.get(stored.append_id)
+
+    def drop_below(self, offset: int) -> None:
+        """Forget records that begin below an offset: the log was cut there."""
+        self.next_offset = max(self.next_offset, offset)
+        for key, copies in list(self.records.items()):
+            left = [stored for stored in copies if stored.first >= offset]
+            for stored in copies[: len(copies) - len(left)]:
+                self.parents.pop(stored.append_id, None)
+                self._cached -= len(self._cache.pop(stored.append_id, b""))
+            if left:
+                self.records[key] = left
+            else:
+                del self.records[key]
+
+    def cut_for(self, kept: Sequence[Commit], where: str) -> int:
+        """Give the offset below which nothing is needed.
+
+        Needed are the lineages of the retained commits down to a base, and every record above the oldest retained
+        version, also one whose end has not come yet: its attempt may still run. What a writer that died left
+        unfinished does not hold the cut back for longer than that.
+
+        Args:
+            kept: Retained commits, sorted, at least one.
+            where: The partition, for the error.
+
+        Raises:
+            ChangelogDamaged: A lineage cannot be followed.
+        """
+        needed: dict[Commit, int] = {}
+        for commit in reversed(kept):
+            at: Commit | None = commit
+            while at is not None and at not in needed:
+                base = self.records.get((at, Kind.BASE))
+                found = base or self.records.get((at, Kind.DELTA))
+                if not found:
+                    raise self.missing(at, where)
+                needed[at] = found[-1].first
+                if base:
+                    break
+                at = self._parent(found[-1], where)
+        oldest = kept[0].version
+        late = [stored.first for stored in self.stored() if stored.commit.version > oldest]
+        unfinished = self._assembler.open_from(above=oldest)
+        return min([*needed.values(), *late, *([] if unfinished is None else [unfinished])])
+
+    def missing(self, commit: Commit, where: str) -> ChangelogDamaged:
+        """Name a commit that the lineage needs and the log does not have."""
+        return ChangelogDamaged(
+            "a changelog record is missing",
+            where=f"{where}, commit {commit.name}",
+            why="a commit of the lineage names it, and no base stands in for it",
+            command="rewind verify <checkpoint>",
+        )
+
+    def _parent(self, stored: Stored, where: str) -> Commit | None:
+        if stored.append_id not in self.parents:
+            raise ChangelogDamaged(
+                "a changelog record is damaged",
+                where=f"{where}@{stored.first}",
+                why="its header cannot be read",
+                command="rewind verify <checkpoint>",
+            )
+        return self.parents[stored.append_id]
+
+    def _add(self, stored: Stored, data: bytes, where: str) -> None:
+        self.records.setdefault((stored.commit, stored.kind), []).append(stored)
+        if stored.kind is Kind.DELTA:
+            try:
+                self.parents[stored.append_id] = decode_header(lambda n: data[:n], f"{where}@{stored.first}").parent
+            except (ChangelogDamaged, UnknownFormat):
+                self.parents.pop(stored.append_id, None)  # told when somebody needs it: an orphan may be anything
+        self._cache[stored.append_id] = data
+        self._cached += len(data)
+        while self._cached > self._limit and len(self._cache) > 1:
+            self._cached -= len(self._cache.popitem(last=False)[1])
+
+
+class Lineage:
+    """The newest commits of a shard and how much was appended since their last bases."""
+
+    def __init__(self) -> None:
+        self._deltas: OrderedDict[Commit, tuple[Commit | None, int, Growth]] = OrderedDict()
+        self._bases: OrderedDict[Commit, tuple[int, int]] = OrderedDict()
+
+    def knows(self, commit: Commit) -> bool:
+        """Tell whether the commit was seen."""
+        return commit in self._deltas or commit in self._bases
+
+    def add_delta(self, commit: Commit, parent: Commit | None, length: int, growth: Growth) -> None:
+        """Note a delta."""
+        self._deltas[commit] = (parent, length, growth)
+        while len(self._deltas) > MAX_NODES:
+            self._deltas.popitem(last=False)
+
+    def base(self, commit: Commit) -> int | None:
+        """Give the offset at which a commit's base begins; None without one."""
+        return self._bases[commit][1] if commit in self._bases else None
+
+    def add_base(self, commit: Commit, length: int, first: int = UNKNOWN) -> None:
+        """Note a base, and the offset at which it begins."""
+        self._bases[commit] = length, first
+        while len(self._bases) > MAX_NODES:
+            self._bases.popitem(last=False)
+
+    def learn(self, index: ShardIndex) -> None:
+        """Note what was read from the end of the log."""
+        for stored in sorted(index.stored(), key=lambda stored: stored.first):
+            if stored.kind is Kind.BASE:
+                self.add_base(stored.commit, stored.length, stored.first)
+            else:
+                parent = index.parents.get(stored.append_id)
+                self.add_delta(stored.commit, parent, stored.length, placed(stored.growth, stored.first))
+
+    def growth_after(self, parent: Commit | None, length: int) -> Growth:
+        """Give the growth of a delta of so many bytes on a parent."""
+        before = self.growth(parent) if parent is not None else Growth(begins=ITSELF)
+        return Growth(before.deltas + 1, before.delta_bytes + length, before.base_bytes, before.begins)
+
+    def growth(self, commit: Commit) -> Growth:
+        """Give what was appended since the last base: a base may have come after its commit's children."""
+        lengths: list[int] = []
+        at: Commit | None = commit
+        start = Growth()
+        while at is not None:
+            if at in self._bases:
+                start = Growth(0, 0, *self._bases[at])
+                break
+            if at not in self._deltas:
+                break
+            parent, length, told = self._deltas[at]
+            if parent is not None and not self.knows(parent):
+                start = told
+                break
+            lengths.append(length)
+            start = Growth(begins=told.begins)
+            at = parent
+        return Growth(start.deltas + len(lengths), start.delta_bytes + sum(lengths), start.base_bytes, start.begins)
+
+
+def placed(growth: Growth, first: int) -> Growth:
+    """Give the growth of a record that was appended at an offset: where its lineage begins is known then."""
+    return replace(growth, begins=first) if growth.begins == ITSELF else growth

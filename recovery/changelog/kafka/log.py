@@ -1,0 +1,418 @@
+"""`KafkaChangelog`: one topic, one partition per shard, the same log with bases as in files.
+
+Records (`recovery.changelog.records`) travel as pieces (`recovery.changelog.chunks`). Each shard has an idempotent
+producer with a transaction per record: `acks=all`, durable on return, and a zombie is fenced. The guarantee does not
+rest on that: readers read uncommitted and count only what the lineage of the pointer's commit names and whose checksum
+matches. So orphans, aborted transactions and control records may lie anywhere, and a writer that died in the middle of
+a transaction does not hide what others committed before.
+
+A reader goes once over a partition, in bulk, from the cut to the end offset that it asked for at the start, and keeps
+an index; the next read goes on from there. Bytes of records are kept up to a bound and read again where they were not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from backend.errors import ChangelogDamaged, RewindError, SourceUnavailable, UnknownFormat
+from backend.kafka_client.admin import admin_client, offsets
+from backend.kafka_client.settings import KafkaSettings
+from backend.kafka_client.settling import while_it_settles
+from backend.store.protocol import Changes
+from recovery.changelog.chunks import Assembler, ChunkKey, Stored, decode_key, is_claim, owner_in
+from recovery.changelog.file import MAX_DELTAS, MIN_BASE_BYTES
+from recovery.changelog.kafka.index import CACHE_BYTES, Lineage, ShardIndex, placed
+from recovery.changelog.kafka.reader import PartitionReader
+from recovery.changelog.kafka.topic import TIMEOUT_S, claim_topic, create_topic, partitions_of, unavailable
+from recovery.changelog.kafka.writer import PartitionWriter
+from recovery.changelog.protocol import CHEAP_BYTES, Entry, History, Logged, foreign, read_history, verify_lineage
+from recovery.changelog.records import Kind, LogRecord, check_commit, decode, encode_base, encode_delta
+from recovery.commit.pointer import Commit, CommitRecord
+
+TAIL_OFFSETS = 64
+
+
+class KafkaChangelog:
+    """A `recovery.changelog.protocol.Changelog` in a Kafka topic.
+
+    Pickles as its settings; clients are made where they are used, and again after `close`.
+
+    Args:
+        settings: The cluster.
+        topic: The topic; `prepare` makes it.
+        owner: The query whose changelog it is; "" for readers, who take what is there.
+        max_deltas: A base is wanted after so many deltas.
+        min_base_bytes: Deltas ask for a base by their size when they exceed the last base and this.
+        cache_bytes: Bytes of records kept per shard while reading.
+
+    Raises:
+        ValueError: `max_deltas` is not positive, or there is no topic.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        *,
+        owner: str = "",
+        max_deltas: int = MAX_DELTAS,
+        min_base_bytes: int = MIN_BASE_BYTES,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        if max_deltas < 1:
+            raise ValueError(f"max_deltas={max_deltas}: must be at least 1")
+        if not topic:
+            raise ValueError(f"topic={topic!r}: must be a name")
+        self._settings = settings
+        self._topic = topic
+        self._owner = owner
+        self._max_deltas = max_deltas
+        self._min_base_bytes = min_base_bytes
+        self._cache_bytes = cache_bytes
+        self._guard = threading.RLock()
+        self._writer = PartitionWriter(settings, topic, owner)
+        self._reader: PartitionReader | None = None
+        self._indexes: dict[int, ShardIndex] = {}
+        self._lineages: dict[int, Lineage] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        bounds = (self._max_deltas, self._min_base_bytes, self._cache_bytes)
+        return _make, (self._settings, self._topic, self._owner, *bounds)
+
+    def __repr__(self) -> str:
+        return f"KafkaChangelog({self._settings.servers}/{self._topic})"
+
+    def check(self, shards: int, *, new: bool) -> None:
+        """Check a topic that is there: its settings, its partitions, its owner."""
+        if partitions_of(self._settings, self._topic, shards) is None:
+            return
+        with self._guard:
+            owner, records = self._found_owner(shards)
+        if owner not in ("", self._owner) or (new and records and not owner and self._owner):
+            raise foreign(f"{self._settings.servers}/{self._topic}", owner, self._owner)
+
+    def prepare(self, shards: int, *, new: bool = False, replication: int = -1) -> None:
+        """Create the topic with one partition per shard, or check the one that is there, and claim it.
+
+        Two queries that claim an empty topic at the same time find both claims, in one order: the first one holds.
+        """
+        self.check(shards, new=new)
+        create_topic(self._settings, self._topic, shards, replication)
+        with self._guard:
+            owner, _ = self._found_owner(shards)
+            if not owner and self._owner:
+                claim_topic(self._settings, self._topic, self._owner)
+                owner, _ = self._found_owner(shards)
+        if self._owner and owner != self._owner:
+            raise foreign(f"{self._settings.servers}/{self._topic}", owner, self._owner)
+
+    def lost(self, shard: int, commit: Commit, location: str = "", *, whole: bool = False) -> str:
+        """Read the message at the commit's location, and compare where its lineage begins with where the log does."""
+        with self._guard:
+            if whole and shard >= (partitions_of(self._settings, self._topic, 0) or 0):
+                return f"there is no partition {self._topic}-{shard}"
+            reader = self._partitions()
+            low, high = reader.watermarks(shard)
+            at = self._offset_in(location)
+            found = self._key_at(shard, at) if at is not None and low <= at < high else None
+            if found is not None and found.commit == commit and at is not None:
+                begins = placed(found.growth, at).begins
+                whole = whole and found.growth.delta_bytes + found.growth.base_bytes <= CHEAP_BYTES
+                if begins >= low and not whole:
+                    return ""
+            else:  # what this process knows may be of a log that is gone
+                whole = False
+                self._lineages.pop(shard, None)
+                self._indexes.pop(shard, None)
+                if self._tail(shard, low, high).base(commit) is not None:
+                    return ""
+            try:  # the whole partition is read: something is suspicious, or there is little to read
+                index = self._refreshed(shard)
+                index.cut_for([commit], self._where(shard))
+                if whole:
+                    read_history(shard, commit, lambda at: self._load(shard, index, [], at))
+            except (ChangelogDamaged, UnknownFormat) as error:
+                return f"{self._topic}-{shard} holds offsets {low} to {high - 1}: {error.what}, {error.where}"
+            return ""
+
+    def append(self, record: CommitRecord, changes: Changes) -> Logged:
+        """Append a commit's delta in a transaction of its own; acknowledged by all in-sync replicas on return.
+
+        Raises:
+            ChangelogUnavailable: It was not acknowledged. It may be in the log: an orphan then.
+        """
+        data = encode_delta(record, changes)
+        with self._guard:
+            lineage = self._lineage(record.shard, record.parent)
+            growth = lineage.growth_after(record.parent, len(data))
+            first = self._writer.append(record.shard, record.commit, record.parent, growth, data)
+            lineage.add_delta(record.commit, record.parent, len(data), placed(growth, first))
+        return Logged(self._location(record.shard, first), len(data))
+
+    def append_base(self, record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> str:
+        """Append every row as of a commit, piece by piece in bounded memory.
+
+        Its producer has a name of its own, so that it does not fence the shard's.
+        """
+        length = 0
+
+        def counted() -> Iterable[bytes]:
+            nonlocal length
+            for chunk in encode_base(record, rows):
+                length += len(chunk)
+                yield chunk
+
+        with self._guard:
+            first = self._writer.append_alone(record.shard, record.commit, counted())
+            self._lineage(record.shard, record.commit).add_base(record.commit, length, first)
+        return self._location(record.shard, first)
+
+    def wants_base(self, shard: int, commit: Commit) -> bool:
+        """Compare the deltas since the last base with that base; looks at the end of the log at most."""
+        with self._guard:
+            growth = self._lineage(shard, commit).growth(commit)
+        big = growth.delta_bytes > max(growth.base_bytes, self._min_base_bytes)
+        return growth.deltas >= self._max_deltas or big
+
+    def read(self, shard: int, commit: Commit) -> History:
+        """Read the rows as of a commit.
+
+        A damaged base does not end it while the deltas before it are still there; `History.notes` tells.
+        """
+        with self._guard:
+            index = self._refreshed(shard)
+            notes: list[str] = []
+            history = read_history(shard, commit, lambda at: self._load(shard, index, notes, at))
+        return History(history.record, history.keys, history.values, history.read_bytes, tuple(notes))
+
+    def entries(self, shard: int) -> Sequence[Entry]:
+        """List a shard's complete records; one of several copies."""
+        with self._guard:
+            newest = [copies[-1] for copies in self._refreshed(shard).records.values()]
+        found = [Entry(s.kind, s.commit, self._location(shard, s.first), s.length) for s in newest]
+        return sorted(found, key=lambda entry: (entry.commit, entry.kind.value))
+
+    def shards(self) -> Sequence[int]:
+        """List the partitions that have messages."""
+        try:
+            found = offsets(self._settings, [self._topic], committed_only=False)
+        except SourceUnavailable as error:
+            raise unavailable(self._settings, self._topic, error) from None
+        return sorted(partition for (_, partition), (start, end) in found.items() if start < end)
+
+    def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
+        """Cut the partition below the oldest record that a retained commit needs.
+
+        A log is cut at one end: orphans and needless records behind the cut stay until it moves on.
+        """
+        kept = sorted(set(keep))
+        if not kept:
+            return []
+        with self._guard:
+            index = self._refreshed(shard)
+            if index.foreign:
+                raise foreign(self._where(shard), index.foreign, self._owner)
+            edge = index.cut_for(kept, self._where(shard))
+            doomed = [self._location(shard, s.first) for s in index.stored() if s.first < edge]
+            if doomed and not dry_run:
+                self._delete_below(shard, edge)
+                index.drop_below(edge)
+        return doomed
+
+    def verify(self, shard: int, commit: Commit | None = None) -> list[RewindError]:
+        """Read every message of a shard again, check every complete record, then the lineage."""
+        wrong: list[RewindError] = []
+        assembler = Assembler()
+
+        def check(key: bytes | None, value: bytes | None, offset: int) -> None:
+            where = self._location(shard, offset)
+            try:
+                piece = decode_key(key, where)
+                if is_claim(key):
+                    return
+                if piece is None or value is None:
+                    wrong.append(_foreign(where))
+                    return
+                whole = assembler.add(piece, value, offset)
+                if whole is not None:
+                    self._decoded(shard, *whole)
+            except (ChangelogDamaged, UnknownFormat) as error:
+                wrong.append(error)
+
+        with self._guard:
+            reader = self._partitions()
+            reader.read(shard, *reader.watermarks(shard), check)
+        return wrong if commit is None else verify_lineage(lambda: self.read(shard, commit), wrong)
+
+    def close(self) -> None:
+        """Release clients and what was read; closing twice does nothing."""
+        with self._guard:
+            self._writer.close()
+            self._indexes.clear()
+            self._lineages.clear()
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    def _delete_below(self, shard: int, offset: int) -> None:
+        from confluent_kafka import KafkaException, TopicPartition
+
+        client = admin_client(self._settings)
+        edge = TopicPartition(self._topic, shard, offset)
+
+        def delete() -> None:
+            for deleted in client.delete_records([edge], request_timeout=TIMEOUT_S).values():
+                deleted.result(TIMEOUT_S)
+
+        try:
+            while_it_settles(delete)
+        except (KafkaException, TimeoutError) as error:
+            raise unavailable(self._settings, self._topic, error) from None
+
+    def _lineage(self, shard: int, commit: Commit | None) -> Lineage:
+        """Give what is known of the end of a shard's log; looks there when a commit is not known."""
+        lineage = self._lineages.setdefault(shard, Lineage())
+        if commit is not None and not lineage.knows(commit):
+            self._tail(shard, *self._partitions().watermarks(shard))
+        return lineage
+
+    def _tail(self, shard: int, low: int, high: int) -> Lineage:
+        """Read the end of a shard's log; give what is known of it with what was known before.
+
+        Raises:
+            ManifestMismatch: Another query writes there.
+        """
+        tail = ShardIndex(self._cache_bytes, self._owner)
+        self._partitions().read(shard, max(low, high - TAIL_OFFSETS), high, tail.taker(self._where(shard)))
+        if tail.foreign:
+            raise foreign(self._where(shard), tail.foreign, self._owner)
+        lineage = self._lineages.setdefault(shard, Lineage())
+        lineage.learn(tail)
+        return lineage
+
+    def _found_owner(self, shards: int) -> tuple[str, bool]:
+        """Look who owns the topic, "" for nobody, and whether there are messages: at both ends of the partitions.
+
+        A partition is cut from its beginning, and every message names the owner. Messages of format 1 do not; then the
+        newest tell.
+        """
+        reader = self._partitions()
+        records = False
+        for shard in range(shards):
+            low, high = reader.watermarks(shard)
+            records = records or low < high
+            for start, end in ((low, min(high, low + TAIL_OFFSETS)), (max(low, high - TAIL_OFFSETS), high)):
+                owners: list[str] = []
+
+                def take(key: bytes | None, _value: bytes | None, offset: int, owners: list[str] = owners) -> None:
+                    owners += filter(None, [owner_in(key, f"{self._topic}@{offset}")])
+
+                reader.read(shard, start, end, take)
+                if owners:
+                    return owners[0], True
+        return "", records
+
+    def _key_at(self, shard: int, offset: int) -> ChunkKey | None:
+        """Read the key of the message at an offset; None when none of ours is there."""
+        found: list[ChunkKey | None] = []
+
+        def take(key: bytes | None, _value: bytes | None, at: int) -> None:
+            if at == offset:
+                found.append(decode_key(key, self._location(shard, at)))
+
+        self._partitions().read(shard, offset, offset + 1, take)
+        return found[0] if found else None
+
+    def _offset_in(self, location: str) -> int | None:
+        """Give the offset of a location in this topic; None for one elsewhere, as of a changelog before this one."""
+        place, _, offset = location.rpartition("@")
+        return int(offset) if place.rpartition("-")[0] == self._topic and offset.isdecimal() else None
+
+    def _partitions(self) -> PartitionReader:
+        if self._reader is None:
+            self._reader = PartitionReader(self._settings, self._topic)
+        return self._reader
+
+    def _refreshed(self, shard: int) -> ShardIndex:
+        """Bring a shard's index to the end of the partition."""
+        reader = self._partitions()
+        low, high = reader.watermarks(shard)
+        index = self._indexes.get(shard)
+        if index is None or index.next_offset > high:  # a topic that was made again starts over
+            index = self._indexes[shard] = ShardIndex(self._cache_bytes, self._owner)
+        index.drop_below(low)
+        reader.read(shard, index.next_offset, high, index.taker(self._where(shard)))
+        index.next_offset = high
+        return index
+
+    def _load(self, shard: int, index: ShardIndex, notes: list[str], commit: Commit) -> tuple[LogRecord, int]:
+        """Decode a commit's base where there is a sound one, else its delta; newest copy first."""
+        damage: RewindError | None = None
+        for kind in (Kind.BASE, Kind.DELTA):
+            for stored in reversed(index.records.get((commit, kind), [])):
+                try:
+                    data = index.cached(stored)
+                    if data is None:
+                        data = self._fetch(shard, stored)
+                    record = self._decoded(shard, stored, data)
+                except (ChangelogDamaged, UnknownFormat) as error:
+                    damage = error
+                    continue
+                if damage is not None:
+                    notes.append(f"went on without a copy: {damage}")
+                return record, len(data)
+        raise damage if damage is not None else index.missing(commit, self._where(shard))
+
+    def _fetch(self, shard: int, stored: Stored) -> bytes:
+        """Read a record's pieces again."""
+        assembler = Assembler()
+        found: list[bytes] = []
+
+        def take(key: bytes | None, value: bytes | None, offset: int) -> None:
+            piece = decode_key(key, self._location(shard, offset))
+            if piece is not None and piece.append_id == stored.append_id and value is not None:
+                whole = assembler.add(piece, value, offset)
+                if whole is not None:
+                    found.append(whole[1])
+
+        self._partitions().read(shard, stored.first, stored.last + 1, take)
+        if not found:
+            raise ChangelogDamaged(
+                "a changelog record is no longer there",
+                where=self._location(shard, stored.first),
+                command="rewind verify <checkpoint>",
+            )
+        return found[0]
+
+    def _decoded(self, shard: int, stored: Stored, data: bytes) -> LogRecord:
+        where = self._location(shard, stored.first)
+        record = decode(data, where)
+        check_commit(record.record, shard, stored.commit, where)
+        return record
+
+    def _where(self, shard: int) -> str:
+        return f"{self._settings.servers}/{self._topic}-{shard}"
+
+    def _location(self, shard: int, offset: int) -> str:
+        return f"{self._topic}-{shard}@{offset}"
+
+
+def _make(
+    settings: KafkaSettings, topic: str, owner: str, max_deltas: int, min_base_bytes: int, cache_bytes: int
+) -> KafkaChangelog:
+    return KafkaChangelog(
+        settings, topic, owner=owner, max_deltas=max_deltas, min_base_bytes=min_base_bytes, cache_bytes=cache_bytes
+    )
+
+
+def _foreign(where: str) -> ChangelogDamaged:
+    return ChangelogDamaged(
+        "a message in the changelog topic is not part of a changelog",
+        where=where,
+        why="something else writes to the topic",
+        command="let nothing else write there; restores read past it",
+    )

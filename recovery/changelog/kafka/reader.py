@@ -1,0 +1,116 @@
+"""Read a partition between two offsets, in bulk, and stop exactly there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import ChangelogUnavailable
+from backend.kafka_client.reader import consumer, next_messages
+from backend.kafka_client.settling import while_it_settles
+from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
+
+if TYPE_CHECKING:
+    from backend.kafka_client.settings import KafkaSettings
+
+Take = Callable[[bytes | None, bytes | None, int], None]
+"""Takes key, value and offset of one message."""
+
+BULK = 64
+"""Messages per call of the client: at their largest, 48 MiB."""
+WAIT_S = 0.5
+STALLED_S = 60.0
+
+
+class PartitionReader:
+    """One consumer without a group: it commits nothing and disturbs nobody.
+
+    Args:
+        settings: The cluster.
+        topic: The topic.
+    """
+
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._consumer: Any = consumer(
+            settings,
+            "rewind-changelog",
+            committed_only=False,
+            auto_offset_reset="error",
+            fetch_wait_max_ms=10,
+            queued_max_messages_kbytes=64 * 1024,
+            check_crcs=True,
+        )
+
+    def watermarks(self, shard: int) -> tuple[int, int]:
+        """Ask for the first offset and the one after the last.
+
+        Raises:
+            ChangelogUnavailable: No answer, or there is no such partition.
+        """
+        from confluent_kafka import KafkaException, TopicPartition
+
+        try:
+            low, high = while_it_settles(
+                lambda: self._consumer.get_watermark_offsets(
+                    TopicPartition(self._topic, shard), timeout=TIMEOUT_S, cached=False
+                )
+            )
+        except KafkaException as error:
+            raise unavailable(self._settings, self._topic, error) from None
+        return int(low), int(high)
+
+    def read(self, shard: int, start: int, end: int, take: Take) -> None:
+        """Hand every message of `[start, end)` to `take`, in order.
+
+        The end is known: where control records are the last ones before it, the client's "end of partition" tells,
+        and no empty poll is waited for.
+
+        Raises:
+            ChangelogUnavailable: Nothing came for a minute, or the client gave up.
+        """
+        from confluent_kafka import KafkaException, TopicPartition
+
+        if start >= end:
+            return
+        try:
+            self._consumer.assign([TopicPartition(self._topic, shard, start)])
+            self._read(end, take)
+        except KafkaException as error:
+            raise unavailable(self._settings, self._topic, error) from None
+        finally:
+            self._consumer.unassign()
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._consumer.close()
+
+    def _read(self, end: int, take: Take) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+
+        stalled = time.monotonic() + STALLED_S
+        while True:
+            messages = next_messages(self._consumer, BULK, WAIT_S)
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    if message.offset() >= end:
+                        return
+                    take(message.key(), message.value(), message.offset())
+                    if message.offset() == end - 1:
+                        return
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    if message.offset() >= end:
+                        return
+                elif error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    raise KafkaException(error)
+            if messages:
+                stalled = time.monotonic() + STALLED_S
+            elif time.monotonic() > stalled:
+                raise ChangelogUnavailable(
+                    f"nothing came from the changelog topic for {STALLED_S:.0f} s",
+                    where=f"{self._settings.servers}/{self._topic}",
+                    command="see that the brokers run",
+                )

@@ -1,0 +1,102 @@
+"""The topic of a `KafkaChangelog`: made with the settings that a log with bases needs, and checked when it exists.
+
+The topic is not compacted: compaction keeps the newest value per key, which may be an orphan's, and drops the committed
+one. Kafka deletes nothing by age or size; `KafkaChangelog.prune` cuts below the oldest base that is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import ChangelogUnavailable
+from backend.kafka_client import admin
+from recovery.changelog.chunks import claim_key
+
+if TYPE_CHECKING:
+    from backend.kafka_client.settings import KafkaSettings
+
+TIMEOUT_S = 60.0
+"""A broker that restarts or hands its partitions on should not fail a task."""
+REQUIRED = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+
+def create_topic(settings: KafkaSettings, topic: str, shards: int, replication: int) -> None:
+    """Create the topic with one partition per shard where there is none.
+
+    Args:
+        settings: The cluster.
+        topic: Its name.
+        shards: How many partitions it gets.
+        replication: Replication factor; -1 takes the broker's default.
+
+    Raises:
+        ChangelogUnavailable: The cluster does not answer or refuses.
+    """
+    from confluent_kafka import KafkaException
+
+    client = admin.admin_client(settings)
+    try:
+        admin.create_topic(client, topic, shards, REQUIRED, replication=replication, timeout_s=TIMEOUT_S)
+    except (KafkaException, TimeoutError) as error:
+        raise unavailable(settings, topic, error) from None
+
+
+def partitions_of(settings: KafkaSettings, topic: str, shards: int) -> int | None:
+    """Check the settings of a topic that is there and give its number of partitions; None where there is none.
+
+    Args:
+        settings: The cluster.
+        topic: Its name.
+        shards: How many partitions it must have at least.
+
+    Raises:
+        ValueError: The topic is there with other settings, or with fewer partitions.
+        ChangelogUnavailable: The cluster does not answer or refuses.
+    """
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+    client = admin.admin_client(settings)
+    names = TopicCollection([topic])
+    try:
+        told = client.describe_topics(names, request_timeout=TIMEOUT_S)[topic].result(TIMEOUT_S)
+        config = admin.configuration(client, topic, timeout_s=TIMEOUT_S)
+    except (KafkaException, TimeoutError) as error:
+        if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise unavailable(settings, topic, error) from None
+    wrong = {name: config[name] for name, wanted in REQUIRED.items() if config[name] != wanted}
+    if wrong:
+        found = ", ".join(f"{name}={value}" for name, value in wrong.items())
+        wanted = ", ".join(f"{name}={REQUIRED[name]}" for name in wrong)
+        raise ValueError(f"changelog: the topic {topic!r} has {found}; a changelog needs {wanted}")
+    if len(told.partitions) < shards:
+        raise ValueError(f"changelog: the topic {topic!r} has {len(told.partitions)} partitions; {shards} are needed")
+    return len(told.partitions)
+
+
+def claim_topic(settings: KafkaSettings, topic: str, owner: str) -> None:
+    """Write a query's claim to the first partition; acknowledged by all in-sync replicas on return.
+
+    Raises:
+        ChangelogUnavailable: It was not acknowledged.
+    """
+    from confluent_kafka import KafkaException, Producer
+
+    failures: list[Any] = []
+    config = {"acks": "all", "enable.idempotence": True, "delivery.timeout.ms": int(TIMEOUT_S * 1000), "log_level": 0}
+    producer = Producer(settings.for_client() | config)
+    producer.produce(topic, b"", claim_key(owner), 0, on_delivery=lambda error, _: failures.append(error))
+    left = producer.flush(TIMEOUT_S)
+    failed = [error for error in failures if error is not None]
+    if left or failed:
+        raise unavailable(settings, topic, KafkaException(failed[0]) if failed else TimeoutError("no acknowledgement"))
+
+
+def unavailable(settings: KafkaSettings, topic: str, error: Exception) -> ChangelogUnavailable:
+    """Name a client's error, without secrets."""
+    return ChangelogUnavailable(
+        "the changelog topic cannot be used now",
+        where=f"{settings.servers}/{topic}",
+        why=settings.redact(error) or type(error).__name__,
+        command="see that the brokers run and the credentials are right; the task is tried again",
+    )

@@ -1,0 +1,176 @@
+"""Append records to a partition: one idempotent producer per shard, one transaction per record."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from backend.kafka_client.writer import is_fenced
+from recovery.changelog.chunks import ITSELF, ChunkKey, Growth, cut
+from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
+from recovery.changelog.records import Kind
+
+if TYPE_CHECKING:
+    from backend.kafka_client.settings import KafkaSettings
+    from recovery.commit.pointer import Commit
+
+MAX_PRODUCERS = 16
+"""Shards whose producers a process keeps open; one more closes the one that was used longest ago."""
+TRANSACTION_TIMEOUT_S = 300
+
+
+class PartitionWriter:
+    """Producers of one process, by shard.
+
+    Args:
+        settings: The cluster.
+        topic: The topic.
+        owner: The query that writes: in every message and in the producers' names; "" for nobody.
+    """
+
+    def __init__(self, settings: KafkaSettings, topic: str, owner: str = "") -> None:
+        self._settings = settings
+        self._topic = topic
+        self._owner = owner
+        self._name = f"{topic}-{owner}" if owner else topic
+        self._producers: OrderedDict[int, tuple[Any, tuple[Commit, Commit | None]]] = OrderedDict()
+        """With the commit that each wrote last, and that one's parent."""
+
+    def append(self, shard: int, commit: Commit, parent: Commit | None, growth: Growth, data: bytes) -> int:
+        """Append a delta with the shard's producer, once more with a new one when another worker's has fenced it.
+
+        That is no conflict to settle here: the shard has moved between workers, and Spark decides which attempt counts.
+        With Spark's pool of workers it moves all the time, and a fenced producer takes half a second to say so. So one
+        that did not write the parent, nor another attempt on top of it, is not asked.
+
+        Args:
+            shard: The shard, and the partition.
+            commit: What is appended.
+            parent: The commit that it is based on.
+            growth: Of the log, for readers.
+            data: The record.
+
+        Returns:
+            The offset of the first piece.
+
+        Raises:
+            ChangelogUnavailable: It was not acknowledged.
+        """
+        from confluent_kafka import KafkaException
+
+        producer, last = self._producers.pop(shard, (None, ()))
+        if parent not in last:
+            producer = None
+        if producer is not None:
+            try:
+                first = self._transact(producer, shard, Kind.DELTA, commit, growth, [data])
+            except _Fenced:
+                producer = None
+        if producer is None:
+            producer = self._open_producer(f"{self._name}-{shard}")
+            try:
+                first = self._transact(producer, shard, Kind.DELTA, commit, growth, [data])
+            except _Fenced as error:
+                raise unavailable(self._settings, self._topic, KafkaException(*error.args)) from None
+        self._producers[shard] = producer, (commit, parent)
+        while len(self._producers) > MAX_PRODUCERS:
+            self._producers.popitem(last=False)
+        return first
+
+    def append_alone(self, shard: int, commit: Commit, stream: Iterable[bytes]) -> int:
+        """Append a base with a producer of its own name, so that it does not fence the shard's; give its offset."""
+        from confluent_kafka import KafkaException
+
+        producer = self._open_producer(f"{self._name}-{shard}-base")
+        try:
+            return self._transact(producer, shard, Kind.BASE, commit, Growth(begins=ITSELF), stream)
+        except _Fenced as error:
+            raise unavailable(self._settings, self._topic, KafkaException(*error.args)) from None
+
+    def close(self) -> None:
+        """Let the producers go; they have nothing in flight between two appends."""
+        self._producers.clear()
+
+    def _transact(
+        self, producer: Any, shard: int, kind: Kind, commit: Commit, growth: Growth, stream: Iterable[bytes]
+    ) -> int:
+        """Append one record in one transaction; give the offset of its first piece.
+
+        Raises:
+            _Fenced: Another producer of this name was opened since; nothing was appended.
+            ChangelogUnavailable: Anything else; the producer must not be used again.
+        """
+        from confluent_kafka import KafkaError, KafkaException
+
+        firsts: list[int] = []
+        failures: list[Any] = []
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is not None:
+                failures.append(error)
+            elif not firsts:
+                firsts.append(message.offset())
+
+        append_id = os.urandom(8)
+        try:
+            producer.begin_transaction()
+            for number, (piece, last) in enumerate(cut(stream)):
+                key = ChunkKey(kind, commit, append_id, number, last, growth, self._owner).encode()
+                self._produce(producer, shard, key, piece, delivered)
+            producer.commit_transaction(TIMEOUT_S)
+            if failures or not firsts:
+                raise KafkaException(failures[0] if failures else KafkaError(KafkaError._MSG_TIMED_OUT))
+        except KafkaException as error:
+            if is_fenced(error):
+                raise _Fenced(error.args[0]) from None
+            _abort(producer)
+            raise unavailable(self._settings, self._topic, error) from None
+        except BaseException:  # the rows of a base were refused
+            _abort(producer)
+            raise
+        return firsts[0]
+
+    def _produce(self, producer: Any, shard: int, key: bytes, piece: bytes, delivered: Callable[..., None]) -> None:
+        while True:
+            try:
+                producer.produce(self._topic, piece, key, shard, on_delivery=delivered)
+                break
+            except BufferError:  # the client's queue is full: let it drain
+                producer.poll(0.1)
+        producer.poll(0)
+
+    def _open_producer(self, name: str) -> Any:
+        from confluent_kafka import KafkaException, Producer
+
+        config = self._settings.for_client() | {
+            "transactional.id": name,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 0,
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_S * 1000,
+            "queue.buffering.max.kbytes": 64 * 1024,
+            "log_level": 0,
+        }
+        producer = Producer(config)
+        try:
+            # waits for a connection: without one, the client asks for its coordinator again half a second later
+            producer.list_topics(self._topic, TIMEOUT_S)
+            producer.init_transactions(TIMEOUT_S)
+        except KafkaException as error:
+            raise unavailable(self._settings, self._topic, error) from None
+        return producer
+
+
+class _Fenced(Exception):
+    """Another producer with the same name was opened since."""
+
+
+def _abort(producer: Any) -> None:
+    """Abort what is open; where that fails too, the broker does it when the name is opened again, or after a while."""
+    from confluent_kafka import KafkaException
+
+    with suppress(KafkaException):
+        producer.abort_transaction(TIMEOUT_S)

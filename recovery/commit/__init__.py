@@ -1,0 +1,1 @@
+"""What a commit is, and where its files lie."""

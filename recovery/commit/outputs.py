@@ -1,0 +1,136 @@
+"""The outputs of a checkpoint's query: a restart that would write elsewhere is refused before anything is made.
+
+File `<checkpoint>/rewind/outputs.json` (format 1): `{"format": 1, "number": 1, "outputs": {...}, "before": []}`, what
+the sink says of itself (`Sink.describe`); null once the user wants others, which get the next number and with it
+another name for the query (`output_id`): the outputs before them, listed in `before`, are then refused like another
+query's.
+
+Directories may move: one that holds this query's output, by its own mark, is the same under any path. Topics are known
+by their names. A function (`foreach_sink`) is the user's matter; so is a sink of the user's own. A checkpoint of
+release 0.1 has no such file: its next start writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import UNDECODABLE, ManifestMismatch
+from recovery.files import open_files
+
+if TYPE_CHECKING:
+    from backend.sinks import Sink
+
+log = logging.getLogger("rewind.start")
+
+FORMAT = 1
+NAME = "rewind/outputs.json"
+_PLACES = {
+    "parquet": ("results", "errors"),
+    "kafka": ("results", "errors", "commits"),
+    "delta": ("results", "errors", "mode", "key"),
+    "iceberg": ("catalog", "results", "errors", "mode", "key"),
+    "sql": ("url", "schema", "results", "errors", "mode", "key"),
+}
+"""What names an output, per kind of sink."""
+
+
+def check_outputs(checkpoint: str, query: str, sink: Sink) -> None:
+    """Check that a sink is the one that the checkpoint's query has written to; touches nothing.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        query: What `output_id` gives.
+        sink: As given.
+
+    Raises:
+        ManifestMismatch: It is another one, and Spark has planned micro-batches.
+    """
+    before = read_outputs(checkpoint)
+    if before is None or not any(name.isdigit() for name in open_files(checkpoint).list("offsets")):
+        return
+    now = _json(sink.describe())
+    if _named(before) == _named(now):
+        return
+    holds = getattr(sink, "holds", None)
+    if before.get("kind") == now.get("kind") and holds is not None and holds(query):
+        log.warning("the output has moved: it was %s, is %s", _text(before), _text(now))
+        return
+    raise ManifestMismatch(
+        "the output is another one than this query has written to",
+        where=checkpoint,
+        why=f"it was {_text(before)}; it is {_text(now)}, which does not hold this query's output",
+        command=f"give the output as it was (moved directories with all that is in them), or, to go on in new ones:"
+        f" rewind outputs {checkpoint} --new",
+    )
+
+
+def output_id(checkpoint: str, query: str) -> str:
+    """Return the query's name for its outputs: its id, numbered from the second outputs on."""
+    return _id(query, _read(checkpoint)[0])
+
+
+def all_outputs(checkpoint: str, query: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the query's name for its outputs, and the outputs, of all that it ever wrote to; the newest first."""
+    number, now, before = _read(checkpoint)
+    known = [*enumerate(before, number - len(before)), *([] if now is None else [(number, now)])]
+    return [(_id(query, at), outputs) for at, outputs in reversed(known)]
+
+
+def _id(query: str, number: int) -> str:
+    return query if number == 1 else f"{query}-{number}"
+
+
+def write_outputs(checkpoint: str, sink: Sink) -> None:
+    """Write down which outputs the query writes to; durable on return."""
+    number, known, before = _read(checkpoint)
+    now = _json(sink.describe())
+    if known != now:
+        _write(checkpoint, number, now, before)
+
+
+def read_outputs(checkpoint: str) -> dict[str, Any] | None:
+    """Read which outputs the query wrote to; None where nothing, or nothing that this release knows, is written."""
+    return _read(checkpoint)[1]
+
+
+def forget_outputs(checkpoint: str) -> None:
+    """Let the next start write to whatever outputs it is given, the ones before excepted; durable on return."""
+    number, now, before = _read(checkpoint)
+    if now is not None:
+        _write(checkpoint, number + 1, None, [*before, now])
+
+
+def _read(checkpoint: str) -> tuple[int, dict[str, Any] | None, list[dict[str, Any]]]:
+    """Read the outputs' number, the outputs, and those before them."""
+    try:
+        found = json.loads(open_files(checkpoint).read(NAME))
+        if found["format"] == FORMAT:
+            now = None if found["outputs"] is None else dict(found["outputs"])
+            return int(found["number"]), now, [dict(one) for one in found.get("before", [])]
+    except FileNotFoundError:
+        return 1, None, []
+    except UNDECODABLE as error:
+        log.warning("%s/%s cannot be read, so the outputs are not compared: %s", checkpoint, NAME, error)
+    return 1, None, []
+
+
+def _write(checkpoint: str, number: int, outputs: dict[str, Any] | None, before: list[dict[str, Any]]) -> None:
+    content = {"format": FORMAT, "number": number, "outputs": outputs, "before": before}
+    open_files(checkpoint).write(NAME, [json.dumps(content).encode()])
+
+
+def _named(outputs: Mapping[str, Any]) -> list[Any]:
+    kind = outputs.get("kind")
+    return [kind, *(outputs.get(name) for name in _PLACES.get(str(kind), ()))]
+
+
+def _text(outputs: Mapping[str, Any]) -> str:
+    told = ", ".join(f"{name} {outputs[name]}" for name in _PLACES.get(str(outputs.get("kind")), ()) if outputs[name])
+    return f"{outputs.get('kind')}" + (f" ({told})" if told else "")
+
+
+def _json(value: Mapping[str, object]) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(value, default=str)))

@@ -1,0 +1,131 @@
+"""A checkpoint that was copied or moved: the one absolute path that Spark keeps in it.
+
+Spark writes the place of its state schema as an absolute path into `state/<operator>/_metadata/v2/<micro-batch>`
+(measured with Spark 4.2). A query on a copy then reads the schema where the original was, and fails once the original
+is gone: on the very day for which the copy was made. `settle_in` lets those paths name the copy's own files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from backend.errors import ManifestMismatch, RewindError, StateUnavailable
+from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, read_manifest
+from recovery.files import Files, open_files
+
+log = logging.getLogger("rewind.moved")
+
+VERSION = "v2"
+_SCHEMA = re.compile(r"state/\d+/_stateSchema/.+")
+
+
+def settle_in(checkpoint: str) -> int:
+    """Let Spark's operator metadata name this checkpoint's own state schemas; no query may run on it.
+
+    Args:
+        checkpoint: Path or URI of Spark's checkpoint location.
+
+    Returns:
+        Number of metadata files rewritten: 0 where the checkpoint is at its place.
+    """
+    files = open_files(checkpoint)
+    rewritten = 0
+    for folder, name, metadata in _all_metadata(files):
+        elsewhere = _elsewhere(files, metadata)
+        if not elsewhere:
+            continue
+        for store in metadata["stateStoreInfo"]:
+            paths = store.get("stateSchemaFilePaths", [])
+            store["stateSchemaFilePaths"] = [elsewhere.get(path, path) for path in paths]
+        # Hadoop's checksum of the old text goes first: a file without one is read, with a wrong one it is not
+        files.delete([f"{folder}/.{name}.crc"])
+        files.write(f"{folder}/{name}", [f"{VERSION}\n{json.dumps(metadata)}".encode()])
+        rewritten += 1
+    if rewritten:
+        log.warning("%s was copied or moved: Spark's metadata now names the state schemas here", checkpoint)
+    return rewritten
+
+
+def check_alone(checkpoint: str, stored: Manifest | None, changelog: str) -> None:
+    """Check that a checkpoint that was copied does not share a changelog outside of it with its original.
+
+    Both are the same query to the changelog, and each would cut what the other needs. Where the original is gone, or
+    cannot be seen from here, the checkpoint was moved.
+
+    Args:
+        checkpoint: Path or URI of Spark's checkpoint location.
+        stored: Its manifest; None before its first start.
+        changelog: The changelog's URI as the manifest would have it.
+
+    Raises:
+        ManifestMismatch: The original is still there, and the changelog is its own.
+    """
+    before = stored.entries.get("place") if stored is not None else None
+    if stored is None or before is None or before == open_files(checkpoint).uri:
+        return
+    if changelog != stored.entries.get("changelog") or changelog == CHANGELOG_DIRECTORY:
+        return
+    try:
+        original = read_manifest(before)
+    except (RewindError, OSError, ValueError):
+        return
+    if original is not None and original.entries.get("query") == stored.entries.get("query"):
+        raise ManifestMismatch(
+            "the checkpoint is a copy, and would share its changelog with the original",
+            where=checkpoint,
+            why=f"the original is at {before}, and both name {changelog}: what one cuts off, the other needs",
+            command="give the copy a changelog of its own, changelog=...; or delete the original if it is not to go on",
+        )
+
+
+def check_settled(checkpoint: str) -> None:
+    """Check that Spark can read the state here; for readers, which change nothing.
+
+    Raises:
+        StateUnavailable: The checkpoint was copied or moved, and Spark's metadata names files that are gone.
+    """
+    files = open_files(checkpoint)
+    for _, _, metadata in _all_metadata(files):
+        for path in _elsewhere(files, metadata):
+            folder, _, name = path.rpartition("/")
+            if name not in open_files(folder).list():
+                raise StateUnavailable(
+                    "the checkpoint was copied or moved, and not started since",
+                    where=checkpoint,
+                    why=f"Spark's metadata names {path}, which is gone",
+                    command=f"rewind restore {checkpoint}, or start the job: both mend it",
+                )
+
+
+def _all_metadata(files: Files) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Give folder, name and content of each operator metadata file that this release knows."""
+    for operator in files.folders("state"):
+        folder = f"state/{operator}/_metadata/{VERSION}"
+        for name in filter(str.isdigit, files.list(folder)):  # beside them lie Hadoop's checksum files
+            version, _, text = files.read(f"{folder}/{name}").decode().partition("\n")
+            if version == VERSION:  # Spark itself says what it thinks of another one
+                yield folder, name, json.loads(text)
+
+
+def _elsewhere(files: Files, metadata: dict[str, Any]) -> dict[str, str]:
+    """Give the schema paths that are not of this checkpoint, and the same file's path here, if it is here."""
+    found = {}
+    for store in metadata["stateStoreInfo"]:
+        for path in store.get("stateSchemaFilePaths", []):
+            schema = _SCHEMA.search(path)
+            if schema is None:
+                continue
+            here = f"{files.uri.rstrip('/')}/{schema[0]}"
+            folder, _, name = schema[0].rpartition("/")
+            if _plain(path) != here and name in files.list(folder):
+                found[path] = here
+    return found
+
+
+def _plain(path: str) -> str:
+    """Write a local path without its scheme: Spark says `file:/x` where users say `/x` or `file:///x`."""
+    return re.sub(r"^file:/+", "/", path)

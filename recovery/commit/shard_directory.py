@@ -1,0 +1,203 @@
+"""The directories of one shard on a local disk, and the lock that guards them.
+
+Layout (format 1)::
+
+    <local_dir>/<query id>/<shard>/
+        LOCK                      held (flock) by the task attempt that works on the shard; names its holder
+        CURRENT                   JSON {"format": 1, "generation": "<uuid4 hex>"}, replaced atomically
+        <generation>/db/          the RocksDB
+        <generation>/staged/      <version>_<uuid>.sst, written and not yet confirmed, or kept for stale copies
+
+A generation's path is never reused, renamed or built over: a zombie that still has an old directory open writes its
+MANIFEST there, and into nothing else. Directories are made with mode 0700.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import re
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.errors import UNDECODABLE, StateCorrupted, StorageFailed, StoreLocked, UnknownFormat
+from backend.store.staging import VERIFY, sync
+from backend.store.storage import storage
+from recovery.commit.pointer import Commit
+from recovery.files import TEMPORARY, LocalFiles, make_directory
+
+FORMAT = 1
+_NAME = re.compile(r"\d{20}_[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One life of a shard's local state."""
+
+    path: Path
+
+    @property
+    def uuid(self) -> str:
+        """The generation's name."""
+        return self.path.name
+
+    @property
+    def database(self) -> Path:
+        """Directory of the RocksDB."""
+        return self.path / "db"
+
+    def staged(self, commit: Commit) -> Path:
+        """Path of the staged file of a commit."""
+        return self.path / "staged" / f"{commit.name}.sst"
+
+    def staged_commits(self) -> list[Commit]:
+        """Commits that have a staged file here, oldest first; names that are not ours are left out."""
+        stems = (path.stem for path in (self.path / "staged").glob("*.sst"))
+        return sorted(Commit.of_name(stem) for stem in stems if _NAME.fullmatch(stem))
+
+
+class ShardDirectory:
+    """All generations of one shard under one local directory.
+
+    Args:
+        local_dir: Executors on one host may share it; the LOCK guards it.
+        query_id: Spark's query id: a new checkpoint never meets old state.
+        shard: The shard.
+
+    Raises:
+        ValueError: `local_dir` still names a variable: it is not set in the environment here.
+    """
+
+    def __init__(self, local_dir: Path, query_id: str, shard: int) -> None:
+        if "$" in str(local_dir):
+            raise ValueError(f"local_dir={str(local_dir)!r}: the variable is not set in this process's environment")
+        self.path = local_dir / query_id / str(shard)
+        self.shard = shard
+
+    @contextmanager
+    def lock(self, wait_s: float = 30.0) -> Iterator[None]:
+        """Hold the shard's lock; the kernel gives it back when the process dies.
+
+        Raises:
+            StoreLocked: Another process held it for longer than `wait_s` seconds.
+            StorageFailed: The directory cannot be made, or somebody else made it.
+        """
+        with storage(str(self.path)):
+            make_directory(self.path)
+            self._check_owners()
+            handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            self._acquire(handle, wait_s)
+            with storage(str(self.path)):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"pid {os.getpid()}".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    def _check_owners(self) -> None:
+        """Refuse directories that somebody else made for us where everybody may write, such as under `/tmp`."""
+        query, local = self.path.parent, self.path.parent.parent
+        shared = local.parent.stat().st_mode & stat.S_ISVTX
+        for path in (self.path, query, local) if shared else (self.path, query):
+            found = path.lstat()
+            if found.st_uid not in (os.geteuid(), 0) or stat.S_ISLNK(found.st_mode):
+                raise StorageFailed(
+                    "local state would lie where another user put something",
+                    where=str(path),
+                    why=f"it belongs to user {found.st_uid}, this process to {os.geteuid()}",
+                    command="choose a local_dir of your own",
+                )
+
+    def _acquire(self, handle: int, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    holder = os.pread(handle, 100, 0).decode(errors="replace") or "an unknown process"
+                    raise StoreLocked(
+                        f"shard {self.shard} is locked by {holder}",
+                        where=str(self.path),
+                        why=f"waited {wait_s:g} s",
+                        command="end that process, or wait until it is done",
+                    ) from None
+                time.sleep(random.uniform(0.01, 0.05))
+
+    def current(self) -> Generation | None:
+        """Give the current generation, None when there is none.
+
+        Raises:
+            StateCorrupted: `CURRENT` cannot be read.
+            UnknownFormat: Another release wrote it.
+        """
+        path = self.path / "CURRENT"
+        try:
+            data = json.loads(path.read_bytes())
+            written, name = data["format"], data["generation"]
+        except FileNotFoundError:
+            return None
+        except UNDECODABLE as error:
+            raise StateCorrupted("CURRENT cannot be read", where=str(path), why=str(error), command=VERIFY) from error
+        if written != FORMAT:
+            raise UnknownFormat(
+                "CURRENT has an unknown format",
+                where=str(path),
+                why=f"{written!r}, this release reads {FORMAT}",
+                command="install the release that wrote it",
+            )
+        if not isinstance(name, str) or len(name) != 32 or not name.isalnum():
+            raise StateCorrupted("CURRENT does not name a generation", where=str(path), why=repr(name), command=VERIFY)
+        generation = Generation(self.path / name)
+        return generation if generation.database.is_dir() else None
+
+    def new_generation(self) -> Generation:
+        """Make the directories of a new generation; it becomes current with `adopt` only."""
+        generation = Generation(self.path / uuid.uuid4().hex)
+        with storage(str(generation.path)):
+            make_directory(generation.path / "staged")
+        return generation
+
+    def adopt(self, generation: Generation) -> None:
+        """Make a generation current, atomically, then remove the others (disposable copies, by definition)."""
+        LocalFiles(self.path).write("CURRENT", [json.dumps({"format": FORMAT, "generation": generation.uuid}).encode()])
+        for other in self.path.iterdir():
+            if other.is_dir() and other.name != generation.uuid:
+                shutil.rmtree(other, ignore_errors=True)
+            elif other.name.startswith(f"CURRENT{TEMPORARY}"):  # of a process that died while it wrote
+                other.unlink(missing_ok=True)
+
+    def condemn(self) -> None:
+        """Put the current generation aside: the next attempt finds no local state; the files stay for inspection."""
+        (self.path / "CURRENT").unlink(missing_ok=True)
+        sync(self.path)
+
+    def discard(self, generation: Generation) -> None:
+        """Remove a generation that was made here and never became current."""
+        shutil.rmtree(generation.path, ignore_errors=True)
+
+    def prune(self, generation: Generation, committed: Commit, retain: int) -> int:
+        """Delete staged files that no reader can need: `version <= committed.version - retain`.
+
+        A file newer than the committed version may be another attempt's work and is never touched. A hidden link
+        of one is left over from an attempt that died while it was ingesting: the caller holds the lock.
+
+        Returns:
+            The number of files deleted.
+        """
+        old = [commit for commit in generation.staged_commits() if commit.version <= committed.version - retain]
+        for commit in old:
+            generation.staged(commit).unlink(missing_ok=True)
+        for link in (generation.path / "staged").glob(".*.sst.*"):
+            link.unlink(missing_ok=True)
+        return len(old)

@@ -1,0 +1,1 @@
+"""Break a job on purpose, and prove that it came back exactly."""

@@ -1,0 +1,164 @@
+"""Damages that a drill does to a dead job's directory: chosen by the seed, and told."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterable
+from itertools import count
+from pathlib import Path
+
+from backend.errors import RewindError
+from backend.rocks import RocksOptions, RocksStore
+from recovery.commit.pointer import Commit
+from recovery.drill.job import CHECKPOINT, LOCAL
+from recovery.inspect.checkpoint_view import Checkpoint
+
+Done = tuple[str, tuple[int, ...]]
+"""What was done, for the report, and the shards that it was done to."""
+
+Damage = Callable[[Path, random.Random], Done]
+"""Does something to a dead job's directory."""
+
+_CACHES = count(1024 * 1024)
+"""Sizes of block caches: RocksDB shares one between databases that were copied from each other, by its size here."""
+
+OLD = "local-before"
+"""Beside a job's local state: a copy of it from some micro-batches before."""
+
+
+def lose_all(out: Path, chance: random.Random) -> Done:
+    """Delete all local state."""
+    length = sum(path.stat().st_size for path in (out / LOCAL).rglob("*") if path.is_file())
+    shards = tuple(int(home.name) for home in _shards(out / LOCAL))
+    shutil.rmtree(out / LOCAL)
+    return f"all local state deleted: {length:,} bytes", shards
+
+
+def lose_shard(out: Path, chance: random.Random) -> Done:
+    """Delete one shard's local state."""
+    home = chance.choice(_shards(out / LOCAL))
+    shutil.rmtree(home)
+    return f"local state of shard {home.name} deleted", (int(home.name),)
+
+
+def corrupt_database(out: Path, chance: random.Random) -> Done:
+    """Flip a byte in the data of the largest SST file of one shard, and see that a check of the database finds it.
+
+    Raises:
+        ValueError: A whole read of the database finds nothing: a damage that nobody can notice proves nothing.
+    """
+    home = chance.choice(_shards(out / LOCAL))
+    path = max(home.glob("*/db/*.sst"), key=lambda file: file.stat().st_size)
+    # data blocks come first; index, properties and footer are at the end
+    told = _flip(path, chance, 0, path.stat().st_size // 2)
+    return f"{told}; a check names it: {_damage_found(path.parent)}", (int(home.name),)
+
+
+def _damage_found(database: Path) -> str:
+    """Read a database as `rewind verify` does, past what this process has in its cache of sound copies."""
+    size = next(_CACHES)
+    try:
+        with RocksStore.open(database, read_only=True, options=RocksOptions(block_cache_bytes=size)) as store:
+            for _ in store.scan(b"", None):
+                pass
+    except RewindError as error:
+        return error.code
+    raise ValueError(f"{database}: a byte was flipped, and reading every row does not find it")
+
+
+def old_database(out: Path, chance: random.Random) -> Done:
+    """Put the older copy of a shard's database in the place of the newer one; its staged files stay.
+
+    Raises:
+        ValueError: No shard has changed since the copy was made.
+    """
+    checkpoint, before = _checkpoint(out), Checkpoint(str(out / CHECKPOINT), out / OLD)
+    found = []
+    for shard in checkpoint.shards:
+        old, new, commit = before.local(shard), checkpoint.local(shard), checkpoint.committed(shard)
+        if old is None or new is None or old.commit is None or new.commit is None or commit is None:
+            continue
+        if old.path.name == new.path.name and old.commit < new.commit and commit in new.staged:
+            found.append((shard, old, new))
+    if not found:
+        raise ValueError("no shard's database has changed since it was copied: give the job more input")
+    shard, old, new = chance.choice(found)
+    assert old.commit is not None and new.commit is not None
+    shutil.rmtree(new.path / "db")
+    shutil.copytree(old.path / "db", new.path / "db")
+    text = f"database of shard {shard} put back from micro-batch {new.commit.version} to {old.commit.version}"
+    return text, (shard,)
+
+
+def corrupt_staged(out: Path, chance: random.Random) -> Done:
+    """Flip a bit in the staged file of a committed commit that its database does not have yet.
+
+    Raises:
+        ValueError: No shard waits for its staged file.
+    """
+    checkpoint = _checkpoint(out)
+    waiting = []
+    for shard in checkpoint.shards:
+        local = checkpoint.local(shard)
+        if local is not None and local.commit != _committed(checkpoint, shard):
+            waiting.append(shard)
+    if not waiting:
+        raise ValueError("every shard has ingested its staged file already: try another seed")
+    shard = chance.choice(waiting)
+    commit = _committed(checkpoint, shard)
+    (path,) = (out / LOCAL).glob(f"*/{shard}/*/staged/{commit.name}.sst")
+    return _flip(path, chance, 0, path.stat().st_size), (shard,)
+
+
+def corrupt_changelog(out: Path, chance: random.Random) -> Done:
+    """Flip a byte in a changelog record that the committed state needs."""
+    path = _record(out, chance, newest=False)
+    return _flip(path, chance, 0, path.stat().st_size), (int(path.parent.name),)
+
+
+def cut_changelog(out: Path, chance: random.Random) -> Done:
+    """Delete the changelog's record of a shard's committed commit."""
+    path = _record(out, chance, newest=True)
+    path.unlink()
+    return f"{path} deleted", (int(path.parent.name),)
+
+
+def _record(out: Path, chance: random.Random, *, newest: bool) -> Path:
+    checkpoint = _checkpoint(out)
+    shard = chance.choice(list(checkpoint.shards))
+    commit = _committed(checkpoint, shard)
+    if not newest:
+        lineage = checkpoint.changelog.read(shard, commit).record
+        commit = chance.choice([commit, *lineage.ancestors])
+    folder = out / CHECKPOINT / "rewind" / "changelog" / str(shard)
+    return folder / f"{commit.name}.delta"
+
+
+def _committed(checkpoint: Checkpoint, shard: int) -> Commit:
+    commit = checkpoint.committed(shard)
+    if commit is None:
+        raise ValueError(f"shard {shard} has committed nothing: give the job more input")
+    return commit
+
+
+def _checkpoint(out: Path) -> Checkpoint:
+    return Checkpoint(str(out / CHECKPOINT), out / LOCAL)
+
+
+def _shards(local: Path) -> list[Path]:
+    return sorted(_directories(local.glob("*/*")))
+
+
+def _directories(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if path.is_dir() and path.name.isdecimal()]
+
+
+def _flip(path: Path, chance: random.Random, low: int, high: int) -> str:
+    at = chance.randrange(low, high)
+    # a hard link may share the bytes with a copy: the damaged file gets bytes of its own
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << chance.randrange(8)
+    path.unlink()
+    path.write_bytes(data)
+    return f"one bit of byte {at} of {path} flipped"

@@ -1,0 +1,372 @@
+"""Drills: break a job on purpose, repeatably, and prove that it came back exactly.
+
+A *control* run goes through undisturbed. For each scenario the same job, in a directory of its own, is broken at a
+place that the seed chooses, and started again. It passes if its last revisions, errors and state digest equal the
+control's, and nothing was restored that was not damaged; a scenario that must end in a clear error passes only if it
+ends in that one. The run up to the kill is made once for all scenarios that begin alike, and what need not be killed
+shares a Spark.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backend.errors import RewindError, UserCodeFailed, code_of
+from recovery.commit.pointer import Commit
+from recovery.drill.job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, HOSTS, LOCAL, OFFSETS, RESULTS
+from recovery.drill.process import BEFORE, Runner, snapshot, strike, strike_host, strike_restore
+from recovery.drill.run import Run, unmoved, wrongly_restored
+from recovery.drill.scenarios import Scenario
+from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.inspect.compare import Difference, Output, compare, read_output
+from recovery.killpoints import order, taken
+
+DEFAULT_DAYS = 3
+MICRO_BATCHES = 6
+"""How many the drill's own job is cut into."""
+MASTER, HOSTS_MASTER = "local[2,4]", "local-cluster[2,1,1024]"
+"""Four tries of a task, as on a cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a scenario came to.
+
+    Attributes:
+        scenario: The scenario.
+        passed: Whether it ended as it must.
+        why: Why not; empty when it passed.
+        run: What happened.
+        difference: Against the control; None when the scenario ends in an error.
+        detect_s: From the new start of the query to the first restore; None when nothing was restored.
+        restore_s: From the first restore's start to the last one's end.
+        catch_up_s: RTO: from the new start of the query (or the death, where it went on by itself) until it had
+            published the micro-batch that it was broken in. A new driver's start of Spark comes on top.
+    """
+
+    scenario: Scenario
+    passed: bool
+    why: str
+    run: Run
+    difference: Difference | None
+    detect_s: float | None
+    restore_s: float | None
+    catch_up_s: float | None
+
+
+class Drill:
+    """Runs scenarios on a job; use it as a context manager.
+
+    Args:
+        out: A directory of the drill's own; emptied first.
+        job: `module:function`; the drill's own job on departures that it makes unless told.
+        seed: Chooses where and what is broken.
+        days: Days of departures for the drill's own job.
+        env: For the job's processes, beside this one's environment.
+        tell: Called with what happens, for people.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        *,
+        job: str | None = None,
+        seed: int = 0,
+        days: int = DEFAULT_DAYS,
+        env: Mapping[str, str] | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        mark = out / ".rewind-drill"
+        if out.exists() and any(out.iterdir()) and not mark.exists():
+            raise ValueError(f"out={str(out)!r}: is not empty and not of an earlier drill")
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        mark.touch()
+        self.out, self.job, self.seed, self.tell = out.absolute(), job or DEFAULT_JOB, seed, tell
+        self.env = dict(env or {})
+        if job is None:
+            from recovery.drill.data import made_flights
+            from recovery.drill.flights import AIRPORTS, archive_of
+
+            rows = archive_of(made_flights(days), self.out / "departures")
+            self.env[DATA] = str(self.out / "departures")
+            self.env[OFFSETS] = str(max(1, rows.num_rows // len(AIRPORTS) // MICRO_BATCHES))
+            tell(f"archive: {rows.num_rows:,} departures")
+        self.control_run = Run()
+        self.spark_start_s: float | None = None
+        self._control: Output | None = None
+        self._broken: dict[str, Run] = {}
+        self._runner: Runner | None = None
+        self._cluster: Runner | None = None
+
+    def __enter__(self) -> Drill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes that still run."""
+        for runner in (self._runner, self._cluster):
+            if runner is not None:
+                runner.close()
+        self._runner = self._cluster = None
+
+    def control(self) -> Output:
+        """Run the job undisturbed, once.
+
+        Raises:
+            UserCodeFailed: It does not even run undisturbed.
+        """
+        if self._control is None:
+            out = self._directory("control")
+            self._follow(self._ready(), self.control_run, out)
+            if self.control_run.error:
+                raise UserCodeFailed(
+                    "the job fails without being broken",
+                    where=str(self._log),
+                    why=self.control_run.error,
+                    command="run the job by itself until it ends well",
+                )
+            self._control = self._output(out, self.control_run)
+        return self._control
+
+    def run(self, scenario: Scenario) -> Verdict:
+        """Run one scenario and judge it."""
+        control = self.control()
+        started = time.time()
+        run, why = Run(), ""
+        try:
+            out = self._carry_out(scenario, run)
+        except ValueError as error:
+            out, why = self.out / scenario.name, str(error)
+        run.seconds = time.time() - started
+        return self._judge(scenario, out, run, control, why)
+
+    # ----------------------------------------------------------------------------------------------------- scenarios
+
+    def _carry_out(self, scenario: Scenario, run: Run) -> Path:
+        if scenario.zombie:
+            return self._late(scenario, run)
+        if scenario.hosts:
+            return self._host(scenario, run)
+        if not scenario.killed:
+            return self._worker(scenario, run)
+        chance = random.Random(f"{self.seed} {scenario.name}")
+        base = self._kill(scenario.killed)
+        run.events, run.version, run.error = list(base.events), base.version, base.error
+        if base.broken_at is None:
+            return self.out / scenario.name
+        out = self.out / scenario.name
+        shutil.copytree(self.out / f"killed-{scenario.killed}", out)
+        if scenario.damage is not None:
+            what, run.damaged = scenario.damage(out, chance)
+            self._note(run, "damaged", what=what)
+        if scenario.kill_point:
+            self._kill_restore(scenario, run, out)
+        run.broken_at = time.time()
+        self._follow(self._ready(), run, out, aged=scenario.aged)
+        return out
+
+    def _kill(self, how: str) -> Run:
+        """Kill the whole job, once for all scenarios that begin like this; the directory is copied, never used."""
+        if how not in self._broken:
+            run = self._broken[how] = Run()
+            out = self._directory(f"killed-{how}")
+            runner = self._ready()
+            runner.ask(out=str(out))
+            version = strike(runner, out, self._at(how), how)
+            self._listen(runner, run, quiet=version is not None)
+            if version is not None:
+                run.version, run.error = version, ""
+                self._note(run, "killed", what=f"killed {how} micro-batch {version}")
+                run.broken_at = run.first("killed")
+        return self._broken[how]
+
+    def _kill_restore(self, scenario: Scenario, run: Run, out: Path) -> None:
+        """Start the job and kill it inside its restore."""
+        runner = self._ready()
+        order(runner.order, scenario.kill_point)
+        runner.ask(out=str(out))
+        killed = strike_restore(runner)
+        self._listen(runner, run, quiet=killed)
+        if not killed:
+            raise ValueError(f"nothing was restored: {run.error or 'the job ended'}")
+        run.error = ""  # killed, as it must be; the next start has to cope
+        self._note(run, "killed", what="killed inside the restore")
+
+    def _worker(self, scenario: Scenario, run: Run) -> Path:
+        out, runner = self._directory(scenario.name), self._ready()
+        run.version = self._at("inside")
+        order(runner.order, scenario.kill_point, run.version)
+        self._follow(runner, run, out)
+        if taken(runner.order).exists():
+            run.broken_at = taken(runner.order).stat().st_ctime
+            self._note(run, "killed", at=run.broken_at, what=f"a worker killed in micro-batch {run.version}")
+        runner.order.unlink(missing_ok=True)
+        return out
+
+    def _host(self, scenario: Scenario, run: Run) -> Path:
+        out, runner = self._directory(scenario.name), self._cluster_ready()
+        runner.ask(out=str(out), hosts=True, turns=scenario.turns)
+        if scenario.turns:
+            run.version, run.broken_at = 0, time.time()
+            self._note(run, "moving", what="the other executor runs the tasks at every micro-batch")
+            self._listen(runner, run)
+            return out
+        run.version = self._at("inside")
+        lost = strike_host(runner, out, self.out / HOSTS, run.version)
+        broken_at = time.time()
+        self._listen(runner, run)
+        if lost is not None:
+            run.broken_at = broken_at
+            self._note(run, "killed", at=broken_at, what=f"executor killed in micro-batch {run.version}, its disk lost")
+        return out
+
+    def _late(self, scenario: Scenario, run: Run) -> Path:
+        """Let zombies run on the ended control run's state."""
+        out = self.out / scenario.name
+        shutil.copytree(self.out / "control", out)
+        run.events = [event for event in self.control_run.events if event["event"] == "ended"]
+        self._follow(self._ready(), run, out, zombie=True)
+        return out
+
+    # --------------------------------------------------------------------------------------------------------- judge
+
+    def _judge(self, scenario: Scenario, out: Path, run: Run, control: Output, why: str) -> Verdict:
+        difference = None
+        if why:
+            pass
+        elif scenario.error:
+            code = code_of(run.error)
+            found = code or run.error or "no error"
+            why = "" if code == scenario.error else f"ended with {found}, not {scenario.error}"
+        elif run.error:
+            why = f"failed: {run.error}"
+        elif scenario.zombie:
+            why = self._zombies(out, run)
+        elif run.broken_at is None:
+            why = "the job ended before it could be broken: give it more input"
+        if not why and not scenario.error:
+            try:
+                difference = compare(control, self._output(out, run))
+                why = "" if difference.equal else "differs from the control: " + "; ".join(difference.samples)
+            except RewindError as error:
+                why = str(error)
+            why = why or wrongly_restored(scenario, run) or unmoved(scenario, run)
+        broken_at = run.broken_at or 0.0
+        again = run.first("begun", broken_at) or broken_at
+        restoring, restored = run.first("restoring", broken_at), run.last("restored")
+        beyond = next(
+            (e["at"] for e in run.events if e["at"] > broken_at and e.get("version", -1) >= run.version), None
+        )
+        known = run.broken_at is not None
+        return Verdict(
+            scenario,
+            not why,
+            why,
+            run,
+            difference,
+            restoring - again if restoring is not None else None,
+            restored - restoring if restored is not None and restoring is not None else None,
+            beyond - again if beyond is not None and known else None,
+        )
+
+    def _zombies(self, out: Path, run: Run) -> str:
+        """Say what is wrong with what the zombies did; empty when nothing is."""
+        outcomes: Mapping[str, str] = next((e["outcomes"] for e in run.events if e["event"] == "zombies"), {})
+        if not outcomes:
+            return "no shard had a commit old enough for a zombie"
+        bad = {shard: outcome for shard, outcome in outcomes.items() if outcome != "StateAhead"}
+        if bad:
+            return f"zombies were not refused: {bad}"
+        before, after = (snapshot(one / CHECKPOINT / "rewind" / "changelog") for one in (self.out / "control", out))
+        return "" if before.keys() == after.keys() else "a zombie wrote to the changelog"
+
+    # ----------------------------------------------------------------------------------------------------- processes
+
+    @property
+    def _log(self) -> Path:
+        return self.out / "job.log"
+
+    def _directory(self, name: str) -> Path:
+        out = self.out / name
+        out.mkdir()
+        return out
+
+    def _at(self, how: str) -> int:
+        """Choose the micro-batch in which the job is broken, in the middle third of the control's."""
+        versions = 1 + max((one["version"] for one in self.control_run.events if one["event"] == "progress"), default=0)
+        least = BEFORE + 1
+        return random.Random(f"{self.seed} {how}").randint(max(least, versions // 3), max(least, versions * 2 // 3))
+
+    def _launch(self, master: str, conf: Mapping[str, str] | None = None) -> Runner:
+        return Runner(self.job, master, self.env, self._log, self.out / "order", conf)
+
+    def _ready(self) -> Runner:
+        """Give a process that is alive: the one that runs already, if it is."""
+        if self._runner is not None and not self._runner.alive:
+            self._runner.close()
+            self._runner = None
+        if self._runner is None:
+            self._runner = self._launch(MASTER)
+        return self._runner
+
+    def _cluster_ready(self) -> Runner:
+        """Give a process with two executors; one that was killed is replaced, so one process serves all scenarios."""
+        if self._cluster is not None and not self._cluster.alive:
+            self._cluster.close()
+            self._cluster = None
+        if self._cluster is None:
+            conf = {
+                "spark.local.dir": str(self.out / HOSTS),
+                "spark.executor.memory": "512m",
+                "spark.locality.wait": "0s",
+                "spark.shuffle.io.maxRetries": "1",  # of an executor that is dead: not four times five seconds
+                "spark.shuffle.io.retryWait": "200ms",
+            }
+            self._cluster = self._launch(HOSTS_MASTER, conf)
+        return self._cluster
+
+    def _follow(self, runner: Runner, run: Run, out: Path, **how: Any) -> None:
+        """Run the job to its end, or until it dies."""
+        runner.ask(out=str(out), **how)
+        self._listen(runner, run)
+
+    def _listen(self, runner: Runner, run: Run, *, quiet: bool = False) -> None:
+        run.error = "the process died"
+        launched, needless = None, ""
+        for event in runner.events():
+            if event["event"] == "launched":
+                launched = event["at"]
+            elif event["event"] == "ready" and launched is not None:
+                self.spark_start_s = event["at"] - launched
+            elif not (quiet and event["event"] == "failed"):
+                run.events.append(event)
+            if event["event"] in ("ended", "zombies"):
+                run.error = ""
+            elif event["event"] == "failed":
+                run.error = event["error"]
+            elif event["event"] in ("restoring", "restored"):
+                self.tell(f"  {event['event']} shard {event['shard']} by {event['how']}")
+            if event["event"] == "restoring" and event["shard"] not in run.damaged:
+                needless = f"shard {event['shard']} is restored without need: {event['why']}"
+                runner.kill()  # it has failed: nothing that comes later makes it good
+        run.error = needless or run.error
+
+    def _note(self, run: Run, event: str, *, what: str, at: float | None = None) -> None:
+        run.events.append({"event": event, "at": time.time() if at is None else at, "what": what})
+        run.events.sort(key=lambda one: one["at"])
+        self.tell(f"  {what}")
+
+    def _output(self, out: Path, run: Run) -> Output:
+        ended = [event for event in run.events if event["event"] == "ended"]
+        commits = ended[-1]["commits"] if ended else {}
+        pointers = {int(shard): Commit.of_name(name) for shard, name in commits.items()} or None
+        return read_output(Checkpoint(str(out / CHECKPOINT), out / LOCAL, pointers), out / RESULTS, out / ERRORS)

@@ -1,0 +1,291 @@
+"""The runs of a drill, in a process of their own that `recovery.drill.drill` starts, tells what to run, and kills.
+
+It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "turns": ...,
+"zombie": ...}`. What happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready`
+(Spark is up), then per run `begun`, `started`, `progress`, `restoring`, `suspended`, `restored`, `fetched` (a task took
+its shard's state from packages, which is no restore), `ended` or `failed`, and `idle`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from backend.errors import HistoryLost, RewindError
+from backend.sources.dataframe import is_ranked
+from recovery.attempt import run_attempt
+from recovery.commit.manifest import read_manifest
+from recovery.commit.pointer import Pointer, state_of
+from recovery.drill.turns import InTurns, Turns
+from recovery.failures import read
+from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.inspect.user_job import job_of, load_pipeline, session, shard_maker
+from recovery.restore.replay import read_pointers
+from recovery.restore.tries import FETCHES
+from recovery.share import ShardInput
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from backend.batch import SourcePartition
+    from backend.sources import Direct, OffsetRange, Source, TopicPartition
+    from backend.spark.stream import Pipeline
+    from recovery.listener import Restoring
+
+CHECKPOINT, RESULTS, ERRORS, LOCAL, HOSTS, TURNS = "checkpoint", "results", "errors", "local", "hosts", "turns"
+DEFAULT_JOB = "recovery.drill.job:departures"
+DATA = "REWIND_DRILL_DATA"
+OFFSETS = "REWIND_DRILL_OFFSETS"
+SNAPSHOT_EVERY = 3
+
+
+def departures(spark: SparkSession) -> Pipeline:
+    """Make the drill's own job: departures per airport and hour, full-state and incremental aggregates."""
+    from backend import archive, count, max_, mean, median, stream, tumbling
+
+    data = archive(
+        os.environ[DATA],
+        value="origin string, delay double, scheduled timestamp",
+        max_offsets_per_batch=int(os.environ.get(OFFSETS, "500")),
+    )
+    return (
+        stream(data, event_time="scheduled", key="origin")
+        .window(tumbling("1 hour"), retention="6 hours", max_ahead=None)
+        .aggregate(flights=count(), mean=mean("delay"), worst=max_("delay"), typical=median("delay"))
+        .options(route="partition")
+    )
+
+
+class Teller:
+    """A restore listener that tells the parent process.
+
+    The seconds that it tells are wall clock since the first shard's restore began: reading the source included.
+    """
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def start(self, restoring: Restoring) -> None:
+        """Tell why and how; a task that takes what was restored restores nothing."""
+        if restoring.how in FETCHES:
+            return
+        self._began = self._began or time.monotonic()
+        ranges = [[*key, *span] for key, span in sorted(restoring.ranges.items())]
+        tell("restoring", shard=restoring.shard, how=restoring.how, why=restoring.why, ranges=ranges)
+
+    def batch(self, restoring: Restoring, end: Mapping[SourcePartition, int], records: int, length: int) -> None:
+        """Leave the details out."""
+
+    def suspended(self, restoring: Restoring, why: str) -> None:
+        """Tell that it did not work."""
+        tell("suspended", shard=restoring.shard, why=why)
+
+    def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
+        """Tell the totals."""
+        event = "fetched" if restoring.how in FETCHES else "restored"
+        passed = time.monotonic() - self._began if self._began is not None and event == "restored" else seconds
+        tell(event, shard=restoring.shard, how=restoring.how, records=records, bytes=length, seconds=passed)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A source that is another one in all that it does not change; it stays around what that source becomes."""
+
+    source: Source
+
+    def remembering(self, topics: Sequence[str], checkpoint: str, number: int) -> Source:
+        """Stay around what the source becomes."""
+        known = getattr(self.source, "remembering", None)
+        return self if known is None else replace(self, source=known(topics, checkpoint, number))
+
+    def pinned(self, topics: Mapping[str, Any]) -> Source:
+        """Stay around what the source becomes."""
+        pin = getattr(self.source, "pinned", None)
+        return self if pin is None else replace(self, source=pin(topics))
+
+    def __getattr__(self, name: str) -> Any:
+        """Be the source in everything else."""
+        return getattr(self.source, name)
+
+
+@dataclass(frozen=True)
+class Aged(Wrapped):
+    """A source that no longer has the offsets before `share` of what it holds: what retention does to a topic."""
+
+    share: float
+
+    def offsets(self, spark: SparkSession) -> dict[TopicPartition, OffsetRange]:
+        """Give what is left."""
+        return {
+            key: (first + int((end - first) * self.share), end)
+            for key, (first, end) in self.source.offsets(spark).items()
+        }
+
+    def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> Any:
+        """Refuse what is gone, as every source does."""
+        self._check_held(spark, ranges)
+        return self.source.batch(spark, ranges)
+
+    def pieces(
+        self, spark: SparkSession, ranges: Mapping[TopicPartition, Sequence[OffsetRange]], names: Any = None
+    ) -> Any:
+        """Refuse what is gone, of a source that is read in the Python workers."""
+        self._check_held(spark, {key: (own[0][0], own[-1][1]) for key, own in ranges.items()})
+        return cast("Direct", self.source).pieces(spark, ranges, names)
+
+    def _check_held(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        here = self.offsets(spark)
+        for key, (start, end) in sorted(ranges.items()):
+            if start < end and start < here[key][0]:
+                raise HistoryLost(
+                    "the source does not hold the offsets that a replay needs",
+                    where=f"{key[0]} partition {key[1]}",
+                    why=f"offsets from {start} wanted, the earliest is {here[key][0]}",
+                    command="rewind reset <checkpoint> accepts the loss and begins anew",
+                )
+
+
+def tell(event: str, **details: object) -> None:
+    """Write one event, a line in one piece: listeners, sinks and the main thread all tell, and `print` writes twice."""
+    sys.stdout.write(json.dumps({"event": event, "at": time.time(), **details}) + "\n")
+    sys.stdout.flush()
+
+
+def said(error: Exception) -> str:
+    """Return one line about an error; a named one, of a task too, begins with its code."""
+    found = read(error)
+    return str(found.error) if isinstance(found.error, RewindError) else found.text
+
+
+def aged(pipeline: Pipeline, share: float) -> Pipeline:
+    """Give a pipeline whose sources have aged.
+
+    Raises:
+        ValueError: One is a DataFrame: nothing of it is read again, so it cannot age.
+    """
+    if any(is_ranked(side.source) for side in pipeline.streams):
+        raise ValueError("job: it reads a DataFrame, of which nothing is read again: it cannot age")
+    return replace(pipeline, streams=tuple(replace(side, source=Aged(side.source, share)) for side in pipeline.streams))
+
+
+def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = False, turns: bool = False) -> None:
+    """Run the job to the end of what its sources hold, telling of progress.
+
+    Args:
+        spark: The session.
+        pipeline: The job.
+        out: The run's directory.
+        hosts: Executors have a disk each, and take shards from each other.
+        turns: There are two of them, and each runs every other micro-batch alone.
+    """
+    alternating = Turns(spark, out / TURNS) if turns else None
+    own_disks: dict[str, Any] = {"local_dir": f"$SPARK_EXECUTOR_DIRS/{LOCAL}", "snapshots": SNAPSHOT_EVERY}
+    query = pipeline.start(
+        spark,
+        checkpoint=out / CHECKPOINT,
+        **_output(out, alternating),
+        until="end",
+        trigger="0 seconds",
+        listeners=(Teller(),),
+        **(own_disks if hosts else {"local_dir": out / LOCAL}),
+    )
+    run = str(query.query.runId)
+    tell("started", run=run)
+    told, ended = -1, False
+    try:
+        while not ended:
+            ended = query.await_termination(0.05)
+            if query.progress.version > told:
+                told = query.progress.version
+                tell("progress", version=told, rows=query.progress.rows, results=query.progress.results)
+    finally:
+        if alternating is not None:
+            alternating.end()
+    # a killed attempt leaves a record of its own in the changelog: only Spark's state says which one is committed
+    checkpoint = str(out / CHECKPOINT)
+    manifest = read_manifest(checkpoint)
+    pointers = read_pointers(spark, checkpoint, manifest.shards) if manifest is not None else {}
+    commits = {str(shard): state_of(pointer).commit.name for shard, pointer in pointers.items()}
+    same = run == str(query.query.runId)
+    tell("ended", version=query.progress.version, restores=query.progress.restores, commits=commits, same=same)
+
+
+def _output(out: Path, turns: Turns | None) -> dict[str, Any]:
+    if turns is not None:
+        return {"sink": InTurns(out / RESULTS, out / ERRORS, turns)}
+    return {"results": out / RESULTS, "errors": out / ERRORS}
+
+
+BACK = 2
+"""How many commits a zombie is behind."""
+
+
+def late_attempts(spark: SparkSession, pipeline: Pipeline, out: Path) -> dict[int, str]:
+    """Let an old attempt of every shard run again, and give what became of each: the code of an error, or `ran`."""
+    checkpoint = Checkpoint(str(out / CHECKPOINT), out / LOCAL)
+    job = job_of(pipeline, spark, checkpoint.location, checkpoint.manifest)
+    make = partial(shard_maker(checkpoint, job), checkpoint.query_id)
+    outcomes = {}
+    for shard in checkpoint.shards:
+        commit = checkpoint.committed(shard)
+        if commit is None:
+            continue
+        ancestors = checkpoint.changelog.read(shard, commit).record.ancestors
+        if len(ancestors) < BACK:
+            continue
+        old = checkpoint.changelog.read(shard, ancestors[BACK - 1]).record
+        pointer = Pointer(shard, old.commit, old.parent, 0, "", old.positions, old.bounds, "")
+        given = ShardInput(old.time_ms, None, {(s, p): position for s, p, position in old.positions})
+        try:
+            run_attempt(make(shard), pointer, old.commit.version + 1, lambda before, it=given: it)  # type: ignore[misc]
+            outcomes[shard] = "ran"
+        except RewindError as error:
+            outcomes[shard] = error.code
+    return outcomes
+
+
+def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
+    """Do one thing that was asked; what fails is told."""
+    out = Path(asked["out"])
+    tell("begun")
+    try:
+        pipeline = load_pipeline(job, spark)
+        if asked.get("zombie"):
+            tell("zombies", outcomes=late_attempts(spark, pipeline, out))
+            return
+        if asked.get("aged"):
+            pipeline = aged(pipeline, float(asked["aged"]))
+        run(spark, pipeline, out, hosts=bool(asked.get("hosts")), turns=bool(asked.get("turns")))
+    except Exception as error:
+        tell("failed", error=said(error))
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+
+
+def main() -> int:
+    """Do what is asked until nothing more comes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--master", required=True)
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args()
+    tell("launched")
+    with session(options.master, conf=dict(one.split("=", 1) for one in options.conf)) as spark:
+        tell("ready")
+        for line in sys.stdin:
+            serve(spark, options.job, json.loads(line))
+            tell("idle")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""One run of a drill, and what must be true of which shards were restored or moved in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from recovery.drill.scenarios import ALL, Scenario
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a scenario, or the control.
+
+    Attributes:
+        events: What its processes told, and what the drill did, in order; `at` is seconds since the epoch.
+        error: The named error's text that ended it; empty when it ended well.
+        seconds: From the first start to the end.
+        version: The micro-batch in which it was broken, -1 when it was not.
+        broken_at: When it was broken, None when it was not.
+        damaged: Shards whose local state was damaged.
+    """
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+    seconds: float = 0.0
+    version: int = -1
+    broken_at: float | None = None
+    damaged: tuple[int, ...] = ()
+
+    def first(self, event: str, after: float = 0.0) -> float | None:
+        """Give when an event first happened after a time."""
+        return next((one["at"] for one in self.events if one["event"] == event and one["at"] > after), None)
+
+    def last(self, event: str) -> float | None:
+        """Give when an event last happened."""
+        return next((one["at"] for one in reversed(self.events) if one["event"] == event), None)
+
+
+def wrongly_restored(scenario: Scenario, run: Run) -> str:
+    """Say which shards were restored and need not be, or were not and must be; empty when all is right."""
+    since = run.broken_at or 0.0
+    found = {event["shard"] for event in run.events if event["event"] == "restored" and event["at"] > since}
+    found |= {-1} if not found and any(event.get("restores") for event in run.events) else set()
+    if not found <= set(run.damaged):
+        return f"restored without need: {', '.join(str(shard) for shard in sorted(found - set(run.damaged)))}"
+    missed = set(run.damaged) - found if scenario.restores == ALL else set()
+    return f"damaged and not restored: {', '.join(str(shard) for shard in sorted(missed))}" if missed else ""
+
+
+def unmoved(scenario: Scenario, run: Run) -> str:
+    """Say when no shard moved and some should have; with turns, one moves at nearly every micro-batch."""
+    if not scenario.hosts:
+        return ""
+    moved = sum(event["event"] == "fetched" for event in run.events)
+    versions = max((event["version"] for event in run.events if event["event"] == "progress"), default=0)
+    least = versions - 1 if scenario.turns else 1
+    return f"shards moved {moved} times, at least {least} expected" if moved < least else ""

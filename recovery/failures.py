@@ -1,0 +1,261 @@
+"""What a failure is: to be restored, one that passes, or final. Told by what raised it, never by words in its text.
+
+A failure reaches the driver as an exception of Python, of Spark around a chain of exceptions of the JVM, or both. What
+counts in it:
+
+* our own errors: as they are, or by the mark that crossed with them (`backend.boundary`);
+* the classes of the JVM's chain. A `java.io.IOException` (a pipe to a dead worker or daemon, a worker that did not
+  connect back, a full disk) is the host's doing, and passes; so is what Spark itself gives an SQLSTATE of a class of
+  system errors (a shuffle file that vanished while it was renamed). Below an exception of Python code in a worker
+  nothing counts: its text, and what its end did to pipes, may be anything;
+* Spark's own sentence about an aborted stage, read by its grammar from its beginning, up to where a task's text begins.
+
+Everything else is final: it is raised, and not tried again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from backend.boundary import as_storage, named_in
+from backend.errors import (
+    BrokerUnavailable,
+    ChangelogUnavailable,
+    RewindError,
+    SinkUnavailable,
+    SourceUnavailable,
+    StateAhead,
+    StateCorrupted,
+    StateUnavailable,
+    StorageFailed,
+    StoreLocked,
+)
+from backend.kafka_client.loss import named_loss
+from backend.spark.session.jvm import gateway
+from backend.texts import one_line
+
+RESTORABLE = (StateUnavailable, StateCorrupted, StateAhead)
+PASSING = (
+    StorageFailed,
+    StoreLocked,
+    ChangelogUnavailable,
+    SinkUnavailable,
+    SourceUnavailable,
+    BrokerUnavailable,
+)
+"""Named errors about what is not there now: a disk without room, a cluster that does not answer, a held lock."""
+MAX_CHAIN = 32
+_IO = "java.io.IOException"
+_SYSTEM_ERRORS = ("08", "53", "58")
+"""Classes of SQLSTATE: connections, insufficient resources, system errors (58030: input and output)."""
+_PYTHON = "org.apache.spark.api.python.PythonException"
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+_ABORTED = re.compile(
+    r"Job aborted due to stage failure: Task \d+ in stage [\d.]+ failed \d+ times, most recent failure:"
+    r" Lost task [\d.]+ in stage [\d.]+ \(TID \d+\) \([^()]*\): (?P<kind>[\w.$]+)(?P<text>.*)",
+    re.DOTALL,
+)
+_STAGE_LOST = re.compile(
+    r"Job aborted due to stage failure: (?:ShuffleMapStage|ResultStage) \d+ \([^\n]*\) has failed the maximum allowable"
+    r" number of times: \d+\."
+)
+_WRAPPERS = ("[STREAM_FAILED]", "Job aborted due to stage failure: Task")
+"""Messages of Spark that only say that something below failed."""
+_LAST_LINE = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$", re.MULTILINE)
+
+
+class Kind(Enum):
+    """What is done about a failure."""
+
+    RESTORE = "restore the state, then start again"
+    PASSES = "start again, with patience"
+    FINAL = "raise it"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One exception of the JVM's chain.
+
+    Attributes:
+        kind: Its class.
+        text: Its message.
+        io: Whether it is a `java.io.IOException`, or has an SQLSTATE of a system error.
+    """
+
+    kind: str
+    text: str
+    io: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure that was read.
+
+    Attributes:
+        kind: What is done about it.
+        error: What is raised if it is final: the named error where there is one, Spark's own otherwise.
+        text: One line about it.
+    """
+
+    kind: Kind
+    error: BaseException
+    text: str
+
+
+class QueryFailed(Exception):
+    """What ended Spark's query, with the JVM's chain, the outermost first; `links` is read by `read`."""
+
+    def __init__(self, text: str, links: tuple[Link, ...]) -> None:
+        super().__init__(text)
+        self.links = links
+
+
+def read(error: BaseException, look_again: Callable[[], object] = lambda: None) -> Failure:
+    """Read a failure.
+
+    Args:
+        error: What was raised, or what Spark says ended its query.
+        look_again: Raises a named error when a source no longer has what was to be read: Spark cannot always bring the
+            connector's own error to the driver. Called only where nothing else is known.
+    """
+    links = chain(error)
+    named = _named(error, links)
+    if named is None and not _passes(links):
+        try:
+            look_again()
+        except RewindError as found:
+            named = found
+    if named is not None:
+        if named is not error:
+            named.__cause__ = error
+        kind = Kind.RESTORE if isinstance(named, RESTORABLE) else Kind.PASSES if isinstance(named, PASSING) else None
+        return Failure(kind or Kind.FINAL, named, text_of(named))
+    own = error.__cause__ if isinstance(error, QueryFailed) and error.__cause__ is not None else error
+    return Failure(Kind.PASSES if _passes(links) else Kind.FINAL, own, summary(error, links))
+
+
+def text_of(error: RewindError) -> str:
+    """Return the line of a named error without its code, as listeners and logs show it."""
+    return one_line(str(error).partition("] ")[2])
+
+
+def chain(error: BaseException) -> tuple[Link, ...]:
+    """Return the JVM's chain of exceptions behind one of Python; empty when there is none."""
+    if isinstance(error, QueryFailed):
+        return error.links
+    for name in ("java_exception", "_origin"):
+        origin = getattr(error, name, None)
+        if origin is not None:
+            return java_chain(origin)
+    return ()
+
+
+def java_chain(thrown: Any) -> tuple[Link, ...]:
+    """Read an exception of the JVM and its causes, the outermost first; at most `MAX_CHAIN`."""
+    from py4j.java_gateway import is_instance_of
+
+    at = gateway()
+    links: list[Link] = []
+    while thrown is not None and len(links) < MAX_CHAIN:
+        io = is_instance_of(at, thrown, _IO)
+        if is_instance_of(at, thrown, "org.apache.spark.SparkThrowable"):
+            io = io or str(thrown.getSqlState() or "").startswith(_SYSTEM_ERRORS)
+        links.append(Link(str(thrown.getClass().getName()), str(thrown.getMessage() or ""), io))
+        thrown = thrown.getCause()
+    return tuple(links)
+
+
+def _heads(links: tuple[Link, ...]) -> Iterator[Link]:
+    """Yield what counts: each link, and the task's exception that Spark's sentence about a stage names.
+
+    Ends at an exception of Python code, which is not yielded.
+    """
+    for link in links:
+        if link.kind == _PYTHON:
+            return
+        yield link
+        aborted = _ABORTED.match(link.text)
+        if aborted is not None:
+            if aborted["kind"] == _PYTHON:
+                return
+            yield Link(aborted["kind"], aborted["text"].removeprefix(": "))
+
+
+def _passes(links: tuple[Link, ...]) -> bool:
+    return any(
+        head.io or head.kind == "ExecutorLostFailure" or _STAGE_LOST.match(head.text) is not None
+        for head in _heads(links)
+    )
+
+
+def _named(error: BaseException, links: tuple[Link, ...]) -> RewindError | None:
+    """Return our own error in a failure, or the name of what the connector or a disk said; None for neither."""
+    if isinstance(error, RewindError):
+        return error
+    if isinstance(error, OSError):
+        return as_storage(error)
+    for text in (*(link.text for link in links), str(error)):
+        marked = named_in(text)
+        if marked is not None:
+            return marked
+    for head in _heads(links):
+        lost = named_loss(head.text)
+        if lost is not None:
+            return lost
+        if head.io and any(head.text.endswith(words) for words in _NO_ROOM):
+            return StorageFailed(
+                "there is no room to write",
+                why=one_line(f"{head.kind}: {head.text}"),
+                command="make room on the checkpoint's filesystem and where Spark spills (spark.local.dir):"
+                " df -h, df -i, quota -s",
+            )
+    return None
+
+
+def summary(error: BaseException, links: tuple[Link, ...] = ()) -> str:
+    """Return one line about an exception that has no name of ours: its class and, of a traceback, the last line.
+
+    >>> summary(RuntimeError("Traceback (most recent call last):\\n  File x\\nValueError: 7 is no colour\\n"))
+    'RuntimeError: ValueError: 7 is no colour'
+    """
+    if links:
+        said = [(link.kind, _useful(link.text)) for link in links if not link.text.startswith(_WRAPPERS)][-2:]
+        return one_line("; cause: ".join(f"{kind}: {text}" if text else kind for kind, text in said or [("Spark", "")]))
+    text = _useful(str(error))
+    return one_line(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _useful(text: str) -> str:
+    """Return the line of a text that says most: the exception's of a Python traceback, else the first."""
+    _, traceback, rest = text.partition("Traceback (most recent call last):")
+    if traceback:
+        lines = _LAST_LINE.findall(rest)
+        if lines:
+            return str(lines[-1])
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+@contextmanager
+def losses_named(look_again: Callable[[], object]) -> Iterator[None]:
+    """Let named errors of tasks, and what the connector finds gone, come out of a block by their name.
+
+    Args:
+        look_again: See `read`.
+
+    Raises:
+        RewindError: By its mark, by the connector's error, or because the source was asked again.
+    """
+    try:
+        yield
+    except RewindError:
+        raise
+    except Exception as error:
+        named = read(error, look_again).error
+        if isinstance(named, RewindError):
+            raise named from error
+        raise

@@ -1,0 +1,1 @@
+"""A checkpoint seen from outside: views, tables, checks, commands."""

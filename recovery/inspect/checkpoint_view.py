@@ -1,0 +1,300 @@
+"""Look at a checkpoint from outside: no Spark, no lock, nothing written, the job may be running.
+
+What is committed is what Spark's state holds, and reading that needs a JVM. Mostly it can be told without: `commits/`
+names the last committed micro-batch, and the changelog has one record per shard and attempt. Only where failed attempts
+left several records of that version does somebody have to ask Spark (`Undecided`).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateUnavailable
+from backend.rocks import RocksStore
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes, Readable, Region, region_range
+from backend.windows import panes
+from recovery.changelog import Changelog, Entry, History, open_changelog
+from recovery.changelog.records import Kind
+from recovery.commit.manifest import Manifest, changelog_uri, query_id, read_manifest
+from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
+from recovery.commit.shard_directory import Generation
+from recovery.files import Files, open_files
+from recovery.jobs import queue_files, snapshots
+from recovery.queue.entries import entries_behind
+
+PANED = ("tumbling", "hopping")
+
+
+class Undecided(RewindError):
+    """Several attempts left a record of the committed version: only Spark's state says which one counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """A shard's database on this host.
+
+    Attributes:
+        path: Directory of the generation.
+        commit: What it is at; None for none.
+        length: Bytes, staged files included.
+        staged: Commits that have a staged file, oldest first.
+        problem: Why it cannot be read, None when it can.
+    """
+
+    path: Path
+    commit: Commit | None
+    length: int
+    staged: tuple[Commit, ...]
+    problem: RewindError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardView:
+    """What there is of a shard.
+
+    Attributes:
+        shard: The shard.
+        history: The committed state, as the changelog has it; None when nothing is committed or it cannot be read.
+        problem: Why not.
+        log: The changelog's records.
+        packages: Number of packages, and their bytes.
+        local: Its database on this host; None when there is none.
+        regions: Rows per region of the committed state.
+        windows: (start, end) in ms of retained panes, in order; None for other kinds of windows.
+        queue: Micro-batches that are queued behind the committed state, which is being restored, with their bytes.
+    """
+
+    shard: int
+    history: History | None
+    problem: RewindError | None
+    log: Sequence[Entry]
+    packages: tuple[int, int]
+    local: LocalCopy | None
+    regions: Mapping[int, int] = field(default_factory=dict)
+    windows: Sequence[tuple[int, int]] | None = None
+    queue: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def record(self) -> CommitRecord | None:
+        """The committed commit's record."""
+        return self.history.record if self.history is not None else None
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the changelog."""
+        return sum(entry.length for entry in self.log)
+
+    @property
+    def bases(self) -> int:
+        """Bases in the changelog."""
+        return sum(entry.kind is Kind.BASE for entry in self.log)
+
+
+class Checkpoint:
+    """A checkpoint to look at.
+
+    Args:
+        location: Spark's checkpoint location: path or fsspec URI.
+        local_dir: Where this host keeps local state; the default of `start()` unless told.
+        pointers: What Spark's state says, by shard, when somebody has asked it.
+
+    Attributes:
+        shown: Shard -> the record of the state that was last read of it as a table.
+
+    Raises:
+        StateUnavailable: There is no manifest: not a checkpoint of Rewind.
+    """
+
+    def __init__(
+        self, location: str, local_dir: Path | None = None, pointers: Mapping[int, Commit] | None = None
+    ) -> None:
+        self.location = location.rstrip("/")
+        self.local_dir = local_dir or Path(tempfile.gettempdir()) / "rewind"
+        self.files: Files = open_files(self.location)
+        self.shown: dict[int, CommitRecord] = {}
+        self._pointers = dict(pointers) if pointers is not None else None
+        manifest = read_manifest(self.location)
+        if manifest is None:
+            raise StateUnavailable(
+                "this is not a checkpoint of Rewind",
+                where=self.location,
+                why="there is no rewind/manifest.json",
+                command="rewind inspect <checkpoint>, with the checkpoint that start() was given",
+            )
+        self.manifest: Manifest = manifest
+        self.changelog: Changelog = open_changelog(self.changelog_uri)
+        self.snapshots = snapshots(self.location)
+
+    @property
+    def changelog_uri(self) -> str:
+        """For `open_changelog`."""
+        return changelog_uri(self.location, self.manifest.entries.get("changelog"))
+
+    @property
+    def query_id(self) -> str:
+        """Spark's query id; raises as `recovery.commit.manifest.query_id`."""
+        return query_id(self.location)
+
+    @property
+    def shards(self) -> range:
+        """All shards."""
+        return range(self.manifest.shards)
+
+    def versions(self) -> list[int]:
+        """Committed micro-batches that Spark still knows, in order."""
+        return sorted(int(name) for name in self.files.list("commits") if name.isdecimal())
+
+    def committed(self, shard: int, version: int | None = None) -> Commit | None:
+        """Give the commit that counts for a shard; None before its first.
+
+        Args:
+            shard: The shard.
+            version: As of this micro-batch; the newest unless told.
+
+        Raises:
+            Undecided: Only Spark's state can tell.
+            HistoryLost: The changelog no longer has the shard as of that version; names those to be had.
+        """
+        newest = self._newest(shard)
+        if newest is None or version is None or newest.version <= version:
+            return newest
+        return self._ancestor(shard, newest, version)
+
+    def _newest(self, shard: int) -> Commit | None:
+        if self._pointers is not None:
+            return self._pointers.get(shard)
+        versions = self.versions()
+        if not versions:
+            return None
+        commits = {entry.commit for entry in self.changelog.entries(shard) if entry.commit.version <= versions[-1]}
+        if not commits:
+            return None
+        last = max(commit.version for commit in commits)
+        candidates = [commit for commit in commits if commit.version == last]
+        if len(candidates) > 1:
+            raise Undecided(
+                f"{len(candidates)} attempts logged micro-batch {last}",
+                where=f"shard {shard}",
+                why="only one of them is committed, and only Spark's state says which",
+                command=f"rewind inspect {self.location} --spark",
+            )
+        return candidates[0]
+
+    def _ancestor(self, shard: int, newest: Commit, version: int) -> Commit:
+        """Follow the lineage back to a version: the records of failed attempts are never on it."""
+        present = {entry.commit for entry in self.changelog.entries(shard)}
+        known: list[Commit] = [newest]
+        while known[-1].version > version:
+            record = self.changelog.read(shard, known[-1]).record
+            older = [commit for commit in record.ancestors if commit in present]
+            if not older:
+                raise HistoryLost(
+                    f"the state as of micro-batch {version} is gone",
+                    where=f"shard {shard}, {self.changelog_uri}",
+                    why=f"versions to be had: {', '.join(str(commit.version) for commit in reversed(known))}",
+                    command=f"rewind inspect {self.location}",
+                )
+            known += older
+        return max((commit for commit in known if commit.version <= version), key=lambda commit: commit.version)
+
+    def view(self, shard: int) -> ShardView:
+        """Look at a shard; what cannot be read is a `problem`, not an exception."""
+        history, problem = None, None
+        try:
+            commit = self.committed(shard)
+            if commit is not None:
+                history = self.changelog.read(shard, commit)
+        except RewindError as error:
+            problem = error
+        packages = [package for package in self._packages(shard) if package is not None]
+        regions: dict[int, int] = {}
+        windows = None
+        if history is not None:
+            view = readable(history)
+            regions = count_regions(view)
+            windows = self.windows(view)
+        return ShardView(
+            shard,
+            history,
+            problem,
+            list(self.changelog.entries(shard)),
+            (len(packages), sum(packages)),
+            self.local(shard),
+            regions,
+            windows,
+            entries_behind(queue_files(self.location), shard, history.record.commit.version) if history else {},
+        )
+
+    def windows(self, view: Readable) -> list[tuple[int, int]] | None:
+        """Give (start, end) of what the window metadata holds, for windows that are cut at fixed times."""
+        operator = self.manifest.entries.get("operator", {})
+        window = operator.get("window", {})
+        if operator.get("operator") != "window" or window.get("unit") != "time" or window.get("kind") not in PANED:
+            return None
+        return [(pane.start, pane.end) for pane in panes.all_panes(view)]
+
+    def local(self, shard: int) -> LocalCopy | None:
+        """Look at a shard's database on this host, read-only."""
+        home = self.local_dir / self.query_id / str(shard)
+        try:
+            name = json.loads((home / "CURRENT").read_bytes())["generation"]
+            path = home / str(name)
+        except (*UNDECODABLE, FileNotFoundError):
+            return None
+        if not (path / "db").is_dir():
+            return None
+        length = sum(_size(file) for file in path.rglob("*"))
+        staged = tuple(Generation(path).staged_commits())
+        try:
+            commit = commit_of(path / "db")
+        except RewindError as error:
+            return LocalCopy(path, None, length, staged, error)
+        return LocalCopy(path, commit, length, staged)
+
+    def _packages(self, shard: int) -> list[int | None]:
+        try:
+            return [package.length for package in self.snapshots.packages(shard)]
+        except RewindError:
+            return [None]
+
+
+def commit_of(database: Path) -> Commit | None:
+    """Read the commit row of a database, read-only."""
+    with RocksStore.open(database, read_only=True) as store:
+        data = store.get(COMMIT_KEY)
+    return decode_record(data, where=str(database)).commit if data is not None else None
+
+
+def readable(history: History) -> MemoryStore:
+    """Make a history readable like a store; it holds no messages."""
+    store = MemoryStore()
+    for keys, values in history.chunks():
+        store.write(Changes(keys, values))
+    return store
+
+
+def count_regions(view: Readable) -> dict[int, int]:
+    """Count rows per region, the commit's own left out."""
+    found: dict[int, int] = {}
+    for region in range(Region.MESSAGES, 0xFF):
+        rows = len(view.scan_arrays(*region_range(region))[0])
+        if rows:
+            found[region] = rows
+    return found
+
+
+def region_name(region: int) -> str:
+    """Name a region for people."""
+    return Region(region).name.lower() if region < Region.USER else f"user store {region - Region.USER}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:  # the job goes on meanwhile
+        return 0

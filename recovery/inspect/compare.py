@@ -1,0 +1,193 @@
+"""Compare two runs of a job: the last revision of each window, the set of errors, and a digest of the state.
+
+Floats are rounded in their last digits, and nothing that depends on the wall clock is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+import xxhash
+
+from backend.batch import published_name
+from backend.store.protocol import Region
+from recovery.inspect.checkpoint_view import Checkpoint
+
+FLOAT_DIGITS = 9
+WINDOW = ("window_start", "window_end", "start_offset")
+NOT_COMPARED = ("reason", "revision", "shard", "version", "sequence", "batch", "id", "retracts", "last_offset")
+CLOCKED = frozenset({Region.COMMIT, Region.REVISIONS, Region.OPERATOR})
+"""Regions whose rows hold batch times or sequence numbers."""
+MAX_SAMPLES = 5
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a run came to.
+
+    Attributes:
+        windows: (window, group key) -> the aggregates of its last revision.
+        errors: (stream, partition, offset, reason), each as often as it was written.
+        state: Shard -> order-independent digest of its committed state, with count and digest of the messages.
+        doubled: Result rows with the same window, group key and revision as another, and errors written twice.
+        windows_doubled: How many of `doubled` are result rows.
+    """
+
+    windows: Mapping[Row, Row]
+    errors: Mapping[Row, int]
+    state: Mapping[int, tuple[int, int, int]]
+    doubled: int
+    windows_doubled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a faulty run differs from its control.
+
+    Attributes:
+        windows: Windows compared.
+        lost: Windows or errors that are not there.
+        extra: Windows or errors that the control has not.
+        changed: Windows with other aggregates.
+        doubled: Rows written twice.
+        state_equal: Whether every shard's state digest is the control's.
+        samples: Some of what differs, one sentence each.
+        digests: Shard, digest of its state in the control and in the faulty run, in hex; empty where there is none.
+    """
+
+    windows: int
+    errors: int
+    lost: int
+    extra: int
+    changed: int
+    doubled: int
+    state_equal: bool
+    samples: tuple[str, ...] = field(default=())
+    digests: tuple[tuple[int, str, str], ...] = field(default=())
+
+    @property
+    def equal(self) -> bool:
+        """Whether there was something to compare, and nothing differs."""
+        clean = self.lost == self.extra == self.changed == self.doubled == 0
+        return clean and self.state_equal and self.windows + self.errors > 0
+
+
+def read_output(checkpoint: Checkpoint, results: Path, errors: Path) -> Output:
+    """Read what a run wrote, and the state that it committed."""
+    keys = [published_name(name) for name, _ in checkpoint.manifest.entries.get("operator", {}).get("keys", [])]
+    windows, windows_doubled = last_revisions(_table(results), keys)
+    found: dict[Row, int] = {}
+    for row in _rows(_table(errors), ("stream", "partition", "offset", "reason")):
+        found[row] = found.get(row, 0) + 1
+    doubled = windows_doubled + sum(times - 1 for times in found.values())
+    return Output(windows, found, {s: state_digest(checkpoint, s) for s in checkpoint.shards}, doubled, windows_doubled)
+
+
+def last_revisions(results: pa.Table, keys: Sequence[str]) -> tuple[dict[Row, Row], int]:
+    """Give the aggregates of each window's last revision, and how many rows are there twice.
+
+    Without windows (a join, `process`) every row is compared: its number of copies stands for a revision.
+    """
+    names = [name for name in results.column_names if name not in NOT_COMPARED]
+    place = [name for name in (*WINDOW, *keys) if name in names]
+    rest = [name for name in names if name not in place]
+    if WINDOW[0] not in results.column_names:
+        copies: dict[Row, Row] = {}
+        for row in _rows(results, names):
+            copies[row] = (copies.get(row, (0,))[0] + 1,)
+        return copies, 0
+    order = results.sort_by([("revision", "ascending")])
+    last: dict[Row, Row] = {}
+    seen: set[Row] = set()
+    doubled = 0
+    for row in _rows(order, (*place, "revision", "reason", *rest)):
+        window, revision, reason = row[: len(place)], row[len(place)], row[len(place) + 1]
+        doubled += (*window, revision) in seen
+        seen.add((*window, revision))
+        if reason == "retracted":
+            last.pop(window, None)
+        else:
+            last[window] = row[len(place) + 2 :]
+    return last, doubled
+
+
+def state_digest(checkpoint: Checkpoint, shard: int) -> tuple[int, int, int]:
+    """Give the digest of a shard's committed rows, and count and digest of its messages."""
+    commit = checkpoint.committed(shard)
+    if commit is None:
+        return 0, 0, 0
+    history = checkpoint.changelog.read(shard, commit)
+    total = 0
+    for keys, values in history.chunks():
+        for key, value in zip(keys, values, strict=True):
+            if key[0] not in CLOCKED:
+                total += xxhash.xxh3_64_intdigest(key + value)
+    return total % 2**64, history.record.message_count, history.record.message_digest
+
+
+def compare(control: Output, faulty: Output) -> Difference:
+    """Compare a faulty run with its control."""
+    samples: list[str] = []
+    lost = extra = changed = 0
+    for kind, wanted, given in (("window", control.windows, faulty.windows), ("error", control.errors, faulty.errors)):
+        for row in wanted.keys() - given.keys():
+            lost += 1
+            samples.append(f"{kind} {row} is missing")
+        for row in given.keys() - wanted.keys():
+            extra += 1
+            samples.append(f"{kind} {row} is too much")
+    for row in control.windows.keys() & faulty.windows.keys():
+        if control.windows[row] != faulty.windows[row]:
+            changed += 1
+            samples.append(f"window {row}: {control.windows[row]} expected, {faulty.windows[row]} given")
+    state = [shard for shard in control.state if control.state[shard] != faulty.state.get(shard)]
+    samples += [f"shard {shard}: another state" for shard in state]
+    return Difference(
+        len(control.windows),
+        len(control.errors),
+        lost,
+        extra,
+        changed,
+        faulty.doubled,
+        not state,
+        tuple(samples[:MAX_SAMPLES]),
+        tuple((shard, _hex(control, shard), _hex(faulty, shard)) for shard in sorted(control.state)),
+    )
+
+
+def _hex(output: Output, shard: int) -> str:
+    """Give a shard's digest of rows, then of messages."""
+    rows, _, messages = output.state.get(shard, (0, 0, 0))
+    return f"{rows:016x} {messages:016x}" if shard in output.state else ""
+
+
+def _table(path: Path) -> pa.Table:
+    return pa.dataset.dataset(path, format="parquet", partitioning="hive").to_table()
+
+
+def _rows(table: pa.Table, names: Sequence[str]) -> list[Row]:
+    if not table.num_rows:  # a job without errors publishes no file of them, so there are no columns either
+        return []
+    columns = [_plain(table[name]) for name in names]
+    return list(zip(*columns, strict=True)) if columns else []
+
+
+def _plain(column: pa.ChunkedArray) -> list[Any]:
+    return [_rounded(value) for value in column.to_pylist()]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{FLOAT_DIGITS}g}")
+    if isinstance(value, list):
+        return tuple(_rounded(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((name, _rounded(item)) for name, item in value.items())
+    return value

@@ -1,0 +1,166 @@
+"""The operator of a checkpoint without the user's job, out of the manifest: enough to read its state, not to run it.
+
+Everything that the layout of the state depends on is in the manifest. What is not, a user's own function, is replaced
+by one that refuses to be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from backend import aggregates as agg
+from backend.joins.options import SIDES
+from backend.joins.spec import JoinSpec, Side
+from backend.messages import MessageLayout, Part
+from backend.stores.key_value_store import KeyValueOptions
+from backend.stores.named import Declaration
+from backend.stores.session_store import SessionOptions
+from backend.stores.state_variables import TTLOptions
+from backend.stores.window_store import WindowOptions
+from backend.windows.definitions import Window
+from backend.windows.operator import WindowOperator
+from backend.windows.policies import Policies
+from backend.windows.spec import window_spec
+
+_PLAIN: dict[str, Callable[..., agg.Aggregate]] = {
+    "count": agg.count,
+    "sum": agg.sum_,
+    "min": agg.min_,
+    "max": agg.max_,
+    "mean": agg.mean,
+    "variance": agg.variance,
+    "stddev": agg.stddev,
+    "median": agg.median,
+    "collect_list": agg.collect_list,
+    "collect_set": agg.collect_set,
+}
+_WITH_OPTION: dict[str, tuple[Callable[..., agg.Aggregate], str]] = {
+    "first": (agg.first, "ignore_nulls"),
+    "last": (agg.last, "ignore_nulls"),
+    "approx_distinct": (agg.approx_distinct, "precision"),
+    "quantile": (agg.quantile, "fraction"),
+    "top_k": (agg.top_k, "k"),
+}
+
+
+def window_operator(entry: Mapping[str, Any]) -> WindowOperator:
+    """Make the operator of windows out of the manifest's entry.
+
+    Raises:
+        ValueError: The entry is of something else, or of an aggregate or a type that only the job itself knows.
+    """
+    if entry.get("operator") != "window":
+        raise ValueError(f"operator={entry.get('operator')!r}: has no windows")
+    schema = pa.schema([pa.field(name, type_of(kind)) for name, kind in entry["fields"]])
+    return WindowOperator(
+        window_spec(
+            Window(**entry["window"]),
+            schema,
+            {name: _aggregate(name, told) for name, told in entry["aggregates"].items()},
+            keys=[name for name, _ in entry["keys"]],
+            retention=entry["retention_ms"] if entry["window"]["unit"] == "time" else None,
+            retention_messages=entry["retention_messages"],
+            policies=Policies(**entry["policies"]),
+            idle_after=entry["idle_after_ms"],
+            max_ahead=entry["max_ahead_ms"],
+        )
+    )
+
+
+def known_join(entry: Mapping[str, Any]) -> JoinSpec | None:
+    """Give the specification of a join out of the manifest's entry; None when the job is no join.
+
+    Fields that neither come out nor are joined on are not in it: they do not travel.
+
+    Raises:
+        ValueError: A field has a type that the manifest says too little of.
+    """
+    if entry.get("operator") != "join":
+        return None
+    free = entry["free"]
+    left, right = (_side(number, entry, free) for number in range(2))
+    return JoinSpec(
+        left,
+        right,
+        entry["how"],
+        entry["before"],
+        entry["after"],
+        tuple(entry["session_key"]),
+        MessageLayout(tuple(Part(part) for part in entry["message_key"].split("_"))),
+        free["on_time_ms"],
+        free["late_ms"],
+        entry["idle_after_ms"],
+        entry["max_ahead_ms"],
+        entry["left_streams"],
+    )
+
+
+def _side(number: int, entry: Mapping[str, Any], free: Mapping[str, Any]) -> Side:
+    told = entry[SIDES[number]]
+    return Side(
+        number,
+        pa.schema([pa.field(name, type_of(kind)) for name, kind in told["fields"]]),
+        tuple(told["on"]),
+        tuple(told["out"]),
+        Window(**told["window"]) if told["window"] is not None else None,
+        free["retention_ms"][number],
+        free["retention_messages"][number],
+        entry["how"] in (SIDES[number], "outer"),
+    )
+
+
+def _aggregate(name: str, told: Mapping[str, Any]) -> agg.Aggregate:
+    kind, fields = told["kind"], told["fields"]
+    if kind in _PLAIN:
+        return _PLAIN[kind](*fields)
+    if kind in _WITH_OPTION:
+        make, option = _WITH_OPTION[kind]
+        return make(*fields, **{option: told[option]})
+    if kind == "over_all":  # keeps nothing but the messages
+        return agg.over_all(*fields, function=_refuse, output=pa.null())
+    raise ValueError(f"aggregates[{name!r}]: only the job itself knows how {kind} is kept")
+
+
+def _refuse(messages: pa.Table) -> Any:
+    raise ValueError("the job's own function is not known here")
+
+
+def store_of(name: str, entry: Mapping[str, Any]) -> tuple[Declaration, int] | None:
+    """Give the declaration and the region of a named store of `process()`; None when it has no such store."""
+    kept = entry.get("stores", {}).get(name)
+    if entry.get("operator") != "process" or kept is None:
+        return None
+    free = entry.get("free", {}).get("stores", {}).get(name, {})
+    return _declaration(name, kept, free), int(kept["region"])
+
+
+def _declaration(name: str, kept: Mapping[str, Any], free: Mapping[str, Any]) -> Declaration:
+    kind = kept["kind"]
+    if kind == "window":
+        durations = (free["retention_ms"], free["window_size_ms"], free["grace_ms"])
+        return WindowOptions(name, *durations, bool(kept["layout"].get("retain_duplicates")))
+    if kind == "session":
+        return SessionOptions(name, free["retention_ms"])
+    if kind in ("value", "list", "map"):
+        return TTLOptions(kind, name, free.get("ttl_ms"))
+    if kind == "key-value":
+        return KeyValueOptions(name)
+    raise ValueError(f"stores[{name!r}]: the kind {kind!r} is not known to this release")
+
+
+def type_of(name: str) -> pa.DataType:
+    """Give a type by the name that it has in a manifest.
+
+    Raises:
+        ValueError: The name says too little, as those of nested types do.
+    """
+    if name.startswith("timestamp["):
+        unit, _, zone = name[len("timestamp[") : -1].partition(", tz=")
+        return pa.timestamp(unit, zone or None)
+    if name.startswith("decimal128("):
+        precision, _, scale = name[len("decimal128(") : -1].partition(", ")
+        return pa.decimal128(int(precision), int(scale))
+    return pa.type_for_alias(name)

@@ -1,0 +1,218 @@
+"""Begin anew: delete a job's checkpoint and local state, or its local state alone; its outputs only if asked for.
+
+What is deleted is listed first, path by path. Nothing is while a query runs: the command holds the checkpoint's lease,
+and every shard's lock on this host. A reset that is interrupted can be called again: a mark goes in first
+(`recovery.commit.reset_mark`), with which the checkpoint is none any more, and goes out last,
+after the manifest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.errors import StateCorrupted, StoreLocked
+from backend.sinks.directory import VersionedDirectory
+from backend.texts import source_partition
+from recovery.commit import lease, manifest
+from recovery.commit import reset_mark as half_reset
+from recovery.commit.outputs import all_outputs
+from recovery.files import Files, open_files
+from recovery.inspect.checkpoint_view import Checkpoint
+
+_OURS = "rewind"
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """What a reset deletes.
+
+    Attributes:
+        location: The checkpoint.
+        home: Its local state on this host; None where the checkpoint does not say which it is.
+        outputs: Directories of results and errors that go too.
+        paths: Everything that is deleted, with its bytes where they are known.
+        kept: What a reader might expect to go, and stays, and what that means for the next start.
+        offsets: Source offsets that are consumed already and will be read again, or are lost: one sentence each.
+        local_only: Only the local state goes.
+    """
+
+    location: str
+    home: Path | None
+    outputs: tuple[str, ...]
+    paths: tuple[tuple[str, int | None], ...]
+    kept: tuple[str, ...]
+    offsets: tuple[str, ...]
+    local_only: bool
+
+
+def plan_reset(
+    location: str, local_dir: Path | None = None, *, local_only: bool = False, outputs: bool = False
+) -> Reset:
+    """List what a reset would delete; touches nothing.
+
+    Args:
+        location: Spark's checkpoint location.
+        local_dir: Where this host keeps local state; the default of `start()` unless given.
+        local_only: Only the local state.
+        outputs: Results and errors too, where they are directories that hold this query's output.
+
+    Raises:
+        StateUnavailable: Not a checkpoint of Rewind, and no reset of it was interrupted.
+        ValueError: `outputs` where there are none to be deleted.
+    """
+    location = location.rstrip("/")
+    mark = half_reset.read_mark(location)
+    if mark is not None:
+        home = _home(local_dir, mark.query_id)
+        kept: tuple[str, ...] = (
+            () if home is not None else ("local state: the checkpoint does not say any more which it is",)
+        )
+        return Reset(location, home, mark.outputs, _paths(location, home, mark.outputs), kept, (), local_only=False)
+    opened = Checkpoint(location, local_dir)
+    home = _home(local_dir, _query_id(opened))
+    if local_only:
+        kept = ("results and errors", f"{location}: the next start restores from it")
+        return Reset(location, home, (), _paths(None, home, ()), kept, (), local_only=True)
+    directories, notes = _outputs(opened, delete=outputs)
+    if opened.changelog_uri != manifest.changelog_uri(location, None):
+        notes.append(
+            f"{opened.changelog_uri}: it names this query, and a new one is refused there: delete it where it is"
+        )
+    if home is None:
+        notes.append("local state: the checkpoint does not say which it is")
+    return Reset(
+        location,
+        home,
+        directories,
+        _paths(location, home, directories),
+        tuple(notes),
+        tuple(_offsets(opened)) if home is not None else (),
+        local_only=False,
+    )
+
+
+def carry_out(plan: Reset) -> None:
+    """Delete what `plan_reset` lists; called again after an interruption, it goes on.
+
+    Raises:
+        CheckpointInUse: A query or another command holds the checkpoint; nothing was deleted.
+        StoreLocked: A task works on a shard on this host; nothing was deleted.
+    """
+    files = open_files(plan.location)
+    held = lease.take(plan.location, "rewind reset")
+    gone = False
+    try:
+        with _locks(plan.home):
+            if not plan.local_only:
+                query_id = plan.home.name if plan.home is not None else None
+                half_reset.write_mark(plan.location, half_reset.Mark(query_id, plan.outputs))
+            if plan.home is not None and plan.home.is_dir():
+                shutil.rmtree(plan.home)
+            for output in plan.outputs:
+                if Path(output).is_dir():
+                    shutil.rmtree(output)
+            if not plan.local_only:
+                _delete_checkpoint(files)
+                gone = True
+    finally:
+        held.release(forget=gone)
+    if gone and not files.list(lease.DIRECTORY):  # the empty folders, unless a new query has begun there
+        files.delete_folder("")
+
+
+def _delete_checkpoint(files: Files) -> None:
+    """Delete everything but the lease: Spark's files, then ours, then the manifest, then the mark."""
+    for folder in files.folders():
+        if folder != _OURS:
+            files.delete_folder(folder)
+    files.delete([*files.list(), *files.list(temporary=True)])
+    kept = lease.DIRECTORY.rpartition("/")[2]
+    for folder in files.folders(_OURS):
+        if folder != kept:
+            files.delete_folder(f"{_OURS}/{folder}")
+    last = (manifest.NAME, half_reset.NAME)
+    ours = [f"{_OURS}/{name}" for name in (*files.list(_OURS), *files.list(_OURS, temporary=True))]
+    files.delete(name for name in ours if name not in last)
+    for name in last:
+        files.delete([name])
+
+
+def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[tuple[str, ...], list[str]]:
+    """Return the directories to delete, and what is said of outputs that stay."""
+    found: list[str] = []
+    notes: list[str] = []
+    written = all_outputs(opened.location, str(opened.manifest.entries.get("query", "")))
+    for query, known in written:
+        if known.get("kind") == "parquet":
+            places = [(known[holds], holds) for holds in ("results", "errors")]
+            found += [place for place, holds in places if VersionedDirectory(place, holds).is_of(query)]
+        elif known.get("kind") == "kafka" and known.get("commits"):
+            topics = f"{known['results']}, {known['errors']}, {known['commits']}"
+            notes.append(f"topics {topics}: they refuse a new query: give that one others, or delete all three")
+    if delete and found:
+        return tuple(found), notes
+    if delete:
+        known_as = [known for _, known in written]
+        raise ValueError(f"--outputs: the checkpoint names no directories of its own output (its outputs: {known_as})")
+    if found:
+        notes.append(
+            f"{', '.join(found)}: they hold this query's output, and refuse a new query's: give that one other"
+            f" directories, or delete them with it: rewind reset {opened.location} --outputs"
+        )
+    others = "results and errors: directories and topics of this query refuse a new one: give that one others"
+    return (), notes or [others]
+
+
+def _offsets(opened: Checkpoint) -> Iterator[str]:
+    topics = opened.manifest.topics
+    for shard in opened.shards:
+        record = opened.view(shard).record
+        for stream, partition, position in record.positions if record is not None else []:
+            yield (
+                f"{source_partition(stream, partition, topics)}, shard {shard}: offsets below {position.next_offset}"
+                " are read again as far as the source still has them, and lost where it has not"
+            )
+
+
+def _query_id(opened: Checkpoint) -> str | None:
+    try:
+        return opened.query_id
+    except StateCorrupted:  # never started, or damaged
+        return None
+
+
+def _home(local_dir: Path | None, query_id: str | None) -> Path | None:
+    return None if query_id is None else (local_dir or Path(tempfile.gettempdir()) / "rewind") / query_id
+
+
+def _paths(location: str | None, home: Path | None, outputs: tuple[str, ...]) -> tuple[tuple[str, int | None], ...]:
+    local = [path for path in (home, *map(Path, outputs)) if path is not None and path.is_dir()]
+    sizes = [(str(path), sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in local]
+    return (*sizes, *([] if location is None else [(location, None)]))
+
+
+@contextmanager
+def _locks(home: Path | None) -> Iterator[None]:
+    """Hold the lock of every shard on this host, or say who does."""
+    with ExitStack() as stack:
+        for lock in sorted(home.glob("*/LOCK")) if home is not None else ():
+            handle = os.open(lock, os.O_RDWR)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(handle, 100, 0).decode(errors="replace") or "an unknown process"
+                raise StoreLocked(
+                    "the job is running",
+                    where=str(lock.parent),
+                    why=f"locked by {holder}",
+                    command="stop the query, then run the command again",
+                ) from error
+        yield

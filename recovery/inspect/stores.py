@@ -1,0 +1,82 @@
+"""Rows of the named stores of `process()` as a table: key and value as JSON, times where the store has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from backend.keys import code_end, decode
+from backend.store.workspace import Workspace
+from backend.stores.key_value_store import KeyValueStore
+from backend.stores.named import BY_KEY, TIME_BYTES, NamedStore, time_of
+from backend.stores.session_store import SessionStore
+from backend.stores.state_variables import ListState
+from backend.stores.ttl import NEVER
+from backend.stores.values import ValueCodec
+from backend.stores.window_store import WindowStore
+
+STORE = pa.schema(
+    [
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("map_key", pa.string()),
+        pa.field("start", pa.int64()),
+        pa.field("end", pa.int64()),
+        pa.field("expires", pa.int64()),
+        pa.field("value", pa.string(), nullable=False),
+    ]
+)
+"""`start`: of a window or a session, event time in ms; `end`: of a session, inclusive; `expires`: batch time in ms."""
+
+Row = dict[str, Any]
+
+
+def rows_of(store: NamedStore, work: Workspace, region: int, now_ms: int) -> Iterator[Row]:
+    """Give the visible rows of a store.
+
+    Args:
+        store: Bound to `work`.
+        work: The committed state.
+        region: The store's region.
+        now_ms: Batch time: what expires by then is not visible.
+    """
+    if isinstance(store, WindowStore):
+        return ({"key": at.key, "start": at.start, "value": value} for at, value in store.all())
+    if isinstance(store, SessionStore):
+        return ({"key": at.key, "start": at.start, "end": at.end, "value": value} for at, value in store.all())
+    if isinstance(store, KeyValueStore):
+        return ({"key": key, "value": value} for key, value in store.all())
+    return _expiring(store, work, region, now_ms)
+
+
+def _expiring(store: NamedStore, work: Workspace, region: int, now_ms: int) -> Iterator[Row]:
+    """Give the rows of a state variable: expiration, then the value (see `backend.stores.ttl`)."""
+    prefix, values = bytes([region]) + BY_KEY, ValueCodec()
+    for key, row in work.scan(prefix, bytes([region, BY_KEY[0] + 1])):
+        expires = time_of(row[:TIME_BYTES])
+        if expires <= now_ms:
+            continue
+        element = key[len(prefix) :]
+        if isinstance(store, ListState):
+            element = element[:-TIME_BYTES]
+        end = code_end(element, 0)
+        found: Row = {"key": decode(element[:end]), "value": values.decode(row[TIME_BYTES:])}
+        if end < len(element):
+            found["map_key"] = decode(element[end:])
+        yield {**found, "expires": None if expires == NEVER else expires}
+
+
+def as_table(shard: int, rows: Iterator[Row]) -> pa.Table:
+    """Make the table; keys and values as JSON."""
+    return pa.Table.from_pylist([{**row, "shard": shard, **_texts(row)} for row in rows], STORE)
+
+
+def _texts(row: Row) -> Row:
+    return {name: _json(row[name]) for name in ("key", "map_key", "value") if name in row}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()

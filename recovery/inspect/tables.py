@@ -1,0 +1,345 @@
+"""State as tables: what `rewind show` prints and `rewind export` writes to Parquet.
+
+Committed rows come from the changelog, so the job may be running. Messages are only in databases: they come from this
+host's copy, which is at the committed micro-batch or the one before it, and the table says which.
+
+Rows are decoded by the operators' own readers, on an operator that is made out of the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from backend.batch import MAX_TIME, MIN_TIME, TIME
+from backend.errors import StateUnavailable
+from backend.joins.options import SIDES
+from backend.joins.spec import JoinSpec
+from backend.joins.views import SideView
+from backend.keys import decode_columns
+from backend.rocks import RocksStore
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Region, region_range
+from backend.store.workspace import Workspace
+from backend.windows import panes, views
+from backend.windows.columns.grouping import split_keys
+from backend.windows.operator import WindowOperator
+from recovery.commit.pointer import COMMIT_KEY, CommitRecord, decode_record
+from recovery.inspect.checkpoint_view import PANED, Checkpoint, readable, region_name
+from recovery.inspect.known_operator import known_join, store_of, type_of, window_operator
+from recovery.inspect.stores import STORE, as_table, rows_of
+
+TABLES = ("windows", "aggregates", "messages", "rows")
+"""A join has `left` and `right` for the messages of its sides. Each store of `process()` is a table of its name."""
+_SHARD = pa.field("shard", pa.int32(), nullable=False)
+RAW = pa.schema(
+    [
+        _SHARD,
+        pa.field("region", pa.string(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("value", pa.binary(), nullable=False),
+    ]
+)
+"""`rows`: every row of the committed state as bytes, for what no other table decodes."""
+WINDOWS = pa.schema(
+    [
+        _SHARD,
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("end", pa.int64(), nullable=False),
+        pa.field("messages", pa.int64(), nullable=False),
+        pa.field("digest", pa.uint64(), nullable=False),
+        pa.field("group_keys", pa.int64(), nullable=False),
+        pa.field("offsets", pa.string(), nullable=False),
+    ]
+)
+"""Panes: start inclusive, end exclusive, in ms; `offsets` is `stream/partition:first-last` per source partition."""
+
+_EDGES = {True: ("start", "end"), False: ("start_offset", "last_offset")}
+"""Of windows that are kept one by one: by event time, or by number of messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows.
+
+    Attributes:
+        table: One of `TABLES`, or the name of a store.
+        start: Event time in ms, inclusive; None from the first on. Of what has a TTL, the time at which it expires.
+        end: Likewise, exclusive; None to the last.
+        key: Text that the key must contain; None for all.
+        version: As of this micro-batch; None for the newest.
+    """
+
+    table: str
+    start: int | None = None
+    end: int | None = None
+    key: str | None = None
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.version is not None and self.table == "messages":
+            raise ValueError("version: messages are only as of what this host's database is at; allowed is none")
+
+    def has_key(self, *fields: object) -> bool:
+        """Tell whether a key is wanted."""
+        return self.key is None or any(self.key in str(field) for field in fields)
+
+    def within(self, low: int, high: int) -> bool:
+        """Tell whether a half-open range of event time meets the wanted one."""
+        return (self.end is None or low < self.end) and (self.start is None or high > self.start)
+
+
+def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    """Read one shard's rows.
+
+    Raises:
+        ValueError: This job's windows have no such table.
+        StateUnavailable: Messages were asked for and this host has no database of the shard.
+        RewindError: What the changelog or the database raises when it is damaged.
+    """
+    readers: dict[str, Callable[[Checkpoint, int, Wanted], pa.Table]] = {
+        "windows": _windows,
+        "aggregates": _aggregates,
+        "messages": _messages,
+        "rows": _rows,
+    }
+    if wanted.table in SIDES and known_join(_entry(checkpoint)) is not None:
+        return _messages(checkpoint, shard, wanted)
+    found = readers.get(wanted.table)
+    return found(checkpoint, shard, wanted) if found is not None else _store(checkpoint, shard, wanted)
+
+
+def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> tuple[MemoryStore, CommitRecord] | None:
+    commit = checkpoint.committed(shard, wanted.version)
+    if commit is None:
+        return None
+    history = checkpoint.changelog.read(shard, commit)
+    checkpoint.shown[shard] = history.record
+    return readable(history), history.record
+
+
+def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    if not _is_paned(checkpoint):
+        return _kept_windows(checkpoint, shard, wanted)
+    found = _committed(checkpoint, shard, wanted)
+    rows = [
+        {
+            "shard": shard,
+            "start": pane.start,
+            "end": pane.end,
+            "messages": pane.count,
+            "digest": pane.digest,
+            "group_keys": pane.groups,
+            "offsets": " ".join(f"{s}/{p}:{first}-{last}" for s, p, first, last in pane.sources),
+        }
+        for pane in (panes.all_panes(found[0]) if found is not None else [])
+        if wanted.within(pane.start, pane.end)
+    ]
+    return pa.Table.from_pylist(rows, WINDOWS)
+
+
+def _kept_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    """Give windows that are kept one by one: sliding ones, sessions, and those by number of messages."""
+    schema, found = table_schema(checkpoint, "windows"), _committed(checkpoint, shard, wanted)
+    if found is None:
+        return schema.empty_table()
+    operator = window_operator(_entry(checkpoint))
+    by_time = operator.spec.window.by_time
+    if not by_time and (wanted.start is not None or wanted.end is not None):
+        raise ValueError("from, to: windows by number of messages have no event time; allowed are none")
+    low = wanted.start if wanted.start is not None else MIN_TIME
+    high = wanted.end if wanted.end is not None else MAX_TIME
+    kept = views.windows(operator.kind, Workspace(found[0], found[1].bounds), low, high)
+    names, (first, last) = _key_names(operator), _EDGES[by_time]
+    rows = [
+        {
+            "shard": shard,
+            first: view.start,
+            last: view.end,
+            **dict(zip(names, view.key or (), strict=False)),
+            "messages": view.messages,
+            "offsets": " ".join(f"{s}/{p}:{low}-{high}" for (s, p), (low, high) in sorted(view.offsets.items())),
+        }
+        for view in kept
+        if wanted.has_key(*(view.key or ("",)))
+    ]
+    return pa.Table.from_pylist(rows, schema)
+
+
+def _store(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    """Give the rows of a store of `process()`, as of the commit's batch time."""
+    named = store_of(wanted.table, _entry(checkpoint))
+    if named is None:
+        raise ValueError(f"table={wanted.table!r}: allowed are {', '.join(tables_of(checkpoint))}")
+    found = _committed(checkpoint, shard, wanted)
+    if found is None:
+        return STORE.empty_table()
+    (view, record), (declaration, region) = found, named
+    work = Workspace(view, record.bounds)
+    rows = rows_of(declaration.bind(work, region, record.time_ms), work, region, record.time_ms)
+    return as_table(shard, (row for row in rows if wanted.has_key(row["key"]) and _in_time(row, wanted)))
+
+
+def _in_time(row: dict[str, Any], wanted: Wanted) -> bool:
+    low = row.get("start", row.get("expires"))
+    return low is None or wanted.within(low, row.get("end", low) + 1)
+
+
+def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    """Give one row per (pane, group key): which there are, and how large the partial aggregate is."""
+    if not _is_paned(checkpoint):
+        raise ValueError(f"table='aggregates': allowed are {', '.join(tables_of(checkpoint))}")
+    fields = [(name, type_of(kind)) for name, kind in checkpoint.manifest.entries["operator"].get("keys", [])]
+    found = _committed(checkpoint, shard, wanted)
+    keys, values = found[0].scan_arrays(*region_range(Region.AGGREGATES)) if found is not None else ([], [])
+    starts, _, groups = split_keys(keys, skip_bytes=2)
+    columns = decode_columns(groups, [kind for _, kind in fields]) if fields else []
+    table = pa.table(
+        {
+            "shard": pa.repeat(pa.scalar(shard, pa.int32()), len(keys)),
+            "start": pa.array(starts, pa.int64()),
+            **{name: column for (name, _), column in zip(fields, columns, strict=True)},
+            "partial_bytes": pa.array([len(value) for value in values], pa.int64()),
+        }
+    )
+    texts = zip(*(column.to_pylist() for column in columns), strict=True) if columns else [()] * len(keys)
+    keep = [
+        wanted.within(start, start + 1) and wanted.has_key(*text)
+        for start, text in zip(starts.tolist(), texts, strict=True)
+    ]
+    return table.filter(pa.array(keep, pa.bool_())).cast(table_schema(checkpoint, "aggregates"))
+
+
+def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    """Give the messages of this host's database, decoded where the layout is by time; else keys and values."""
+    local = checkpoint.local(shard)
+    if local is None or local.problem is not None:
+        raise StateUnavailable(
+            "this host has no readable database of the shard",
+            where=f"shard {shard}, {checkpoint.local_dir}",
+            why=str(local.problem) if local is not None else "nothing is there",
+            command="rewind show <checkpoint> messages --local-dir <directory of the executor>",
+        )
+    with RocksStore.open(local.path / "db", read_only=True) as store:
+        data = store.get(COMMIT_KEY)
+        record = decode_record(data, where=str(local.path)) if data is not None else None
+        table = _message_rows(checkpoint, store, record, wanted)
+    if record is not None:
+        checkpoint.shown[shard] = record
+    commit = record.commit.name if record is not None else None
+    table = table.append_column("shard", pa.repeat(pa.scalar(shard, pa.int32()), table.num_rows))
+    return table.append_column("commit", pa.repeat(pa.scalar(commit, pa.string()), table.num_rows))
+
+
+def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecord | None, wanted: Wanted) -> pa.Table:
+    join = known_join(_entry(checkpoint))
+    if join is not None:
+        return _side_rows(join, Workspace(store, record.bounds if record is not None else {}), wanted)
+    try:
+        operator = window_operator(_entry(checkpoint))
+    except ValueError:  # the job's own types or functions: the bytes, then
+        keys, values = store.scan_arrays(*region_range(Region.MESSAGES))
+        return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+    low = wanted.start if wanted.start is not None else MIN_TIME
+    high = wanted.end if wanted.end is not None else MAX_TIME
+    by_time = operator.spec.window.by_time  # by number of messages the view counts in offsets
+    work = Workspace(store, record.bounds if record is not None else {})
+    table = views.messages(operator.kind, work, *((low, high) if by_time else (MIN_TIME, MAX_TIME)))
+    keys = [table[name].to_pylist() for name in _key_names(operator) if name in table.column_names]
+    times = table[TIME].to_pylist() if TIME in table.column_names else [None] * table.num_rows
+    keep = [
+        (time is None or wanted.within(time, time + 1)) and wanted.has_key(*(field[at] for field in keys))
+        for at, time in enumerate(times)
+    ]
+    return table.filter(pa.array(keep, pa.bool_()))
+
+
+def _side_rows(join: JoinSpec, work: Workspace, wanted: Wanted) -> pa.Table:
+    """Give the messages of a join's side that can still be joined."""
+    side = join.sides[SIDES.index(wanted.table)]
+    table = SideView(join, side, work).get_messages(MIN_TIME, MAX_TIME)
+    keys = [table[name].to_pylist() for name in side.on]
+    keep = [
+        wanted.within(time, time + 1) and wanted.has_key(*(field[at] for field in keys))
+        for at, time in enumerate(table[TIME].to_pylist())
+    ]
+    return table.filter(pa.array(keep, pa.bool_()))
+
+
+def _rows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    found = _committed(checkpoint, shard, wanted)
+    rows = [
+        {"shard": shard, "region": region_name(key[0]), "key": key, "value": value}
+        for key, value in (found[0].scan(b"", None) if found is not None else [])
+    ]
+    return pa.Table.from_pylist(rows, RAW)
+
+
+def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
+    """Give the schema of a table without reading it.
+
+    Raises:
+        ValueError: There is no such table for this job.
+    """
+    operator = _entry(checkpoint)
+    keys = [pa.field(name, type_of(kind)) for name, kind in operator.get("keys", [])]
+    if table == "windows" and _is_paned(checkpoint):
+        return WINDOWS
+    if table == "windows" and operator.get("operator") == "window":
+        edges = _EDGES[operator["window"]["unit"] == "time"]
+        ends = [pa.field(edge, pa.int64(), nullable=False) for edge in edges]
+        told = [pa.field("messages", pa.int64()), pa.field("offsets", pa.string(), nullable=False)]
+        return pa.schema([_SHARD, *ends, *keys, *told])
+    if table == "aggregates" and _is_paned(checkpoint):
+        return pa.schema([_SHARD, pa.field("start", pa.int64()), *keys, pa.field("partial_bytes", pa.int64())])
+    if table == "rows":
+        return RAW
+    if store_of(table, operator) is not None:
+        return STORE
+    raise ValueError(f"table={table!r}: allowed are {', '.join(tables_of(checkpoint))}")
+
+
+def tables_of(checkpoint: Checkpoint) -> list[str]:
+    """Name the tables of a job."""
+    operator = _entry(checkpoint)
+    if operator.get("operator") == "join":
+        return [*SIDES, "rows"]
+    if operator.get("operator") != "window":
+        return [*operator.get("stores", {}), "rows"]
+    return ["windows", *(["aggregates"] if _is_paned(checkpoint) else []), "messages", "rows"]
+
+
+def all_shards(checkpoint: Checkpoint, wanted: Wanted, shards: Iterable[int] | None = None) -> Iterator[pa.Table]:
+    """Read a table shard by shard: never more than one shard in memory."""
+    for shard in shards or checkpoint.shards:
+        yield read_table(checkpoint, shard, wanted)
+
+
+def chosen_columns(table: pa.Table, names: str | None) -> pa.Table:
+    """Give a table of the columns that are named, with commas, in that order; all for None.
+
+    Raises:
+        ValueError: There is no such column.
+    """
+    chosen = table.column_names if names is None else [name.strip() for name in names.split(",")]
+    for name in chosen:
+        if name not in table.column_names:
+            raise ValueError(f"--columns={names!r}: no column {name!r}; allowed are {', '.join(table.column_names)}")
+    return table.select(chosen)
+
+
+def _entry(checkpoint: Checkpoint) -> dict[str, Any]:
+    found: dict[str, Any] = checkpoint.manifest.entries.get("operator", {})
+    return found
+
+
+def _key_names(operator: WindowOperator) -> list[str]:
+    return [field.name for field in operator.spec.key_fields]
+
+
+def _is_paned(checkpoint: Checkpoint) -> bool:
+    window = _entry(checkpoint).get("window", {})
+    return window.get("kind") in PANED and window.get("unit") == "time"

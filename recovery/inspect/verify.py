@@ -1,0 +1,177 @@
+"""Check everything that is stored for a checkpoint: bytes, lineage, indexes, counts, digests.
+
+Each check gives findings; `rewind verify` prints them and exits with 0 only if none is a problem. A local database or a
+package that is behind, or damaged, is a *note* when the changelog is sound: it is a disposable copy, found out before
+it is used. Damage to the changelog or the manifest is a *problem*: it is the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from backend.errors import RewindError
+from backend.messages import TIME_BYTES
+from backend.messages.key_first import PLACE_BYTES
+from backend.rocks import RocksStore
+from backend.store.protocol import Readable, Region, region_range
+from backend.store.workspace import Workspace
+from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
+from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy
+from recovery.jobs import message_log
+from recovery.restore.prove import check_messages
+
+PROBLEM, NOTE, SOUND = "problem", "note", "sound"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        level: `problem`, `note` or `sound`.
+        check: Which check.
+        where: Shard, file or directory.
+        what: What was found, one sentence.
+        command: What to run next; empty when nothing is needed.
+    """
+
+    level: str
+    check: str
+    where: str
+    what: str
+    command: str = ""
+
+
+def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Run every check that needs neither Spark nor the job."""
+    for shard in checkpoint.shards:
+        commit, record = None, None
+        try:
+            commit = checkpoint.committed(shard)
+        except RewindError as error:
+            yield _of(error, PROBLEM, "lineage")
+        yield from _changelog(checkpoint, shard, commit)
+        if commit is not None:
+            try:
+                history = checkpoint.changelog.read(shard, commit)
+                record = history.record
+                yield from _messages(checkpoint, record)
+                yield from (_note("changelog", f"shard {shard}", note) for note in history.notes)
+            except RewindError:
+                continue  # named by the check of the changelog
+        yield from _packages(checkpoint, shard)
+        local = checkpoint.local(shard)
+        if local is not None:
+            yield from _local(local, shard, commit, record)
+
+
+def _changelog(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> Iterator[Finding]:
+    wrong = checkpoint.changelog.verify(shard, commit)
+    needed = _lineage(checkpoint, shard, commit)
+    for error in wrong:
+        orphan = needed is not None and not any(name in error.where for name in needed)
+        yield _of(error, NOTE if orphan else PROBLEM, "changelog")
+    if not wrong:
+        count = len(checkpoint.changelog.entries(shard))
+        yield Finding(SOUND, "changelog", f"shard {shard}", f"{count} records match their checksums")
+
+
+def _lineage(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> set[str] | None:
+    """Names of the commits that the committed one builds on; None when they cannot be told."""
+    if commit is None:
+        return None
+    try:
+        record = checkpoint.changelog.read(shard, commit).record
+    except RewindError:
+        return None
+    return {commit.name, *(ancestor.name for ancestor in record.ancestors)}
+
+
+def _messages(checkpoint: Checkpoint, record: CommitRecord) -> Iterator[Finding]:
+    """Read what the commit needs of the message log: nobody can read those messages again."""
+    wrong = message_log(checkpoint.location, frozenset()).verify(record)
+    yield from (_of(error, PROBLEM, "message log") for error in wrong)
+    if record.segments and not wrong:
+        length = sum(segment.length for segment in record.segments)
+        text = f"{len(record.segments)} segments, {length:,} bytes, match their checksums"
+        yield Finding(SOUND, "message log", f"shard {record.shard}", text)
+
+
+def _packages(checkpoint: Checkpoint, shard: int) -> Iterator[Finding]:
+    wrong = checkpoint.snapshots.verify(shard)
+    for error in wrong:
+        yield _of(error, NOTE, "package")
+    offers = checkpoint.snapshots.offers(shard)
+    if offers and not wrong:
+        yield Finding(SOUND, "package", f"shard {shard}", f"{len(offers)} packages match their digests")
+
+
+def _local(local: LocalCopy, shard: int, commit: Commit | None, record: CommitRecord | None) -> Iterator[Finding]:
+    where = f"shard {shard}, {local.path}"
+    if local.problem is not None:
+        yield _of(local.problem, NOTE, "local state")
+        return
+    try:
+        with RocksStore.open(local.path / "db", read_only=True) as store:
+            data = store.get(COMMIT_KEY)
+            found = decode_record(data, where=where) if data is not None else None
+            rows = sum(1 for _ in store.scan(b"", None))
+            yield from _index(Workspace(store, found.bounds if found is not None else {}), where)
+            if found is not None:
+                for wrong in check_messages(store, found, []):
+                    yield Finding(NOTE, "local state", where, wrong, "rewind restore <checkpoint> <job>")
+    except RewindError as error:
+        yield _of(error, NOTE, "local state")
+        return
+    yield Finding(SOUND, "local state", where, f"{rows} rows, every block matches its checksum")
+    here = found.commit if found is not None else None
+    if commit is None or here == commit or (record is not None and here == record.parent):
+        return
+    if record is not None and here in record.ancestors:
+        yield _note("lineage", where, f"behind: at {_name(here)}, committed is {commit.name}")
+    else:
+        yield _note("lineage", where, f"not of the committed lineage: at {_name(here)}, committed is {commit.name}")
+
+
+def _index(view: Readable, where: str) -> Iterator[Finding]:
+    """Compare the index of key-first messages with the messages.
+
+    An index row has the message's key behind its time or offset; of windows that each key has for itself only the place
+    (`backend.messages.key_first`), with which the message's key ends: those are compared by number and sum of hashes.
+    """
+    missing = indexed = places = balance = 0
+    for key, _ in view.scan(*region_range(Region.MESSAGE_INDEX)):
+        indexed += 1
+        if len(key) == 1 + PLACE_BYTES:
+            places += 1
+            balance += xxhash.xxh3_64_intdigest(key[1:])
+            continue
+        targets = [bytes([Region.MESSAGES]) + key[1 + width :] for width in (TIME_BYTES, PLACE_BYTES)]
+        missing += all(view.get(target) is None for target in targets)
+    if places:
+        messages = 0
+        for key, _ in view.scan(*region_range(Region.MESSAGES)):
+            messages += 1
+            balance -= xxhash.xxh3_64_intdigest(key[-PLACE_BYTES:])
+        missing += abs(places - messages) or int(balance != 0)
+    if missing:
+        text = f"{missing} of {indexed} index rows have no message, or a message no index row"
+        yield Finding(PROBLEM, "index", where, text, "rewind restore <checkpoint> <job>")
+    elif indexed:
+        yield Finding(SOUND, "index", where, f"{indexed} index rows have their message")
+
+
+def _of(error: RewindError, level: str, check: str) -> Finding:
+    why = f": {error.why}" if error.why else ""
+    return Finding(level, check, error.where, f"[{error.code}] {error.what}{why}", error.command)
+
+
+def _note(check: str, where: str, text: str) -> Finding:
+    return Finding(NOTE, check, where, text)
+
+
+def _name(commit: Commit | None) -> str:
+    return commit.name if commit is not None else "no commit"

@@ -1,0 +1,1 @@
+"""One loop: plan, try, note what is broken, plan again."""

@@ -1,0 +1,359 @@
+"""Restore shards on Spark's own engine: probe all of them, replay what is missing, build packages, prove them.
+
+The planner says how: from nothing, or from an older copy that lies here and lacks only what came since. A copy that
+cannot be caught up with (it is damaged, or something else than the committed state comes out) is noted as broken, and
+the planner is asked again, in the same call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backend.batch import SourcePartition
+from backend.boundary import crossing
+from backend.errors import RewindError
+from backend.spark.control import ask_to_adopt
+from backend.spark.session.jvm import context_of, cores, run_on_tasks
+from recovery.changelog import Changelog
+from recovery.commit.manifest import query_id
+from recovery.commit.pointer import At, Commit, CommitRecord, Pointer, RestoringPointer, decode, encode, state_of
+from recovery.files import Files, open_files
+from recovery.jobs import ShardJob
+from recovery.killpoints import kill_point
+from recovery.listener import Listeners, RestoreListener, Restoring
+from recovery.restore.planner import CatchUp, Fetch, Local, Lost, Nothing, Rebuild, Remote, plan
+from recovery.restore.probe import Unusable, probe, share_all
+from recovery.restore.read_again import mend_queue
+from recovery.restore.replay import DIRECTORY, ReplayableJob, build_package, read_pointers, write_chunks
+from recovery.restore.standby import bring_copies
+from recovery.restore.versions import committed_record, with_versions
+from recovery.snapshots.publisher import Snapshots
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("rewind.restore")
+POLL_S = 0.25
+POOL = "rewind-restore"
+"""Of the restore's jobs beside a running query, where Spark schedules by FAIR."""
+
+
+def restore_shards(
+    spark: SparkSession,
+    job: ReplayableJob,
+    checkpoint: str,
+    make: Callable[[str, int], ShardJob],
+    why: str,
+    listeners: Sequence[RestoreListener] = (),
+    arrow_rows: int = 200_000,
+    check_lease: Callable[[], None] = lambda: None,
+) -> int:
+    """Restore every shard whose state is not usable where it was probed; no task of the query may be running.
+
+    Args:
+        spark: The session.
+        job: The job.
+        checkpoint: Spark's checkpoint location.
+        make: Makes the job of a shard, as in the processor.
+        why: What the query failed with, for the listeners.
+        listeners: Told of each shard.
+        arrow_rows: Rows per Arrow batch.
+        check_lease: Raises once a newer start has the checkpoint: it alone asks shards to adopt their queues then.
+
+    Returns:
+        The number of shards restored, or made available to other hosts when none had to be.
+
+    Raises:
+        CheckpointTaken: A newer start has taken the checkpoint over; nothing was asked.
+        HistoryLost: The source or the changelog no longer has what is needed.
+        RestoreMismatch: Count or digest of the replayed messages differ from the committed ones.
+        ChangelogDamaged: The changelog is damaged.
+    """
+    query = query_id(checkpoint)
+    committed = read_pointers(spark, checkpoint, len(job.grouping))
+    queues = {shard: one for shard, one in committed.items() if isinstance(one, RestoringPointer)}
+    for one in queues.values():
+        mend_queue(spark, job, checkpoint, one, arrow_rows)
+    pointers = {shard: state_of(one) for shard, one in committed.items()}
+    count = _restore(spark, job, checkpoint, partial(make, query), pointers, why, listeners, arrow_rows)
+    if queues:
+        check_lease()
+        ask_to_adopt(checkpoint, {shard: one.since.commit.name for shard, one in queues.items()})
+    return count
+
+
+def restore_beside(
+    spark: SparkSession,
+    job: ReplayableJob,
+    checkpoint: str,
+    make: Callable[[str, int], ShardJob],
+    pointers: Mapping[int, Pointer],
+    check_lease: Callable[[], None],
+    listeners: Sequence[RestoreListener] = (),
+    arrow_rows: int = 200_000,
+    refused: Collection[int] = (),
+) -> None:
+    """Restore shards beside the running query, and ask them to adopt their queues.
+
+    Nothing that tasks of the query use is looked at: a restore begins with nothing, and its files are its own. Its
+    packages are brought to the disks where the shards were looked for before they are asked: their tasks fetch nothing.
+
+    Args:
+        spark: The session.
+        job: The job.
+        checkpoint: Spark's checkpoint location.
+        make: Makes the job of a shard, as in the processor.
+        pointers: What the shards queue since.
+        check_lease: Raises once a newer start has the checkpoint: it alone asks then.
+        listeners: Told of each shard.
+        arrow_rows: Rows per Arrow batch.
+        refused: Shards that could not adopt their queues with the packages that there are.
+
+    Raises:
+        CheckpointTaken: A newer start has taken the checkpoint over; nothing was asked.
+        HistoryLost: The source or the changelog no longer has what is needed.
+        RestoreMismatch: Count or digest of the replayed messages differ from the committed ones.
+        ChangelogDamaged: The changelog is damaged.
+    """
+    of = partial(make, query_id(checkpoint))
+    why = "its state was missing, and its input is queued"
+    there = {
+        shard: pointer.commit
+        for shard, pointer in pointers.items()
+        if shard not in refused and _leads(of(shard).packages, pointer)
+    }
+    brought = there.keys() - bring_copies(spark, of, there).keys()  # what a task may not fetch, but is to be had
+    lost = {shard: pointer for shard, pointer in pointers.items() if shard not in brought}
+    plans = plan_restores(
+        lost, dict.fromkeys(lost, Unusable(why)), of(0).changelog, job.offsets(spark), why, job.topics
+    )
+    at_once = max(1, cores(spark) - 1)
+    run = _Run(spark, job, checkpoint, of, pointers, Listeners(listeners), arrow_rows, at_once)
+    context_of(spark).setLocalProperty("spark.scheduler.pool", POOL)  # of this thread's jobs, under FAIR scheduling
+    failed = run.carry_out(plans)
+    assert not failed, "only an older copy may fail and be done without"
+    bring_copies(spark, of, {shard: pointer.commit for shard, pointer in lost.items()})
+    kill_point("before_ask")
+    check_lease()
+    ask_to_adopt(checkpoint, {shard: pointer.commit.name for shard, pointer in pointers.items()})
+    kill_point("after_ask")
+
+
+def _leads(packages: Snapshots | None, pointer: Pointer) -> bool:
+    """Return whether packages lead to a commit, by their manifests."""
+    offers = packages.offers(pointer.shard, toward=pointer.commit) if packages is not None else ()
+    return isinstance(plan(pointer, Local(Nothing()), Remote(offers)), Fetch)
+
+
+def _restore(
+    spark: SparkSession,
+    job: ReplayableJob,
+    checkpoint: str,
+    make: Callable[[int], ShardJob],
+    pointers: Mapping[int, Pointer],
+    why: str,
+    listeners: Sequence[RestoreListener],
+    arrow_rows: int,
+) -> int:
+    found = probe(spark, {shard: pointers.get(shard) for shard in range(len(job.grouping))}, make)
+    # a shard that has committed nothing begins anew once what a rolled back attempt left is put aside
+    reasons = [shard for shard in found if shard in pointers]
+    if not found:
+        # all is well where it was looked at, so the task looked on another host: give it something to take there
+        return share_all(spark, pointers, make)
+    if not reasons:
+        return len(found)
+    open_files(checkpoint).delete_folder(DIRECTORY)  # of a restore whose driver died: nobody else restores now
+    run = _Run(spark, job, checkpoint, make, pointers, Listeners(listeners), arrow_rows)
+    changelog, source = make(0).changelog, job.offsets(spark)
+    broken = {shard: found[shard] for shard in reasons}
+    while broken:
+        plans = plan_restores({shard: pointers[shard] for shard in broken}, broken, changelog, source, why, job.topics)
+        # an older copy that did not come out whole is not looked at again: nothing can fail twice
+        broken = {shard: Unusable(text) for shard, text in run.carry_out(plans).items()}
+    return len(found)
+
+
+def plan_restores(
+    pointers: Mapping[int, Pointer],
+    found: Mapping[int, Unusable],
+    changelog: Changelog,
+    source: Mapping[SourcePartition, tuple[int, int]],
+    why: str,
+    topics: Mapping[int, str] = MappingProxyType({}),
+) -> dict[int, Rebuild | CatchUp]:
+    """Ask the planner how each shard is restored.
+
+    Args:
+        pointers: Of the shards to restore.
+        found: What the probe found of them.
+        changelog: Has their commits.
+        source: What the sources hold.
+        why: What the query failed with, where the probe cannot say better.
+        topics: Stream -> topic, for errors.
+
+    Raises:
+        HistoryLost: A shard cannot be restored from what there is; names the versions to be had, if any.
+        ChangelogDamaged: The changelog is damaged.
+    """
+    plans: dict[int, Rebuild | CatchUp] = {}
+    for shard, pointer in pointers.items():
+        record = committed_record(changelog, pointer, pointers, source)
+        row = found[shard].row
+        # a database at the pointer that could not be read to its end is no copy to begin with
+        usable = row is not None and row.commit != pointer.commit
+        here = At(row.commit, _next_offsets(row)) if row is not None and usable else Nothing()
+        chosen = plan(pointer, Local(here), Remote(record=record, source=source, topics=topics), in_task=False)
+        if isinstance(chosen, Lost):
+            raise with_versions(chosen.error, changelog, pointers, source)
+        assert isinstance(chosen, Rebuild | CatchUp), "the supervisor was offered no packages"
+        plans[shard] = replace(chosen, why=found[shard].why or why)
+    return plans
+
+
+def _next_offsets(row: CommitRecord) -> dict[SourcePartition, int]:
+    return {(stream, partition): position.next_offset for stream, partition, position in row.positions}
+
+
+@dataclass(slots=True)
+class _Run:
+    """One restore of some shards.
+
+    Attributes:
+        spark: The session.
+        job: The job.
+        checkpoint: Spark's checkpoint location.
+        make: Makes the job of a shard.
+        pointers: What to restore to.
+        watch: Told of each shard.
+        arrow_rows: Rows per Arrow batch.
+        at_once: Tasks side by side, in short jobs: the query beside has its share then; None where none runs.
+    """
+
+    spark: SparkSession
+    job: ReplayableJob
+    checkpoint: str
+    make: Callable[[int], ShardJob]
+    pointers: Mapping[int, Pointer]
+    watch: Listeners
+    arrow_rows: int
+    at_once: int | None = None
+
+    def carry_out(self, plans: Mapping[int, Rebuild | CatchUp]) -> dict[int, str]:
+        """Restore shards; give those whose older copy could not be caught up with, and why."""
+        under_way = {shard: self._restoring(shard, chosen) for shard, chosen in plans.items()}
+        for restoring in under_way.values():
+            self.watch.start(restoring)
+        run = f"{DIRECTORY}/{uuid.uuid4().hex}"
+        records = {shard: wanted(chosen) for shard, chosen in plans.items()}
+        try:
+            with following(self.watch, under_way, open_files(self.checkpoint), run):
+                chunks = write_chunks(
+                    self.spark, self.job, self.checkpoint, run, records, self.arrow_rows, self.at_once
+                )
+            built = self._build(plans, chunks)
+        except BaseException as error:
+            for restoring in under_way.values():
+                self.watch.suspended(restoring, str(error))
+            raise
+        finally:
+            open_files(self.checkpoint).delete_folder(run)
+        failed = {}
+        for shard, result in built.items():
+            if isinstance(result, str):
+                failed[shard] = result
+                self.watch.suspended(under_way[shard], result)
+            else:
+                self.watch.end(under_way[shard], *result)
+        return failed
+
+    def _restoring(self, shard: int, chosen: Rebuild | CatchUp) -> Restoring:
+        caught_up = isinstance(chosen, CatchUp)
+        return Restoring(
+            shard,
+            chosen.record.commit.name,
+            chosen.why,
+            "catch-up" if caught_up else "replay" if chosen.ranges else "changelog",
+            records=None if caught_up else chosen.record.message_count,
+            ranges=chosen.ranges,
+            topics=self.job.topics,
+        )
+
+    def _build(
+        self, plans: Mapping[int, Rebuild | CatchUp], chunks: Mapping[int, Sequence[str]]
+    ) -> dict[int, tuple[int, int, float] | str]:
+        """Build, prove and publish each shard, in parallel; give rows, bytes and seconds per shard, or why not."""
+        make, checkpoint = self.make, self.checkpoint
+
+        def build(
+            items: Iterable[tuple[int, bytes, str | None, Sequence[str]]],
+        ) -> Iterator[tuple[int, tuple[int, int, float] | str]]:
+            for shard, data, start, names in items:
+                older = Commit.of_name(start) if start is not None else None
+                try:
+                    restored = build_package(make(shard), decode(data).commit, checkpoint, names, older)
+                except RewindError as error:
+                    if older is None:
+                        raise
+                    yield shard, str(error)
+                    continue
+                yield shard, (restored.rows + restored.messages, restored.length, restored.seconds)
+
+        items = [
+            (
+                shard,
+                encode(self.pointers[shard]),
+                chosen.start.name if isinstance(chosen, CatchUp) else None,
+                list(chunks.get(shard, ())),
+            )
+            for shard, chosen in sorted(plans.items())
+        ]
+        each = self.at_once or max(1, len(items))
+        groups = [items[at : at + each] for at in range(0, len(items), each)]
+        return dict(result for group in groups for result in run_on_tasks(self.spark, group, crossing(build)))
+
+
+@contextmanager
+def following(watch: Listeners, under_way: Mapping[int, Restoring], files: Files, run: str) -> Iterator[None]:
+    """Tell listeners of each chunk of a replay while it is made: where they lie, executors and driver see them all."""
+    ended = threading.Event()
+    seen: set[str] = set()
+
+    def look() -> None:
+        for shard, restoring in under_way.items():
+            for name, length in files.list(f"{run}/{shard}").items():
+                if name not in seen:
+                    seen.add(name)
+                    watch.batch(restoring, {}, int(name.partition("-")[0]), length)
+
+    def follow() -> None:
+        while not ended.wait(POLL_S):
+            try:
+                look()
+            except OSError as error:
+                log.warning("the progress of a restore is not known now: %s", error)
+
+    thread = threading.Thread(target=follow, name="rewind-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+        look()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def wanted(chosen: Rebuild | CatchUp) -> CommitRecord:
+    """Give the commit's record, with the offsets that are to be replayed instead of all."""
+    ranges = sorted((stream, partition, start) for (stream, partition), (start, _) in chosen.ranges.items())
+    return msgspec.structs.replace(chosen.record, replay_from=ranges)

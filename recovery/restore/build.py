@@ -1,0 +1,318 @@
+"""Restore one shard: a new database from the changelog's rows and the replayed messages, proven before it counts.
+
+No Spark in here: the replay job gives the messages as chunks of rows, in any order of chunks, each sorted by key. They
+become SST files of bounded size, so a shard whose messages do not fit in memory restores in a small part of it. Then
+count and digest of every window are compared with what the window metadata says, and the totals with the commit record.
+Only then is the commit row written: a restore that died half-way is a directory without one, and is made again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import lt
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from backend.batch import OFFSET, PARTITION, STREAM, Settling
+from backend.errors import KeyInvalid
+from backend.messages import TIME_BYTES, sorted_rows
+from backend.rocks import RocksOptions, RocksStore
+from backend.store.bounds import reclaim
+from backend.store.protocol import REPLAYED, Changes, Region, region_range, region_slice
+from backend.store.workspace import Workspace
+from recovery.changelog.protocol import History
+from recovery.commit.pointer import COMMIT_KEY, CommitRecord, encode_record
+from recovery.killpoints import kill_point
+from recovery.restore.planner import replay_ranges
+from recovery.restore.prove import Proving, prove
+
+Rows = tuple[Sequence[bytes], Sequence[bytes]]
+"""Keys and values of one chunk, sorted by key."""
+
+RUN_BYTES = 32 * 1024 * 1024
+"""Bytes of keys and values that are gathered before they become an SST file."""
+METADATA_CHUNK_ROWS = 131_072
+LAST_REGION = 0xFF
+"""Beyond every region."""
+OPTIONS = RocksOptions(merged_files=4)
+"""A restore scans everything once, for its proof: what overlaps is merged soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore came to.
+
+    Attributes:
+        record: The commit that the database is at.
+        rows: Rows from the changelog.
+        messages: Messages in the message store.
+        length: Bytes of keys and values written.
+        proofs: Windows whose count and digest were compared.
+        seconds: How long it took.
+    """
+
+    record: CommitRecord
+    rows: int
+    messages: int
+    length: int
+    proofs: int
+    seconds: float
+
+
+def accepted(messages: pa.Table, record: CommitRecord) -> pa.Table:
+    """Leave out of replayed messages what the commit did not accept: offsets out of range, and the rejected ones.
+
+    What lies below the bounds is left out by `restore_shard`, by key.
+
+    Args:
+        messages: Has `_stream`, `_partition`, `_offset`; may hold other offsets of the same source partitions.
+        record: The commit that is restored.
+    """
+    keep = np.zeros(messages.num_rows, bool)
+    stream, partition, offset = (messages[name].to_numpy() for name in (STREAM, PARTITION, OFFSET))
+    for (s, p), (start, end) in replay_ranges(record).items():
+        here = (stream == s) & (partition == p) & (offset >= start) & (offset < end)
+        refused = [at for rs, rp, at in record.rejected if (rs, rp) == (s, p)]
+        keep |= here & ~np.isin(offset, refused) if refused else here
+    return messages if keep.all() else messages.filter(pa.array(keep))
+
+
+def above_bounds(rows: Rows, bounds: dict[int, bytes]) -> Rows:
+    """Leave out of a chunk of message-store rows what is expired, with the messages of expired index rows.
+
+    Args:
+        rows: Messages and their index rows, sorted by key; a message and its index row are in the same chunk.
+        bounds: Of the commit that is restored.
+    """
+    keys, values = list(rows[0]), list(rows[1])
+    if not keys:
+        return keys, values
+    index = bisect_left(keys, region_range(Region.MESSAGE_INDEX)[0])
+    expired = bounds.get(Region.MESSAGE_INDEX)
+    if expired is not None:
+        cut = bisect_left(keys, expired, index)
+        gone = {bytes([Region.MESSAGES]) + key[1 + TIME_BYTES :] for key in keys[index:cut]}
+        del keys[index:cut], values[index:cut]
+        if gone:
+            kept = [at for at, key in enumerate(keys) if key not in gone]
+            keys, values = [keys[at] for at in kept], [values[at] for at in kept]
+    bound = bounds.get(Region.MESSAGES)
+    if bound is not None:
+        cut = bisect_left(keys, bound)
+        del keys[:cut], values[:cut]
+    return keys, values
+
+
+def restore_shard(
+    history: History,
+    messages: Iterable[Rows],
+    operator: Proving,
+    directory: Path,
+    *,
+    options: RocksOptions | None = None,
+    run_bytes: int = RUN_BYTES,
+) -> Restored:
+    """Build a shard's database at a commit and prove it.
+
+    Args:
+        history: From the changelog.
+        messages: Accepted messages' rows (`Operator.replay_rows`), each chunk sorted by key; what is below the bounds
+            is left out here. Any order of chunks will do, that of their first keys is the fastest.
+        operator: Knows what the windows must hold.
+        directory: Where to make the database; must not exist, its parent must. `<directory>.runs` is used besides.
+        options: How RocksDB is run.
+        run_bytes: Rows gathered in memory before they become a file.
+
+    Returns:
+        Totals; the database is closed, durable, and its commit row is the history's record.
+
+    Raises:
+        RestoreMismatch: Count or digest of a window, or the totals, differ: the database has no commit row.
+        KeyInvalid: A chunk is not sorted.
+        ValueError: A chunk holds rows of another region.
+    """
+    started = time.monotonic()
+    if directory.exists():
+        raise FileExistsError(f"a restore needs a new directory: {directory}")
+    with RocksStore.open(directory, options=options or OPTIONS) as store:
+        return _fill(store, history, messages, operator, directory, run_bytes, started)
+
+
+def catch_up(
+    history: History,
+    messages: Iterable[Rows],
+    operator: Proving,
+    older: RocksStore,
+    directory: Path,
+    *,
+    options: RocksOptions | None = None,
+    run_bytes: int = RUN_BYTES,
+) -> Restored:
+    """Build a shard's database at a commit out of one at an ancestor, and prove it: it brings only what came since.
+
+    The messages that are here already stay; everything else is small and comes from the changelog.
+
+    Args:
+        history: As for `restore_shard`.
+        messages: Those accepted from the ancestor's positions on.
+        operator: Knows what the windows must hold.
+        older: Open at an ancestor; not changed: the new database shares its files by hard links.
+        directory: Where to make the database; must not exist.
+        options: How RocksDB is run.
+        run_bytes: Rows gathered in memory before they become a file.
+
+    Raises:
+        RestoreMismatch: Something else than the committed messages came out: the database has no commit row.
+    """
+    started = time.monotonic()
+    older.checkpoint(directory)
+    with RocksStore.open(directory, create=False, options=options or OPTIONS) as store:
+        store.write(Changes([COMMIT_KEY], [None]))  # from here on it is at nothing, until it is proven
+        for region in range(Region.COMMIT + 1, LAST_REGION):
+            if region not in REPLAYED:
+                store.delete_range(*region_range(region))
+        _expire(store, history.record.bounds)
+        return _fill(store, history, messages, operator, directory, run_bytes, started)
+
+
+def _fill(
+    store: RocksStore,
+    history: History,
+    messages: Iterable[Rows],
+    operator: Proving,
+    directory: Path,
+    run_bytes: int,
+    started: float,
+) -> Restored:
+    record = history.record
+    with _Runs(store, directory, run_bytes) as runs:
+        for keys, values in history.chunks(METADATA_CHUNK_ROWS):
+            runs.add_whole(keys, values)
+        store.write(Changes([], [], record.bounds))
+        for chunk in messages:
+            runs.add(above_bounds(chunk, record.bounds))
+        runs.flush()
+        if isinstance(operator, Settling):
+            work = Workspace(store, record.bounds)
+            operator.settle(work)
+            store.write(work.changes())
+        proofs = list(operator.proofs(Workspace(store, record.bounds)))
+        kill_point("restore_proof", record.commit.version)
+        count = prove(store, record, proofs)
+        kill_point("restore_commit", record.commit.version)
+        store.write(Changes([COMMIT_KEY], [encode_record(record)], record.bounds))
+    return Restored(record, history.rows, count, runs.length, len(proofs), time.monotonic() - started)
+
+
+def _expire(store: RocksStore, bounds: dict[int, bytes]) -> None:
+    """Delete what has expired since: messages below their bound, and those of expired index rows."""
+    expired = bounds.get(Region.MESSAGE_INDEX)
+    if expired is not None:
+        low = region_range(Region.MESSAGE_INDEX)[0]
+        while True:
+            keys, _ = store.scan_arrays(low, expired, limit=METADATA_CHUNK_ROWS)
+            gone = sorted(bytes([Region.MESSAGES]) + key[1 + TIME_BYTES :] for key in keys)
+            store.write(Changes(gone, [None] * len(gone)))
+            if len(keys) < METADATA_CHUNK_ROWS:
+                break
+            low = keys[-1] + b"\x00"
+    reclaim(store, bounds)
+
+
+@dataclass
+class _Run:
+    """Rows of one region that wait to become a file; `ordered`: they happen to be sorted."""
+
+    keys: list[bytes] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    length: int = 0
+    ordered: bool = True
+
+
+class _Runs:
+    """Turns chunks into SST files and applies them; the files are gone at the end."""
+
+    def __init__(self, store: RocksStore, directory: Path, run_bytes: int) -> None:
+        self._store = store
+        self._scratch = directory.with_name(f"{directory.name}.runs")
+        self._run_bytes = run_bytes
+        self._open = {int(region): _Run() for region in REPLAYED}
+        self._files = 0
+        self.length = 0
+
+    def __enter__(self) -> _Runs:
+        self._scratch.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._scratch)
+
+    def add(self, rows: Rows) -> None:
+        """Take a chunk of message-store rows."""
+        keys, values = rows
+        if not all(map(lt, keys, islice(keys, 1, None))):
+            raise KeyInvalid("a chunk of messages is not sorted by key", why="keys must be strictly increasing")
+        at = 0
+        for region in sorted(self._open):
+            first, last = region_slice(keys, region)
+            if first != at:
+                raise ValueError(f"a chunk of messages holds another region's key: {keys[at][:16].hex()}")
+            if first < last:
+                self._extend(self._open[region], keys[first:last], values[first:last])
+            at = last
+        if at != len(keys):
+            raise ValueError(f"a chunk of messages holds another region's key: {keys[at][:16].hex()}")
+
+    def add_whole(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Make a file of sorted rows at once."""
+        self.length += _bytes(keys) + _bytes(values)
+        self._write(keys, values)
+
+    def flush(self) -> None:
+        """Make files of what waits."""
+        for run in self._open.values():
+            self._close(run)
+
+    def _extend(self, run: _Run, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        run.ordered = run.ordered and not (run.keys and keys[0] <= run.keys[-1])
+        run.keys.extend(keys)
+        run.values.extend(values)
+        length = _bytes(keys) + _bytes(values)
+        run.length += length
+        self.length += length
+        if run.length >= self._run_bytes:
+            self._close(run, keys[0])
+
+    def _close(self, run: _Run, first: bytes | None = None) -> None:
+        """Make a file of what waits, or, told the first key of the newest chunk, of what lies below it.
+
+        Where chunks come in order of their first keys, no file overlaps with another then, and RocksDB merges none.
+        Where less than half lies below, all becomes a file, so that what waits is bounded: chunks of sessions, or of
+        more source partitions than fit into a file side by side, overlap.
+        """
+        if run.keys:
+            # chunks that overlap become one file: many small overlapping files would be compacted again and again
+            keys, values = (run.keys, run.values) if run.ordered else sorted_rows(run.keys, run.values)
+            cut = bisect_left(keys, first) if first is not None else len(keys)
+            if cut < len(keys) / 2:
+                cut = len(keys)
+            self._write(keys[:cut], values[:cut])
+            run.keys, run.values = keys[cut:], values[cut:]
+        run.length, run.ordered = _bytes(run.keys) + _bytes(run.values), True
+
+    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        path = self._scratch / f"{self._files:08d}.sst"
+        self._files += 1
+        self._store.confirm(self._store.stage(Changes(keys, values), path))
+        path.unlink()
+
+
+def _bytes(rows: Sequence[bytes]) -> int:
+    return sum(map(len, rows))

@@ -1,0 +1,364 @@
+"""Open a shard's database exactly at its pointer: look, ask the planner, try, note what is broken, ask again.
+
+Nothing here reads the source: what cannot be had from the local disk or from packages is `StateUnavailable`, and the
+supervisor restores it. A piece that turns out damaged is left out of the next plan, so the fallback order goes one step
+at a time: the staged file here, the same one among the packages, older packages and more steps. Each try is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable
+from backend.rocks import RocksStore
+from backend.store.bounds import reclaim
+from backend.store.protocol import Staged
+from recovery.commit.pointer import COMMIT_KEY, At, Commit, CommitRecord, Offer, Pointer, decode_record
+from recovery.commit.shard_directory import Generation, ShardDirectory
+from recovery.killpoints import kill_point
+from recovery.listener import Listeners, RestoreListener, Restoring
+from recovery.restore.planner import (
+    Advance,
+    Ahead,
+    Database,
+    Fetch,
+    Local,
+    Missing,
+    Nothing,
+    Plan,
+    Queue,
+    Remote,
+    Start,
+    Step,
+    Unreadable,
+    Use,
+    plan,
+)
+from recovery.restore.tries import Recorder
+from recovery.snapshots.publisher import Snapshots
+from recovery.snapshots.reader import Broken
+
+RESTORE_COMMAND = "start the query again (it restores by itself), or run: rewind restore <checkpoint>"
+
+
+@dataclass(slots=True)
+class Opened:
+    """A shard's database at its pointer; whoever opened it closes the store.
+
+    Attributes:
+        generation: The current generation.
+        store: Open.
+        row: The commit that it is at, None before the first.
+    """
+
+    generation: Generation
+    store: RocksStore
+    row: CommitRecord | None
+
+
+@dataclass(slots=True)
+class OpenShard:
+    """One try to open a shard; the caller holds the shard's lock.
+
+    Attributes:
+        directory: The shard's directories.
+        where: Names the shard in errors.
+        packages: Copies on the checkpoint's filesystem, None when there is no such place.
+        listeners: Told of each try to fetch something.
+        launch: The query's start that asks. A database that is newer than the pointer and was made by an earlier start
+            is no sign of a zombie: Spark was rolled back in between, and the database is done without.
+        most_bytes: Packages of more bytes are not fetched here; None fetches them.
+        told: The same, written down: what the task tells the driver.
+        ingest_s: Seconds that ingesting staged files took, checks of their digests included.
+    """
+
+    directory: ShardDirectory
+    where: str
+    packages: Snapshots | None = None
+    listeners: tuple[RestoreListener, ...] = ()
+    launch: int = 0
+    most_bytes: int | None = None
+    told: Recorder = field(default_factory=Recorder)
+    ingest_s: float = 0.0
+    _broken: set[Broken] = field(default_factory=set)
+    _damaged_here: set[Commit] = field(default_factory=set)
+
+    def at(self, pointer: Pointer | None) -> Opened:
+        """Open the database at the pointer.
+
+        Raises:
+            StateUnavailable: It is not here and no package leads to it, or more than `most_bytes` of them do.
+            StateAhead: The local state is newer than the pointer; nothing was touched.
+        """
+        generation = self.directory.current()
+        store, database = _open_current(generation)
+        try:
+            opened = self._loop(pointer, generation, store, database)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+        if store is not None and opened.store is not store:
+            store.close()
+        return opened
+
+    def _loop(
+        self, pointer: Pointer | None, generation: Generation | None, store: RocksStore | None, database: Database
+    ) -> Opened:
+        began = database.commit.version if isinstance(database, At) and database.commit is not None else -1
+        staged = _staged(pointer, generation)
+        offers: tuple[Offer, ...] = ()
+        looked = self.packages is None
+        why = ""
+        while True:
+            found = plan(pointer, Local(database, frozenset(staged - self._damaged_here)), Remote(offers))
+            if isinstance(found, Start):
+                return self._start(generation, store)
+            if isinstance(found, Ahead):
+                row = read_commit_row(store) if store is not None else None
+                if row is None or row.launch >= self.launch:
+                    raise _ahead(found, self.where)
+                database, store, staged = Unreadable(f"Spark's checkpoint was rolled back: {found.why}"), None, set()
+                continue
+            assert pointer is not None, "without a pointer the plan is Start or Ahead"
+            if isinstance(found, Use):
+                assert generation is not None and store is not None
+                return _swept(pointer, generation, store)
+            if isinstance(found, Advance | Fetch) and looked:
+                self._check_length(found, offers)
+            if isinstance(found, Advance):
+                assert generation is not None and store is not None
+                at = database.commit.name if isinstance(database, At) and database.commit is not None else "no commit"
+                restoring = Restoring(pointer.shard, pointer.commit.name, f"the local copy is at {at}", "steps")
+                if not self._try(pointer, found, generation, generation, store, restoring):
+                    return _swept(pointer, generation, store, began)
+                # what was ingested stays: it is of the pointer's own lineage
+                row = read_commit_row(store)
+                database = At(row.commit if row is not None else None)
+            elif isinstance(found, Fetch) and looked and self.packages is not None:
+                kill_point("fetch", pointer.commit.version)
+                fresh = self.directory.new_generation()
+                restoring = Restoring(pointer.shard, pointer.commit.name, why or found.why, "package")
+                why = self._try(pointer, found, generation, fresh, None, restoring)
+                if not why:
+                    made = RocksStore.open(fresh.database, create=False)
+                    kill_point("after_fetch", pointer.commit.version)
+                    self.directory.adopt(fresh)
+                    return _swept(pointer, fresh, made, -1)
+                self.directory.discard(fresh)
+            elif looked or isinstance(found, Queue):
+                raise StateUnavailable(
+                    f"the state of commit {pointer.commit.name} is not here",
+                    where=self.where,
+                    why="; ".join(filter(None, [_why(found), self.told.failures])),
+                    command=RESTORE_COMMAND,
+                )
+            if self.packages is not None:
+                start = database if isinstance(database, At) else None
+                offers = self.packages.offers(pointer.shard, toward=pointer.commit, start=start, broken=self._broken)
+                looked = True
+
+    def _check_length(self, found: Advance | Fetch, offers: tuple[Offer, ...]) -> None:
+        wanted = {(step.commit, False) for step in found.steps if not step.local}
+        if isinstance(found, Fetch) and found.package is not None:
+            wanted.add((found.package, True))
+        length = sum(offer.length for offer in offers if (offer.commit, offer.full) in wanted)
+        if self.most_bytes is not None and length > self.most_bytes:
+            raise StateUnavailable(
+                "the state is not here, and fetching it would take long",
+                where=self.where,
+                why=f"{length:,} bytes of packages, a task fetches {self.most_bytes:,} at most",
+                command=RESTORE_COMMAND,
+            )
+
+    def _start(self, generation: Generation | None, store: RocksStore | None) -> Opened:
+        if generation is not None and store is not None:
+            return Opened(generation, store, None)
+        fresh = self.directory.new_generation()
+        empty = RocksStore.open(fresh.database)
+        self.directory.adopt(fresh)
+        return Opened(fresh, empty, None)
+
+    def _try(
+        self,
+        pointer: Pointer,
+        found: Advance | Fetch,
+        current: Generation | None,
+        target: Generation,
+        store: RocksStore | None,
+        restoring: Restoring,
+    ) -> str:
+        """Carry out a plan in a generation; return what was wrong, "" when all is well.
+
+        What is damaged is noted. The usual case, this host's own staged file, is no restore and is not reported unless
+        it is damaged.
+        """
+        watch = Listeners((*self.listeners, self.told))
+        fetches = any(not step.local for step in found.steps) or store is None
+        started, before = time.monotonic(), self._fetched_bytes
+        if fetches:
+            watch.start(restoring)
+        piece: Step | None = None  # None: the package that the steps are applied to
+        made = None
+        try:
+            if isinstance(found, Fetch):
+                store = made = self._base(pointer, found, target)
+            assert store is not None, "steps are applied to a database"
+            for piece in found.steps:
+                file = self._file(pointer, piece, current, target)
+                kill_point("before_ingest", piece.commit.version)
+                ingesting = time.monotonic()
+                store.confirm(file)
+                self.ingest_s += time.monotonic() - ingesting
+                kill_point("after_ingest", piece.commit.version)
+            if isinstance(found, Fetch):
+                piece = None if found.package is not None else piece
+                _check_row(pointer, target, read_commit_row(store))
+        except RewindError as error:
+            # a package is a copy, done without whatever is wrong with it; a disk that fails here is not the package's
+            if not isinstance(found, Fetch) and not isinstance(error, StateCorrupted):
+                raise
+            self._note(found, piece)
+            if not fetches:
+                watch.start(restoring)
+            watch.suspended(restoring, str(error))
+            return str(error)
+        finally:
+            if made is not None:
+                made.close()
+        if fetches:
+            watch.end(restoring, 0, self._fetched_bytes - before, time.monotonic() - started)
+        return ""
+
+    def _base(self, pointer: Pointer, found: Fetch, target: Generation) -> RocksStore:
+        """Make the database that the steps are applied to."""
+        if found.package is None:
+            return RocksStore.open(target.database)
+        assert self.packages is not None, "an offer comes from packages"
+        self.packages.fetch(pointer.shard, found.package, target.database)
+        return RocksStore.open(target.database, create=False)
+
+    def _file(self, pointer: Pointer, step: Step, current: Generation | None, target: Generation) -> Staged:
+        """Give the staged file of a step, fetched where it is not here; its digest is checked when it is ingested."""
+        path = target.staged(step.commit)
+        if step.local:
+            if current is not None and current != target:
+                os.link(current.staged(step.commit), path)
+            return Staged(path, pointer.staged_length, pointer.staged_digest, 0)
+        assert self.packages is not None, "an offer comes from packages"
+        file = self.packages.fetch_step(pointer.shard, step.commit, path)
+        named = (pointer.staged_length, pointer.staged_digest)
+        if step.commit == pointer.commit and (file.length, file.digest) != named:
+            raise StateCorrupted(
+                "a package's staged file is not the one that the pointer names",
+                where=f"shard {pointer.shard}, commit {step.commit.name}",
+                why=f"digest {file.digest}, {pointer.staged_digest} was committed",
+                command="rewind verify <checkpoint>",
+            )
+        return file
+
+    def _note(self, found: Advance | Fetch, piece: Step | None) -> None:
+        """Leave a damaged piece out of the plans that follow."""
+        if piece is not None and piece.local:
+            self._damaged_here.add(piece.commit)
+        elif piece is not None:
+            self._broken.add((piece.commit, False))
+        elif isinstance(found, Fetch):
+            full = found.package is not None
+            self._broken.add((found.package or found.steps[0].commit, full))
+
+    @property
+    def _fetched_bytes(self) -> int:
+        return self.packages.fetched_bytes if self.packages is not None else 0
+
+
+def _open_current(generation: Generation | None) -> tuple[RocksStore | None, Database]:
+    if generation is None:
+        return None, Nothing()
+    try:
+        store = RocksStore.open(generation.database, create=False)
+    except StateCorrupted as error:
+        return None, Unreadable(str(error))
+    try:
+        row = read_commit_row(store)
+    except StateCorrupted as error:
+        store.close()
+        return None, Unreadable(str(error))
+    except BaseException:
+        store.close()
+        raise
+    return store, At(row.commit if row is not None else None)
+
+
+def _staged(pointer: Pointer | None, generation: Generation | None) -> set[Commit]:
+    """The pointer's own staged file, if one of the right length is here; its digest is checked when it is ingested."""
+    if pointer is None or generation is None:
+        return set()
+    try:
+        length = generation.staged(pointer.commit).stat().st_size
+    except FileNotFoundError:
+        return set()
+    return {pointer.commit} if length == pointer.staged_length else set()
+
+
+RECLAIM_EVERY = 8
+"""Commits between two reclaims of what bounds hide: deleting is a file of the database per region, hiding is free."""
+
+
+def _swept(pointer: Pointer, generation: Generation, store: RocksStore, began: int | None = None) -> Opened:
+    """Reclaim what the bounds hide, when it is due: idempotent, and again after a death between confirm and here.
+
+    Args:
+        pointer: Where the database is to be.
+        generation: It.
+        store: Open.
+        began: Version at which this copy was before; None when it did not move: then a death may have come between.
+
+    Raises:
+        StateCorrupted: What the plan led to is not the commit that the pointer names.
+    """
+    row = _check_row(pointer, generation, read_commit_row(store))
+    if began is None:
+        began = row.parent.version if row.parent is not None else -1
+    reclaim_if_due(store, row, began)
+    return Opened(generation, store, row)
+
+
+def reclaim_if_due(store: RocksStore, row: CommitRecord, began: int) -> None:
+    """Reclaim what the bounds of a copy hide, if it is due since the version at which the copy was before."""
+    if began // RECLAIM_EVERY != row.commit.version // RECLAIM_EVERY:  # a shard that moves skips commits on each host
+        reclaim(store, row.bounds)
+
+
+def _check_row(pointer: Pointer, generation: Generation, row: CommitRecord | None) -> CommitRecord:
+    if row is None or row.commit != pointer.commit:
+        raise StateCorrupted(
+            "what was done does not lead to the commit that the pointer names",
+            where=f"shard {pointer.shard}, {generation.database}",
+            why=f"at {row.commit.name if row is not None else 'no commit'}, the pointer names {pointer.commit.name}",
+            command=RESTORE_COMMAND,
+        )
+    return row
+
+
+def _why(found: Plan) -> str:
+    if isinstance(found, Queue):
+        return f"its input is queued since commit {found.since.name}"
+    return found.why if isinstance(found, Missing | Fetch) else "no package leads to it"
+
+
+def _ahead(found: Ahead, where: str) -> RewindError:
+    return StateAhead(
+        found.why,
+        where=where,
+        why="this task is a zombie, or Spark's checkpoint was rolled back",
+        command="rewind restore <checkpoint> (with no query running)",
+    )
+
+
+def read_commit_row(store: RocksStore) -> CommitRecord | None:
+    """Read the commit that a database is at."""
+    data = store.get(COMMIT_KEY)
+    return decode_record(data) if data is not None else None

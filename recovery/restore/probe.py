@@ -1,0 +1,161 @@
+"""Look where the shards lie: which can be opened at their pointer, and give what lies here to other hosts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from backend.boundary import crossing
+from backend.errors import RewindError, StateAhead, StateCorrupted
+from backend.rocks import RocksStore
+from backend.spark.session.jvm import run_on_tasks
+from recovery.commit.pointer import CommitRecord, Pointer, decode, decode_record, encode, encode_record
+from recovery.commit.scratch import scratch_directory
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.jobs import ShardJob
+from recovery.restore.open_shard import Opened, OpenShard, read_commit_row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger("rewind.restore")
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A shard that cannot be opened at its pointer where it was looked at.
+
+    Attributes:
+        why: Why not.
+        row: What the database there is at, when it can be read.
+    """
+
+    why: str
+    row: CommitRecord | None = None
+
+
+def probe(
+    spark: SparkSession, pointers: Mapping[int, Pointer | None], make: Callable[[int], ShardJob]
+) -> dict[int, Unusable]:
+    """Open every shard at its pointer, in one Spark job; give the shards that cannot be opened, and why.
+
+    A local state that is newer than the pointer (None: nothing is committed) is put aside here: no task is running, so
+    Spark was rolled back.
+    """
+    if not pointers:
+        return {}
+
+    def look(items: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, str, bytes | None]]:
+        for shard, data in items:
+            why = unusable(make(shard), decode(data) if data is not None else None)
+            if why is not None:
+                row = commit_here(make(shard))
+                yield shard, why, encode_record(row) if row is not None else None
+
+    items = [(s, encode(pointer) if pointer is not None else None) for s, pointer in sorted(pointers.items())]
+    found = run_on_tasks(spark, items, crossing(look))
+    return {shard: Unusable(why, decode_record(row) if row is not None else None) for shard, why, row in found}
+
+
+def commit_here(job: ShardJob) -> CommitRecord | None:
+    """Give what the local database of a shard is at, whatever the pointer says; None when it cannot be read."""
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        try:
+            generation = directory.current()
+            if generation is None:
+                return None
+            with RocksStore.open(generation.database, create=False) as store:
+                return read_commit_row(store)
+        except RewindError:
+            return None
+
+
+def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
+    """Say why a shard cannot be opened at its pointer here; None when it can. What is ahead or damaged is put aside."""
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        if pointer is None and directory.current() is None:
+            return None
+        try:
+            opened = _opened(job, directory, pointer)
+        except StateCorrupted as error:
+            directory.condemn()
+            return str(error)
+        except RewindError as error:
+            return str(error)
+        try:
+            check_readable(opened.store)
+        except StateCorrupted as error:
+            directory.condemn()
+            return str(error)
+        finally:
+            opened.store.close()
+    return None
+
+
+def _opened(job: ShardJob, directory: ShardDirectory, pointer: Pointer | None) -> Opened:
+    """Open a shard; what is newer than the pointer is put aside, and packages may lead to the pointer then."""
+    open_shard = partial(OpenShard, directory, job.where, job.packages, job.listeners)
+    try:
+        return open_shard().at(pointer)
+    except StateAhead as error:
+        directory.condemn()
+        if pointer is None:
+            raise
+        try:
+            return open_shard().at(pointer)
+        except RewindError:
+            raise error from None
+
+
+def share_all(spark: SparkSession, pointers: Mapping[int, Pointer], make: Callable[[int], ShardJob]) -> int:
+    """Publish packages of all shards, in one Spark job; give how many. An executor that has no state gives none."""
+
+    def look(items: Iterable[tuple[int, bytes]]) -> Iterator[int]:
+        for shard, data in items:
+            try:
+                yield int(share(make(shard), decode(data)))
+            except RewindError as error:
+                _log.warning("shard %d is not shared from here: %s", shard, error)
+
+    items = [(shard, encode(pointer)) for shard, pointer in sorted(pointers.items())]
+    return sum(run_on_tasks(spark, items, crossing(look)))
+
+
+def share(job: ShardJob, pointer: Pointer) -> bool:
+    """Publish the state of a shard that lies here as a package of its commit, for other hosts.
+
+    Returns:
+        False when there is one already, or no place for packages.
+
+    Raises:
+        StateUnavailable: The state does not lie here.
+    """
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        opened = OpenShard(directory, job.where, job.packages, job.listeners).at(pointer)
+        try:
+            offers = job.packages.offers(job.shard, toward=pointer.commit) if job.packages is not None else ()
+            if job.packages is None or any(offer.full and offer.commit == pointer.commit for offer in offers):
+                return False
+            assert opened.row is not None, "a pointer's database has a commit row"
+            with scratch_directory(job.local_dir / job.query_id, "share") as scratch:
+                opened.store.checkpoint(scratch / "copy")
+                job.packages.publish(opened.row, scratch / "copy")
+        finally:
+            opened.store.close()
+    return True
+
+
+def check_readable(store: RocksStore) -> None:
+    """Read every key and value once, so that RocksDB checks each block's checksum.
+
+    Raises:
+        StateCorrupted: A block does not match its checksum.
+    """
+    for _ in store.scan(b"\x00", None):
+        pass

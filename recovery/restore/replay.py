@@ -1,0 +1,331 @@
+"""Replay on Spark's own engine: read exactly the missing offsets, and build a shard's package out of them.
+
+The source and the changelog are the truth. A replay is a batch read of the offset ranges that the commit records name,
+through the same parse and pack input as the stream; each Arrow batch becomes, per shard, one sorted chunk of
+message-store rows on the checkpoint's filesystem, so memory is bounded by the Arrow batch. Then each shard is built
+from its changelog and its chunks, proven by count and digest, and published as a package, which any executor takes.
+
+Files of a run: `<checkpoint>/rewind/replay/<run uuid>/<shard>/<rows>-<uuid>.arrow`, removed when the run ends.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, Operator, SourcePartition
+from backend.errors import StateUnavailable
+from backend.rocks import RocksStore
+from backend.spark.pack import frames, packing
+from backend.spark.pack.packing import PackPlan
+from backend.spark.session.settings import apart
+from recovery.commit.pointer import Commit, CommitRecord, Pointer, decode
+from recovery.commit.relocation import check_settled
+from recovery.commit.scratch import scratch_directory
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.failures import losses_named
+from recovery.files import Files, open_files
+from recovery.jobs import ShardJob, snapshots
+from recovery.killpoints import kill_point
+from recovery.restore.build import Restored, Rows, above_bounds, accepted, catch_up, restore_shard
+from recovery.restore.open_shard import read_commit_row
+from recovery.restore.planner import replay_ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DIRECTORY = "rewind/replay"
+CHUNK_SCHEMA = pa.schema([pa.field("key", pa.large_binary()), pa.field("value", pa.large_binary())])
+PIECE_BYTES = 8 * 1024 * 1024
+_REPORT = "shard int, name string, first binary"
+_REPORT_ARROW = pa.schema(
+    [
+        pa.field("shard", pa.int32()),
+        pa.field("name", pa.string()),
+        pa.field("first", pa.binary()),
+    ]
+)
+
+
+class ReplayableJob(Protocol):
+    """What a replay needs of a job (`backend.spark.job.Job`)."""
+
+    @property
+    def grouping(self) -> tuple[int, ...]:
+        """Grouping value per shard."""
+
+    @property
+    def operator(self) -> Operator:
+        """The stateful operator."""
+
+    @property
+    def topics(self) -> dict[int, str]:
+        """Topic by stream."""
+
+    @property
+    def message_fields(self) -> tuple[pa.Field, ...]:
+        """Arrow fields of its input."""
+
+    def offsets(self, spark: SparkSession) -> Mapping[SourcePartition, tuple[int, int]]:
+        """Give what the sources hold: earliest offset and end, exclusive."""
+
+    def replay(
+        self,
+        spark: SparkSession,
+        ranges: Mapping[SourcePartition, tuple[int, int]],
+        stage: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        schema: str,
+        time_ms: int = 0,
+    ) -> DataFrame | None:
+        """Put exactly these offsets through a stage that takes the rows of the pack stage."""
+
+    @property
+    def ranked(self) -> frozenset[int]:
+        """Streams that cannot be read again."""
+
+    def began(self, checkpoint: str) -> dict[SourcePartition, int]:
+        """Return where the query began to read source partitions, as far as a checkpoint says it."""
+
+    def pack_plan(self, max_ahead_ms: int | None) -> PackPlan:
+        """Give the plan of the pack stage, where each message counts."""
+
+
+def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: int | None = None) -> dict[int, Pointer]:
+    """Read the committed pointers out of Spark's state, by shard; only shards that have committed.
+
+    Args:
+        spark: The session.
+        checkpoint: Spark's checkpoint location.
+        shards: Number of shards.
+        version: Micro-batch; None for the last committed one.
+
+    Raises:
+        StateUnavailable: The checkpoint was copied or moved, and not started since.
+    """
+    if not [name for name in open_files(checkpoint).list("commits") if name.isdigit()]:
+        return {}
+    check_settled(checkpoint)
+    spark.streams.active  # noqa: B018 - starts Spark's state store coordinator, which the reader asks for
+    reader = apart(spark, shards, 1024).read.format("statestore").option("stateVarName", "pointer")
+    if version is not None:
+        reader = reader.option("batchId", version)
+    rows = reader.load(checkpoint).selectExpr("value.value as pointer").collect()
+    pointers = (decode(bytes(row["pointer"])) for row in rows)
+    return {pointer.shard: pointer for pointer in pointers}
+
+
+def write_chunks(
+    spark: SparkSession,
+    job: ReplayableJob,
+    checkpoint: str,
+    run: str,
+    records: Mapping[int, CommitRecord],
+    arrow_rows: int,
+    at_once: int | None = None,
+) -> dict[int, list[str]]:
+    """Write the accepted messages of all ranges as sorted chunks; give the chunk names per shard, by their first keys.
+
+    Args:
+        spark: The session.
+        job: The job.
+        checkpoint: Spark's checkpoint location.
+        run: Folder of the chunks.
+        records: What each shard is restored to.
+        arrow_rows: Rows per Arrow batch.
+        at_once: Replay in short jobs of so many source partitions, because a query runs beside; None: all in one.
+    """
+    whole: dict[SourcePartition, tuple[int, int]] = {}
+    for record in records.values():
+        for key, (low, high) in replay_ranges(record).items():
+            known = whole.get(key, (low, high))
+            whole[key] = (min(low, known[0]), max(high, known[1]))
+    if not whole:
+        return {}
+    kill_point("restore_replay")
+    names: dict[int, list[tuple[bytes, str]]] = {}
+    session = apart(spark, len(job.grouping), arrow_rows)
+    write = chunk_writer(job.operator, job.message_fields, records, checkpoint, run)
+    for ranges in slices(whole, at_once) if at_once is not None else (whole,):
+        replay = partial(job.replay, session, ranges, write, _REPORT)
+        chunks = replay()
+        if chunks is None:
+            continue
+        # retention may take offsets away while they are read
+        with losses_named(replay):
+            reports = chunks.collect()
+        for report in reports:
+            names.setdefault(report["shard"], []).append((bytes(report["first"]), report["name"]))
+    return {shard: [name for _, name in sorted(found)] for shard, found in names.items()}
+
+
+SLICE_S = 0.5
+"""What one job beside a running query is to take at most."""
+FIRST_OFFSETS, LEAST_OFFSETS, MOST_OFFSETS = 10_000, 1_000, 1_000_000
+"""Of a source partition: in the first such job, and the bounds of those after it."""
+GROWTH = 4.0
+"""How many times as many offsets a job may have as the one before it: the first ones mostly wait for their workers."""
+
+
+def slices(
+    ranges: Mapping[SourcePartition, tuple[int, int]], at_once: int, clock: Callable[[], float] = time.monotonic
+) -> Iterator[dict[SourcePartition, tuple[int, int]]]:
+    """Cut ranges of offsets into jobs of about `SLICE_S`, by what the job before took.
+
+    The time until the next slice is asked for is what the last one took: from it follows how many offsets the next one
+    has, at most `GROWTH` times as many as before, so that it takes `SLICE_S` at most.
+
+    Args:
+        ranges: Source partition -> first offset and end, exclusive.
+        at_once: Source partitions in a slice.
+        clock: Seconds.
+
+    >>> list(slices({(0, 0): (0, 12_000), (0, 1): (7, 9)}, at_once=1, clock=lambda: 0.0))
+    [{(0, 0): (0, 10000)}, {(0, 0): (10000, 12000)}, {(0, 1): (7, 9)}]
+    """
+    rest, offsets = {key: (low, end) for key, (low, end) in sorted(ranges.items()) if low < end}, FIRST_OFFSETS
+    while rest:
+        part = {key: (low, min(low + offsets, end)) for key, (low, end) in islice(rest.items(), at_once)}
+        begun_s = clock()
+        yield part
+        took_s = clock() - begun_s
+        longest = max(high - low for low, high in part.values())
+        if longest == offsets or took_s > SLICE_S:  # a short rest says nothing of a longer slice, unless it was slow
+            wanted = int(longest * min(GROWTH, SLICE_S / took_s if took_s > 0 else GROWTH))
+            offsets = min(max(wanted, LEAST_OFFSETS), MOST_OFFSETS)
+        for key, (_, high) in part.items():
+            if high == rest[key][1]:
+                del rest[key]
+            else:
+                rest[key] = high, rest[key][1]
+
+
+def chunk_writer(
+    operator: Operator,
+    message_fields: Sequence[pa.Field],
+    records: Mapping[int, CommitRecord],
+    checkpoint: str,
+    run: str,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Give the function for `mapInArrow` that turns source rows into sorted chunks of message-store rows."""
+
+    schema = pa.schema([*MESSAGE_FIELDS, *message_fields])
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        files = open_files(checkpoint)
+        for batch in batches:
+            for piece in pieces(batch):
+                good = packing.is_good(piece)
+                for shard, record in records.items():
+                    here = piece.filter(pc.and_(good, pc.equal(piece.column(frames.SHARD_IN), shard)))
+                    columns = [
+                        here.column(frames.column_name(field.name)).cast(field.type)
+                        if field.name != BEFORE
+                        else pa.array(np.full(here.num_rows, NO_TIME, dtype=np.int64))
+                        for field in schema
+                    ]
+                    mine = accepted(pa.Table.from_arrays(columns, schema=schema), record)
+                    if mine.num_rows:
+                        yield _chunk(files, operator, mine, record, f"{run}/{shard}")
+                        kill_point("during_replay", record.commit.version)
+
+    return write
+
+
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut an Arrow batch into pieces of about `PIECE_BYTES`: a chunk exists several times over while it is made."""
+    rows = max(1, batch.num_rows * PIECE_BYTES // max(PIECE_BYTES, batch.nbytes))
+    return (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
+
+
+def _chunk(files: Files, operator: Operator, messages: pa.Table, record: CommitRecord, folder: str) -> pa.RecordBatch:
+    """Write messages of one shard as a chunk and give its report."""
+    keys, values = above_bounds(operator.replay_rows(messages), record.bounds)
+    name = f"{folder}/{len(keys)}-{uuid.uuid4().hex}.arrow"
+    table = pa.table([pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())], CHUNK_SCHEMA)
+    data = memoryview(frames.to_ipc_buffer(table))
+    files.write(name, [data], durable=False)  # a restore that dies is made again from its beginning
+    report = {"shard": record.shard, "name": name, "first": keys[0] if keys else b""}
+    return pa.RecordBatch.from_pylist([report], _REPORT_ARROW)
+
+
+def build_package(
+    job: ShardJob, commit: Commit, checkpoint: str, names: Sequence[str], start: Commit | None = None
+) -> Restored:
+    """Build one shard's database from its changelog and chunks, and publish it as a package of its commit.
+
+    Args:
+        job: The shard.
+        commit: The committed commit.
+        checkpoint: Where chunks and packages are.
+        names: Chunks below the checkpoint.
+        start: Begin with the local database, which is at this commit.
+
+    Raises:
+        StateUnavailable: There is no local database at `start`.
+    """
+    kill_point("restore_changelog", commit.version)
+    history = job.changelog.read(job.shard, commit)
+    with scratch_directory(job.local_dir / job.query_id, "restore") as scratch:
+        chunks = chain(read_chunks(checkpoint, names), logged_chunks(job, history.record, start))
+        if start is None:
+            restored = restore_shard(history, chunks, job.operator, scratch / "db")
+        else:
+            with _older(job, start) as older:
+                restored = catch_up(history, chunks, job.operator, older, scratch / "db")
+        kill_point("restore_publish", commit.version)
+        with RocksStore.open(scratch / "db", create=False) as store:
+            store.checkpoint(scratch / "copy")
+        snapshots(checkpoint).publish(history.record, scratch / "copy")
+    return restored
+
+
+@contextmanager
+def _older(job: ShardJob, start: Commit) -> Iterator[RocksStore]:
+    """Open the local database of a shard, which must be at a commit, under its lock."""
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    with directory.lock(job.lock_wait_s):
+        generation = directory.current()
+        if generation is None:
+            raise StateUnavailable("the older copy of a shard is not here", where=job.where)
+        with RocksStore.open(generation.database, create=False) as store:
+            row = read_commit_row(store)
+            if row is None or row.commit != start:
+                raise StateUnavailable("the copy of a shard is at another commit by now", where=job.where)
+            yield store
+
+
+def logged_chunks(job: ShardJob, record: CommitRecord, above: Commit | None = None) -> Iterator[Rows]:
+    """Read a shard's logged messages as chunks of message-store rows; none where no messages are logged.
+
+    Args:
+        job: The shard.
+        record: The commit that is restored.
+        above: Only those of later micro-batches than this ancestor's.
+
+    Raises:
+        ChangelogDamaged: A segment is missing or damaged.
+    """
+    if job.message_log is None:
+        return
+    for messages in job.message_log.messages(record, above):
+        for batch in accepted(messages, record).combine_chunks().to_batches():
+            for piece in pieces(batch):
+                rows = job.operator.replay_rows(pa.Table.from_batches([piece]))
+                yield above_bounds(rows, record.bounds)
+
+
+def read_chunks(checkpoint: str, names: Sequence[str]) -> Iterator[Rows]:
+    """Read what `write_chunks` wrote, one chunk at a time."""
+    files = open_files(checkpoint)
+    for name in names:
+        table = frames.from_ipc(files.read(name), f"{files.uri}/{name}")
+        yield table["key"].to_pylist(), table["value"].to_pylist()

@@ -1,0 +1,207 @@
+"""A copy of each shard on hosts that do not own it, so that a takeover catches up and fetches no whole package.
+
+The copies are kept by small Spark jobs, whose tasks fall where cores are free: on each disk one of them does the work;
+a host that none of them reaches now is reached by a later one. They keep the executors' Python workers warm besides.
+
+A copy lies where a takeover looks for local state. It is brought to commits that Spark has committed, never further: a
+step is published before its commit is, and a database that is newer than its pointer is a zombie's. Everything is
+fetched without the shard's lock, into a scratch directory, and taken under it, only if nothing has moved meanwhile. A
+shard that is locked is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from backend.boundary import crossing
+from backend.errors import RewindError, StateCorrupted, StoreLocked
+from backend.rocks import RocksStore
+from backend.spark.session.jvm import cores, run_on_tasks
+from backend.store.protocol import Staged
+from recovery.commit.pointer import At, Commit, CommitRecord
+from recovery.commit.scratch import hold, scratch_directory
+from recovery.commit.shard_directory import Generation, ShardDirectory
+from recovery.files import make_directory
+from recovery.jobs import ShardJob
+from recovery.restore.open_shard import read_commit_row, reclaim_if_due
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_KIND = "standby"
+MOST_BYTES = 1 << 26
+"""Of the steps that a copy is given in a round."""
+MOST_ROUNDS, WAIT_S = 16, 0.5
+log = logging.getLogger("rewind.restore")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What tasks did about copies.
+
+    Attributes:
+        fetched: Bytes.
+        failed: Shard -> why its copy was not brought closer.
+        busy: On a disk another task was at it already.
+        behind: A copy was given as much as a round gives: it may lack more.
+    """
+
+    fetched: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+    busy: bool = False
+    behind: bool = False
+
+
+def bring_copies(spark: SparkSession, make: Callable[[int], ShardJob], commits: Mapping[int, Commit]) -> dict[int, str]:
+    """Bring shards to commits on the disks where they were looked for, so that their tasks need not fetch them.
+
+    Returns:
+        Shard -> why it was not brought there; the tasks fetch then what is to be had.
+    """
+    failed: dict[int, str] = {}
+    for _ in range(MOST_ROUNDS if commits else 0):
+        try:
+            made = keep_copies(spark, make, commits, everywhere=False)
+        except Exception as error:  # of Spark: executors that died
+            made = Round(failed=dict.fromkeys(commits, str(error).partition("\n")[0]))
+        failed = made.failed
+        if not made.fetched and not made.busy:
+            break
+        if not made.fetched:
+            time.sleep(WAIT_S)  # for a standby that is at it
+    for shard, why in failed.items():
+        log.warning("shard %d was not brought to where it runs: %s", shard, why)
+    return failed
+
+
+def keep_copies(
+    spark: SparkSession, make: Callable[[int], ShardJob], commits: Mapping[int, Commit], *, everywhere: bool = True
+) -> Round:
+    """Bring the copies on all disks that are reached closer to commits.
+
+    Args:
+        spark: The session.
+        make: Makes the job of a shard, where a task runs.
+        commits: Shard -> commit, committed by Spark.
+        everywhere: Also where a shard was never looked for.
+    """
+    targets = [(shard, commit.name) for shard, commit in sorted(commits.items())]
+
+    def work(_: Iterable[int]) -> Iterator[Round]:
+        jobs = [make(shard) for shard, _ in targets]
+        yield _on_this_disk(jobs, [Commit.of_name(name) for _, name in targets], everywhere)
+
+    rounds: list[Round] = run_on_tasks(spark, range(max(2, cores(spark))), crossing(work)) if targets else []
+    failed = {shard: why for one in rounds for shard, why in one.failed.items()}
+    busy, behind = any(one.busy for one in rounds), any(one.behind for one in rounds)
+    return Round(sum(one.fetched for one in rounds), failed, busy, behind)
+
+
+def _on_this_disk(jobs: list[ShardJob], commits: list[Commit], everywhere: bool) -> Round:
+    """Do what a task does, unless another one is at it on the same disk."""
+    place = jobs[0].local_dir / jobs[0].query_id / _KIND
+    try:
+        make_directory(place)
+    except OSError as error:
+        return Round(failed={job.shard: f"{job.where}: {error}" for job in jobs})
+    mine = hold(place)
+    if mine is None:
+        return Round(busy=True)
+    fetched, failed, behind = 0, dict[int, str](), False
+    try:
+        for job, commit in zip(jobs, commits, strict=True):
+            if not everywhere and not ShardDirectory(job.local_dir, job.query_id, job.shard).path.is_dir():
+                continue
+            try:
+                given = keep_copy(job, commit, MOST_BYTES)
+            except (RewindError, OSError) as error:
+                failed[job.shard] = f"{job.where}: {error}"
+                continue
+            fetched, behind = fetched + given, behind or given >= MOST_BYTES
+    finally:
+        os.close(mine)
+    return Round(fetched, failed, behind=behind)
+
+
+def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:
+    """Bring the copy of a shard that lies here closer to a commit; return the bytes fetched.
+
+    One call fetches a whole package, or steps of at most `most_bytes`, but at least one. Nothing is done where the
+    shard is owned (it is locked, or the commit was staged here), where the copy is there already or newer, and where
+    no package leads to the commit.
+
+    Args:
+        job: Of the shard, with packages.
+        commit: Committed by Spark.
+        most_bytes: Bound on the steps.
+
+    Raises:
+        StateCorrupted: A package, or the copy, is damaged; the copy is as it was.
+    """
+    assert job.packages is not None, "a standby copies packages"
+    directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
+    known = directory.current()
+    if known is not None and known.staged(commit).exists():
+        return 0  # looked at without the lock, which the owner's tasks wait for
+    try:
+        with directory.lock(0):
+            generation, row = _here(directory)
+    except StoreLocked:
+        return 0
+    if row is not None and row.commit.version >= commit.version:
+        return 0
+    start = At(row.commit) if row is not None else None
+    way = job.packages.offers(job.shard, toward=commit, start=start)[::-1]  # oldest first
+    if not way:
+        return 0
+    fetched = job.packages.fetched_bytes
+    files: list[Staged] = []
+    with scratch_directory(directory.path.parent, _KIND) as scratch:
+        if way[0].full:
+            job.packages.fetch(job.shard, way[0].commit, scratch / "db")
+        elif row is not None and way[0].parent == row.commit:
+            before = job.packages.fetched_bytes
+            for step in way:
+                files.append(job.packages.fetch_step(job.shard, step.commit, scratch / f"{step.commit.name}.sst"))
+                if job.packages.fetched_bytes - before >= most_bytes:
+                    break
+        else:
+            return 0
+        try:
+            with directory.lock(0):
+                if _here(directory) != (generation, row):
+                    return 0
+                if files:
+                    assert generation is not None
+                    assert row is not None
+                    with RocksStore.open(generation.database, create=False) as store:
+                        for file in files:
+                            store.confirm(file)
+                        after = read_commit_row(store)
+                        if after is not None:
+                            reclaim_if_due(store, after, row.commit.version)
+                        store.settle()
+                else:
+                    fresh = directory.new_generation()
+                    (scratch / "db").rename(fresh.database)
+                    directory.adopt(fresh)
+        except StoreLocked:
+            return 0
+    return job.packages.fetched_bytes - fetched
+
+
+def _here(directory: ShardDirectory) -> tuple[Generation | None, CommitRecord | None]:
+    """Read which copy is here and its commit; a damaged one has none. The caller holds the lock."""
+    generation = directory.current()
+    if generation is None:
+        return None, None
+    try:
+        with RocksStore.open(generation.database, create=False) as store:
+            return generation, read_commit_row(store)
+    except StateCorrupted:
+        return generation, None

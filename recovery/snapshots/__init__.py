@@ -1,0 +1,1 @@
+"""Copies of a shard's database on the checkpoint's filesystem."""

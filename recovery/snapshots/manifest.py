@@ -1,0 +1,155 @@
+"""The manifest of a package: which files it has, where they are, and what each must be.
+
+JSON (format 1): `{"checksum": "<xxh3-128 of body>", "body": {...}}`, the body a `Package`. A manifest is written last
+and read with suspicion: one whose checksum, name, shard or file names are not what they must be is refused, so that
+nothing outside of the package is ever read or written for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import msgspec
+import xxhash
+
+from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat
+from recovery.commit.pointer import Commit
+
+FORMAT = 1
+SHARED = "shared"
+_COMMAND = "rewind verify <checkpoint>"
+
+
+class PackedFile(msgspec.Struct, frozen=True):
+    """One file of a package.
+
+    Attributes:
+        name: Plain name in the database's directory.
+        length: Bytes.
+        digest: Hex xxh3-128.
+    """
+
+    name: str
+    length: int
+    digest: str
+
+    @property
+    def shared(self) -> str | None:
+        """Name by content; None for a file that belongs to one package alone."""
+        return f"{self.digest}_{self.length}.sst" if self.name.endswith(".sst") else None
+
+
+class Package(msgspec.Struct, frozen=True):
+    """A package's manifest.
+
+    Attributes:
+        format: Format version of the package.
+        shard: The shard.
+        commit: What it brings the state to.
+        parent: The commit before it; a step is applied to that.
+        folder: Folder of a full package's small files; empty for a step.
+        files: The database's files, or the one staged file.
+    """
+
+    shard: int
+    commit: Commit
+    parent: Commit | None
+    folder: str
+    files: list[PackedFile]
+    format: int = FORMAT
+
+    @property
+    def full(self) -> bool:
+        """Whether it is a whole database."""
+        return bool(self.folder)
+
+    @property
+    def length(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.length for file in self.files)
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    checksum: str
+    body: msgspec.Raw
+
+
+def encode_manifest(package: Package) -> bytes:
+    """Encode a manifest, checksum first."""
+    body = msgspec.json.encode(package)
+    return msgspec.json.encode(_Envelope(xxhash.xxh3_128_hexdigest(body), msgspec.Raw(body)))
+
+
+def decode_manifest(data: bytes, shard: int, name: str, where: str) -> Package:
+    """Decode a manifest and check everything about it that can be checked without its files.
+
+    Args:
+        data: The file's bytes.
+        shard: The shard in whose folder it is.
+        name: Its name.
+        where: Its whole location, for errors.
+
+    Raises:
+        StateCorrupted: It does not match its checksum, or is not what its name says.
+        UnknownFormat: A newer release wrote it.
+    """
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        body = bytes(envelope.body)
+        if xxhash.xxh3_128_hexdigest(body) != envelope.checksum:
+            raise damaged(where, "the manifest does not match its checksum")
+        version = msgspec.json.decode(body, type=dict).get("format")
+        if version != FORMAT:
+            raise UnknownFormat(
+                "a package has an unknown format",
+                where=where,
+                why=f"format {version!r}, this release reads {FORMAT}",
+                command="install the release that wrote it",
+            )
+        package = msgspec.json.decode(body, type=Package)
+    except UNDECODABLE as error:
+        raise damaged(where, f"the manifest cannot be decoded: {error}") from error
+    _check_manifest(package, shard, name, where)
+    return package
+
+
+def manifest_name(commit: Commit, *, full: bool) -> str:
+    """Give the name of a package's manifest in its shard's folder."""
+    return f"{commit.name}.{'full' if full else 'step'}.json"
+
+
+def where_of(package: Package, file: PackedFile) -> str:
+    """Give where a package's file is, below the base directory."""
+    if not package.full:
+        return f"{package.shard}/{package.commit.name}.step.sst"
+    if file.shared is not None:
+        return f"{package.shard}/{SHARED}/{file.shared}"
+    return f"{package.shard}/{package.folder}/{file.name}"
+
+
+def _check_manifest(package: Package, shard: int, name: str, where: str) -> None:
+    """Refuse a manifest that is not what its name says, or whose names would leave their directory."""
+    if package.shard != shard or manifest_name(package.commit, full=package.full) != name:
+        raise damaged(where, f"it is of commit {package.commit.name} of shard {package.shard}")
+    folder = PurePosixPath(package.folder)
+    if package.full and (len(folder.parts) != 2 or not all(_plain(part) for part in folder.parts)):
+        raise damaged(where, f"{package.folder!r} is not a folder of this package")
+    for file in package.files:
+        if not _plain(file.name) or not _plain(file.digest):
+            raise damaged(where, f"{file.name!r} is not a plain file name")
+    if not package.files:
+        raise damaged(where, "it names no files")
+
+
+def _plain(name: str) -> bool:
+    return name not in {"", ".", ".."} and not set(name) & set("/\\\0:")
+
+
+def damaged(where: str, why: str) -> StateCorrupted:
+    """Make the error of a package that cannot be used."""
+    return StateCorrupted("a package cannot be used", where=where, why=why, command=_COMMAND)
+
+
+def differs(where: str, file: PackedFile, found: tuple[int, str]) -> StateCorrupted:
+    """Make the error of a file that is not the manifest's."""
+    return damaged(where, f"{found[0]} bytes with digest {found[1]}, {file.length} with {file.digest} expected")

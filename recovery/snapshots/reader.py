@@ -1,0 +1,159 @@
+"""What packages there are, and the way over them to a commit: the reading half of `recovery.snapshots.publisher`.
+
+As many manifests are read as there are steps on the way, however many packages there are: a listing gives their names,
+and each step's manifest names the commit before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from backend.errors import StateCorrupted, UnknownFormat
+from recovery.commit.pointer import At, Commit, Offer
+from recovery.files import Files
+from recovery.snapshots.manifest import Package, PackedFile, damaged, decode_manifest, manifest_name
+
+_KNOWN_STEPS = 4096
+"""So many manifests of steps are remembered: they are never written twice."""
+
+Broken = tuple[Commit, bool]
+"""A package that turned out damaged: its commit, and whether it is a full one."""
+
+
+class Packages:
+    """The packages under one base directory, to look at.
+
+    Args:
+        files: The directory.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self._steps: dict[tuple[int, str], Package] = {}
+
+    def shards(self) -> Sequence[int]:
+        """List the shards that have packages, sorted."""
+        return sorted(int(name) for name in self.files.folders() if name.isdecimal())
+
+    def packages(self, shard: int) -> Sequence[Package]:
+        """Read the manifests of a shard, oldest commit first; steps before full packages of the same commit.
+
+        Raises:
+            StateCorrupted: A manifest cannot be read. `offers` leaves such packages out instead.
+            UnknownFormat: A newer release wrote one.
+        """
+        return [self._manifest(shard, name) for name in self._manifests(shard)]
+
+    def offers(
+        self,
+        shard: int,
+        *,
+        toward: Commit | None = None,
+        start: At | None = None,
+        broken: Collection[Broken] = (),
+    ) -> tuple[Offer, ...]:
+        """Give what the planner can choose from; a package whose manifest is damaged is not offered.
+
+        Args:
+            shard: The shard.
+            toward: Only what leads to this commit, from the newest full package before it: as many manifests are read
+                as there are steps between them, however many packages there are. None: all packages.
+            start: A database that is there already. When steps lead from it to `toward`, only they are offered.
+            broken: Left out.
+        """
+        names = self._manifests(shard)
+        if toward is not None:
+            return self._way(shard, toward, start, set(names), broken)
+        found = [self._sound(shard, name) for name in names]
+        return tuple(_offer(one) for one in found if one is not None)
+
+    def _way(
+        self, shard: int, toward: Commit, start: At | None, names: Collection[str], broken: Collection[Broken]
+    ) -> tuple[Offer, ...]:
+        if start is not None:
+            steps = list(self._back(shard, toward, start, names, broken))
+            if steps and steps[-1].parent == start.commit:
+                return tuple(steps)
+        return tuple(self._back(shard, toward, None, names, broken))
+
+    def _back(
+        self,
+        shard: int,
+        toward: Commit,
+        start: At | None,
+        names: Collection[str],
+        broken: Collection[Broken],
+        whole: Mapping[str, int] | None = None,
+    ) -> list[Offer]:
+        """Walk from a commit back over steps: to `start`, or to the newest full package; less where a step is missing.
+
+        Args:
+            shard: The shard.
+            toward: Where the walk begins.
+            start: Where it ends; full packages are passed by then.
+            names: Manifests that there are.
+            broken: Left out.
+            whole: Shared files that there are: a full package counts only with all its files. None: not looked at.
+        """
+        found: list[Offer] = []
+        at: Commit | None = toward
+        while at is not None and (start is None or at != start.commit):
+            name = manifest_name(at, full=True)
+            if start is None and name in names and (at, True) not in broken:
+                full = self._sound(shard, name)
+                if full is not None and (whole is None or len(self._present(full, whole)) == len(full.files)):
+                    return [*found, _offer(full)]
+            name = manifest_name(at, full=False)
+            step = self._sound(shard, name) if name in names and (at, False) not in broken else None
+            if step is None or (step.parent is not None and step.parent.version >= at.version):
+                return found
+            found.append(_offer(step))
+            if start is not None and _is_before(step.parent, start.commit):
+                return found
+            at = step.parent
+        return found
+
+    def _manifests(self, shard: int) -> list[str]:
+        return sorted(
+            name
+            for name in self.files.list(str(shard))
+            if name.endswith((".full.json", ".step.json")) and name[:20].isdecimal()
+        )
+
+    def _present(self, package: Package, shared: Mapping[str, int]) -> list[PackedFile]:
+        """Give the files of a full package that are there, by name and length."""
+        own = self.files.list(f"{package.shard}/{package.folder}")
+        lengths = (shared.get(file.shared) if file.shared is not None else own.get(file.name) for file in package.files)
+        return [file for file, length in zip(package.files, lengths, strict=True) if length == file.length]
+
+    def _sound(self, shard: int, name: str) -> Package | None:
+        """Read a manifest, or remember a step's; None for one that cannot be used."""
+        known = self._steps.get((shard, name))
+        if known is not None:
+            return known
+        try:
+            package = self._manifest(shard, name)
+        except (StateCorrupted, UnknownFormat):
+            return None
+        if not package.full:
+            if len(self._steps) >= _KNOWN_STEPS:
+                self._steps.clear()
+            self._steps[shard, name] = package
+        return package
+
+    def _manifest(self, shard: int, name: str) -> Package:
+        where = f"{self.files.uri}/{shard}/{name}"
+        try:
+            data = self.files.read(f"{shard}/{name}")
+        except FileNotFoundError as error:
+            raise damaged(where, "the manifest is missing") from error
+        return decode_manifest(data, shard, name, where)
+
+
+def _offer(package: Package) -> Offer:
+    return Offer(package.commit, package.parent, package.full, sum(file.length for file in package.files))
+
+
+def _is_before(at: Commit | None, start: Commit | None) -> bool:
+    """Tell whether a walk has passed the place where it should have ended."""
+    return start is not None and (at is None or at.version < start.version)

@@ -1,0 +1,117 @@
+"""Uploads of a shard's packages: what is slow or fails costs a step of the fallback order, never a commit.
+
+A *step* (the staged file) is waited for within a bound, so that the commit's state can usually be had elsewhere as soon
+as Spark commits it. A *full* package is made of a hard-link checkpoint beside the next micro-batches, one at a time per
+worker process; a shard whose turn comes while one is under way waits for its next turn. After a step that did not get
+there nothing leads to later commits, so a full package is due at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import uuid
+from pathlib import Path
+
+from backend.rocks import RocksStore
+from backend.store.protocol import Staged
+from recovery.commit.pointer import CommitRecord
+from recovery.commit.scratch import hold, sweep
+from recovery.snapshots.publisher import Snapshots
+
+log = logging.getLogger("rewind.uploads")
+
+STEP_WAIT_S = 20.0
+"""For so long a commit waits for its step to be uploaded; it goes on without it then."""
+_KIND = "upload"
+
+_busy = threading.Semaphore(1)
+_steps: dict[tuple[str, int], threading.Thread] = {}
+"""Uploads of steps that outlasted their commit, by base directory and shard."""
+_gaps: dict[tuple[str, int], int] = {}
+"""Version of the newest step of a shard that did not get there, as far as this process knows."""
+
+
+def is_due(row: CommitRecord, every: int) -> bool:
+    """Tell whether the commit that a database is at should become a package.
+
+    The first commit of a shard is, so that there is something for the steps to build on; then whenever the version
+    passes a multiple of `every`, whatever worker it runs on.
+    """
+    if row.parent is None:
+        return True
+    return row.commit.version // every != row.parent.version // every
+
+
+def has_gap(packages: Snapshots, shard: int) -> bool:
+    """Tell whether a step of a shard is missing, and no full package has bridged that yet."""
+    return (packages.files.uri, shard) in _gaps
+
+
+def upload_step(packages: Snapshots, record: CommitRecord, staged: Staged) -> int:
+    """Publish a commit's staged file; give the bytes, 0 when it failed or takes longer than `STEP_WAIT_S`."""
+    place = packages.files.uri, record.shard
+    before = _steps.get(place)
+    if before is not None and before.is_alive():
+        log.warning("shard %d: commit %s is not uploaded: the one before it still is", place[1], record.commit.name)
+        _gaps[place] = record.commit.version
+        return 0
+    uploaded: list[int] = []
+
+    def upload() -> None:
+        try:
+            uploaded.append(packages.publish_step(record, staged).uploaded)
+        except Exception as error:  # filesystems raise kinds of their own
+            log.warning("shard %d: commit %s was not uploaded: %s", record.shard, record.commit.name, error)
+            _gaps[place] = max(record.commit.version, _gaps.get(place, -1))
+
+    thread = threading.Thread(target=upload, name="rewind-step", daemon=True)
+    thread.start()
+    thread.join(STEP_WAIT_S)
+    if thread.is_alive():
+        log.warning("shard %d: the upload of commit %s goes on without it", record.shard, record.commit.name)
+        _steps[place] = thread
+    return sum(uploaded)
+
+
+def begin_upload(packages: Snapshots, store: RocksStore, row: CommitRecord, scratch: Path) -> threading.Thread | None:
+    """Publish the database as it is now, in a thread; give the thread, None when it cannot be done now.
+
+    Args:
+        packages: Where to.
+        store: Open at `row`.
+        row: Its commit.
+        scratch: An existing directory on the database's filesystem; what dead uploads left there is removed.
+    """
+    if not _busy.acquire(blocking=False):
+        return None
+    copy = scratch / f"{_KIND}-{uuid.uuid4().hex}"
+    try:
+        sweep(scratch, _KIND)  # hard links in copies of dead uploads keep files that the database has deleted
+        store.checkpoint(copy)
+        lock = hold(copy)
+        assert lock is not None, "nobody else knows this name, and the caller holds the shard's lock"
+        thread = threading.Thread(target=_upload, args=(packages, row, copy, lock), name="rewind-upload", daemon=True)
+        thread.start()
+    except Exception as error:  # a full disk, above all
+        _busy.release()
+        log.warning("shard %d: package of commit %s was not begun: %s", row.shard, row.commit.name, error)
+        shutil.rmtree(copy, ignore_errors=True)
+        return None
+    return thread
+
+
+def _upload(packages: Snapshots, row: CommitRecord, copy: Path, lock: int) -> None:
+    try:
+        packages.publish(row, copy)
+        place = packages.files.uri, row.shard
+        if _gaps.get(place, -1) <= row.commit.version:
+            _gaps.pop(place, None)
+    except Exception as error:  # filesystems raise kinds of their own
+        log.warning("shard %d: package of commit %s was not uploaded: %s", row.shard, row.commit.name, error)
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+        os.close(lock)
+        _busy.release()

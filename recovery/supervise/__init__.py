@@ -1,0 +1,1 @@
+"""Around Spark's query: restart, restore, tidy up, and what is measured."""

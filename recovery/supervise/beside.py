@@ -1,0 +1,156 @@
+"""Restores beside the running query: which shards queue their input, and what is done so that they need not.
+
+What is restored is what committed pointers say, which the driver knows from what their tasks reported, and at a start
+from Spark's state. Nothing of a running query is probed or locked: a restore reads the changelog and the source, and
+makes files of its own. When the state is proven, the shards are asked to adopt their queues, through the control
+stream. A shard that could not is restored again; after `MAX_REFUSED` tries, or when its queue is too long, the query is
+stopped, restored, and started again, as for any other loss.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from base64 import b64decode
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backend.errors import StateUnavailable
+from backend.texts import one_line
+from recovery.commit.pointer import Commit, Pointer, decode
+from recovery.queue.seals import DECISION, Decision
+
+log = logging.getLogger("rewind.queue")
+MAX_REFUSED = 3
+ASKED_FOR = 16
+"""Micro-batches that a shard may go on queueing after it was asked to adopt, before it counts as not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A shard that queues its input.
+
+    Attributes:
+        begun: The first micro-batch that it queued, as far as this driver knows.
+        since: The commit that is restored.
+        count: Micro-batches queued.
+        length: Bytes of their entries.
+    """
+
+    begun: int
+    since: Pointer
+    count: int
+    length: int
+
+
+class Beside:
+    """The shards that queue, and the restore that runs beside the query; one restore at a time, in a thread.
+
+    Args:
+        restore: Restores shards as of pointers with a state of their own, and asks them to adopt their queues; told
+            those that could not adopt them before.
+        most_bytes: The query is stopped when a shard has queued more.
+        most_count: The same, in micro-batches.
+        restoring: What pointers said at the start: shard -> what it queues since.
+    """
+
+    def __init__(
+        self,
+        restore: Callable[[Mapping[int, Pointer], Collection[int]], None],
+        most_bytes: int,
+        most_count: int,
+        restoring: Mapping[int, Pointer],
+    ) -> None:
+        self._restore, self._most_bytes, self._most_count = restore, most_bytes, most_count
+        self._lock = threading.Lock()
+        self.shards = {shard: Queued(since.commit.version, since, 0, 0) for shard, since in restoring.items()}
+        self._asked: dict[int, tuple[Commit, int]] = {}
+        self._refused: dict[int, tuple[int, str]] = {}
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def published(self, shard: int, version: int, metrics: Mapping[str, Any]) -> None:
+        """Take what a shard's task reported of a micro-batch."""
+        decision = metrics.get(DECISION)
+        with self._lock:
+            if decision == Decision.QUEUED.value:
+                since = decode(b64decode(metrics["since"]))
+                why = one_line(str(metrics.get("queued_why", "")))
+                if shard not in self.shards:
+                    log.warning("shard %d queues its input from micro-batch %d on: %s", shard, version, why)
+                elif why and self._asked.get(shard, (None, 0))[0] == since.commit:
+                    log.warning("shard %d has not adopted its queue: %s", shard, why)
+                    del self._asked[shard]
+                    self._refused[shard] = self._refused.get(shard, (0, ""))[0] + 1, why
+                known = self.shards.get(shard)
+                begun = known.begun if known is not None and known.since == since else version
+                self.shards[shard] = Queued(begun, since, int(metrics["queued"]), int(metrics["queued_bytes"]))
+            elif "commit" in metrics:
+                if self.shards.pop(shard, None) is not None:
+                    count = int(metrics.get("adopted", 0))
+                    log.warning("shard %d has adopted its queue: %d micro-batches", shard, count)
+                self._refused.pop(shard, None)
+                self._asked.pop(shard, None)
+
+    def look(self, committed: int) -> None:
+        """Begin a restore if one is due; called after each commit.
+
+        Args:
+            committed: The newest committed micro-batch: what is newer may never have happened.
+
+        Raises:
+            StateUnavailable: A queue is too long, or a shard could not adopt it: the query is to be stopped.
+            Exception: What ended the restore.
+        """
+        with self._lock:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            waiting = {shard: queued for shard, queued in self.shards.items() if not self._was_asked(shard, queued)}
+            for shard, queued in waiting.items():
+                self._check(shard, queued)
+            due = {shard: queued.since for shard, queued in waiting.items() if queued.begun <= committed}
+            if not due or (self._thread is not None and self._thread.is_alive()):
+                return
+            refused = due.keys() & self._refused.keys()
+            self._thread = threading.Thread(target=self._run, args=(due, refused), name="rewind-beside", daemon=True)
+            self._thread.start()
+
+    def restored(self) -> None:
+        """Take note that all was restored with no task running, and that shards were asked to adopt."""
+        with self._lock:
+            self._refused.clear()
+            self._asked = {shard: (queued.since.commit, queued.count) for shard, queued in self.shards.items()}
+
+    def join(self) -> None:
+        """Wait for the restore that runs: what failed is found again by the next one."""
+        if self._thread is not None:
+            self._thread.join()
+        self._error = None
+
+    def _check(self, shard: int, queued: Queued) -> None:
+        count, why = self._refused.get(shard, (0, ""))
+        if count >= MAX_REFUSED:
+            why = f"it could not adopt its queue {count} times: {why}"
+        elif queued.length > self._most_bytes or queued.count > self._most_count:
+            why = f"{queued.count} micro-batches, {queued.length} bytes are queued while its state is restored"
+        else:
+            return
+        raise StateUnavailable(f"shard {shard} cannot go on queueing", where=f"shard {shard}", why=why)
+
+    def _was_asked(self, shard: int, queued: Queued) -> bool:
+        commit, count = self._asked.get(shard, (None, 0))
+        return commit == queued.since.commit and queued.count - count <= ASKED_FOR
+
+    def _run(self, due: Mapping[int, Pointer], refused: Collection[int]) -> None:
+        try:
+            self._restore(due, refused)
+        except BaseException as error:
+            self._error = error
+            return
+        with self._lock:
+            counts = {shard: queued.count for shard, queued in self.shards.items()}
+            self._asked |= {shard: (pointer.commit, counts.get(shard, 0)) for shard, pointer in due.items()}
+        for shard, pointer in sorted(due.items()):
+            log.warning("shard %d is restored as of micro-batch %d beside the query", shard, pointer.commit.version)

@@ -1,0 +1,130 @@
+"""Where the shards of an executor that is gone run next: Spark is told, so that it does not hold their tasks back.
+
+Spark prefers the executor that has a shard's state, also when that one is gone: the task is held back for
+`spark.locality.wait`, and runs on the executor that replaces the dead one when that is there before, whose JVM and
+Python start cold. Where there are copies of all shards (`standby=1`), any executor that is left does at once. Tasks
+that are being held back already are not moved by it.
+
+Executors that come later get such shards back, one by one, once they are warm and have copies.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+log = logging.getLogger("rewind.standby")
+LOOK_S = 0.1
+WARM_S = 60.0
+"""What a new executor is given to be copied to, before a shard is given back to it: many rounds of copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An executor and its host, as Spark names them."""
+
+    executor: str
+    host: str
+
+
+class Cluster(Protocol):
+    """What Spark knows of executors and of where shards are; `query` is Spark's query."""
+
+    def executors(self) -> frozenset[str]:
+        """Return the ids of the executors that are there; asked ten times a second."""
+
+    def active(self, executors: Collection[str]) -> list[Place]:
+        """Return those that tasks are given to: not what is about to go."""
+
+    def place(self, query: Any, shard: int) -> Place | None:
+        """Return where Spark prefers to run a shard, None where it prefers nothing."""
+
+    def prefer(self, query: Any, shard: int, old: Place, new: Place) -> None:
+        """Have Spark prefer another executor, for tasks that it has not yet planned, if it still prefers the old."""
+
+
+class Placement:
+    """Sends shards to executors that are left, and gives them back; asked by one thread.
+
+    Args:
+        cluster: Spark.
+        shards: Their number.
+        clock: Seconds.
+    """
+
+    def __init__(self, cluster: Cluster, shards: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster, self._shards, self._clock = cluster, shards, clock
+        self._looked_s = float("-inf")
+        self._since: dict[str, float] = {}
+        self._lost = False
+        self._away: set[int] = set()
+        self._new: set[str] = set()
+
+    def look(self, query: Any, *, copied: bool) -> None:
+        """Send shards elsewhere whose executor is gone; each to where the fewest are, on its own host if there is one.
+
+        Args:
+            query: Spark's, which runs.
+            copied: Whether there are copies: without them Spark may do better.
+        """
+        now_s = self._clock()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        there, known = self._cluster.executors(), self._since
+        self._looked_s, self._since = now_s, {one: known.get(one, now_s) for one in there}
+        self._lost = self._lost or not known.keys() <= there
+        self._new = (self._new & there) | (there - known.keys()) if known else set()
+        # those that are here for long first: one that has just come is as cold as the next
+        left = known.keys() & there
+        pool = {one for one in left if self._is_warm(one)} or left
+        if not (self._lost and copied and pool):
+            return
+        targets, places = self._cluster.active(sorted(pool)), self._places(query)
+        counts = Counter(place.executor for place in places.values())
+        self._lost = False
+        for shard, place in places.items():
+            if place.executor not in there and targets:
+                target = _emptiest(targets, counts, query, shard, place.host)
+                self._cluster.prefer(query, shard, place, target)
+                log.warning("executor %s is gone: shard %d is to run on %s", place.executor, shard, target.executor)
+                counts[target.executor] += 1
+                self._away.add(shard)
+
+    def give_back(self, query: Any) -> None:
+        """Give one of the shards that were sent elsewhere to an executor that came since and has fewer."""
+        warm = {one for one in self._new if self._is_warm(one)}
+        if not (warm and self._away):
+            return
+        targets, places = self._cluster.active(sorted(warm)), self._places(query)
+        counts = Counter(place.executor for place in places.values())
+        crowded = {shard: places[shard] for shard in sorted(self._away & places.keys())}
+        if not (targets and crowded):
+            return
+        shard, place = max(crowded.items(), key=lambda one: counts[one[1].executor])
+        target = _emptiest(targets, counts, query, shard)
+        if counts[place.executor] - counts[target.executor] >= 2:
+            self._cluster.prefer(query, shard, place, target)
+            log.warning("shard %d is to run on executor %s, which has fewer", shard, target.executor)
+        elif warm == self._new:
+            self._away, self._new = set(), set()
+
+    def _is_warm(self, executor: str) -> bool:
+        return self._looked_s - self._since[executor] >= WARM_S
+
+    def _places(self, query: Any) -> dict[int, Place]:
+        found = ((shard, self._cluster.place(query, shard)) for shard in range(self._shards))
+        return {shard: place for shard, place in found if place is not None}
+
+
+def _emptiest(targets: Collection[Place], counts: Mapping[str, int], query: Any, shard: int, host: str = "") -> Place:
+    """Choose one; among equals by what differs between queries, which do not know of one another."""
+
+    def order(one: Place) -> tuple[bool, int, int]:
+        return bool(host) and one.host != host, counts[one.executor], zlib.crc32(f"{query.id} {shard} {one}".encode())
+
+    return min(targets, key=order)

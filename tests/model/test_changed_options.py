@@ -1,0 +1,33 @@
+"""A small hunt with changed options; `python -m tests.model.changed_options --runs 10000` is the large one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.model.changed_options import CASES, CRASHES, direction, hunt, untried
+
+RUNS = int(os.environ.get("CHANGED_OPTIONS_RUNS", "200"))
+
+
+@pytest.mark.disturbed
+def test_changed_options_lose_nothing_and_send_nothing_twice():
+    tried, failed = hunt(list(CASES), range(RUNS))
+    assert failed == []
+    assert untried(tried) == []
+    for kind, counts in tried.items():
+        for aim in sorted(counts):
+            print(kind, *aim, counts[aim])
+
+
+def test_directions_of_a_change():
+    ways = [direction((None, 0, 4), *pair) for pair in ((None, 0), (0, None), (0, 4), (4, 0))]
+    assert ways == ["on", "off", "more", "less"]
+    assert direction((False, True), True, False) == "off"
+    assert direction((0, 7), 0, 7) == "more"
+
+
+def test_each_kind_aims_at_every_crash():
+    for case in CASES.values():
+        assert {aim[2] for aim in case.aims()} == set(CRASHES)

@@ -1,0 +1,201 @@
+"""What a person does to a running query, and between its runs: on a real Spark, through the public calls."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from backend import archive, count, stream, tumbling
+from backend.errors import CheckpointInUse, CheckpointTaken, ManifestMismatch, QueryStopped
+from backend.sinks import foreach_sink
+from backend.sources.archive_files import write_archive
+from recovery.cli import app
+from recovery.commit.lease import DIRECTORY
+from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.inspect.user_job import job_of
+
+pytestmark = pytest.mark.spark
+
+PATIENCE_S = 150  # on a busy machine; each takes some seconds
+
+
+def write(path: Path, seconds: list[int], first: int = 0) -> None:
+    """Write messages of one partition, by their seconds."""
+    values = [json.dumps({"key": "a", "at": second * 1000}).encode() for second in seconds]
+    arrays = {
+        "topic": pa.array(["t"] * len(seconds)),
+        "partition": pa.array([0] * len(seconds), pa.int32()),
+        "offset": pa.array(range(first, first + len(seconds)), pa.int64()),
+        "timestamp": pa.array([second * 1000 for second in seconds], pa.timestamp("ms", tz="UTC")),
+        "key": pa.array([None] * len(seconds), pa.binary()),
+        "value": pa.array(values, pa.binary()),
+    }
+    write_archive(path / f"from-{first}", pa.table(arrays))
+
+
+def job(path: Path, minutes: int = 1) -> Any:
+    source = archive(str(path / "archive"), value="key string, at long")
+    windows = stream(source, event_time="at", key="key").window(tumbling(f"{minutes} minutes"), retention="1 hour")
+    return windows.aggregate(n=count()).options(shards=1, trigger="0 seconds")
+
+
+def start(spark: Any, path: Path, **options: Any) -> Any:
+    places = {"checkpoint": path / "checkpoint", "local_dir": path / "local"}
+    if "sink" not in options:
+        places |= {"results": path / "results", "errors": path / "errors"}
+    return job(path).start(spark, **(places | options))
+
+
+def rows(path: Path, results: str = "results") -> list[tuple[str, int, int, int]]:
+    """Read (reason, revision, window's start in seconds, count)."""
+    files = sorted((path / results).glob("batch=*/*.parquet"))
+    found = [row for file in files for row in pq.read_table(file).to_pylist()]
+    found.sort(key=lambda row: (row["version"], row["sequence"]))
+    return [(row["reason"], row["revision"], int(row["window_start"].timestamp()), row["n"]) for row in found]
+
+
+def command(path: Path, *words: str, code: int) -> dict[str, Any]:
+    told = [words[0], str(path / "checkpoint"), *words[1:], "--local-dir", str(path / "local"), "--json"]
+    result = CliRunner().invoke(app, [word for word in told if word is not None])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def published(query: Any) -> None:
+    """Wait for the first micro-batch."""
+    done = threading.Event()
+    for _ in range(PATIENCE_S * 10):
+        if query.progress.micro_batches or not query.is_active:
+            return
+        done.wait(0.1)
+    raise AssertionError("no micro-batch")
+
+
+def test_a_running_query_keeps_its_checkpoint_to_itself(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "archive", [0, 30, 70])
+    query = start(spark, tmp_path, name="clicks")
+    try:
+        published(query)
+        with pytest.raises(CheckpointInUse, match="query 'clicks'") as caught:
+            start(spark, tmp_path, results=tmp_path / "other", errors=tmp_path / "other-errors")
+        assert "query.stop()" in caught.value.command
+        assert not (tmp_path / "other").exists(), "nothing was made"
+        for words in (
+            ("reset", "--yes"),
+            ("reset", "--yes", "--local-only"),
+            ("restore", "tests.support.own_job:sales"),
+        ):
+            assert command(tmp_path, *words, code=1)["error"]["code"] == "CheckpointInUse"
+        told = ("reset", str(tmp_path / "checkpoint"), "--yes", "--json", "--local-dir", str(tmp_path / "local"))
+        words = [sys.executable, "-m", "recovery.cli", *told]
+        other = subprocess.run(words, check=False, capture_output=True, text=True)
+        assert other.returncode == 1
+        error = json.loads(other.stdout)["error"]
+        assert error["code"] == "CheckpointInUse"
+        assert "query 'clicks'" in error["why"]
+        assert query.is_active
+        assert query.query.isActive
+    finally:
+        query.stop()
+    assert query.exception is None
+    assert not spark.streams.active
+    assert rows(tmp_path) == [("full", 0, 0, 2)]
+
+    with pytest.raises(ManifestMismatch, match="another one than this query has written to"):
+        start(spark, tmp_path, results=tmp_path / "other")
+    with pytest.raises(ManifestMismatch, match="another one than this query has written to"):
+        start(spark, tmp_path, results=tmp_path / "errors", errors=tmp_path / "results")
+    (tmp_path / "results").rename(tmp_path / "moved")
+    places = {"results": tmp_path / "moved", "until": "end"}
+    assert start(spark, tmp_path, **places).await_termination(PATIENCE_S)
+    shown = [("full", 0, 0, 2), ("drain", 0, 60, 1)]
+    assert rows(tmp_path, "moved") == shown
+    # with nothing new, nothing is sent again; with something new, what is open is
+    assert start(spark, tmp_path, **places).await_termination(PATIENCE_S)
+    assert rows(tmp_path, "moved") == shown
+    write(tmp_path / "archive", [80], first=3)
+    assert start(spark, tmp_path, **places).await_termination(PATIENCE_S)
+    assert rows(tmp_path, "moved") == [*shown, ("drain", 1, 60, 2)]
+
+    opened = Checkpoint(str(tmp_path / "checkpoint"), tmp_path / "local")
+    assert job_of(job(tmp_path), spark, opened.location, opened.manifest).grouping == opened.manifest.grouping
+    with pytest.raises(ManifestMismatch, match=r"operator\.window\.size"):
+        job_of(job(tmp_path, minutes=2), spark, opened.location, opened.manifest)
+
+    kept = command(tmp_path, "reset", "--dry-run", code=0)["kept"]
+    assert any(f"{tmp_path}/moved" in one and "--outputs" in one for one in kept)
+    shutil.copytree(tmp_path / "moved", tmp_path / "kept")
+    command(tmp_path, "reset", "--yes", "--outputs", code=0)
+    assert [(tmp_path / name).exists() for name in ("checkpoint", "moved", "errors", "archive")] == [0, 0, 0, 1]
+    with pytest.raises(ManifestMismatch, match="belongs to another query"):
+        start(spark, tmp_path, results=tmp_path / "kept")
+    assert start(spark, tmp_path, **places).await_termination(PATIENCE_S)
+    assert rows(tmp_path, "moved") == [("full", 0, 0, 2), ("drain", 0, 60, 2)]
+
+
+def test_a_sink_others_and_a_newer_driver_stop_a_query(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "archive", [0, 30, 70])
+    asked = threading.Event()
+
+    def enough(results: pa.Table, errors: pa.Table, version: int) -> None:
+        assert ready.wait(PATIENCE_S)
+        query.stop()
+        asked.set()
+
+    ready = threading.Event()
+    query = start(spark, tmp_path, sink=foreach_sink(enough))
+    ready.set()
+    assert query.await_termination(PATIENCE_S)
+    assert asked.is_set()
+    assert not spark.streams.active
+
+    bounded = start(spark, tmp_path, sink=foreach_sink(lambda *_: None), until="end")
+    for one in spark.streams.active:
+        one.stop()
+    with pytest.raises(QueryStopped, match="before the end of its input"):
+        bounded.await_termination(PATIENCE_S)
+    bounded.stop()
+    with pytest.raises(QueryStopped, match="has ended"):
+        bounded.drain()
+    assert start(spark, tmp_path, sink=foreach_sink(lambda *_: None), until="end").await_termination(PATIENCE_S)
+
+    older = start(spark, tmp_path, sink=foreach_sink(lambda *_: None))
+    newer = tmp_path / "checkpoint" / DIRECTORY / f"{99:012d}-{'a' * 32}.json"
+    newer.write_text(json.dumps({"format": 1, "what": "a query", "pid": 1, "host": "elsewhere", "since": "now"}))
+    with pytest.raises(CheckpointTaken, match="a query, process 1 on elsewhere"):
+        older.await_termination(PATIENCE_S)
+    assert not spark.streams.active
+
+
+def test_queries_that_start_at_once_in_one_session_get_their_own_settings(spark: Any, tmp_path: Path) -> None:
+    """Their shards are a setting of the session, which is one for all threads, while Spark's query is started."""
+    names = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateStore.providerClass")
+    users = [spark.conf.get(name, None) for name in names]
+    ended: dict[int, bool] = {}
+
+    def run(shards: int) -> None:
+        path = tmp_path / str(shards)
+        write(path / "archive", [0, 30, 70])
+        ended[shards] = start(spark, path, shards=shards, until="end").await_termination(PATIENCE_S)
+
+    threads = [threading.Thread(target=run, args=(shards,)) for shards in (1, 3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended == {1: True, 3: True, 5: True}
+    for shards in ended:
+        assert rows(tmp_path / str(shards)) == [("full", 0, 0, 2), ("drain", 0, 60, 1)]
+        planned = (tmp_path / str(shards) / "checkpoint" / "offsets" / "0").read_text().splitlines()[1]
+        assert json.loads(planned)["conf"]["spark.sql.shuffle.partitions"] == str(shards)
+    assert [spark.conf.get(name, None) for name in names] == users

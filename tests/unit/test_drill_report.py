@@ -1,0 +1,96 @@
+"""The page of a drill: what a manager reads, and data in it as text. How it looks: `make look`."""
+
+from __future__ import annotations
+
+import io
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from backend.errors import UserCodeFailed
+from recovery.drill.drill import Drill, Verdict
+from recovery.drill.report import drill_json, show_drill, write_html
+from recovery.drill.run import Run
+from recovery.drill.scenarios import choose
+from recovery.inspect.compare import Output, compare
+from tests.unit.test_text_from_data import HOSTILE
+
+SCRIPT = "<script>throw 1</script><img src=x onerror=alert(1)>"
+
+
+def page(tmp_path: Path) -> tuple[dict[str, Any], str]:
+    """Write the page of two scenarios: one whose state comes back, one that loses a window with a hostile key."""
+    events = [
+        *({"event": "progress", "at": 100.0 + n, "version": n} for n in range(4)),
+        {"event": "killed", "at": 104.0, "what": f"killed by {SCRIPT}{HOSTILE}"},
+        {"event": "begun", "at": 105.0},
+        {"event": "restoring", "at": 105.5, "shard": 0, "how": "replay", "why": SCRIPT},
+        {"event": "restored", "at": 106.0, "shard": 0, "how": "replay"},
+        {"event": "progress", "at": 107.5, "version": 3},
+        {"event": "progress", "at": 109.0, "version": 4},
+    ]
+    run = Run(events=events, version=4, broken_at=104.0, damaged=(0,))
+    control = Output({(0, SCRIPT): (1,), (1, "b"): (2,)}, {}, {0: (255, 2, 16)}, 0)
+    less = Output({(1, "b"): (2,)}, {}, {0: (254, 1, 16)}, 0)
+    good, bad = compare(control, control), compare(control, less)
+    first, second = choose(["kill-driver", "lose-all"])
+    drill = Drill(tmp_path / "out", job=f"{SCRIPT}:job")
+    drill.control_run = Run(events=events[:4])
+    verdicts = [
+        Verdict(first, True, "", run, good, 0.5, 0.5, 4.0),
+        Verdict(second, False, "; ".join(bad.samples), run, bad, 0.5, 0.5, 4.0),
+    ]
+    data = drill_json(drill, verdicts)
+    write_html(tmp_path / "report.html", data)
+    return data, (tmp_path / "report.html").read_text()
+
+
+def test_times_losses_and_digests_are_told(tmp_path: Path) -> None:
+    data, text = page(tmp_path)
+    assert [one["first_s"] for one in data["scenarios"]] == [2.5, 2.5]  # 107.5 - 105, by hand
+    assert "1 of 2 scenarios FAILED" in text
+    assert "2.5 s" in text
+    assert "4.0 s" in text
+    assert "1 lost" in text
+    same, other = "00000000000000ff 0000000000000010", "00000000000000fe 0000000000000010"
+    assert (text.count(same), text.count(other)) == (3, 1)
+    assert text.count("DIFFERENT") == 1
+
+
+def test_hostile_keys_are_text_and_the_page_is_whole(tmp_path: Path) -> None:
+    _, text = page(tmp_path)
+    tags: list[str] = []
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append(tag)
+            assert not any(name.startswith("on") or name in ("src", "href") for name, _ in attrs), (
+                "and needs no other file"
+            )
+
+    Tags().feed(text)
+    assert "url(" not in text and "@import" not in text
+    assert not {"script", "img"} & set(tags)
+    assert text.count("&lt;script&gt;") >= 5
+    assert not [character for character in text if character in "\x1b\x07\x9b\u202e\u2028"]
+
+
+def test_at_80_columns_every_scenario_has_its_whole_name(tmp_path: Path) -> None:
+    data, _ = page(tmp_path)
+    longest = {**data["scenarios"][0], "name": "lose-executor-with-snapshots", "restore_s": 12.3, "detect_s": 12.3}
+    out = io.StringIO()
+    show_drill(Console(file=out, width=80), {"scenarios": [longest]})
+    assert "lose-executor-with-snapshots " in out.getvalue()
+    assert "12.3 s" in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+
+
+def test_a_job_that_fails_by_itself_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drill = Drill(tmp_path / "out", job="my.jobs:late")
+    monkeypatch.setattr(drill, "_ready", lambda: None)
+    monkeypatch.setattr(drill, "_follow", lambda runner, run, out: setattr(run, "error", "KeyError: 'origin'"))
+    with pytest.raises(UserCodeFailed, match=r"fails without being broken.*KeyError: 'origin'.*run the job by itself"):
+        drill.control()

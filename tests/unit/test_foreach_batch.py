@@ -1,0 +1,116 @@
+"""`foreach_batch`: called at least once with the same rows, never with others, and nothing is left in the outbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.errors import OutputDiffers, UnknownFormat, UserCodeFailed
+from backend.sinks import foreach_batch
+from tests.support.sink_story import Player, Story, operator, scratch
+
+
+class Home:
+    """A query with a function; frames come as lists of ids."""
+
+    def __init__(self, home: Path, story: Story) -> None:
+        self.home, self.story, self.calls, self.fail = home, story, [], ""
+
+    def start(self, planned: int, **options: Any) -> Any:
+        def function(results: list[str], errors: list[str], version: int) -> None:
+            self.calls.append((version, results, errors))
+            if self.fail:
+                raise LookupError(self.fail)
+
+        sink = foreach_batch(function, **options)
+        sink.begin(scratch(self.home), operator())
+        sink.resume_from(planned)
+        sink.open("q")
+        sink._frame = ids
+        return sink
+
+    def publish(self, sink: Any, version: int, frames: Any = None) -> None:
+        Player(lambda: sink, "", self.story, 0).publish(sink, version, frames or self.story.frames[version])
+
+    def wanted(self, version: int) -> tuple[Any, ...]:
+        return version, [row[0] for row in self.story.rows[version]], [row[0] for row in self.story.errors[version]]
+
+
+def ids(written: Any, kind: str) -> list[str]:
+    """Read as many times as one likes."""
+    found = [[name for batch in written.batches(kind) for name in batch.column("id").to_pylist()] for _ in range(2)]
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path, Story(7, 8))
+
+
+def with_rows(story: Story) -> int:
+    return next(version for version, rows in enumerate(story.rows) if rows)
+
+
+def test_each_micro_batch_with_rows_is_given_in_order(home: Home, tmp_path: Path) -> None:
+    sink = home.start(-1)
+    for version in range(8):
+        home.publish(sink, version)
+    assert home.calls == [home.wanted(v) for v in range(8) if any(home.wanted(v)[1:])]
+    assert [path.name for path in Path(scratch(tmp_path)).iterdir()] == ["given.json"]
+
+
+def test_what_it_raised_is_named_and_it_is_called_again_with_the_same_rows_and_never_with_others(home: Home) -> None:
+    version = with_rows(home.story)
+    home.fail = "no such table"
+    with pytest.raises(UserCodeFailed, match="LookupError"):
+        home.publish(home.start(-1), version)
+    home.fail = ""
+    other = [dict(one, results=None) for one in home.story.frames[version]]
+    with pytest.raises(OutputDiffers, match=r"published \d+ results, now 0") as caught:
+        home.publish(home.start(version), version, other)
+    assert f"accept_published={version}" in caught.value.command
+    home.publish(home.start(version), version)
+    assert home.calls == [home.wanted(version)] * 2
+    home.publish(home.start(version, accept_published=version), version, other)
+    assert len(home.calls) == 2
+
+
+def test_a_checkpoint_that_was_taken_back_gives_what_it_plans_anew(home: Home) -> None:
+    version = with_rows(home.story)
+    home.publish(home.start(-1), version)
+    home.publish(home.start(version - 1), version, [dict(one, errors=None) for one in home.story.frames[version]])
+    assert home.calls[1] == (version, home.wanted(version)[1], [])
+
+
+def test_what_was_given_last_must_be_readable(home: Home, tmp_path: Path) -> None:
+    version = with_rows(home.story)
+    home.publish(home.start(-1), version)
+    for bad, why in (
+        (b'{"format": 2}', "format 2, this release reads 1"),  # another release's, whatever its fields
+        (b"{", "truncated"),
+        (b"[1]", "Expected `object`"),
+    ):
+        Path(scratch(tmp_path), "given.json").write_bytes(bad)
+        with pytest.raises(UnknownFormat, match=rf"given\.json; why: .*{why}"):
+            home.publish(home.start(version), version)
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="function=3: must be callable"):
+        foreach_batch(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="accept_published='1'"):
+        foreach_batch(print, accept_published="1")  # type: ignore[arg-type]
+
+
+def test_the_file_of_what_was_given_has_this_form() -> None:
+    """Format 1, frozen."""
+    import msgspec
+
+    from backend.sinks.foreach import Given
+
+    text = b'{"version":4,"results":[2,"00ff"],"errors":[0,"01aa"],"format":1}'
+    assert msgspec.json.encode(Given(4, (2, "00ff"), (0, "01aa"))) == text
+    assert msgspec.json.decode(text, type=Given) == Given(4, (2, "00ff"), (0, "01aa"))

@@ -1,0 +1,162 @@
+"""Parquet on an object store: moto's S3 server, which runs in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, UnknownFormat
+from backend.sinks import parquet_sink
+from backend.sinks.objects import Newest
+from backend.sinks.parquet import ParquetSink
+from tests.support.sink_story import Death, Player, Story, check_seen, operator
+from tests.unit.test_table_sinks import over
+
+COLUMNS = 'id, reason, shard, epoch_ms(window_start), origin, n, "odd ""total"".x"'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Give the address of an S3 server."""
+    from moto.server import ThreadedMotoServer
+
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Give the URI of a new bucket."""
+    import s3fs
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    filesystem = s3fs.S3FileSystem()
+    filesystem.mkdir("out")
+    yield "s3://out"
+    filesystem.rm("out", recursive=True)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def read(uri: str) -> list[pa.Table]:
+    """Read what readers see, file by file, past any cache."""
+    import s3fs
+
+    filesystem = s3fs.S3FileSystem()
+    filesystem.invalidate_cache()
+    tables = []
+    for name in sorted(filesystem.glob(f"{uri.removeprefix('s3://')}/batch=*/*.parquet")):
+        with filesystem.open(name, "rb") as handle:
+            tables.append(pq.read_table(handle))
+    return tables
+
+
+def results(uri: str) -> list[tuple[Any, ...]]:
+    tables = read(uri)
+    return sorted(over({"o": pa.concat_tables(tables)}, f"SELECT {COLUMNS} FROM o")) if tables else []
+
+
+def begun(bucket: str, planned: int = -1, query: str = "q") -> Any:
+    sink = parquet_sink(f"{bucket}/windows", f"{bucket}/bad")
+    sink.begin("/nowhere", operator())
+    sink.resume_from(planned)
+    sink.open(query)
+    return sink
+
+
+def player(bucket: str, story: Story, deaths: int) -> Player:
+    return Player(
+        lambda: parquet_sink(f"{bucket}/windows", f"{bucket}/bad"),
+        "/nowhere",
+        story,
+        deaths,
+        commits=("append",),
+        look=lambda: results(f"{bucket}/windows"),
+    )
+
+
+@pytest.mark.disturbed
+@pytest.mark.parametrize(("batches", "deaths"), [(5, 9), pytest.param(40, 100, marks=pytest.mark.long)])
+def test_no_row_comes_twice_and_none_is_missing_wherever_the_driver_dies(
+    bucket: str, batches: int, deaths: int
+) -> None:
+    story = Story(17, batches)
+    played = player(bucket, story, deaths)
+    played.run()
+    assert results(f"{bucket}/windows") == sorted(story.log)
+    errors = [(row["id"], row["offset"]) for table in read(f"{bucket}/bad") for row in table.to_pylist()]
+    assert sorted(errors) == sorted(row for rows in story.errors for row in rows)
+    check_seen(played.seen, deaths)
+
+
+def test_what_died_among_its_files_goes_on_and_other_rows_are_refused(bucket: str) -> None:
+    story = Story(7, 8)
+    version = next(v for v, rows in enumerate(story.rows) if len({row[2] for row in rows}) > 1)
+    played = player(bucket, story, 0)
+    sink = begun(bucket)
+    output = sink._tables["results"]
+    real, left = output._fs.cp_file, [1]
+
+    def copy(*given: Any) -> None:
+        real(*given)
+        left[0] -= 1
+        if not left[0]:
+            raise Death("behind the first file")
+
+    with mock.patch.object(output._fs, "cp_file", copy), pytest.raises(Death):
+        played.publish(sink, version, story.frames[version])
+    [seen] = read(f"{bucket}/windows")
+    other = [dict(one, results=story.frames[version - 1][one["shard"]]["results"]) for one in story.frames[version]]
+    with pytest.raises(OutputDiffers, match="in part, ran again, and made other rows"):
+        played.publish(begun(bucket, version), version, other)
+    assert read(f"{bucket}/windows") == [seen]
+    played.publish(begun(bucket, version), version, story.frames[version])
+    assert results(f"{bucket}/windows") == sorted(story.rows[version])
+
+
+def test_a_directory_of_another_query_is_refused(bucket: str) -> None:
+    story = Story(7, 8)
+    sink = begun(bucket)
+    player(bucket, story, 0).publish(sink, 7, story.frames[7])
+    with pytest.raises(ManifestMismatch, match="written by q/results"):
+        begun(bucket, 9, query="p")
+    with pytest.raises(SinkConflict):
+        begun(bucket, 3)
+    newest = f"{bucket}/windows/_rewind/newest.json"
+    filesystem = sink._tables["results"]._fs
+    filesystem.pipe_file(newest, b'{"format": 2}')
+    with pytest.raises(UnknownFormat, match="format 2"):
+        begun(bucket, 9)
+    filesystem.rm_file(newest)
+    with pytest.raises(ManifestMismatch, match="no mark"):
+        begun(bucket, 9)
+
+
+def test_the_record_has_this_form() -> None:
+    """Format 1, frozen."""
+    text = b'{"owner":"q/results","version":3,"rows":2,"digest":"00ff","format":1}'
+    assert msgspec.json.encode(Newest("q/results", 3, 2, "00ff")) == text
+    assert msgspec.json.decode(text, type=Newest) == Newest("q/results", 3, 2, "00ff")
+
+
+def test_bad_places_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="errors="):
+        parquet_sink("s3://a/x", "s3://a/x/y")
+    with pytest.raises(ValueError, match=r"errors='.*': must be on the filesystem of results='s3://a/x'"):
+        parquet_sink("s3://a/x", tmp_path)
+    with pytest.raises(ValueError, match="memory:// is seen by one process only"):
+        parquet_sink("memory://a", "memory://b")
+    assert isinstance(parquet_sink(f"file://{tmp_path}/a", tmp_path / "b"), ParquetSink)

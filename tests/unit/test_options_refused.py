@@ -1,0 +1,185 @@
+"""A bad option is a `ValueError` that names it, at once: no Spark is started and nothing is made on disk."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backend import archive, count, kafka, kafka_sink, mean, session, stream, tumbling
+from backend.errors import KeyInvalid, RewindError, ValueInvalid
+from backend.windows.spec import window_spec
+from recovery.files import check_place
+
+SOURCE = archive("data", value="user string, price double")
+JOB = stream(SOURCE, key="user").window(tumbling("1 minute"), retention="1 hour").aggregate(n=count())
+
+
+class Column:
+    """As pyspark's: iterating over it is an error of its own."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("Column is not iterable")
+
+
+class DataFrame:
+    """As pyspark's, as far as a careless check would look."""
+
+    isStreaming = True  # noqa: N815
+
+
+def _start(**options: Any) -> Any:
+    places = {"checkpoint": "cp", "results": "out", "errors": "bad"}
+    return JOB.start(None, **(places | options))  # type: ignore[arg-type]
+
+
+def _start_kafka(results: str = "r", changelog: str | None = None) -> Any:
+    """Topics of one cluster, by one server of two."""
+    source = kafka("t", servers="a:1,b:1", value="user string, price double")
+    job = stream(source, key="user").window(tumbling("1 minute"), retention="1 hour").aggregate(n=count())
+    return job.start(None, checkpoint="cp", sink=kafka_sink(results, "e", servers="b:1"), changelog=changelog)  # type: ignore[arg-type]
+
+
+def _window(**options: Any) -> Any:
+    return window_spec(tumbling("1 minute"), SCHEMA, {"n": count()}, **({"retention": "1 hour"} | options))
+
+
+SCHEMA = pa.schema([("user", pa.string()), ("price", pa.float64())])
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a DataFrame": (lambda: stream(DataFrame()), "source="),  # type: ignore[arg-type]
+    "a text for a source": (lambda: stream("clicks"), "source='clicks'"),  # type: ignore[arg-type]
+    "a column for a key": (lambda: stream(SOURCE, key=Column()), "key="),  # type: ignore[arg-type]
+    "a key twice": (lambda: stream(SOURCE, key=["user", "user"]), "key=['user', 'user']"),
+    "a key of numbers": (lambda: stream(SOURCE, key=[1]), r"key=[1]"),  # type: ignore[list-item]
+    "an event time of numbers": (lambda: stream(SOURCE, event_time=5), "event_time=5"),  # type: ignore[arg-type]
+    "a text for an aggregate": (
+        lambda: stream(SOURCE).window(tumbling("1 s"), retention=0).aggregate(x="count"),  # type: ignore[arg-type]
+        "aggregates['x']: 'count'",
+    ),
+    "no aggregate": (lambda: stream(SOURCE).window(tumbling("1 s"), retention=0).aggregate(), "aggregate()"),
+    "an unknown field": (
+        lambda: window_spec(tumbling("1 s"), SCHEMA, {"m": mean("pryce")}, retention=0),
+        "aggregates['m']: mean of unknown field 'pryce'; allowed are price, user",
+    ),
+    "two results that differ in case": (
+        lambda: window_spec(tumbling("1 s"), SCHEMA, {"a": count(), "A": count()}, retention=0),
+        "the result name 'a' is taken already (a and A",
+    ),
+    "a result that differs from the key in case": (
+        lambda: window_spec(tumbling("1 s"), SCHEMA, {"User": count()}, keys=["user"], retention=0),
+        "the result name 'User' is taken already (a and A",
+    ),
+    "an archive without its package": (lambda: archive("foo://x", value="a int"), "path='foo://x'"),
+    "no retention": (lambda: _window(retention=None), "retention=None"),
+    "a retention in words": (lambda: _window(retention="soon"), "retention='soon'"),
+    "a retention by number for sessions": (
+        lambda: window_spec(session("1 s"), SCHEMA, {"n": count()}, retention=0, retention_messages=5),
+        "retention_messages=5",
+    ),
+    "policies as a dict": (lambda: _window(policies={"early": "1 s"}), "policies={'early': '1 s'}"),
+    "an idle time below 0": (lambda: _window(idle_after=-1), "idle_after=-1"),
+    "far future in words": (lambda: _window(max_ahead="far"), "max_ahead='far'"),
+    "an archive nowhere": (lambda: archive(5, value="a int"), "path=5"),  # type: ignore[arg-type]
+    "an archive of one topic as text": (lambda: archive("d", value="a int", topics="t"), "topics='t'"),
+    "a value that is no text": (lambda: archive("d", value=None), "value=None"),  # type: ignore[arg-type]
+    "a format nobody knows": (lambda: archive("d", value="a int", format="xml"), "format='xml'"),
+    "no offsets per batch": (lambda: archive("d", value="a int", max_offsets_per_batch=0), "max_offsets_per_batch=0"),
+    "topics of numbers": (lambda: kafka([1], servers="h:1", value="a int"), r"topics=[1]"),  # type: ignore[list-item]
+    "results to the topic that is read": (
+        lambda: _start_kafka(results="t"),
+        "results='kafka://b:1/t': is the topic of topics='kafka://b:1/t'",
+    ),
+    "a changelog in the errors": (lambda: _start_kafka(changelog="kafka://c:1,b:1/e"), "changelog='kafka://b:1/e'"),
+    "a changelog that is no topic": (lambda: _start_kafka(changelog="kafka://b:1/e e"), "changelog='kafka://b:1/e e'"),
+    "a value in bytes": (lambda: kafka("t", servers="h:1", value=b"a int"), "value=b'a int'"),  # type: ignore[arg-type]
+    "a reader nobody has": (lambda: kafka("t", servers="h:1", value="a int", reader="x"), "reader='x'"),
+    "a checkpoint of one process": (lambda: _start(checkpoint="memory://cp"), "checkpoint='memory://cp'"),
+    "a checkpoint of an unknown protocol": (lambda: _start(checkpoint="foo://cp"), "checkpoint='foo://cp'"),
+    "a checkpoint that is no path": (lambda: _start(checkpoint=5), "checkpoint=5"),
+    "a checkpoint without a name": (lambda: _start(checkpoint=""), "checkpoint=''"),
+    "a checkpoint with a password": (lambda: _start(checkpoint="ftp://me:secret@host/cp"), "ftp://me:...@host"),
+    "a changelog of an unknown protocol": (lambda: _start(changelog="foo://x"), "changelog='foo://x'"),
+    "a changelog of one process": (lambda: _start(changelog="memory://x"), "changelog='memory://x'"),
+    "a changelog without a topic": (lambda: _start(changelog="kafka://host:1"), "changelog='kafka://host:1'"),
+    "a changelog without servers": (lambda: _start(changelog="kafka:///topic"), "changelog='kafka:///topic'"),
+    "results that are no path": (lambda: _start(results=5), "results=5"),
+    "errors without a name": (lambda: _start(errors=""), "errors=''"),
+    "results alone": (lambda: _start(errors=None), "results and errors"),
+    "a sink that is none": (lambda: _start(results=None, errors=None, sink="topic"), "sink='topic'"),
+    "a sink beside results": (lambda: _start(sink=object()), "sink"),
+    "an option that is none": (
+        lambda: JOB.options(shard=3).start(None, checkpoint="cp", results="out", errors="bad"),
+        "shard=3",
+    ),
+    "a listener that is none": (lambda: _start(listeners=[print]), "listeners="),
+    "a name of spaces": (lambda: _start(name=" "), "name=' '"),
+    "a local directory that is no path": (lambda: _start(local_dir=5), "local_dir=5"),
+    "no shards": (lambda: _start(shards=0), "shards=0"),
+    "a trigger in words": (lambda: _start(trigger="now"), "trigger='now'"),
+    "an end that is none": (lambda: _start(until="now"), "until='now'"),
+    "snapshots below 1": (lambda: _start(snapshots=0), "snapshots=0"),
+    "a queue of nothing": (lambda: _start(queue_bytes=0), "queue_bytes=0: allowed are 'off' and"),
+    "a queue in words": (lambda: _start(queue_bytes="1 GB"), "queue_bytes='1 GB'"),
+    "more copies than one": (lambda: _start(standby=2), "standby=2: allowed are 0 and 1"),
+    "a standby that is no number": (lambda: _start(standby=True), "standby=True: allowed are 0 and 1"),
+    "copies of no snapshots": (lambda: _start(standby=1), "standby=1: copies are made of snapshots, which are off"),
+    "a route nobody knows": (lambda: _start(route="hash"), "route='hash'"),
+}
+
+
+@pytest.mark.parametrize("call, named", REFUSED.values(), ids=REFUSED)
+def test_a_bad_option_is_named_and_nothing_is_made(
+    call: Callable[[], Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert named in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_good_options_reach_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AttributeError, match="sparkContext"):  # the session that is not there: all else is fine
+        _start(shards=2, listeners=[], name="n", local_dir="l", changelog="kafka://h:1/t", trigger="0 s")
+
+
+@pytest.mark.parametrize("kind", [KeyInvalid, ValueInvalid])
+def test_errors_about_values_are_value_errors(kind: type[RewindError]) -> None:
+    error = kind("too long", where="a store")
+    assert isinstance(error, ValueError) and isinstance(error, RewindError)
+    name = kind.__name__
+    assert str(error) == f"[rewind:{name}] too long; where: a store; next: see docs/errors.md#{name.lower()}"
+
+
+def test_a_relative_path_means_what_it_meant_when_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert archive("data", value="a int").path == str(tmp_path / "data")
+    assert check_place("cp", "checkpoint") == str(tmp_path / "cp")
+    assert check_place("file:/cp", "checkpoint") == "file:/cp"
+    assert check_place("file:///cp", "checkpoint") == "file:///cp"
+
+
+def test_start_and_join_name_every_option_with_its_type_and_say_what_it_is():
+    """Nothing hides behind `**options`: an editor completes them, a type checker checks them, `help` explains them."""
+    from backend.joins.spec import join_spec
+    from backend.spark.join import join
+    from backend.spark.start import StartOptions
+    from backend.spark.stream import Pipeline
+
+    named = {
+        Pipeline.start: set(StartOptions.__dataclass_fields__),
+        join: set(inspect.signature(join_spec).parameters)
+        - {"left_schema", "right_schema", "left_streams", "first_offsets"},
+    }
+    for function, options in named.items():
+        parameters = inspect.signature(function).parameters.values()
+        assert all(one.kind is not inspect.Parameter.VAR_KEYWORD and one.annotation for one in parameters)
+        assert options <= {one.name for one in parameters}
+        assert all(f"            {name}: " in inspect.getdoc(function).replace("    ", " " * 12) for name in options)

@@ -1,0 +1,144 @@
+"""A restart that would write elsewhere is refused, unless the output has moved or the user says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from backend.errors import ManifestMismatch
+from backend.sinks.directory import VersionedDirectory
+from backend.sinks.parquet import ParquetSink
+from recovery.cli import app
+from recovery.commit.manifest import Manifest, write_manifest
+from recovery.commit.outputs import NAME, check_outputs, output_id, read_outputs, write_outputs
+
+QUERY = "q" * 32
+
+
+class Says:
+    """A sink that says something of itself."""
+
+    def __init__(self, **told: Any) -> None:
+        self.told = told
+
+    def describe(self) -> dict[str, object]:
+        return self.told
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """Give a checkpoint with a planned micro-batch, whose outputs are `results` and `errors` beside it."""
+    location = tmp_path / "checkpoint"
+    (location / "offsets").mkdir(parents=True)
+    (location / "offsets" / "0").write_text("v1")
+    begin(str(location), sink(tmp_path))
+    return str(location)
+
+
+def sink(home: Path, results: str = "results", errors: str = "errors") -> ParquetSink:
+    return ParquetSink(home / results, home / errors)
+
+
+def begin(checkpoint: str, one: Any) -> None:
+    """Do what `start` does with a sink."""
+    query = output_id(checkpoint, QUERY)
+    check_outputs(checkpoint, query, one)
+    getattr(one, "open", lambda query: None)(query)
+    write_outputs(checkpoint, one)
+
+
+def test_the_same_outputs_go_on(checkpoint: str, tmp_path: Path) -> None:
+    begin(checkpoint, sink(tmp_path))
+
+
+@pytest.mark.parametrize("results", ["other", "errors"])
+def test_other_outputs_are_refused_before_anything_is_made(checkpoint: str, tmp_path: Path, results: str) -> None:
+    errors = "results" if results == "errors" else "errors"
+    with pytest.raises(ManifestMismatch, match="another one than this query has written to") as caught:
+        begin(checkpoint, sink(tmp_path, results, errors))
+    assert f"results {tmp_path}/results" in caught.value.why
+    assert f"results {tmp_path}/{results}" in caught.value.why
+    assert "rewind outputs" in caught.value.command
+    assert not (tmp_path / "other").exists()
+
+
+def test_outputs_that_moved_with_what_is_in_them_go_on(checkpoint: str, tmp_path: Path) -> None:
+    (tmp_path / "results").rename(tmp_path / "moved")
+    with pytest.raises(ManifestMismatch):
+        begin(checkpoint, sink(tmp_path, "moved", "new-errors"))
+    begin(checkpoint, sink(tmp_path, "moved"))
+    assert read_outputs(checkpoint)["results"] == str(tmp_path / "moved")
+    (tmp_path / "all").mkdir()
+    for name in ("checkpoint", "moved", "errors"):
+        (tmp_path / name).rename(tmp_path / "all" / name)
+    begin(str(tmp_path / "all" / "checkpoint"), sink(tmp_path / "all", "moved"))
+
+
+def test_the_user_may_say_that_it_goes_on_elsewhere(checkpoint: str, tmp_path: Path) -> None:
+    write_manifest(checkpoint, Manifest(1, (0,), {"query": QUERY, "operator": {}}))
+    words = ["outputs", checkpoint, "--json"]
+    assert json.loads(CliRunner().invoke(app, words).stdout)["outputs"]["results"] == str(tmp_path / "results")
+    with pytest.raises(ManifestMismatch):
+        begin(checkpoint, sink(tmp_path, "other"))
+    assert CliRunner().invoke(app, [*words, "--new"]).exit_code == 0
+    begin(checkpoint, sink(tmp_path, "other", "other-errors"))
+    begin(checkpoint, sink(tmp_path, "other", "other-errors"))
+    with pytest.raises(ManifestMismatch, match="another one than"):
+        begin(checkpoint, sink(tmp_path))
+    assert CliRunner().invoke(app, [*words, "--new"]).exit_code == 0
+    with pytest.raises(ManifestMismatch, match="belongs to another query"):
+        begin(checkpoint, sink(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ({"kind": "kafka", "results": "r", "errors": "e", "commits": "c", "guarantee": "exactly_once"},
+         {"kind": "kafka", "results": "r", "errors": "e", "commits": "c", "guarantee": "at_least_once"}, True),
+        ({"kind": "kafka", "results": "r", "errors": "e", "commits": "c"},
+         {"kind": "kafka", "results": "r2", "errors": "e", "commits": "c"}, False),
+        ({"kind": "kafka", "results": "r", "errors": "e", "commits": "c"},
+         {"kind": "parquet", "results": "r", "errors": "e"}, False),
+        ({"kind": "foreach", "function": "a"}, {"kind": "foreach", "function": "b"}, True),
+        ({"kind": "foreach", "function": "a"}, {"kind": "collect"}, False),
+        ({"kind": "mine", "place": 1}, {"kind": "mine", "place": 2}, True),
+    ],
+)  # fmt: skip
+def test_what_makes_an_output_another_one(checkpoint: str, before: Any, now: Any, same: bool) -> None:
+    Path(checkpoint, NAME).unlink()
+    begin(checkpoint, Says(**before))
+    if same:
+        begin(checkpoint, Says(**now))
+    else:
+        with pytest.raises(ManifestMismatch, match="another one"):
+            begin(checkpoint, Says(**now))
+
+
+def test_before_anything_was_planned_a_mistyped_output_may_be_put_right(checkpoint: str, tmp_path: Path) -> None:
+    Path(checkpoint, "offsets", "0").unlink()
+    begin(checkpoint, sink(tmp_path, "other"))
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 9, "outputs": {}}'])
+def test_a_checkpoint_that_does_not_say_goes_on_and_says_from_then_on(
+    checkpoint: str, tmp_path: Path, content: str | None
+) -> None:
+    """One of release 0.1, say; the directories' own marks still hold."""
+    Path(checkpoint, NAME).unlink()
+    if content is not None:
+        Path(checkpoint, NAME).write_text(content)
+    begin(checkpoint, sink(tmp_path, "other", "other-errors"))
+    assert read_outputs(checkpoint)["results"] == str(tmp_path / "other")
+
+
+def test_a_directory_for_results_does_not_become_one_for_errors(tmp_path: Path) -> None:
+    sink(tmp_path).open(QUERY)
+    with pytest.raises(ManifestMismatch, match="holds results, given for errors"):
+        VersionedDirectory(tmp_path / "results", "errors").open(QUERY)
+    owner = tmp_path / "results" / "_rewind" / "owner.json"
+    owner.write_text(json.dumps({"format": 1, "query": QUERY}))  # of release 0.1, which did not say
+    VersionedDirectory(tmp_path / "results", "errors").open(QUERY)

@@ -1,0 +1,165 @@
+"""What parsed rows become before the pack stage, by hand; the Spark test has what Spark says."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+from backend.errors import SourceDamaged
+from backend.spark.pack import frames
+from backend.spark.pack import pack_input as pack_input_module
+from backend.spark.pack.pack_input import PackInput, millis, pack_input, selecting
+from backend.store.limits import MAX_KEY_TEXT_BYTES
+
+VALUE = pa.struct([("key", pa.string()), ("at", pa.timestamp("us", "UTC")), ("x", pa.int64())])
+FIELDS = (pa.field("x", pa.int64()), pa.field("left.gone", pa.string()))
+INPUT = PackInput({"a": 3, "b": 5}, "at", ("key",), False, 4, ((FIELDS[0], "x"), (FIELDS[1], None)), widen=False)
+
+
+def rows(values: list[dict[str, object] | None], topics: list[str] | None = None) -> pa.RecordBatch:
+    count = len(values)
+    columns = {
+        "topic": pa.array(topics or ["a"] * count),
+        "partition": pa.array(range(count), pa.int32()),
+        "offset": pa.array(range(100, 100 + count), pa.int64()),
+        "timestamp": pa.array([1_500] * count, pa.timestamp("us", "UTC")),
+        "key": pa.array([b"record"] * count),
+        "fields": pa.array(values, VALUE),
+        "raw": pa.nulls(count),
+        "malformed": pa.array([None if value else "the value is null" for value in values], pa.string()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def at(micros: int) -> datetime:
+    return datetime.fromtimestamp(micros / 1e6, UTC)
+
+
+def test_columns_by_hand() -> None:
+    found = pack_input(
+        rows([{"key": "p", "at": at(-1), "x": 7}, None, {"key": "q", "at": None, "x": 8}], ["a", "b", "a"]), INPUT, 77
+    ).to_pydict()
+    assert found["_stream"] == [3, 5, 3]
+    assert found["_partition"] == [0, 1, 2]
+    assert found["_offset"] == [100, 101, 102]
+    assert found["_time"] == [-1, None, None]  # rounded down, as unix_millis does
+    assert found["_malformed"] == [None, "the value is null", None]
+    assert found["_timestamp"] == [1, 1, 1]
+    assert found["_batch_ms"] == [77] * 3
+    assert found["x"] == [7, None, 8]
+    assert found[frames.column_name("left.gone")] == [None] * 3
+    # Spark: SELECT pmod(xxhash64('p'), 4), pmod(42, 4), pmod(xxhash64('q'), 4); the Spark test compares many
+    assert found["_shard"][1] == 42 % 4
+
+
+def test_bytes_as_received_go_along_and_else_the_fields() -> None:
+    values: list[dict[str, object] | None] = [{"key": "p", "at": at(10_000), "x": 1}, None]
+    found = pack_input(rows(values), INPUT, 1_000).to_pydict()
+    assert found["_raw"] == values
+    assert found["_key"] == [b"record"] * 2
+    received = pa.array([b" {2}", None])
+    found = pack_input(rows(values).set_column(6, "raw", received), INPUT, 1_000).to_pydict()
+    assert found["_raw"] == [b" {2}", None]
+
+
+def test_a_field_under_a_null_value_is_null() -> None:
+    """The children of a null struct may hold anything."""
+    x = pa.array([1, 2])
+    value = pa.StructArray.from_arrays([pa.array(["a", "b"]), pa.array([0, 0], VALUE[1].type), x], fields=list(VALUE))
+    masked = pa.StructArray.from_buffers(
+        value.type, 2, [pa.py_buffer(b"\x01")], children=[value.field(number) for number in range(3)]
+    )
+    batch = rows([None, None])
+    batch = batch.set_column(5, "fields", masked)
+    found = pack_input(batch, INPUT, 0).to_pydict()
+    assert found["x"] == [1, None]
+
+
+def test_a_key_that_is_too_long_is_malformed_and_kept() -> None:
+    longest, longer = "x" * MAX_KEY_TEXT_BYTES, "ä" * (MAX_KEY_TEXT_BYTES // 2) + "x"
+    batch = rows([{"key": longest, "at": at(0), "x": 1}, {"key": longer, "at": at(0), "x": 2}])
+    found = pack_input(batch, INPUT, 0).to_pydict()
+    assert found["_malformed"] == [None, f"the key has {MAX_KEY_TEXT_BYTES + 1} bytes, at most 30000 are allowed"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_text_that_is_no_utf_8_is_malformed_and_what_can_be_read_of_it_is_kept(nested: bool) -> None:
+    """Parquet files, a function of the user's and Spark may bring any bytes as texts; reading one raises anywhere."""
+    received = [b"p", b"\xffq", None, b"r"]
+    keys = pa.Array.from_buffers(pa.string(), 4, pa.array(received, pa.binary()).buffers())
+    x = pa.array([1, 2, 3, 4])
+    more = pa.ListArray.from_arrays(
+        pa.array([0, 1, 2, 3, 4], pa.int32()), keys if nested else keys.fill_null("s").take(pa.array([0, 2, 0, 2]))
+    )
+    own = pa.array(["p", "q", None, "r"]) if nested else keys
+    batch = rows([{"key": "", "at": at(0), "x": 1}] * 4)
+    value = pa.StructArray.from_arrays([own, batch.column("fields").field(1), x, more], ["key", "at", "x", "more"])
+    found = pack_input(batch.set_column(5, "fields", value), INPUT, 0)
+    found.validate(full=True)
+    assert found.column("_malformed").to_pylist() == [
+        None,
+        "a field cannot be read: Invalid UTF8 sequence at string index 0",
+        None,
+        None,
+    ]
+    assert found.column("x").to_pylist() == [1, 2, 3, 4]
+    kept = found.column("_raw").to_pylist()
+    assert [one["key"] for one in kept] == ["p", "q" if nested else "\ufffdq", None, "r"]
+    assert (kept[1]["more"] is None) == nested
+
+
+def test_routed_by_source_partition() -> None:
+    by_partition = PackInput({"a": 3}, None, (), True, 4, (), widen=False)
+    found = pack_input(rows([{"key": "p", "at": None, "x": 7}] * 3), by_partition, 0).to_pydict()
+    assert found["_shard"] == [(3 + partition) % 4 for partition in range(3)]
+    assert found["_time"] == [1, 1, 1]  # the record's own
+
+
+def test_a_new_topic_is_named() -> None:
+    with pytest.raises(SourceDamaged, match=r"topics=\[") as caught:
+        pack_input(rows([None], ["c"]), INPUT, 0)
+    assert "c" in str(caught.value)
+
+
+def test_what_is_gathered_for_a_stage_keeps_its_order_and_its_time() -> None:
+    """Small batches become one; a batch without rows is passed over; the clock is read once."""
+    clocks = iter([77])
+    batches = [rows([{"key": "p", "at": at(0), "x": number}] * count) for number, count in ((1, 1), (2, 0), (3, 2))]
+    whole = selecting(lambda batch: batch, INPUT, lambda: next(clocks), lambda found: found)(iter(batches))
+    assert [part.select(["x", "_batch_ms"]).to_pylist() for part in whole] == [
+        [{"x": x, "_batch_ms": 77} for x in (1, 3, 3)]
+    ]
+
+
+def test_a_stage_gets_parts_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_input_module, "GATHERED_ROWS", 3)
+    batches = [rows([{"key": "p", "at": at(0), "x": number}]) for number in range(7)]
+    parts = selecting(lambda batch: batch, INPUT, lambda: 0, lambda found: found)(iter(batches))
+    assert [part.column("x").to_pylist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_a_topic_that_is_a_dictionary() -> None:
+    batch = rows([{"key": "p", "at": at(0), "x": 1}] * 3, ["a", "b", "a"])
+    coded = batch.set_column(0, "topic", batch.column("topic").dictionary_encode())
+    assert pack_input(coded, INPUT, 0).equals(pack_input(batch, INPUT, 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (pa.date32(), date(2013, 7, 5), datetime(2013, 7, 4, 22, tzinfo=UTC)),
+        (pa.timestamp("us"), datetime(2013, 7, 5, 1), datetime(2013, 7, 4, 23, tzinfo=UTC)),
+        (pa.timestamp("us"), datetime(2013, 3, 31, 2, 30), datetime(2013, 3, 31, 1, 30, tzinfo=UTC)),
+        (pa.timestamp("us"), datetime(2013, 10, 27, 2, 30), datetime(2013, 10, 27, 0, 30, tzinfo=UTC)),
+        (pa.timestamp("us", "UTC"), datetime(2013, 7, 5, 1, tzinfo=UTC), datetime(2013, 7, 5, 1, tzinfo=UTC)),
+        (pa.int32(), 5, datetime(1970, 1, 1, 0, 0, 0, 5_000, UTC)),
+        (pa.int64(), None, None),
+    ],
+)
+def test_event_times_of_every_type_in_berlin(kind: pa.DataType, value: object, expected: datetime | None) -> None:
+    """Without a zone the session's counts: in the gap of spring as far behind it, of two in autumn the first."""
+    found = millis(pa.array([value, None, value], kind), "Europe/Berlin").to_pylist()
+    wanted = None if expected is None else (expected - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    assert found == [wanted, None, wanted]

@@ -1,0 +1,87 @@
+"""Directories under other names: outputs, source and state that meet in one are refused before anything is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backend.places import check_apart, is_within, real_place
+from backend.sinks.parquet import ParquetSink
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a directory with `w`, `x`, a link `link` to `w`, and one beside it, `up`, to the directory itself."""
+    for name in ("w", "x"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "w")
+    (tmp_path / "up").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SAME = [
+    "w",
+    "./w",
+    "w/",
+    "x/../w",
+    "link",
+    "link/",
+    "up/w",
+    "{}/w",
+    "file:{}/w",
+    "file://{}/w",
+    "{}/x/../link",
+    "//{}/w",
+]
+NESTED = ["w/errors", "link/errors", "x/../w/a/b", "file:{}/w/errors", "up/link/e"]
+
+
+@pytest.mark.parametrize("name", SAME + NESTED)
+def test_errors_that_meet_results_under_another_name_are_refused(work: Path, name: str) -> None:
+    given = name.format(work)
+    for results, errors in ((str(work / "w"), given), (given, str(work / "w"))):
+        with pytest.raises(ValueError, match="another directory") as caught:
+            ParquetSink(results, errors)
+        assert "results=" in str(caught.value)
+        assert "errors=" in str(caught.value)
+    assert sorted(path.name for path in work.iterdir()) == ["link", "up", "w", "x"], "nothing was made"
+    assert not any((work / "w").iterdir())
+
+
+@pytest.mark.parametrize("name", ["x", "w-errors", "wx", "{}/x/w", "file:{}/x", "not/there/yet"])
+def test_directories_that_are_apart_are_taken(work: Path, name: str) -> None:
+    assert set(ParquetSink("w", name.format(work)).places()) == {"results", "errors"}
+
+
+def test_a_directory_that_is_not_there_yet_is_known_by_its_place(work: Path) -> None:
+    with pytest.raises(ValueError, match="errors="):
+        ParquetSink("new", "x/../new")
+    with pytest.raises(ValueError, match="lies inside"):
+        ParquetSink("up/new", "new/errors")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "inside"),
+    [
+        ("s3://b/w", "s3a://b/x/../w/", True),
+        ("s3://b/w/errors", "s3a://b/w", True),
+        ("s3://b/w2", "s3://b/w", False),
+        ("s3://c/w", "s3://b/w", False),
+        ("memory://w", "/w", False),
+        ("gs://b/w", "gcs://b", True),
+    ],
+)
+def test_places_on_object_stores(one: str, other: str, inside: bool) -> None:
+    assert is_within(real_place(one), real_place(other)) is inside
+
+
+def test_which_may_lie_inside_which_is_said_by_the_caller(work: Path) -> None:
+    places = [("results", "x/out"), ("local_dir", "x")]
+    with pytest.raises(ValueError, match="results='x/out': lies inside local_dir='x'"):
+        check_apart(places)
+    check_apart(places, inside={("results", "local_dir")})
+    with pytest.raises(ValueError, match="is the directory of"):
+        check_apart([("results", "link"), ("local_dir", "w")], inside={("results", "local_dir")})
+    check_apart([("archive", "w"), ("archive", "w/t"), ("checkpoint", "x")])

@@ -1,0 +1,829 @@
+"""The rules of the queue, each with a test that fails when its rule is taken out; counts are checked by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from base64 import b64decode
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pyarrow as pa
+import pytest
+
+from backend import kafka_sink
+from backend.batch import MESSAGE_FIELDS, NO_TIME, Outcome, Position
+from backend.errors import (
+    CheckpointTaken,
+    ControlDamaged,
+    HistoryLost,
+    StateAhead,
+    StateCorrupted,
+    StateUnavailable,
+    StoreLocked,
+)
+from backend.rocks import RocksStore
+from backend.sinks.foreach import ForeachSink
+from backend.sinks.tables import RESULTS, Numbering, pack
+from backend.sources.spark_offsets import positions_in
+from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
+from backend.spark.queueing import queue_limit, seal
+from backend.windows.combined_rows import is_combined
+from recovery import attempt
+from recovery.attempt import run_attempt
+from recovery.changelog import open_changelog
+from recovery.changelog.message_log import MessageLog
+from recovery.changelog.records import Kind
+from recovery.commit.lease import take
+from recovery.commit.option_sets import ByVersion
+from recovery.commit.pointer import At, Commit, Offer, Pointer, RestoringPointer, decode, encode
+from recovery.commit.shard_directory import ShardDirectory
+from recovery.files import open_files
+from recovery.jobs import Launch, ShardJob
+from recovery.queue import seals
+from recovery.queue.entries import Link, Queue, entries_behind, read_queue
+from recovery.queue.seals import Decision
+from recovery.restore import all_shards, replay
+from recovery.restore.all_shards import restore_beside, restore_shards
+from recovery.restore.build import restore_shard
+from recovery.restore.open_shard import OpenShard, read_commit_row
+from recovery.restore.planner import Local, Remote, plan
+from recovery.restore.planner import Queue as Queueing
+from recovery.restore.replay import slices
+from recovery.share import ShardInput
+from recovery.snapshots.publisher import Snapshots
+from recovery.supervise.beside import ASKED_FOR, MAX_REFUSED, Beside
+from recovery.supervise.housekeeping import Housekeeping
+from tests.support.counting import CountingOperator
+from tests.unit.test_combining import assembled, rows, spec
+
+KEY = (pa.field("key", pa.string()),)
+COMMIT = Commit(4, "a" * 32)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> ShardJob:
+    return ShardJob(
+        query_id="q",
+        shard=0,
+        local_dir=tmp_path / "local",
+        operator=CountingOperator(),
+        message_fields=KEY,
+        changelog=open_changelog(str(tmp_path / "changelog")),
+        packages=Snapshots(str(tmp_path / "snapshots")),
+        lock_wait_s=0.1,
+        queue=Queue(open_files(tmp_path / "queue"), ByVersion.always(CountingOperator()), begins=True),
+    )
+
+
+def given(offsets: list[int], time_ms: int = 1_000, **more: Any) -> Any:
+    """Messages of one source partition and one key, event time = offset."""
+    row = {"_stream": 0, "_partition": 0, "_before": NO_TIME, "key": "a"}
+    rows = [{**row, "_offset": o, "_time": o} for o in offsets]
+    table = pa.Table.from_pylist(rows, pa.schema([*MESSAGE_FIELDS, *KEY])) if offsets else None
+    after = {(0, 0): Position(max(offsets) + 1, max(offsets), time_ms)} if offsets else {}
+    return lambda before: ShardInput(time_ms, table, {**before, **after}, **more)
+
+
+def directory(job: ShardJob) -> ShardDirectory:
+    return ShardDirectory(job.local_dir, job.query_id, job.shard)
+
+
+def take_disk(job: ShardJob) -> None:
+    shutil.rmtree(job.local_dir)
+
+
+def restore(job: ShardJob, pointer: Pointer, offsets: list[int]) -> None:
+    """Publish the state as of a pointer, as a restore beside the query does: built elsewhere, out of all messages."""
+    history = job.changelog.read(job.shard, pointer.commit)
+    messages = given(offsets)({}).messages
+    scratch = job.local_dir.parent / f"scratch-{pointer.commit.name}"
+    scratch.mkdir()
+    restore_shard(history, [job.operator.replay_rows(messages)], job.operator, scratch / "db")
+    assert job.packages is not None
+    with RocksStore.open(scratch / "db", create=False) as store:
+        store.checkpoint(scratch / "copy")
+    job.packages.publish(history.record, scratch / "copy")
+    shutil.rmtree(scratch)
+
+
+def counts(done: Any) -> list[tuple[int, int]]:
+    """(version, running count) of each micro-batch that an attempt ran."""
+    return [(one.version, one.outcome.results.to_pylist()[0]["count"]) for one in done.ran]
+
+
+def queued_twice(job: ShardJob) -> tuple[Pointer, RestoringPointer]:
+    """Commit offsets 0 and 1, lose the disk, queue offset 2, then 3 and 4."""
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    take_disk(job)
+    second = run_attempt(job, first, 1, given([2], 2_000)).pointer
+    third = run_attempt(job, second, 2, given([3, 4], 3_000)).pointer
+    assert isinstance(third, RestoringPointer)
+    return first, third
+
+
+# -- a shard queues, and adopts -------------------------------------------------------------------------------------
+
+
+def test_a_shard_without_its_state_queues_and_adopts_once_it_is_asked(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    assert (third.since, third.queued, third.positions) == (first, 2, [(0, 0, Position(5, 4, 3_000))])
+    restore(job, first, [0, 1])
+    done = run_attempt(job, third, 3, given([5], 4_000, adopt=first.commit.name))
+    assert counts(done) == [(1, 3), (2, 5), (3, 6)]  # each with its own version; offsets 0 to 5 counted once
+    assert type(done.pointer) is Pointer
+    assert done.metrics["decision"] == "adopted"
+    again = run_attempt(job, done.pointer, 4, given([6], 5_000))
+    assert counts(again) == [(4, 7)]
+
+
+def test_what_lies_in_a_queue_is_listed_by_version_until_it_is_adopted(job: ShardJob) -> None:
+    _, third = queued_twice(job)
+    assert job.queue is not None
+    found = entries_behind(job.queue.files, 0, 0)
+    assert list(found) == [1, 2]
+    assert sum(found.values()) == third.queued_bytes
+    assert list(entries_behind(job.queue.files, 0, 1)) == [2]
+    assert entries_behind(job.queue.files, 0, 3) == entries_behind(job.queue.files, 1, 0) == {}
+
+
+def test_what_is_queued_says_nothing_and_has_no_state(job: ShardJob) -> None:
+    first = run_attempt(job, None, 0, given([0])).pointer
+    take_disk(job)
+    done = run_attempt(job, first, 1, given([1], 2_000))
+    assert done.ran == []
+    assert decode(b64decode(done.metrics["since"])) == first  # type: ignore[arg-type]
+    assert not job.local_dir.exists() or directory(job).current() is None
+    assert [entry.commit for entry in job.changelog.entries(0)] == [first.commit]
+
+
+# -- rule 1: sealed decisions ---------------------------------------------------------------------------------------
+
+
+def sealed(job: ShardJob, version: int, decision: Decision | None) -> ShardJob:
+    assert job.queue is not None
+    return replace(job, queue=replace(job.queue, planned=version, sealed={0: decision} if decision else {}))
+
+
+def test_a_micro_batch_that_may_be_out_with_its_results_is_not_queued(job: ShardJob) -> None:
+    first = run_attempt(job, None, 0, given([0])).pointer
+    take_disk(job)
+    with pytest.raises(StateUnavailable, match="is not here"):
+        run_attempt(sealed(job, 1, None), first, 1, given([1]))
+    assert run_attempt(sealed(job, 0, None), first, 1, given([1])).ran == []
+
+
+def test_what_queued_queues_again_where_the_state_is_whole(job: ShardJob) -> None:
+    first = run_attempt(job, None, 0, given([0])).pointer
+    assert run_attempt(sealed(job, 1, Decision.QUEUED), first, 1, given([1])).ran == []
+
+
+def test_what_queued_does_not_adopt_when_it_runs_again(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    restore(job, first, [0, 1])
+    again = sealed(job, 3, Decision.QUEUED)
+    assert run_attempt(again, third, 3, given([5], adopt=first.commit.name)).ran == []
+
+
+def test_what_adopted_never_queues(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    with pytest.raises(StateUnavailable):
+        run_attempt(sealed(job, 3, Decision.ADOPTED), third, 3, given([5], adopt=first.commit.name))
+
+
+def test_a_seal_is_read_back_the_newest_start_s_counts(tmp_path: Path) -> None:
+    place = str(tmp_path)
+    assert seals.read_seal(place, 7) == {}
+    rows = [
+        {"shard": 0, "metrics": None},
+        {"shard": 0, "metrics": '{"decision": "queued"}'},
+        {"shard": 1, "metrics": "{}"},
+    ]
+    seals.write_seal(place, 7, 9, seals.decisions_in(rows))
+    seals.write_seal(place, 7, 10, {1: Decision.ADOPTED})
+    assert seals.read_seal(place, 7) == {1: Decision.ADOPTED}
+    seals.write_seal(place, 7, 8, {0: Decision.QUEUED})  # a driver that was replaced
+    assert seals.read_seal(place, 7) == {1: Decision.ADOPTED}
+    seals.write_seal(place, 8, 10, {})
+    assert sorted(path.name for path in (tmp_path / seals.DIRECTORY).iterdir()) == ["7-10.json", "7-8.json", "7-9.json"]
+    (tmp_path / seals.DIRECTORY / "7-10.json").write_text('{"format": 2, "shards": {}}')
+    with pytest.raises(ControlDamaged, match="format 2"):
+        seals.read_seal(place, 7)
+
+
+def test_seals_of_micro_batches_that_were_taken_back_go(tmp_path: Path) -> None:
+    for version in (3, 4, 9):
+        seals.write_seal(str(tmp_path), version, 1, {0: Decision.QUEUED})
+    seals.prune_seals(str(tmp_path), oldest=4, planned=8)
+    assert [seals.read_seal(str(tmp_path), version) for version in (3, 4, 9)] == [{}, {0: Decision.QUEUED}, {}]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "guarantee", "limits"),
+    [
+        ("false", "exactly_once", {None: 128 * 1024 * 1024, 7: 7, "off": None}),
+        ("false", "at_least_once", {None: None, 7: "at_least_once", "off": None}),
+        ("TRUE", "exactly_once", {None: None, 7: "queue_bytes=7: under spark.speculation='true'", "off": None}),
+    ],
+)
+def test_shards_queue_unless_told_or_where_they_cannot(
+    speculation: str, guarantee: Any, limits: dict[str | int | None, Any]
+) -> None:
+    settings = SimpleNamespace(getConf=lambda: {"spark.speculation": speculation})
+    sink = kafka_sink("results", "errors", servers="localhost:1", guarantee=guarantee)
+    for option, limit in limits.items():
+        if isinstance(limit, str):
+            with pytest.raises(ValueError, match=limit):
+                queue_limit(SimpleNamespace(sparkContext=settings), sink, option)
+        else:
+            assert queue_limit(SimpleNamespace(sparkContext=settings), sink, option) == limit
+
+
+def test_a_sink_seals_before_anything_is_out() -> None:
+    order = []
+    sink = ForeachSink(lambda results, errors, version: order.append(("out", version)))
+    sink.seal_by(lambda version, rows: order.append(("sealed", [row["shard"] for row in rows])))
+
+    class Frames:
+        def collect(self) -> list[Any]:
+            class Row:
+                def asDict(self) -> dict[str, Any]:
+                    data = pack(pa.table({"x": [1]}))
+                    return {
+                        "shard": 3,
+                        "version": 7,
+                        "queued_in": None,
+                        "results": data,
+                        "errors": None,
+                        "metrics": "{}",
+                    }
+
+            return [Row()]
+
+    sink.publish(Frames(), 7)  # type: ignore[arg-type]
+    assert order == [("sealed", [3]), ("out", 7)]
+
+
+# -- rule 2: who queues ---------------------------------------------------------------------------------------------
+
+
+def test_only_missing_and_corrupt_states_queue(job: ShardJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_attempt(job, None, 0, given([0])).pointer
+    second = run_attempt(job, first, 1, given([1])).pointer
+    run_attempt(job, second, 2, given([2]))  # the database is at the second now
+    with pytest.raises(StateAhead):
+        run_attempt(job, first, 1, given([1]))
+    with directory(job).lock(), pytest.raises(StoreLocked):
+        run_attempt(job, second, 2, given([2]))
+
+    def corrupt(*_: object) -> Outcome:
+        raise StateCorrupted("a block does not match its checksum")
+
+    monkeypatch.setattr(CountingOperator, "process", corrupt)
+    assert run_attempt(job, second, 2, given([2])).ran == []
+
+
+def test_without_the_option_nothing_begins_to_queue(job: ShardJob) -> None:
+    first = run_attempt(job, None, 0, given([0])).pointer
+    take_disk(job)
+    for queue in (None, replace(job.queue, begins=False)):  # type: ignore[type-var]
+        with pytest.raises(StateUnavailable):
+            run_attempt(replace(job, queue=queue), first, 1, given([1]))
+
+
+def test_what_queues_goes_on_when_the_option_is_gone(job: ShardJob) -> None:
+    _, third = queued_twice(job)
+    assert run_attempt(replace(job, queue=replace(job.queue, begins=False)), third, 3, given([5])).ran == []  # type: ignore[type-var]
+
+
+# -- rule 3: entries ------------------------------------------------------------------------------------------------
+
+
+def test_the_queue_is_followed_by_commits_and_orphans_are_read_by_nobody(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    run_attempt(job, third, 3, given([9]))  # an attempt that Spark does not commit
+    assert job.queue is not None
+    found = read_queue(job.queue.files, third)
+    assert [entry.commit for entry in found] == [third.parent, third.commit]
+    assert found[0].parent is None
+    assert found[1].parent == Link(found[0].commit, *_file(job, found[0].commit))
+    assert (found[1].since, found[1].time_ms) == (first.commit, 3_000)
+    assert found[1].given.messages["_offset"].to_pylist() == [3, 4]  # type: ignore[index]
+
+
+def _file(job: ShardJob, commit: Commit) -> tuple[int, str]:
+    import xxhash
+
+    assert job.queue is not None
+    data = job.queue.files.read(f"0/{commit.name}.entry")
+    return len(data), xxhash.xxh3_128_hexdigest(data)
+
+
+def test_a_missing_entry_is_named(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    assert job.queue is not None
+    assert third.parent is not None
+    job.queue.files.delete([f"0/{third.parent.name}.entry"])
+    restore(job, first, [0, 1])
+    with pytest.raises(StateUnavailable, match=third.parent.name):
+        run_attempt(job, third, 3, given([5], adopt=first.commit.name))
+
+
+def test_an_entry_that_is_not_the_one_that_was_queued_is_refused(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    restore(job, first, [0, 1])
+    [path] = job.local_dir.parent.glob(f"queue/0/{third.commit.name}.entry")
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(StateCorrupted, match="not the one that was queued"):
+        run_attempt(job, third, 3, given([5], adopt=first.commit.name))
+
+
+def test_queueing_touches_no_generation(job: ShardJob) -> None:
+    first = run_attempt(job, None, 0, given([0])).pointer
+    second = run_attempt(job, first, 1, given([1])).pointer
+    current = directory(job).current()
+    assert current is not None
+    current.staged(second.commit).unlink()
+    before = set(job.local_dir.rglob("*.sst"))
+    third = run_attempt(job, second, 2, given([2])).pointer
+    assert isinstance(third, RestoringPointer)
+    assert directory(job).current() == current
+    with RocksStore.open(current.database, create=False) as store:
+        row = read_commit_row(store)
+    assert row is not None
+    assert row.commit == first.commit  # an older copy, as it was
+    assert before == set(job.local_dir.rglob("*.sst"))
+
+
+# -- rule 6: formats, and the planner -------------------------------------------------------------------------------
+
+
+def test_a_restoring_pointer_leads_to_nothing_but_the_queue(job: ShardJob) -> None:
+    _, third = queued_twice(job)
+    for database in (At(third.commit), At(third.parent), At(third.since.commit)):
+        found = plan(third, Local(database, frozenset([third.commit])), Remote(), in_task=False)
+        assert found == Queueing(third.since.commit)
+    with directory(job).lock(), pytest.raises(StateUnavailable, match="queued since commit"):
+        OpenShard(directory(job), job.where, job.packages).at(third)
+
+
+# -- rule 7: one commit ---------------------------------------------------------------------------------------------
+
+
+def test_an_adoption_is_one_commit_and_the_database_stays_where_it_was(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    restore(job, first, [0, 1])
+    done = run_attempt(job, third, 3, given([5], 4_000, adopt=first.commit.name))
+    assert done.pointer.parent == first.commit
+    assert [(e.kind, e.commit.version) for e in job.changelog.entries(0)] == [(Kind.DELTA, 0), (Kind.DELTA, 3)]
+    history = job.changelog.read(0, done.pointer.commit)
+    assert (history.record.parent, history.record.message_count) == (first.commit, 6)
+    current = directory(job).current()
+    assert current is not None
+    with RocksStore.open(current.database, create=False) as store:
+        row = read_commit_row(store)
+    assert row is not None
+    assert row.commit == first.commit
+    other = run_attempt(job, third, 3, given([5], 4_000, adopt=first.commit.name))  # from the same copy
+    assert counts(other) == counts(done)
+
+
+# -- rule 8: the row ------------------------------------------------------------------------------------------------
+
+
+def test_a_row_of_another_commit_does_nothing_and_one_that_cannot_be_honoured_queues_on(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    assert "queued_why" not in run_attempt(job, third, 3, given([5], adopt=third.commit.name)).metrics
+    done = run_attempt(job, third, 3, given([5], adopt=first.commit.name))
+    assert done.ran == []
+    assert "is not here" in str(done.metrics["queued_why"])
+
+
+def test_a_state_that_is_found_changes_nothing_by_itself(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    restore(job, first, [0, 1])
+    assert run_attempt(job, third, 3, given([5])).ran == []
+
+
+def test_the_control_offset_carries_what_is_adopted(tmp_path: Path) -> None:
+    place, reader = str(tmp_path), ControlReader(str(tmp_path))
+    begun = reader.latestOffset({"format": 1, "asked": 0}, None)  # type: ignore[arg-type]
+    assert begun == {"format": 1, "asked": 0}
+    ask_to_adopt(place, {3: COMMIT.name})
+    asked = reader.latestOffset(begun, None)  # type: ignore[arg-type]
+    ask_to_adopt(place, {1: COMMIT.name})
+    ask_to_drain(place)
+    later = reader.latestOffset(asked, None)  # type: ignore[arg-type]
+    for file in (tmp_path / "rewind/control").iterdir():
+        file.unlink()
+
+    def row(start: Any, end: Any) -> tuple[bool, str]:
+        return next(reader.read(reader.partitions(start, end)[0]))
+
+    assert row(begun, asked) == (False, f'{{"3": "{COMMIT.name}"}}')
+    assert row(asked, later) == (True, f'{{"1": "{COMMIT.name}"}}')
+    assert [shard for shard, _, _ in later["adopt"]] == [1, 3]
+    assert positions_in(json.dumps(later)) == {}  # nobody takes it for a source's offset
+    assert reader.latestOffset(later, None) == later  # type: ignore[arg-type]
+    ask_to_adopt(place, {3: COMMIT.name})  # again: another request for the same commit
+    assert row(later, reader.latestOffset(later, None)) == (False, f'{{"3": "{COMMIT.name}"}}')  # type: ignore[arg-type]
+
+
+# -- rule 9: ids ----------------------------------------------------------------------------------------------------
+
+
+def test_rows_keep_the_version_that_they_were_queued_in_and_count_anew_in_each() -> None:
+    numbering = Numbering(9, 2)
+    parts = [(None, 1), (7, 2), (7, 1), (8, 1), (None, 1)]
+    ids = [
+        name
+        for queued_in, rows in parts
+        for name in numbering.readable(pa.table({"x": range(rows)}), RESULTS, queued_in)["id"].to_pylist()
+    ]
+    assert ids == ["9-2-0", "7-2-0", "7-2-1", "7-2-2", "8-2-0", "9-2-1"]
+
+
+# -- rules 5 and 13: what is due, and options -----------------------------------------------------------------------
+
+
+class Waiting(CountingOperator):
+    """Is due `wait` milliseconds after messages; says when it was woken."""
+
+    def __init__(self, wait: int) -> None:
+        self.wait = wait
+
+    def process(self, batch: Any, work: Any) -> Outcome:
+        made = super().process(batch, work)
+        if batch.messages.num_rows:
+            return replace(made, next_due_ms=batch.time_ms + self.wait)
+        woken = pa.Table.from_pylist([{"key": "woken", "count": batch.time_ms}], self.result_schema)
+        return replace(made, results=woken)
+
+
+def test_a_micro_batch_without_input_is_run_iff_it_was_due(job: ShardJob) -> None:
+    job = replace(job, operator=Waiting(1_500), queue=replace(job.queue, operators=ByVersion.always(Waiting(1_500))))  # type: ignore[type-var]
+    pointer = first = run_attempt(job, None, 0, given([0, 1], 1_000)).pointer  # due at 2,500
+    take_disk(job)
+    for version, time_ms in enumerate((2_000, 3_000, 4_000), start=1):
+        pointer = run_attempt(job, pointer, version, given([], time_ms, came=False)).pointer
+        assert pointer.next_due_ms == time_ms  # woken in every micro-batch
+    restore(job, first, [0, 1])
+    done = run_attempt(job, pointer, 4, given([], 5_000, came=False, adopt=first.commit.name))
+    assert [(one.version, one.outcome.results.to_pylist()) for one in done.ran] == [
+        (2, [{"key": "woken", "count": 3_000}])
+    ]
+    assert done.pointer.next_due_ms is None
+
+
+def test_an_adoption_in_which_nothing_was_due_is_a_commit_too(job: ShardJob) -> None:
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    take_disk(job)
+    second = run_attempt(job, first, 1, given([], 2_000, came=False)).pointer
+    restore(job, first, [0, 1])
+    done = run_attempt(job, second, 2, given([], 3_000, came=False, adopt=first.commit.name))
+    assert done.ran == []
+    assert done.pointer.parent == first.commit
+    assert counts(run_attempt(job, done.pointer, 3, given([2]))) == [(3, 3)]
+
+
+def test_each_entry_runs_under_the_options_of_its_version(job: ShardJob) -> None:
+    operators = ByVersion(((0, Waiting(100)), (2, Waiting(9_000))))
+    job = replace(job, operator=Waiting(9_000), queue=replace(job.queue, operators=operators))  # type: ignore[type-var]
+    first = run_attempt(replace(job, operator=Waiting(100)), None, 0, given([0])).pointer
+    take_disk(job)
+    second = run_attempt(job, first, 1, given([1], 2_000)).pointer  # due at 2,100
+    third = run_attempt(job, second, 2, given([], 3_000, came=False)).pointer
+    restore(job, first, [0])
+    done = run_attempt(job, third, 3, given([2], 4_000, adopt=first.commit.name))
+    assert [one.version for one in done.ran] == [1, 2, 3]
+    assert done.pointer.next_due_ms == 13_000
+
+
+def test_drained_is_said_by_the_commit_whose_operator_drained(job: ShardJob) -> None:
+    first = run_attempt(job, None, 0, given([0])).pointer
+    take_disk(job)
+    queued = run_attempt(job, first, 1, given([], 2_000, drain=True))
+    assert (queued.pointer.drained, queued.metrics["drained"]) == (-1, -1)
+    restore(job, first, [0])
+    done = run_attempt(job, queued.pointer, 2, given([], 3_000, came=False, adopt=first.commit.name))
+    assert (done.pointer.drained, done.metrics["drained"]) == (2, 2)
+    assert [one.version for one in done.ran] == [1]
+
+
+# -- rule 11: what is kept ------------------------------------------------------------------------------------------
+
+
+def test_what_a_retained_queue_begins_with_is_kept(job: ShardJob) -> None:
+    place = job.local_dir.parent
+    queue = Queue(open_files(place / "rewind" / "queue"), ByVersion.always(job.operator), begins=True)
+    job = replace(job, queue=queue)
+    first, third = queued_twice(job)
+    restore(job, first, [0, 1])
+    adopted = run_attempt(job, third, 3, given([5], adopt=first.commit.name)).pointer
+    assert job.packages is not None
+    keeper = Housekeeping(lambda: job.changelog, job.packages, keep_versions=3, every=1, checkpoint=str(place))
+    keeper.made(0, first.commit)
+    keeper.made(0, adopted.commit)
+    pointer = adopted
+    for version in (4, 5):  # versions 2 to 5 are retained: the queue's last one among them
+        pointer = run_attempt(job, pointer, version, given([version + 2])).pointer
+        keeper.made(0, pointer.commit)
+    keeper.maintain(5)
+    assert len(read_queue(queue.files, third)) == 2
+    assert any(offer.full and offer.commit == first.commit for offer in job.packages.offers(0))
+    pointer = run_attempt(job, pointer, 6, given([8])).pointer
+    keeper.made(0, pointer.commit)
+    keeper.maintain(6)  # version 3, the adoption, is the oldest one retained
+    assert queue.files.list("0") == {}
+
+
+# -- the driver -----------------------------------------------------------------------------------------------------
+
+
+def reported(first: Pointer, queued: int, length: int = 10, why: str = "") -> dict[str, Any]:
+    from base64 import b64encode
+
+    since = b64encode(encode(first)).decode()
+    told = {"decision": "queued", "since": since, "queued": queued, "queued_bytes": length}
+    return {**told, "queued_why": why} if why else told
+
+
+FIRST = Pointer(0, COMMIT, None, 1, "", [], {}, "")
+
+
+def run_to_its_end(beside: Beside, committed: int) -> None:
+    beside.look(committed)
+    beside.join()
+
+
+def test_what_committed_pointers_say_is_restored_once() -> None:
+    restored: list[dict[int, Pointer]] = []
+    beside = Beside(lambda due, _: restored.append(dict(due)), 100, 10, {})
+    beside.published(0, 5, reported(FIRST, 1, why="no local state"))
+    run_to_its_end(beside, 4)  # published, and not committed
+    assert restored == []
+    beside.published(0, 6, reported(FIRST, 2))  # the next one is out before the first one's commit is seen
+    run_to_its_end(beside, 5)
+    run_to_its_end(beside, 6)
+    assert restored == [{0: FIRST}]
+    beside.published(0, 7, {"commit": Commit(7, "b" * 32).name, "adopted": 2})
+    assert beside.shards == {}
+
+
+def test_a_shard_that_could_not_adopt_is_restored_again_a_few_times() -> None:
+    restored: list[object] = []
+    beside = Beside(lambda due, _: restored.append(due), 100, 10, {0: FIRST})
+    for version in range(5, 5 + MAX_REFUSED):
+        run_to_its_end(beside, version)
+        assert len(restored) == version - 4
+        beside.published(0, version + 1, reported(FIRST, 1, why="the package is damaged"))
+    with pytest.raises(StateUnavailable, match="could not adopt its queue 3 times: the package is damaged"):
+        beside.look(99)
+
+
+def test_a_restore_is_told_which_shards_could_not_adopt_before() -> None:
+    found: list[object] = []
+    beside = Beside(lambda _, refused: found.append(set(refused)), 100, 10, {0: FIRST})
+    run_to_its_end(beside, 5)
+    beside.published(0, 6, reported(FIRST, 2, why="the package is damaged"))
+    run_to_its_end(beside, 6)
+    assert found == [set(), {0}]
+
+
+def test_a_shard_that_goes_on_queueing_after_it_was_asked_is_restored_and_bounded_again() -> None:
+    """The row that asked it was lost: nobody else would ever ask again."""
+    restored: list[object] = []
+    beside = Beside(lambda due, _: restored.append(due), 10_000, 1_000, {})
+    for count in range(1, ASKED_FOR + 3):
+        beside.published(0, 4 + count, reported(FIRST, count))
+        run_to_its_end(beside, 4 + count)
+        assert len(restored) == (1 if count <= ASKED_FOR + 1 else 2)
+    beside.published(0, 90, reported(FIRST, 2 * ASKED_FOR + 9, 10_001))
+    with pytest.raises(StateUnavailable, match="10001 bytes"):
+        beside.look(90)
+
+
+def test_a_task_queues_where_packages_are_too_much_to_fetch_and_an_adoption_takes_them(
+    job: ShardJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    take_disk(job)
+    restore(job, first, [0, 1])  # a whole package
+    assert job.packages is not None
+    [offer] = job.packages.offers(0, toward=first.commit)
+    assert offer.full
+    assert offer.length > 1_000
+    monkeypatch.setattr(attempt, "TAKEOVER_BYTES", offer.length - 1)
+    queued = run_attempt(job, first, 1, given([2], 2_000))
+    assert queued.metrics["decision"] == "queued"
+    assert f"{offer.length:,} bytes of packages" in str(queued.metrics["queued_why"])
+    assert directory(job).current() is None
+    later = run_attempt(job, queued.pointer, 2, given([3], 3_000))
+    adopted = run_attempt(job, later.pointer, 3, given([4], 4_000, adopt=first.commit.name))
+    assert counts(adopted) == [(1, 3), (2, 4), (3, 5)]
+    take_disk(job)
+    done = run_attempt(replace(job, queue=None), first, 1, given([2], 2_000))
+    assert counts(done) == [(1, 3)]  # where nothing queues all is fetched
+
+
+def test_just_as_much_as_a_task_may_fetch_is_fetched(job: ShardJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    take_disk(job)
+    restore(job, first, [0, 1])
+    assert job.packages is not None
+    [offer] = job.packages.offers(0, toward=first.commit)
+    monkeypatch.setattr(attempt, "TAKEOVER_BYTES", offer.length)
+    assert counts(run_attempt(job, first, 1, given([2], 2_000))) == [(1, 3)]
+
+
+@pytest.mark.parametrize("refused", [(), (1,)])
+@pytest.mark.parametrize("failed", [{}, {1: "a package is damaged"}])
+def test_packages_lie_where_the_shard_runs_before_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: tuple[int, ...], failed: dict[int, str]
+) -> None:
+    (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
+    done: list[Any] = []
+    second = Pointer(1, Commit(3, "c" * 32), None, 0, "", [], {}, "")
+    offers = {0: (), 1: (Offer(second.commit, None, True, 9),)}
+    packages = SimpleNamespace(offers=lambda shard, toward: offers[shard])
+
+    def bring(_: object, __: object, commits: dict[int, Commit]) -> dict[int, str]:
+        done.append(("brought", dict(commits)))
+        return {shard: why for shard, why in failed.items() if shard in commits and len(done) == 1}
+
+    monkeypatch.setattr(all_shards, "plan_restores", lambda lost, *_: dict.fromkeys(lost))
+    monkeypatch.setattr(all_shards._Run, "carry_out", lambda _, plans: done.append(("restored", set(plans))) or {})
+    monkeypatch.setattr(all_shards, "bring_copies", bring)
+    monkeypatch.setattr(all_shards, "ask_to_adopt", lambda _, commits: done.append(("asked", set(commits))))
+    monkeypatch.setattr(all_shards, "cores", lambda _: 2)
+    monkeypatch.setattr(all_shards, "context_of", lambda _: MagicMock())
+    make, pointers = lambda *_: SimpleNamespace(packages=packages, changelog=None), {0: FIRST, 1: second}
+    restore_beside(MagicMock(), MagicMock(), str(tmp_path), make, pointers, lambda: None, refused=refused)  # type: ignore[arg-type]
+    rebuilt = {0: FIRST.commit} if not refused and not failed else {0: FIRST.commit, 1: second.commit}
+    first = {} if refused else {1: second.commit}
+    assert done == [("brought", first), ("restored", set(rebuilt)), ("brought", rebuilt), ("asked", {0, 1})]
+
+
+def test_a_queue_has_bounds() -> None:
+    for queued, length in ((11, 10), (1, 101)):
+        beside = Beside(lambda *_: None, 100, 10, {})
+        beside.published(0, 5, reported(FIRST, queued, length))
+        with pytest.raises(StateUnavailable, match=f"{queued} micro-batches, {length} bytes"):
+            beside.look(5)
+        beside.restored()  # with no task running; it was asked to adopt
+        beside.look(6)
+
+
+def test_what_ends_a_restore_beside_the_query_ends_the_query() -> None:
+    def lost(*_: object) -> None:
+        raise HistoryLost("the source no longer has the messages")
+
+    beside = Beside(lost, 100, 10, {0: FIRST})
+    beside.look(5)
+    assert beside._thread is not None
+    beside._thread.join()
+    with pytest.raises(HistoryLost):
+        beside.look(5)
+
+
+def test_a_replay_beside_the_query_is_cut_in_short_jobs() -> None:
+    ranges = {(0, 0): (0, 25_000), (0, 1): (7, 9), (0, 2): (0, 12_000), (0, 3): (5, 5)}
+    cut = list(slices(ranges, at_once=2, clock=lambda: 0.0))
+    assert all(len(one) <= 2 for one in cut)
+    covered = sorted((key, piece) for one in cut for key, piece in one.items())
+    for key, (start, end) in ranges.items():
+        edges = [piece for of, piece in covered if of == key]
+        assert [low for low, _ in edges] + [end] == [start, *(high for _, high in edges)]
+
+
+def test_chunks_are_named_in_the_order_of_their_first_keys_whatever_the_order_of_the_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reports = [[(0, "late", b"m"), (1, "only", b"z")], None, [(0, "early", b"a"), (0, "middle", b"b")]]
+    names = ("shard", "name", "first")
+    frames = [
+        None
+        if one is None
+        else SimpleNamespace(collect=lambda rows=one: [dict(zip(names, row, strict=True)) for row in rows])
+        for one in reports
+    ]
+    job = SimpleNamespace(grouping=[], operator=None, message_fields=None, replay=lambda *_: frames.pop(0))
+    monkeypatch.setattr(replay, "apart", lambda *_: None)
+    monkeypatch.setattr(replay, "chunk_writer", lambda *_: None)
+    monkeypatch.setattr(replay, "replay_ranges", lambda _: {(0, part): (0, 9) for part in range(3)})
+    found = replay.write_chunks(None, job, "", "run", {0: None}, 10, at_once=1)  # type: ignore[arg-type, dict-item]
+    assert found == {0: ["early", "middle", "late"], 1: ["only"]}
+    assert frames == []
+
+
+def _lengths(ranges: dict[tuple[int, int], tuple[int, int]], took: Callable[[int, int], float]) -> list[int]:
+    """Return the lengths of a replay's jobs, one source partition each, that take a time by number and length."""
+    now_s, lengths = [0.0], []
+    for number, part in enumerate(slices(ranges, 1, lambda: now_s[0])):
+        [(low, high)] = part.values()
+        lengths.append(high - low)
+        now_s[0] += took(number, high - low)
+    return lengths
+
+
+def test_a_job_of_a_replay_beside_the_query_has_what_fits_into_half_a_second() -> None:
+    took_s = [0.0625, 0.25, 1.0, 100.0, 0.375, 0.5, 0.5, 0.5]
+    lengths = _lengths({(0, 0): (0, 174_166)}, lambda number, _: took_s[number])
+    # at most four times as many; 80,000 in 1 s: 40,000; 40,000 in 100 s: the least, not 200; 1,000 in 0.375 s: 1,333
+    assert lengths == [10_000, 40_000, 80_000, 40_000, 1_000, 1_333, 1_333, 500]
+
+
+def test_a_short_rest_of_a_source_partition_does_not_make_the_next_job_shorter() -> None:
+    ranges = {(0, 0): (0, 10_010), (0, 1): (0, 20_000)}
+    assert _lengths(ranges, lambda _, length: 0.25 if length == 10 else 0.5) == [10_000, 10, 10_000, 10_000]
+
+
+def test_a_job_of_a_replay_beside_the_query_never_has_more_than_a_million_offsets() -> None:
+    lengths = _lengths({(0, 0): (0, 2_850_000)}, lambda *_: 0.0)
+    assert lengths == [10_000, 40_000, 160_000, 640_000, 1_000_000, 1_000_000]
+
+
+def _take_over(place: str) -> None:
+    open_files(place).write(f"rewind/lease/{2:012d}-{'f' * 32}.json", [b"{}"])
+
+
+def test_a_driver_that_was_replaced_seals_nothing(tmp_path: Path) -> None:
+    place = str(tmp_path)
+    lease = take(place, "the old driver")
+    _take_over(place)
+    started = Launch(place, 1, ByVersion.always(CountingOperator()), True, -1, {})
+    row = {"shard": 0, "metrics": json.dumps({seals.DECISION: "queued"})}
+    with pytest.raises(CheckpointTaken):
+        seal(started, lease, 7, [row])
+    assert seals.read_seal(place, 7) == {}
+    lease.release()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_driver_that_was_replaced_while_it_restored_asks_for_no_adoption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool, beside: bool
+) -> None:
+    place = str(tmp_path)
+    (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
+    lease = take(place, "the driver")
+
+    def carry_out(*_: object) -> Any:
+        if replaced:
+            _take_over(place)
+        return {}
+
+    queue = Queue(open_files(tmp_path / "rewind/queue"), ByVersion.always(CountingOperator()))
+    restoring = queue.put(FIRST, 1, given([2])({}), COMMIT)
+    monkeypatch.setattr(all_shards, "plan_restores", lambda *_: {})
+    monkeypatch.setattr(all_shards._Run, "carry_out", carry_out)
+    monkeypatch.setattr(all_shards, "_restore", carry_out)
+    monkeypatch.setattr(all_shards, "bring_copies", lambda *_: {})
+    monkeypatch.setattr(all_shards, "_leads", lambda *_: False)
+    monkeypatch.setattr(all_shards, "read_pointers", lambda *_: {0: restoring})
+    monkeypatch.setattr(all_shards, "cores", lambda _: 2)
+    monkeypatch.setattr(all_shards, "context_of", lambda _: MagicMock())
+    expected = pytest.raises(CheckpointTaken) if replaced else nullcontext()
+    with expected:
+        if beside:
+            restore_beside(MagicMock(), MagicMock(), place, MagicMock(), {0: FIRST}, lease.check)
+        else:
+            job = SimpleNamespace(grouping=(0,))
+            restore_shards(MagicMock(), job, place, MagicMock(), "it stopped", check_lease=lease.check)  # type: ignore[arg-type]
+    assert len(open_files(place).list("rewind/control")) == (0 if replaced else 1)
+    lease.release()
+
+
+def test_combined_messages_are_queued_as_they_are(job: ShardJob) -> None:
+    alike = rows(*((n, 5, "a", 1) for n in range(6)))
+    share = assembled(spec(), alike)
+    assert share.messages is not None
+    assert is_combined(share.messages)
+    assert not share.with_values
+    first = run_attempt(job, None, 0, given([0])).pointer
+    assert job.queue is not None
+    [entry] = read_queue(job.queue.files, job.queue.put(first, 1, share, COMMIT))
+    assert entry.given.messages.equals(share.messages)  # type: ignore[union-attr]
+    assert entry.given.timestamps == share.timestamps
+    assert (entry.given.with_values, entry.given.after) == (False, share.after)
+
+
+def test_an_adoption_logs_the_messages_of_its_queue_that_nobody_can_read_again(job: ShardJob) -> None:
+    job = replace(job, message_log=MessageLog(str(job.local_dir.parent / "messages"), frozenset({0})))
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    take_disk(job)
+    second = run_attempt(job, first, 1, given([2], 2_000)).pointer
+    third = run_attempt(job, second, 2, given([], 3_000, came=False)).pointer
+    restore(job, first, [0, 1])
+    done = run_attempt(job, third, 3, given([3, 4], 4_000, adopt=first.commit.name))
+    record = job.changelog.read(0, done.pointer.commit).record
+    assert job.message_log is not None
+    logged = [offset for table in job.message_log.messages(record) for offset in table["_offset"].to_pylist()]
+    assert sorted(logged) == [0, 1, 2, 3, 4]

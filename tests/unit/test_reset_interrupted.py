@@ -1,0 +1,240 @@
+"""`rewind reset` killed after each single deletion can be called again; until then nothing takes what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from backend.errors import ResetInterrupted, StateUnavailable
+from backend.sinks.parquet import ParquetSink
+from recovery.cli import app
+from recovery.commit import lease
+from recovery.commit import reset_mark as half_reset
+from recovery.commit.manifest import Manifest, read_manifest, write_manifest
+from recovery.commit.outputs import forget_outputs, output_id, write_outputs
+from recovery.inspect.reset import carry_out, plan_reset
+from tests.support.windows import QUERY
+
+OWN = "f" * 32
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that would run afterwards counts."""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a checkpoint with local state and outputs of its own, small but with a file in every place."""
+    home = tmp_path_factory.mktemp("reset")
+    location = home / "checkpoint"
+    write_manifest(str(location), Manifest(1, (0,), {"operator": {}, "query": OWN}))
+    (location / "metadata").write_text(json.dumps({"id": QUERY}))
+    inside = (
+        "state/0/1/0",
+        "offsets/0",
+        "rewind/snapshots/0/shared/0.sst",
+        "rewind/control/d.json",
+        "rewind/changelog/0/0",
+    )
+    for name in (*(f"checkpoint/{one}" for one in inside), f"local/{QUERY}/0/LOCK", f"local/{QUERY}/0/g/db/1.sst"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("0")
+    return home
+
+
+def copied(template: Path, home: Path) -> Path:
+    shutil.copytree(template, home)
+    sink = ParquetSink(home / "results", home / "errors")
+    sink.open(OWN)
+    for name in ("results", "errors"):
+        (home / name / "batch=0").mkdir()
+        (home / name / "batch=0" / "a.parquet").write_text("rows")
+    write_outputs(str(home / "checkpoint"), sink)
+    return home
+
+
+def killed_after(deletions: int, monkeypatch: pytest.MonkeyPatch, what: Callable[[], None]) -> bool:
+    """Run something that dies right after a number of files and folders were deleted; tell whether it got there."""
+    left = deletions
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def delete(path: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            if left < 0:
+                raise Killed
+            made = call(path, *args, **kwargs)
+            left -= 1
+            if left < 0:
+                raise Killed
+            return made
+
+        return delete
+
+    with monkeypatch.context() as patched:
+        for name in ("unlink", "rmdir"):
+            patched.setattr(os, name, dying(getattr(os, name)))
+        patched.setattr(shutil, "_use_fd_functions", False)
+        patched.setattr(lease.Lease, "release", lambda self, *, forget=False: self._ended.set())
+        try:
+            what()
+        except Killed:
+            lease._held.clear()
+            return True
+    lease._held.clear()
+    return False
+
+
+def left_in(home: Path) -> list[str]:
+    return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
+
+
+@pytest.mark.disturbed
+def test_reset_killed_after_every_deletion_can_be_called_again(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = 0
+    refused = 0
+    while True:
+        home = copied(template, tmp_path / str(kills))
+        location = str(home / "checkpoint")
+        plan = plan_reset(location, home / "local", outputs=True)
+        if not killed_after(kills, monkeypatch, lambda plan=plan: carry_out(plan)):
+            break
+        kills += 1
+        try:
+            again = plan_reset(location, home / "local", outputs=True)
+        except StateUnavailable:
+            assert [name for name in left_in(home) if not name.startswith("checkpoint/rewind/lease/")] == []
+            continue
+        if half_reset.read_mark(location) is not None:
+            with pytest.raises(ResetInterrupted, match="rewind reset"):
+                read_manifest(location)
+            refused += 1
+        else:
+            assert read_manifest(location) is not None, "before the mark nothing is deleted"
+        carry_out(again)
+        assert left_in(home) == []
+        shutil.rmtree(home)
+    assert all("/lease/" in name for name in left_in(tmp_path / str(kills))), "which nobody gave back"
+    assert refused > 20
+    assert kills > 30
+
+
+def test_reset_leaves_a_query_alone_that_begins_right_after_it(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = copied(template, tmp_path / "one")
+    location = str(home / "checkpoint")
+    release, begun = lease.Lease.release, list[lease.Lease]()
+
+    def begin(held: lease.Lease, *, forget: bool = False) -> None:
+        release(held, forget=forget)
+        if not begun:
+            begun.append(lease.take(location, "a query"))
+
+    monkeypatch.setattr(lease.Lease, "release", begin)
+    carry_out(plan_reset(location, home / "local"))
+    begun[0].check()
+    release(begun[0])
+
+
+def run(home: Path, *words: str, code: int = 0) -> Any:
+    told = [words[0], str(home / "checkpoint"), *words[1:], "--json", "--local-dir", str(home / "local")]
+    result = CliRunner().invoke(app, told)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout) if result.stdout else None
+
+
+def test_reset_says_what_becomes_of_the_outputs_and_deletes_them_if_asked(template: Path, tmp_path: Path) -> None:
+    home = copied(template, tmp_path / "one")
+    told = run(home, "reset", "--dry-run")
+    assert any(str(home / "results") in one and "rewind reset" in one and "--outputs" in one for one in told["kept"])
+    run(home, "reset", "--yes", "--outputs", "--local-only", code=2)
+    told = run(home, "reset", "--yes", "--outputs")
+    assert {one["path"] for one in told["deleted"]} == {
+        str(home / name) for name in ("checkpoint", f"local/{QUERY}", "results", "errors")
+    }
+    assert left_in(home) == []
+
+
+def test_reset_knows_the_outputs_that_were_left_for_others(template: Path, tmp_path: Path) -> None:
+    home = copied(template, tmp_path / "one")
+    checkpoint = str(home / "checkpoint")
+    forget_outputs(checkpoint)
+    manifest = read_manifest(checkpoint)
+    assert manifest is not None
+    second = ParquetSink(home / "second", home / "second-errors")
+    second.open(output_id(checkpoint, manifest.entries["query"]))
+    write_outputs(checkpoint, second)
+    forget_outputs(checkpoint)
+    told = run(home, "reset", "--yes", "--outputs")
+    assert {one["path"] for one in told["deleted"]} == {
+        str(home / name) for name in ("checkpoint", f"local/{QUERY}", "results", "errors", "second", "second-errors")
+    }
+    assert left_in(home) == []
+
+
+def test_reset_keeps_outputs_that_are_anothers(template: Path, tmp_path: Path) -> None:
+    home = copied(template, tmp_path / "one")
+    shutil.rmtree(home / "results")
+    ParquetSink(home / "results", home / "elsewhere").open("a" * 32)
+    told = run(home, "reset", "--yes", "--outputs")
+    assert str(home / "results") not in {one["path"] for one in told["deleted"]}
+    assert left_in(home / "results") == ["_rewind/owner.json"]
+    assert not (home / "errors").exists()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ({"kind": "kafka", "results": "r", "errors": "e", "commits": "r-commits"}, "topics r, e, r-commits"),
+        ({"kind": "foreach", "function": "f"}, "give that one others"),
+        (None, "give that one others"),
+    ],
+)
+def test_reset_says_what_becomes_of_other_outputs(template: Path, tmp_path: Path, outputs: Any, said: str) -> None:
+    home = copied(template, tmp_path / "one")
+    path = home / "checkpoint" / "rewind" / "outputs.json"
+    path.unlink()
+    if outputs is not None:
+        path.write_text(json.dumps({"format": 1, "number": 1, "outputs": outputs}))
+    assert any(said in one for one in run(home, "reset", "--dry-run")["kept"])
+    assert run(home, "reset", "--yes", "--outputs", code=2) is None
+    assert read_manifest(str(home / "checkpoint")) is not None
+
+
+def test_reset_takes_a_checkpoint_that_never_ran(template: Path, tmp_path: Path) -> None:
+    home = copied(template, tmp_path / "one")
+    (home / "checkpoint" / "metadata").unlink()
+    assert any("local state" in one for one in run(home, "reset", "--yes")["kept"])
+    assert not (home / "checkpoint").exists()
+
+
+def test_reset_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "thesis.txt").write_text("mine")
+    assert run(tmp_path, "reset", "--yes", code=1)["error"]["code"] == "StateUnavailable"
+    assert left_in(tmp_path) == ["checkpoint/thesis.txt"]
+
+
+@pytest.mark.parametrize("words", [("reset", "--yes"), ("reset", "--yes", "--local-only"), ("outputs", "--new")])
+def test_commands_that_change_a_checkpoint_are_refused_while_it_is_held(
+    template: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    home = copied(template, tmp_path / "one")
+    before = left_in(home)
+    told = [words[0], str(home / "checkpoint"), *words[1:], "--json"]
+    with lease.held(str(home / "checkpoint"), "query 'clicks'"):
+        found = CliRunner().invoke(app, told)
+        assert found.exit_code == 1
+        error = json.loads(found.stdout)["error"]
+        assert error["code"] == "CheckpointInUse"
+        assert "query 'clicks', process" in error["why"]
+        assert [name for name in left_in(home) if "/lease/" not in name] == before

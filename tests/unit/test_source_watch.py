@@ -1,0 +1,160 @@
+"""The driver's watch over the sources: epochs are kept beside the checkpoint, and asked about where they rose."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backend.errors import SourceWentBack, UnknownFormat
+from backend.kafka_client.admin import End, TopicIdentity
+from backend.kafka_client.settings import KafkaSettings
+from backend.sources import kafka_watch
+from backend.sources.kafka_watch import TopicWatch
+from backend.spark.watching import EPOCHS, SourceWatch
+from recovery.supervise.spark_logs import MicroBatchFailed
+from recovery.supervise.supervisor import RewindQuery
+
+SETTINGS = KafkaSettings("nowhere:1")
+
+
+class Cluster:
+    """Stands in for the two questions to a broker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ends: dict[tuple[str, int], End]) -> None:
+        self.ends, self.checked = ends, list[tuple[tuple[str, int], int, int]]()
+        monkeypatch.setattr(kafka_watch, "admin_client", lambda _: None)
+        monkeypatch.setattr(kafka_watch, "ends", lambda *_, **__: dict(self.ends))
+        monkeypatch.setattr(kafka_watch, "check_end", lambda _, key, at, epoch: self.checked.append((key, at, epoch)))
+
+
+class Source:
+    def __init__(self) -> None:
+        self.made = TopicWatch(SETTINGS, ("t",), {"t": TopicIdentity("a", 1)})
+
+    def watch(self) -> TopicWatch:
+        return self.made
+
+
+def committed(checkpoint: Path, following: int) -> None:
+    for folder in ("commits", "offsets"):
+        (checkpoint / folder).mkdir(exist_ok=True)
+    (checkpoint / "commits" / "3").write_text("v1\n{}")
+    (checkpoint / "offsets" / "3").write_text("v1\n{}\n" + json.dumps({"t": {"0": following}}) + "\n-")
+
+
+class Answers:
+    """A client for questions: notes the order in which they are asked and answered."""
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions, self.log = partitions, list[str]()
+
+    def _answer(self, name: str, value: Any) -> Any:
+        def result(_: float) -> Any:
+            self.log.append(f"answered {name}")
+            return value
+
+        return SimpleNamespace(result=result)
+
+    def describe_topics(self, *_: Any, **__: Any) -> dict[str, Any]:
+        self.log.append("asked topics")
+        half = SimpleNamespace(get_most_significant_bits=lambda: 0, get_least_significant_bits=lambda: 10)
+        return {"t": self._answer("topics", SimpleNamespace(topic_id=half, partitions=range(self.partitions)))}
+
+    def list_offsets(self, wanted: Mapping[Any, Any], **_: Any) -> dict[Any, Any]:
+        self.log.append(f"asked {len(wanted)} ends")
+        return {at: self._answer("ends", SimpleNamespace(offset=5, leader_epoch=1)) for at in wanted}
+
+
+def test_a_look_asks_both_questions_at_once_and_asks_again_where_there_are_new_partitions(monkeypatch):
+    """Two requests, one round trip for each micro-batch; the first look does not know the partitions yet."""
+    cluster = Answers(1)
+    monkeypatch.setattr(kafka_watch, "admin_client", lambda _: cluster)
+    watch = TopicWatch(SETTINGS, ("t",), {"t": TopicIdentity(f"{10:032x}", 1)})
+    watch.look(dict)
+    assert cluster.log == ["asked topics", "answered topics", "asked 1 ends", "answered ends"]
+    cluster.log.clear()
+    watch.look(dict)
+    assert cluster.log == ["asked 1 ends", "asked topics", "answered topics", "answered ends"]
+    cluster.partitions = 2
+    watch.look(dict)
+    assert watch.epochs == {("t", 0): 1, ("t", 1): 1}
+    watch._known = {"t": TopicIdentity("other", 1)}
+    with pytest.raises(SourceWentBack, match="made again"):
+        watch.look(dict)
+
+
+def test_an_end_is_checked_where_a_leader_is_new_and_only_there(monkeypatch, tmp_path):
+    cluster = Cluster(monkeypatch, {("t", 0): End(100, 4), ("t", 1): End(7, None)})
+    committed(tmp_path, 90)
+    SourceWatch(str(tmp_path), [Source()]).look()
+    assert json.loads((tmp_path / EPOCHS).read_bytes()) == {"format": 1, "epochs": {"t": {"0": 4}}}
+    written = (tmp_path / EPOCHS).stat().st_mtime_ns
+    watch = SourceWatch(str(tmp_path), [Source()])
+    watch.look()
+    assert cluster.checked == []
+    assert (tmp_path / EPOCHS).stat().st_mtime_ns == written, "nothing is written in a micro-batch like the others"
+    cluster.ends[("t", 0)] = End(100, 6)
+    watch.look()
+    assert cluster.checked == [(("t", 0), 90, 4)], "what was committed was written under epoch 4 or before"
+    watch.look()
+    assert len(cluster.checked) == 1
+    cluster.ends[("t", 0)] = End(100, 7)
+    SourceWatch(str(tmp_path), [Source()]).look()  # while the job was stopped
+    assert cluster.checked[1:] == [(("t", 0), 90, 6)]
+
+
+def test_nothing_committed_means_nothing_to_lose(monkeypatch, tmp_path):
+    cluster = Cluster(monkeypatch, {("t", 0): End(100, 4)})
+    watch = SourceWatch(str(tmp_path), [Source()])
+    watch.look()
+    cluster.ends[("t", 0)] = End(20, 5)
+    watch.look()
+    assert cluster.checked == []
+
+
+def test_epochs_of_another_release_are_named_and_torn_ones_written_anew(monkeypatch, tmp_path):
+    Cluster(monkeypatch, {("t", 0): End(100, 4)})
+    (tmp_path / "rewind").mkdir()
+    (tmp_path / EPOCHS).write_text('{"format": 2}')
+    with pytest.raises(UnknownFormat, match=r"epochs\.json"):
+        SourceWatch(str(tmp_path), [Source()])
+    (tmp_path / EPOCHS).write_text('{"form')
+    SourceWatch(str(tmp_path), [Source()]).look()
+    assert json.loads((tmp_path / EPOCHS).read_bytes())["epochs"] == {"t": {"0": 4}}
+
+
+def test_sources_without_a_watch_are_passed_over(tmp_path):
+    SourceWatch(str(tmp_path), [object()]).look()  # type: ignore[list-item]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_micro_batch_is_not_published_when_its_source_is_another_one():
+    published: list[int] = []
+
+    def watch() -> None:
+        raise SourceWentBack("a topic was deleted and made again")
+
+    class Plan:
+        lease = None
+
+        def __init__(self, watch: Callable[[], None]) -> None:
+            self.watch = watch
+
+        def publish(self, _frames: Any, version: int) -> list[Mapping[str, Any]]:
+            published.append(version)
+            return []
+
+    query = RewindQuery.__new__(RewindQuery)
+    query._plan = Plan(watch)  # type: ignore[assignment]
+    query._stopping = type("Never", (), {"is_set": lambda self: False})()  # type: ignore[assignment]
+    query._publishing, query._gate, query._ending = set(), threading.Lock(), False  # type: ignore[assignment]
+    with pytest.raises(MicroBatchFailed, match="made again"):
+        query._publish(None, 7)  # type: ignore[arg-type]
+    assert isinstance(query._raised, SourceWentBack)
+    assert published == []

@@ -1,0 +1,150 @@
+"""A copy on a host that does not own a shard: a takeover catches up, and what is owned is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from backend.rocks import RocksStore
+from recovery import attempt
+from recovery.attempt import run_attempt
+from recovery.commit.option_sets import ByVersion
+from recovery.commit.pointer import decode
+from recovery.files import open_files
+from recovery.queue.entries import Queue
+from recovery.restore import open_shard
+from recovery.restore.open_shard import RECLAIM_EVERY, read_commit_row
+from recovery.restore.standby import keep_copy
+from recovery.snapshots.publisher import Snapshots
+from tests.unit.test_attempt import counted, directory, given, job, wait_for_uploads  # noqa: F401
+
+MANY = 1 << 30
+
+
+@pytest.fixture
+def hosts(job, tmp_path):  # noqa: F811
+    packages = Snapshots(str(tmp_path / "packages"))
+    return [replace(job, local_dir=tmp_path / name, packages=packages, snapshot_every=100) for name in ("one", "two")]
+
+
+def ran(host, versions, pointer=None):
+    for version in versions:
+        pointer = run_attempt(host, pointer, version, given([version])).pointer
+        wait_for_uploads()
+    return pointer
+
+
+def commit_of(pointer):
+    return (decode(pointer) if isinstance(pointer, bytes) else pointer).commit
+
+
+def at(host):
+    generation = directory(host).current()
+    if generation is None:
+        return None
+    with RocksStore.open(generation.database, create=False) as store:
+        return read_commit_row(store).commit
+
+
+def kept(host, pointer, most_bytes=MANY):
+    """Rounds until nothing more is fetched."""
+    rounds = []
+    while got := keep_copy(host, commit_of(pointer), most_bytes):
+        rounds.append(got)
+        assert len(rounds) < 20, "a copy that is there is fetched again and again"
+    return rounds
+
+
+def test_a_takeover_with_a_copy_fetches_the_steps_since_alone(hosts):
+    one, two = hosts
+    pointer = ran(one, range(6))
+    assert len(kept(two, pointer)) == 2  # the package of the first commits, then the steps
+    assert at(two) == commit_of(pointer)
+    copy = directory(two).current()
+    pointer = ran(one, range(6, 8), pointer)
+    done = run_attempt(two, pointer, 8, given([8]))
+    assert counted(done) == {"a": 9}
+    assert directory(two).current() == copy, "a whole package would have made another generation"
+
+
+def test_a_copy_goes_to_what_is_committed_and_no_further(hosts):
+    one, two = hosts
+    committed = ran(one, range(3))
+    ran(one, [3], committed)  # its step is published, Spark has not committed it
+    kept(two, committed)
+    assert at(two) == commit_of(committed)
+    assert counted(run_attempt(two, committed, 3, given([3]))) == {"a": 4}
+
+
+def test_a_locked_shard_is_left_alone(hosts):
+    one, two = hosts
+    pointer = ran(one, range(3))
+    with directory(two).lock():
+        assert keep_copy(two, commit_of(pointer), MANY) == 0
+    assert at(two) is None
+
+
+def test_a_shard_that_is_owned_here_is_left_alone(hosts):
+    one, _ = hosts
+    pointer = ran(one, range(3))
+    before = at(one)
+    assert before != commit_of(pointer)  # its staged file waits for the next attempt
+    assert keep_copy(one, commit_of(pointer), MANY) == 0
+    assert at(one) == before
+
+
+def test_a_round_is_bounded(hosts):
+    one, two = hosts
+    pointer = ran(one, range(6))
+    assert len(kept(two, pointer, most_bytes=1)) > 3  # the package, then a step each
+    assert at(two) == commit_of(pointer)
+
+
+def test_a_takeover_during_the_fetch_wins(hosts, monkeypatch):
+    one, two = hosts
+    pointer = ran(one, range(3))
+    fetch = Snapshots.fetch
+
+    def taken_over_meanwhile(packages, shard, commit, target):
+        monkeypatch.setattr(Snapshots, "fetch", fetch)
+        ran(two, [3], pointer)
+        return fetch(packages, shard, commit, target)
+
+    monkeypatch.setattr(Snapshots, "fetch", taken_over_meanwhile)
+    assert keep_copy(two, commit_of(pointer), MANY) == 0
+    assert at(two) == commit_of(pointer), "the older package has not replaced what the takeover made"
+
+
+def test_a_copy_reclaims_what_expired_as_often_as_its_owner(hosts, monkeypatch):
+    one, two = hosts
+    reclaimed = []
+
+    def copied():
+        with monkeypatch.context() as patch:  # the owner does it by the same rule
+            patch.setattr(
+                open_shard, "reclaim", lambda store, bounds: reclaimed.append(read_commit_row(store).commit.version)
+            )
+            kept(two, pointer)
+
+    pointer = ran(one, range(3))
+    copied()
+    assert reclaimed == []  # a whole package was fetched, and steps of the first commits
+    for version in range(3, 20):
+        pointer = ran(one, [version], pointer)
+        copied()
+    assert reclaimed == [RECLAIM_EVERY, 2 * RECLAIM_EVERY]
+
+
+def test_steps_too_many_for_a_task_are_left_to_a_queue_too(hosts, tmp_path, monkeypatch):
+    one, two = hosts
+    pointer = ran(one, range(3))
+    kept(two, pointer)
+    pointer = ran(one, range(3, 6), pointer)
+    queue = Queue(open_files(tmp_path / "queue"), ByVersion.always(two.operator), begins=True)
+    monkeypatch.setattr(attempt, "TAKEOVER_BYTES", 1)
+    queued = run_attempt(replace(two, queue=queue), pointer, 6, given([6]))
+    assert queued.metrics["decision"] == "queued"
+    assert "a task fetches 1 at most" in queued.metrics["queued_why"]
+    kept(two, pointer)
+    assert counted(run_attempt(replace(two, queue=queue), pointer, 6, given([6]))) == {"a": 7}

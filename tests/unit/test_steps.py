@@ -1,0 +1,198 @@
+"""Steps before a window: equal under any cuts, by plain Python as the oracle; what raises is one message's error."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark import cloudpickle
+
+from backend.errors import UserCodeFailed, ValueInvalid
+from backend.sources.archive import archive
+from backend.spark.pack.frames import decode_header, from_ipc
+from backend.spark.pack.pack_input import PackInput, pack_input
+from backend.spark.pack.packing import PackPlan, is_good, pack
+from backend.spark.start import StartOptions
+from backend.spark.stream import stream
+from backend.steps import DROPPED, KEPT, POISON, Step, Steps, schema_after
+
+SOURCE = pa.schema([("x", pa.int64()), ("name", pa.string())])
+Row = tuple[int, int, int | None, str]  # partition, offset, x (None: malformed), name
+
+
+def parsed(rows: list[Row]) -> pa.RecordBatch:
+    values = [None if x is None else {"x": x, "name": name} for _, _, x, name in rows]
+    return pa.RecordBatch.from_pydict(
+        {
+            "topic": pa.array(["t"] * len(rows), pa.string()),
+            "partition": pa.array([row[0] for row in rows], pa.int32()),
+            "offset": pa.array([row[1] for row in rows], pa.int64()),
+            "timestamp": pa.array([datetime.fromtimestamp(row[1], UTC) for row in rows], pa.timestamp("us", "UTC")),
+            "key": pa.array([b"k"] * len(rows), pa.binary()),
+            "fields": pa.array(values, pa.struct(list(SOURCE))),
+            "raw": pa.array([str(row[2]).encode() for row in rows], pa.binary()),
+            "malformed": pa.array(["no JSON" if row[2] is None else None for row in rows], pa.string()),
+        }
+    )
+
+
+def steps_of(*steps: Step, **options: Any) -> Steps:
+    return Steps(lambda rows: rows, steps, schema_after(steps, SOURCE), **options)
+
+
+def tenth(table: pa.Table) -> pa.Table:
+    if 13 in table["x"].to_pylist():
+        raise ArithmeticError("thirteen\nis bad")
+    kept = table.filter(pc.not_equal(table["x"], 10))
+    return kept.append_column("tenth", pc.divide(kept["x"], 10)).take(pa.array(range(kept.num_rows)[::-1], pa.int64()))
+
+
+STEPS = (
+    Step("where", {"": pc.field("x") > 3}),
+    Step("with_columns", {"y": pc.field("x") * 2, "at": lambda table: table["_offset"]}),
+    Step("map_batches", {"": tenth}),
+    Step("where", {"": lambda table: pc.not_equal(table["x"], 7)}),
+    Step("select", dict.fromkeys(["tenth", "y", "at"])),
+)
+
+
+def oracle(rows: list[Row]) -> list[tuple[int, dict[str, int] | None]]:
+    found: list[tuple[int, dict[str, int] | None]] = []
+    for _, offset, x, _ in rows:
+        if x is None:
+            found.append((KEPT, None))
+        elif x == 13:
+            found.append((POISON, None))
+        elif x <= 3 or x in (7, 10):
+            found.append((DROPPED, None))
+        else:
+            found.append((KEPT, {"tenth": x // 10, "y": 2 * x, "at": offset}))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_give_the_same_under_any_cuts(seed: int) -> None:
+    dice = random.Random(seed)
+    rows: list[Row] = [
+        (partition, offset, None if dice.random() < 0.1 else dice.randrange(20), "n")
+        for partition in range(2)
+        for offset in range(dice.randrange(1, 40))
+    ]
+    run = pickle.loads(cloudpickle.dumps(steps_of(*STEPS, debug=bool(seed % 2))))
+    at, found = 0, []
+    while at < len(rows):
+        size = dice.choice([1, 2, 7, 50])
+        got = run(parsed(rows[at : at + size]))
+        found += list(zip(got["verdict"].to_pylist(), got["fields"].to_pylist(), strict=True))
+        poison = [text for text, one in zip(got["malformed"].to_pylist(), got["verdict"].to_pylist(), strict=True)
+                  if one == POISON]  # fmt: skip
+        assert set(poison) <= {"step 3, map_batches(): ArithmeticError: thirteen\\nis bad"}
+        at += size
+    assert found == oracle(rows)
+
+
+def test_a_message_that_came_twice_in_a_batch_goes_through_the_steps_once() -> None:
+    rows: list[Row] = [(0, 0, 5, "a"), (0, 1, 13, "b"), (0, 1, 13, "b"), (0, 2, 30, "c"), (0, 2, 30, "c")]
+    got = steps_of(Step("map_batches", {"": tenth}))(parsed(rows))
+    assert got["verdict"].to_pylist() == [KEPT, POISON, DROPPED, KEPT, DROPPED]
+    assert [one["tenth"] for one in got["fields"].to_pylist() if one] == [0, 3]
+
+
+def test_rows_without_offsets_are_told_apart_by_their_number_in_the_batch() -> None:
+    """The rows of a DataFrame all come with offset 0."""
+    rows: list[Row] = [(0, 0, x, "") for x in (40, 2, 13, None, 40, 10)]  # type: ignore[misc]
+    steps = steps_of(Step("where", {"": pc.field("x") > 3}), Step("map_batches", {"": tenth}), ranked=True)
+    got = steps(parsed(rows))
+    assert got["verdict"].to_pylist() == [KEPT, DROPPED, POISON, KEPT, KEPT, DROPPED]
+    assert [one and one["tenth"] for one in got["fields"].to_pylist()] == [4, None, None, None, 4, None]
+    assert got["offset"].to_pylist() == [0] * 6
+
+
+def test_what_is_dropped_moves_positions_and_is_no_error_and_poison_is_one() -> None:
+    rows: list[Row] = [(0, 0, 5, ""), (0, 1, 13, ""), (0, 2, 99, ""), (0, 3, None, "")]
+    steps = steps_of(Step("map_batches", {"": tenth}), Step("where", {"": pc.field("x") < 50}))
+    what = PackInput({"t": 0}, "x", (), False, 1, ((pa.field("tenth", pa.int64()), "tenth"),), widen=False)
+    batch = pack_input(steps(parsed(rows)), what, 1_000)
+    assert is_good(batch).to_pylist() == [True, False, False, False]
+    [packed] = pack(batch, PackPlan((7,), (pa.field("tenth", pa.int64()),), False, None, {0: "t"})).to_pylist()
+    [piece] = decode_header(packed["header"]).slices
+    assert (piece.first, piece.next, piece.newest) == (0, 4, 5)
+    assert from_ipc(packed["frame"])["_offset"].to_pylist() == [0]
+    errors = from_ipc(packed["errors"]).select(["offset", "reason", "value", "key"]).to_pylist()
+    assert [tuple(row.values()) for row in errors] == [(1, "poison", b"13", b"k"), (3, "malformed", b"None", b"k")]
+
+
+def test_so_many_in_a_row_end_the_job_by_name_but_no_replay() -> None:
+    rows: list[Row] = [(0, offset, 13, "") for offset in range(4)]
+    bad = Step("map_batches", {"": tenth})
+    assert steps_of(bad, poison_limit=4)(parsed(rows))["verdict"].to_pylist() == [POISON] * 4
+    with pytest.raises(UserCodeFailed, match=r"step 1, map_batches\(\), for more than poison_limit=3 messages"):
+        steps_of(bad, poison_limit=3)(parsed(rows))
+    one_by_one = steps_of(Step("where", {"": pc.field("x") > 0}), bad, poison_limit=3)
+    with pytest.raises(UserCodeFailed, match="poison_limit=3"):
+        for row in rows:
+            one_by_one(parsed([row]))
+    assert steps_of(bad, poison_limit=None)(parsed(rows * 1))["verdict"].to_pylist() == [POISON] * 4
+
+
+def test_a_step_that_depends_on_cuts_is_named() -> None:
+    rows: list[Row] = [(0, offset, offset, "") for offset in range(20)]
+    steps = [Step("where", {"": pc.field("x") > 2}),
+             Step("with_columns", {"share": lambda t: pc.subtract(t["x"], pc.mean(t["x"]))})]  # fmt: skip
+    steps_of(*steps)(parsed(rows))
+    with pytest.raises(UserCodeFailed, match=r"step 2, with_columns\(share\) depends on where batches are cut"):
+        steps_of(*steps, debug=True)(parsed(rows))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda t: pa.concat_tables([t, t]), "a row came back twice"),
+        (lambda t: t.set_column(4, "_offset", pc.add(t["_offset"], 100)), "that was not given"),
+        (lambda t: t.select(["x", "name"]), "_topic, _partition, _offset, _timestamp did not come"),
+        (lambda t: 3, "it gave int"),
+    ],
+)
+def test_rows_that_do_not_come_back_as_they_went_are_named(function: Any, said: str) -> None:
+    steps = Steps(lambda rows: rows, (Step("map_batches", {"": function}, "1", SOURCE),), SOURCE)
+    with pytest.raises(ValueInvalid, match=said):
+        steps(parsed([(0, 0, 5, ""), (0, 1, 6, "")]))
+
+
+def test_the_manifest_has_text_and_version() -> None:
+    steps = stream(archive("/a", format="raw")).where(pc.field("x") > 3).map_batches(tenth, version="2").steps
+    where, mapped = (step.describe() for step in steps)
+    assert where == {"step": "where", "text": {"": "(x > 3)"}, "version": "", "schema": None}
+    assert mapped["text"][""].startswith("def tenth(table: pa.Table) -> pa.Table:\n    if 13 in")
+    assert mapped["version"] == "2"
+
+
+def test_bad_options_are_named() -> None:
+    one = stream(archive("/a", format="raw"))
+    made = eval("lambda table: table")
+    for call, said in [
+        (lambda: one.where("x > 3"), r"where='x > 3': must be a pyarrow.compute expression or a function"),
+        (lambda: one.with_columns(y=3), r"y=3: must be"),
+        (one.with_columns, r"with_columns\(\): must name"),
+        (lambda: one.with_columns(_offset=pc.field("x")), "'_offset' is no field"),
+        (one.select, r"select\(\): must name"),
+        (lambda: one.map_batches(pc.field("x")), "must be a function of an Arrow table"),
+        (lambda: one.map_batches(made), "give version="),
+        (lambda: one.map_batches(functools.partial(tenth)), "give version="),
+        (lambda: one.map_batches(tenth, version=2), "version=2: must be a text"),
+        (lambda: one.map_batches(tenth, schema="x long"), "schema='x long': must be"),
+        (lambda: schema_after(one.select("nope").steps, SOURCE), r"\['nope'\] are no fields; allowed are x, name"),
+        (lambda: schema_after(one.where(pc.field("nope") > 1).steps, SOURCE), r"step 1, where\(\): does not take"),
+        (lambda: schema_after(one.where(pc.field("x")).steps, SOURCE), "true or false"),
+        (lambda: schema_after(one.with_columns(X=pc.field("x")).steps, SOURCE), "must be different names"),
+        (lambda: StartOptions(poison_limit=-1), "poison_limit=-1"),
+        (lambda: StartOptions(debug_steps=1), "debug_steps=1: allowed are True and False"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            call()

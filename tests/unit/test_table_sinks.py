@@ -1,0 +1,382 @@
+"""Sinks into tables: no row twice and none missing, wherever the driver dies; each read back by another library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from backend.aggregates import count
+from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable
+from backend.process import ProcessOperator
+from backend.sinks import delta_sink, iceberg_sink, sql_sink
+from backend.sinks.tables import pack
+from backend.windows.definitions import tumbling
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
+from tests.support.sink_story import (
+    FIELDS,
+    MINUTE_MS,
+    START_MS,
+    Player,
+    Story,
+    check_seen,
+    frame,
+    operator,
+    scratch,
+)
+
+COLUMNS = 'id, reason, shard, epoch_ms(window_start), origin, n, "odd ""total"".x"'
+Rows = list[tuple[Any, ...]]
+
+
+@dataclass
+class Case:
+    """A kind of sink over one directory.
+
+    Attributes:
+        make: Gives a sink, by options.
+        query: Runs SQL over `results` and `errors`.
+        nul: What a NUL in a text has become.
+    """
+
+    make: Callable[..., Any]
+    query: Callable[[str], Rows]
+    nul: str = "\x00"
+
+    def results(self) -> Rows:
+        return sorted(self.query(f"SELECT {COLUMNS} FROM results"), key=lambda row: row[0])
+
+    def errors(self) -> Rows:
+        return sorted(self.query('SELECT id, "offset" FROM errors'))
+
+
+def delta(home: Path) -> Case:
+    from deltalake import DeltaTable
+
+    def query(text: str) -> Rows:
+        tables = {"results": home / "windows", "errors": home / "windows-errors"}
+        return over({name: DeltaTable(path).to_pyarrow_table() for name, path in tables.items()}, text)
+
+    return Case(lambda **options: delta_sink(home / "windows", **options), query)
+
+
+def iceberg(home: Path) -> Case:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    def catalog() -> Any:
+        return SqlCatalog("c", uri=f"sqlite:///{home}/catalog.db", warehouse=f"file://{home}/warehouse")
+
+    def query(text: str) -> Rows:
+        names = {"results": "db.windows", "errors": "db.windows_errors"}
+        return over({name: catalog().load_table(table).scan().to_arrow() for name, table in names.items()}, text)
+
+    return Case(lambda **options: iceberg_sink("db.windows", catalog=catalog(), **options), query)
+
+
+def sqlite(home: Path) -> Case:
+    import sqlite3
+
+    def query(text: str) -> Rows:
+        for name in ("results", "errors"):
+            text = text.replace(f"FROM {name}", "FROM windows" + "_errors" * (name == "errors"))
+        text = text.replace("epoch_ms(window_start)", "CAST(strftime('%s', window_start) AS INTEGER) * 1000")
+        with sqlite3.connect(home / "out.db") as connection:
+            return connection.execute(text).fetchall()
+
+    return Case(lambda **options: sql_sink(f"sqlite:///{home}/out.db", "windows", **options), query, "\ufffd")
+
+
+def over(tables: dict[str, Any], text: str) -> Rows:
+    """Run SQL over Arrow tables in DuckDB."""
+    with duckdb.connect() as connection:
+        for name, table in tables.items():
+            connection.register(name, table)
+        return connection.execute(text).fetchall()
+
+
+CASES = {"delta": delta, "iceberg": iceberg, "sqlite": sqlite}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    return CASES[request.param](tmp_path)
+
+
+def wanted(rows: Rows, nul: str) -> Rows:
+    return [(*row[:4], row[4].replace("\x00", nul) if row[4] is not None else None, *row[5:]) for row in rows]
+
+
+def storm(case: Case, home: Path, mode: str, batches: int, deaths: int) -> None:
+    story = Story(17, batches)
+    look = lambda: (case.results(), case.errors())  # noqa: E731
+    player = Player(lambda: case.make(mode=mode), scratch(home), story, deaths, look=look)
+    player.run()
+    assert case.results() == wanted(getattr(story, mode), case.nul)
+    assert case.errors() == sorted(row for rows in story.errors for row in rows)
+    assert list(Path(scratch(home)).iterdir()) == []
+    check_seen(player.seen, deaths)
+
+
+@pytest.mark.disturbed
+@pytest.mark.parametrize("mode", ["log", "newest"])
+def test_no_row_comes_twice_and_none_is_missing_wherever_the_driver_dies(case: Case, mode: str, tmp_path: Path) -> None:
+    storm(case, tmp_path, mode, batches=5, deaths=9)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["log", "newest"])
+def test_a_hundred_deaths(case: Case, mode: str, tmp_path: Path) -> None:
+    storm(case, tmp_path, mode, batches=40, deaths=100)
+
+
+def begun(case: Case, home: Path, planned: int = -1, query: str = "q", job: Any = None, **options: Any) -> Any:
+    sink = case.make(**options)
+    sink.begin(scratch(home), job or operator())
+    sink.resume_from(planned)
+    sink.open(query)
+    return sink
+
+
+def brought(sink: Any, version: int, *rows: tuple[Any, ...]) -> None:
+    """Publish rows of (reason, start, key, n) of shard 0."""
+    made = frame(0, version, [(reason, 0, start, key, n, 0.5) for reason, start, key, n in rows], [])
+    published(sink, version, made["results"])
+
+
+def published(sink: Any, version: int, packed: bytes | None) -> None:
+    """Publish results of shard 0."""
+    made = {"shard": 0, "version": version, "results": packed, "errors": None, "metrics": "{}"}
+    Player(lambda: sink, "", None, 0).publish(sink, version, [made])  # type: ignore[arg-type]
+
+
+def test_a_table_of_another_query_or_with_rows_of_somebody_is_refused(case: Case, tmp_path: Path) -> None:
+    brought(begun(case, tmp_path), 0, ("full", 0, "JFK", 1))
+    with pytest.raises(ManifestMismatch, match="it is written by q/results; this is p/results"):
+        begun(case, tmp_path, query="p")
+    with pytest.raises(SinkConflict, match=r"micro-batch 0 is out, this is -1"):
+        begun(case, tmp_path, planned=-1)
+    begun(case, tmp_path, planned=0)
+    other = process(pa.schema([("user", pa.string())]))
+    with pytest.raises(ManifestMismatch, match="it has no user"):
+        begun(case, tmp_path, planned=0, job=other)
+
+
+def table_of_ones_own(kind: str, home: Path, fields: list[pa.Field]) -> Case:
+    """Make an empty table of results before the query does."""
+    if kind == "delta":
+        from deltalake import DeltaTable
+
+        DeltaTable.create(str(home / "windows"), pa.schema(fields))
+    elif kind == "iceberg":
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        catalog = SqlCatalog("c", uri=f"sqlite:///{home}/catalog.db", warehouse=f"file://{home}/warehouse")
+        catalog.create_namespace("db")
+        catalog.create_table("db.windows", pa.schema(fields))
+    else:
+        import sqlite3
+
+        names = [field.name.replace('"', '""') for field in fields]
+        columns = [f'"{name}"{"" if one.nullable else " NOT NULL"}' for name, one in zip(names, fields, strict=True)]
+        with sqlite3.connect(home / "out.db") as connection:
+            connection.execute(f"CREATE TABLE windows ({', '.join(columns)})")
+    return CASES[kind](home)
+
+
+def swapped(fields: list[pa.Field], name: str, kind: pa.DataType) -> list[pa.Field]:
+    return [field.with_type(kind) if field.name == name else field for field in fields]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_table_of_ones_own_takes_the_rows_or_is_refused(kind: str, tmp_path: Path) -> None:
+    fields = list(begun(sqlite(tmp_path), tmp_path)._schemas["results"])
+    more = pa.field("more", pa.string())
+    homes = [tmp_path / name for name in ("more", "required", "type")]
+    for home in homes:
+        home.mkdir()
+    case = table_of_ones_own(kind, homes[0], [*fields, more])
+    brought(begun(case, homes[0]), 0, ("full", 0, "JFK", 1))
+    assert case.query("SELECT origin, n, more FROM results") == [("JFK", 1, None)]
+    case = table_of_ones_own(kind, homes[1], [*fields, more.with_nullable(False)])
+    with pytest.raises(ManifestMismatch, match="more, which is required, is not in the results"):
+        begun(case, homes[1])
+    if kind != "sqlite":  # a database converts
+        case = table_of_ones_own(kind, homes[2], swapped(fields, "n", pa.string()))
+        with pytest.raises(ManifestMismatch, match="n is string, the results have int64"):
+            begun(case, homes[2])
+
+
+TYPES = [pa.bool_(), pa.int8(), pa.uint16(), pa.uint64(), pa.float32(), pa.large_string(), pa.binary(3), pa.date32(),
+         pa.decimal128(20, 3), pa.timestamp("ns"), pa.timestamp("s", "Europe/Paris"), pa.large_list(pa.int16()),
+         pa.struct([("a", pa.list_(pa.uint8()))]), pa.map_(pa.string(), pa.int64()),
+         pa.dictionary(pa.int8(), pa.string())]  # fmt: skip
+
+
+def test_a_table_with_columns_of_every_type_is_known_again(case: Case, tmp_path: Path) -> None:
+    job = process(pa.schema([(f"c{at}", kind) for at, kind in enumerate(TYPES)]))
+    for version in range(2):
+        sink = begun(case, tmp_path, planned=version, job=job)
+        packed = pack(job.result_schema.empty_table().from_pylist([{"c0": True}], schema=job.result_schema))
+        published(sink, version, packed)
+    assert case.query("SELECT c0, c1, c14 FROM results") == [(True, None, None)] * 2
+
+
+def test_a_table_that_is_dropped_while_the_query_runs_is_named(case: Case, tmp_path: Path) -> None:
+    import shutil
+    import sqlite3
+
+    sink = begun(case, tmp_path)
+    brought(sink, 0, ("full", 0, "JFK", 1))
+    shutil.rmtree(tmp_path / "windows", ignore_errors=True)
+    for database, table in (("out.db", "windows"), ("catalog.db", "iceberg_tables")):
+        if (tmp_path / database).exists():
+            with sqlite3.connect(tmp_path / database) as connection:
+                connection.execute(f"DROP TABLE {table}")
+    with pytest.raises(SinkUnavailable, match="windows"):
+        brought(sink, 1, ("full", 0, "JFK", 1))
+
+
+def test_a_catalog_is_named_where_it_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="catalog: nowhere: URI missing"):
+        iceberg_sink("a.b", catalog="nowhere")
+    with pytest.raises(SinkUnavailable, match="catalog rewind; why: OperationalError"):
+        iceberg_sink("a.b", catalog={"type": "sql", "uri": f"sqlite:///{tmp_path}/no/c.db", "warehouse": "w"})
+    with pytest.raises(ValueError, match="storage_options: must be texts"):
+        delta_sink(tmp_path / "a", storage_options="key=value")  # type: ignore[arg-type]
+
+
+def test_of_two_writers_one_fails_and_nothing_comes_twice(case: Case, tmp_path: Path) -> None:
+    two_writers(case, tmp_path)
+
+
+def two_writers(case: Case, tmp_path: Path) -> None:
+    """A zombie that read the record before the other's commit, and commits after it."""
+    sink, zombie = begun(case, tmp_path), begun(case, tmp_path)
+    table = zombie._tables["results"]
+    real = table.append
+
+    def late(*given: Any) -> None:
+        brought(sink, 0, ("full", 0, "JFK", 1))
+        real(*given)
+
+    table.append = late
+    with pytest.raises((SinkConflict, SinkUnavailable)):
+        brought(zombie, 0, ("full", 0, "JFK", 1))
+    assert [row[0] for row in case.results()] == ["0-0-0"]
+    brought(begun(case, tmp_path, planned=0), 0, ("full", 0, "JFK", 1))
+    assert [row[0] for row in case.results()] == ["0-0-0"]
+
+
+def test_other_rows_than_are_out_count_where_that_is_accepted(case: Case, tmp_path: Path) -> None:
+    brought(begun(case, tmp_path), 3, ("full", 0, "JFK", 1))
+    with pytest.raises(OutputDiffers, match="published 1 results, now 2") as caught:
+        brought(begun(case, tmp_path, planned=3), 3, ("full", 0, "JFK", 1), ("full", 0, "LGA", 1))
+    assert "accept_published=3" in caught.value.command
+    sink = begun(case, tmp_path, planned=3, accept_published=3)
+    brought(sink, 3, ("full", 0, "JFK", 2))
+    brought(sink, 4, ("full", 0, "LGA", 1))
+    assert [row[0::4] for row in case.results()] == [("3-0-0", "JFK"), ("4-0-0", "LGA")]
+
+
+def test_times_that_have_no_date_stay_apart(case: Case, tmp_path: Path) -> None:
+    """2**62 ms is an event time that a job may take, and no timestamp of microseconds."""
+    far = 2**62 - 2**62 % MINUTE_MS
+    sink = begun(case, tmp_path, mode="newest")
+    brought(sink, 0, ("full", far, "JFK", 1), ("full", far - MINUTE_MS, "JFK", 2), ("full", 0, "JFK", 3))
+    brought(sink, 1, ("late", far, "JFK", 4))
+    assert sorted((row[3], row[5]) for row in case.results() if row[3] == 0) == [(0, 3)]
+    assert sorted(row[5] for row in case.results() if row[3] is None) == [2, 4]
+
+
+def process(result: pa.Schema) -> ProcessOperator:
+    return ProcessOperator(lambda batch, context: None, result, stores=[], fields=[])
+
+
+def test_the_newest_row_of_a_key_of_ones_own(case: Case, tmp_path: Path) -> None:
+    job = process(pa.schema([("reason", pa.string()), ("user", pa.string()), ("n", pa.int64())]))
+    sink = begun(case, tmp_path, job=job, key="user")
+    for version, users in enumerate((["ann", "bob", "ann"], ["bob"])):
+        rows = {"reason": ["retracted"] * len(users), "user": users, "n": [version * 10 + n for n in range(len(users))]}
+        packed = pack(pa.table(rows, schema=job.result_schema))
+        published(sink, version, packed)
+    assert sorted(case.query('SELECT "user", n FROM results')) == [
+        ("ann", 2),
+        ("bob", 10),
+    ]  # a reason of the user's own
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"mode": "latest"}, "mode='latest': allowed are log, newest"),
+        ({"mode": "log", "key": "origin"}, "key='origin': must be"),
+        ({"key": []}, r"key=\[\]: must be"),
+        ({"key": [1]}, r"key=\[1\]: must be"),
+        ({"key": "nobody"}, "key='nobody': not a column of the results; allowed are id, version"),
+        ({"accept_published": -1}, "accept_published=-1"),
+        ({"accept_published": True}, "accept_published=True"),
+        ({"errors": ""}, "errors=''"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_made(
+    case: Case, tmp_path: Path, options: dict[str, Any], why: str
+) -> None:
+    before = sorted(tmp_path.rglob("windows*"))
+    with pytest.raises(ValueError, match=why):
+        begun(case, tmp_path, **options)
+    assert sorted(tmp_path.rglob("windows*")) == before
+
+
+def test_windows_by_number_have_no_newest_row(case: Case, tmp_path: Path) -> None:
+    spec = window_spec(tumbling(messages=3), FIELDS, {"n": count()}, keys=["origin"])
+    with pytest.raises(ValueError, match="only rows of windows by event time are known by their window"):
+        begun(case, tmp_path, job=WindowOperator(spec), mode="newest")
+
+
+def test_outputs_that_are_one_table_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="errors="):
+        delta_sink(tmp_path / "a", errors=tmp_path / "a")
+    with pytest.raises(ValueError, match="errors="):
+        sql_sink("sqlite://", "a", errors="a")
+    with pytest.raises(ValueError, match="errors="):
+        iceberg_sink("a.b", catalog={"type": "in-memory", "warehouse": str(tmp_path)}, errors="a.b")
+    with pytest.raises(ValueError, match="table='b'"):
+        iceberg_sink("b", catalog="c")
+    with pytest.raises(ValueError, match="catalog:"):
+        iceberg_sink("a.b", catalog="")
+
+
+def test_a_delta_commit_per_micro_batch_with_rows_says_which_and_writes_what_changed(tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    case = delta(tmp_path)
+    sink = begun(case, tmp_path, mode="newest")
+    brought(sink, 0, *(("full", START_MS, key, 1) for key in ("JFK", "LGA", "EWR")))
+    brought(sink, 1)
+    for version in range(2, 5):
+        brought(sink, version, ("full", START_MS + version * MINUTE_MS, "JFK", version))
+    brought(sink, 5, ("retracted", START_MS, "LGA", 1), ("late", START_MS, "EWR", 7))
+    commits = [one for one in reversed(DeltaTable(tmp_path / "windows").history()) if "rewind.version" in one]
+    assert [int(one["rewind.version"]) for one in commits] == [0, 2, 3, 4, 5]
+    assert {one["rewind.owner"] for one in commits} == {"q/results"}
+    done = commits[-1]["operationMetrics"]
+    assert [done[f"num_target_rows_{what}"] for what in ("inserted", "updated", "deleted")] == [0, 1, 1]
+    assert done["num_target_files_skipped_during_scan"] == 3, "files of other windows are not read"
+
+
+def test_a_password_is_told_nowhere_and_an_outage_is_waited_for(tmp_path: Path) -> None:
+    sink = sql_sink("postgresql+psycopg://u:secret@127.0.0.1:1/d", "windows")
+    sink.begin(scratch(tmp_path), operator())
+    with pytest.raises(SinkUnavailable) as caught:
+        sink.open("q")
+    assert "secret" not in str(caught.value) + repr(sink.describe())
+    assert "127.0.0.1:1" in str(caught.value)
+    with pytest.raises(ValueError, match="url: not a database that is known") as bad:
+        sql_sink("nothing:secret", "windows")
+    assert "secret" not in str(bad.value)
