@@ -72,6 +72,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.host", "localhost")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", f"-Duser.timezone=UTC -Dderby.system.home={scratch}")
+        .config("spark.python.authenticate.socketTimeout", "120s")  # a worker on a busy host starts slowly
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
         .config(*OPTION)

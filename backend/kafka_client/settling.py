@@ -14,12 +14,19 @@ T = TypeVar("T")
 
 def while_it_settles(ask: Callable[[], T], timeout_s: float = SETTLE_S) -> T:
     """Ask a broker again, within a bound, while a partition has no leader, or is not known to every broker, or a
-    coordinator is not ready yet.
+    coordinator is not ready yet, or no broker answers.
 
     A topic just made, and one whose broker just started, answers so for a moment (Kafka names these codes retriable).
+    A request under way when its broker dies fails at once (`_TRANSPORT`), whatever its own timeout is; the next one
+    waits for a broker as long as that timeout allows.
+
+    Args:
+        ask: What to ask; called again after each passing answer.
+        timeout_s: How long to go on asking, counted from the first passing answer: how long `ask` waited for it does
+            not matter.
 
     Raises:
-        KafkaException: Any other answer, or still the same one after `timeout_s` seconds.
+        KafkaException: Any other answer, or a passing one more than `timeout_s` seconds after the first.
     """
     from confluent_kafka import KafkaError, KafkaException
 
@@ -35,12 +42,19 @@ def while_it_settles(ask: Callable[[], T], timeout_s: float = SETTLE_S) -> T:
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._ALL_BROKERS_DOWN,
     }
-    deadline = time.monotonic() + timeout_s
+    deadline: float | None = None
     while True:
         try:
             return ask()
         except KafkaException as error:
-            if error.args[0].code() not in passing or time.monotonic() > deadline:
+            if error.args[0].code() not in passing:
+                raise
+            now = time.monotonic()
+            deadline = now + timeout_s if deadline is None else deadline
+            if now > deadline:
                 raise
         time.sleep(RETRY_S)

@@ -1,9 +1,5 @@
-"""The benchmarks as tests of correctness: each checks what it computed against its peer, in its small form.
-
-No time is looked at. Run here are those that need no more than a local session; `changelog_kafka` is in `tests/kafka`.
-Only the options are tested of `failover` (starts a cluster), `snapshots` (four stores for each kind of window),
-`latency` (takes its windows' own time), `sinks` (starts a broker), and `kafka` (needs Quix Streams): `make bench-quick`
-runs them.
+"""The benchmarks' options and what they have in common; `make bench-quick` runs their small forms, where each checks
+what it computed against its peer.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ import pytest
 import bench
 from bench.__main__ import BENCHES, SHARED
 from bench.restore import without_fixed
-from tests.support.benches import run_quick
 
 NO_BENCHES = {"__init__", "__main__", "data", "figures", "floor", "quix_peer", "session", "table"}
 
@@ -36,29 +31,6 @@ def test_every_bench_is_run_by_make_bench() -> None:
     modules = {path.stem for path in Path(bench.__path__[0]).glob("*.py")}
     assert modules - NO_BENCHES == set(BENCHES)
     assert set(BENCHES) > SHARED
-
-
-def test_without_spark(tmp_path: Path) -> None:
-    rows = run_quick("stores,panes,growth", tmp_path / "out")
-    assert len(rows["stores"]) > 20
-    assert [row["results"] > 0 for row in rows["panes"]] == [True, True]
-    grown = [(row["messages kept"], row["shards"]) for row in rows["growth"]]
-    assert grown == [(25_000, 1), (100_000, 1), *((50_000, shards) for shards in (1, 2, 4, 8))]
-
-
-@pytest.mark.spark
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_on_spark_beside_sparks_own_operators(tmp_path: Path) -> None:
-    rows = run_quick("fixed,windows,join,restore,beside", tmp_path / "out")
-    assert [row["shards"] for row in rows["fixed"]] == [2]
-    assert [row["case"] for row in rows["windows"]] == ["hopping", "median"]
-    assert [bool(row["Spark's Python / ours"]) for row in rows["windows"]] == [False, True]
-    assert [bool(row["empty operator ms"]) for row in rows["windows"]] == [True, False]
-    assert [row["join"] for row in rows["join"]] == ["ours", "Spark's own", "Spark's own, state format 4"]
-    assert [row["what"] for row in rows["restore"]] == ["JSON"]
-    assert all(row["rows restored"] >= row["messages"] > 0 for row in rows["restore"])
-    assert [row["query"] for row in rows["beside"]] == ["queues", "stops"]
 
 
 def test_the_fixed_cost_falls_out_of_the_difference_of_two_restores() -> None:
