@@ -32,6 +32,18 @@ def test_a_flipped_byte_is_one_that_a_check_finds(out: Path, seed: int) -> None:
     assert shards == (0,)
 
 
+def test_a_file_that_no_read_touches_is_put_back_and_another_one_damaged(out: Path) -> None:
+    (database,) = out.glob(f"{LOCAL}/*/*/*/db")
+    live = max(database.glob("*.sst"), key=lambda file: file.stat().st_size)
+    left = database / "999999.sst"  # of a process that was killed before it deleted what it had merged
+    left.write_bytes(random.Random(2).randbytes(2 * live.stat().st_size))
+    before, length = left.read_bytes(), live.stat().st_size
+    told, _ = drill_damage.corrupt_database(out, random.Random(0))
+    assert f"of {live} flipped; a check names it: StateCorrupted" in told
+    assert left.read_bytes() == before
+    assert live.stat().st_size == length
+
+
 def test_a_damage_that_nobody_can_notice_is_no_drill(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drill_damage, "_flip", lambda *_: "nothing flipped")
     with pytest.raises(ValueError, match="does not find it"):
