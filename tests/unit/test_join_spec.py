@@ -110,6 +110,15 @@ def test_equal_fields_of_one_name_come_out_once_and_other_shared_names_get_a_pre
     assert spec.input_fields == ["left.id", "left.value", "left.user", "right.id", "right.cost", "right.user"]
 
 
+def test_a_tuple_of_names_is_two_equal_fields_and_a_pair_stands_in_a_list():
+    other = SHIPMENTS.append(pa.field("number", pa.int32()))
+    two, pair = (join_spec(ORDERS, other, on=on, **HOUR) for on in (("id", "user"), [("id", "number")]))
+    assert (two.left.on, two.right.on) == (("id", "user"), ("id", "user"))
+    assert (pair.left.on, pair.right.on) == (("id",), ("number",))
+    with pytest.raises(ValueError, match="on: 'number' is not a field of the left side"):
+        join_spec(ORDERS, other, on=("id", "number"), **HOUR)
+
+
 def test_fields_that_do_not_come_out_travel_only_when_they_are_equal_fields():
     spec = join_spec(ORDERS, SHIPMENTS, on="id", left_fields=["value"], right_fields=["user"], **HOUR)
     assert spec.result_schema().names[4:] == ["value", "user"]
