@@ -23,6 +23,7 @@ from backend.contexts.joins import StandaloneJoin as StandaloneJoin
 from backend.contexts.windows import AutomaticContext as AutomaticContext
 from backend.contexts.windows import Message as Message
 from backend.contexts.windows import StandaloneContext as StandaloneContext
+from backend.errors import AccessRefused as AccessRefused
 from backend.errors import BoundViolated as BoundViolated
 from backend.errors import BrokerUnavailable as BrokerUnavailable
 from backend.errors import ChangelogDamaged as ChangelogDamaged
@@ -58,6 +59,7 @@ from backend.errors import StateUnavailable as StateUnavailable
 from backend.errors import StorageFailed as StorageFailed
 from backend.errors import StoreClosed as StoreClosed
 from backend.errors import StoreLocked as StoreLocked
+from backend.errors import TopicMissing as TopicMissing
 from backend.errors import UnknownFormat as UnknownFormat
 from backend.errors import UserCodeFailed as UserCodeFailed
 from backend.errors import ValueInvalid as ValueInvalid

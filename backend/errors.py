@@ -122,7 +122,15 @@ class SourceInvalid(RewindError, ValueError):
 
 
 class SourceUnavailable(RewindError):
-    """The source does not answer, or one of its topics, or an archive's directory, does not exist."""
+    """The source does not answer, or an archive's directory does not exist."""
+
+
+class TopicMissing(RewindError):
+    """A topic that is read or written does not exist."""
+
+
+class AccessRefused(RewindError):
+    """A Kafka cluster refuses the credentials, or their rights."""
 
 
 class HistoryLost(RewindError):

@@ -6,8 +6,9 @@ counts in it:
 * our own errors: as they are, or by the mark that crossed with them (`backend.boundary`);
 * the classes of the JVM's chain. A `java.io.IOException` (a pipe to a dead worker or daemon, a worker that did not
   connect back, a full disk) is the host's doing, and passes; so is what Spark itself gives an SQLSTATE of a class of
-  system errors (a shuffle file that vanished while it was renamed). Below an exception of Python code in a worker
-  nothing counts: its text, and what its end did to pipes, may be anything;
+  system errors (a shuffle file that vanished while it was renamed), and what Kafka's Java client calls retriable. That
+  it was refused is final. Below an exception of Python code in a worker nothing counts: its text, and what its end did
+  to pipes, may be anything;
 * Spark's own sentence about an aborted stage, read by its grammar from its beginning, up to where a task's text begins.
 
 Everything else is final: it is raised, and not tried again.
@@ -24,6 +25,7 @@ from typing import Any
 
 from backend.boundary import as_storage, named_in
 from backend.errors import (
+    AccessRefused,
     BrokerUnavailable,
     ChangelogUnavailable,
     RewindError,
@@ -36,21 +38,21 @@ from backend.errors import (
     StoreLocked,
 )
 from backend.kafka_client.loss import named_loss
+from backend.kafka_client.refusals import RIGHTS
 from backend.spark.session.jvm import gateway
 from backend.texts import one_line
 
 RESTORABLE = (StateUnavailable, StateCorrupted, StateAhead)
-PASSING = (
-    StorageFailed,
-    StoreLocked,
-    ChangelogUnavailable,
-    SinkUnavailable,
-    SourceUnavailable,
-    BrokerUnavailable,
-)
+UNREACHABLE = (ChangelogUnavailable, SinkUnavailable, SourceUnavailable)
+PASSING = (*UNREACHABLE, StorageFailed, StoreLocked, BrokerUnavailable)
 """Named errors about what is not there now: a disk without room, a cluster that does not answer, a held lock."""
 MAX_CHAIN = 32
 _IO = "java.io.IOException"
+_WAITED = "java.util.concurrent.TimeoutException"
+"""What Spark's Kafka connector throws in a task when no record came, and Spark when a process did not answer."""
+_KAFKA = "org.apache.kafka.common.errors."
+_RETRIABLE = f"{_KAFKA}RetriableException"
+_REFUSED = re.compile(r"org\.apache\.kafka\.common\.errors\.\w*(?:Authentication|Authorization)Exception")
 _SYSTEM_ERRORS = ("08", "53", "58")
 """Classes of SQLSTATE: connections, insufficient resources, system errors (58030: input and output)."""
 _PYTHON = "org.apache.spark.api.python.PythonException"
@@ -84,7 +86,7 @@ class Link:
     Attributes:
         kind: Its class.
         text: Its message.
-        io: Whether it is a `java.io.IOException`, or has an SQLSTATE of a system error.
+        io: Whether it is a `java.io.IOException`, has an SQLSTATE of a system error, or is retriable to Kafka's client.
     """
 
     kind: str
@@ -165,9 +167,20 @@ def java_chain(thrown: Any) -> tuple[Link, ...]:
         io = is_instance_of(at, thrown, _IO)
         if is_instance_of(at, thrown, "org.apache.spark.SparkThrowable"):
             io = io or str(thrown.getSqlState() or "").startswith(_SYSTEM_ERRORS)
+        io = io or _extends(thrown, _RETRIABLE)
         links.append(Link(str(thrown.getClass().getName()), str(thrown.getMessage() or ""), io))
         thrown = thrown.getCause()
     return tuple(links)
+
+
+def _extends(thrown: Any, wanted: str) -> bool:
+    """Return whether an exception of Kafka's is of a class, by name: who loads the connector's jars is open."""
+    kind = thrown.getClass()
+    while kind is not None and str(kind.getName()).startswith(_KAFKA):
+        if str(kind.getName()) == wanted:
+            return True
+        kind = kind.getSuperclass()
+    return False
 
 
 def _heads(links: tuple[Link, ...]) -> Iterator[Link]:
@@ -188,7 +201,9 @@ def _heads(links: tuple[Link, ...]) -> Iterator[Link]:
 
 def _passes(links: tuple[Link, ...]) -> bool:
     return any(
-        head.io or head.kind == "ExecutorLostFailure" or _STAGE_LOST.match(head.text) is not None
+        head.io
+        or head.kind in ("ExecutorLostFailure", _WAITED, f"{_KAFKA}TimeoutException")
+        or _STAGE_LOST.match(head.text) is not None
         for head in _heads(links)
     )
 
@@ -207,6 +222,12 @@ def _named(error: BaseException, links: tuple[Link, ...]) -> RewindError | None:
         lost = named_loss(head.text)
         if lost is not None:
             return lost
+        if _REFUSED.fullmatch(head.kind):
+            return AccessRefused(
+                "the Kafka cluster refuses Spark's connector, or does not let it do what it must",
+                why=one_line(f"{head.kind.removeprefix(_KAFKA)}: {head.text}"),
+                command=RIGHTS,
+            )
         if head.io and any(head.text.endswith(words) for words in _NO_ROOM):
             return StorageFailed(
                 "there is no room to write",

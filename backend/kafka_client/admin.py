@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import HistoryLost, SourceUnavailable, SourceWentBack
+from backend.errors import HistoryLost, RewindError, SourceUnavailable, SourceWentBack
+from backend.kafka_client.refusals import answer, hearing, named
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
 
 if TYPE_CHECKING:
@@ -54,22 +56,36 @@ def identities(
         timeout_s: How long to wait; None: `TIMEOUT_S`.
 
     Raises:
-        SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
     """
-    from confluent_kafka import KafkaException, TopicCollection
+    from confluent_kafka import KafkaException
 
     admin = admin or admin_client(settings)
-    timeout_s = timeout_s or TIMEOUT_S
-
-    def described() -> dict[str, TopicIdentity]:
-        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
-        told = {topic: answer.result(timeout_s) for topic, answer in asked.items()}
-        return {topic: TopicIdentity(_hex(about.topic_id), len(about.partitions)) for topic, about in told.items()}
-
+    ask = partial(_identities, admin, topics, timeout_s or TIMEOUT_S)
     try:
-        return while_it_settles(described, timeout_s=NEW_TOPIC_S)
+        return while_it_settles(ask, unknown_s=NEW_TOPIC_S)
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(settings, topics, error) from None
+
+
+def described(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, Any]:
+    """Ask once what the cluster says of each topic.
+
+    Raises:
+        KafkaException: Not answered, or refused.
+        TimeoutError: Not answered.
+    """
+    from confluent_kafka import TopicCollection
+
+    asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+    return {topic: answer(admin, one, timeout_s) for topic, one in asked.items()}
+
+
+def _identities(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, TopicIdentity]:
+    told = described(admin, topics, timeout_s)
+    return {topic: TopicIdentity(_hex(about.topic_id), len(about.partitions)) for topic, about in told.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,9 @@ def offsets(
         known: Which topics they must be.
 
     Raises:
-        SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
         SourceWentBack: A topic is another one.
     """
     from confluent_kafka.admin import OffsetSpec
@@ -161,16 +179,16 @@ def _look(
 
     def looked() -> list[dict[tuple[str, int], End]]:
         asked = ask(likely) if likely else []
-        found = identities(settings, topics, admin=admin, timeout_s=timeout_s)
+        found = _identities(admin, topics, timeout_s)
         compare(known or {}, found)
         wanted = [(topic, number) for topic in topics for number in range(found[topic].partitions)]
         if likely != sorted(wanted):
             asked = ask(wanted)
-        told = [{(at.topic, at.partition): one.result(timeout_s) for at, one in each.items()} for each in asked]
+        told = [{(at.topic, at.partition): answer(admin, one, timeout_s) for at, one in each.items()} for each in asked]
         return [{key: End(each[key].offset, each[key].leader_epoch) for key in wanted} for each in told]
 
     try:
-        return while_it_settles(looked)
+        return while_it_settles(looked, unknown_s=SETTLE_S if known else NEW_TOPIC_S)
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(settings, topics, error) from None
 
@@ -180,16 +198,17 @@ def check_replayable(settings: KafkaSettings, topics: Sequence[str]) -> None:
 
     Raises:
         HistoryLost: `cleanup.policy` of a topic contains `compact`.
-        SourceUnavailable: The cluster does not answer, or a topic does not exist.
+        SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
     """
-    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka import KafkaException
 
     admin = admin_client(settings)
     try:
         policies = {topic: configuration(admin, topic, NEW_TOPIC_S)["cleanup.policy"] for topic in topics}
     except (KafkaException, TimeoutError) as error:
-        refused = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
-        if isinstance(error, KafkaException) and error.args[0].code() in refused:
+        if may_not_ask(error):
             log.warning("whether %s is compacted cannot be seen: grant DescribeConfigs on it", ", ".join(topics))
             return
         raise _unavailable(settings, topics, error) from None
@@ -238,10 +257,12 @@ def admin_client(settings: KafkaSettings) -> Any:
     """Give a client for questions about a cluster."""
     from confluent_kafka.admin import AdminClient
 
-    return AdminClient(settings.for_client() | {"log_level": 0})
+    return hearing(AdminClient, settings.for_client() | {"log_level": 0})
 
 
-def configuration(admin: Any, topic: str, settle_s: float = SETTLE_S, timeout_s: float | None = None) -> dict[str, str]:
+def configuration(
+    admin: Any, topic: str, settle_s: float | None = None, timeout_s: float | None = None
+) -> dict[str, str]:
     """Ask for a topic's settings; the broker's where the topic has none of its own.
 
     Raises:
@@ -254,7 +275,7 @@ def configuration(admin: Any, topic: str, settle_s: float = SETTLE_S, timeout_s:
 
     def asked() -> dict[str, str]:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        told = admin.describe_configs([resource], request_timeout=timeout_s)[resource].result(timeout_s)
+        told = answer(admin, admin.describe_configs([resource], request_timeout=timeout_s)[resource], timeout_s)
         return {name: entry.value for name, entry in told.items()}
 
     return while_it_settles(asked, timeout_s=settle_s)
@@ -274,7 +295,7 @@ def create_topic(
 
     new = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=dict(config))
     try:
-        admin.create_topics([new], request_timeout=timeout_s)[topic].result(timeout_s)
+        while_it_settles(lambda: answer(admin, admin.create_topics([new], request_timeout=timeout_s)[topic], timeout_s))
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
@@ -286,10 +307,20 @@ def _hex(uuid: Any) -> str:
     return f"{high % 2**64:016x}{low % 2**64:016x}"
 
 
-def _unavailable(settings: KafkaSettings, topics: Iterable[str], error: Exception) -> SourceUnavailable:
-    return SourceUnavailable(
+def may_not_ask(error: Exception) -> bool:
+    """Return whether an answer says that this client has no right to ask, though it was let in."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    denied = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+    return isinstance(error, KafkaException) and error.args[0].code() in denied
+
+
+def _unavailable(settings: KafkaSettings, topics: Iterable[str], error: Exception) -> RewindError:
+    return named(
+        SourceUnavailable,
         "Kafka does not tell about the topics",
         where=f"{settings.servers}, {', '.join(topics)}",
-        why=settings.redact(error) or "no answer in time",
-        command="check the servers, the topics' names and the credentials",
+        why=settings.redact(error),
+        error=error,
+        command="check the servers, and that the brokers run",
     )

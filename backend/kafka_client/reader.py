@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from backend.kafka_client.refusals import hearing
+
 if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
 
@@ -27,13 +29,22 @@ def consumer(settings: KafkaSettings, name: str, *, committed_only: bool, **more
         "enable.partition.eof": True,
         "log_level": 0,
     }
-    return Consumer(settings.for_client() | fixed | {key.replace("_", "."): value for key, value in more.items()})
+    configuration = settings.for_client() | fixed | {key.replace("_", "."): value for key, value in more.items()}
+    return hearing(Consumer, configuration)
 
 
 def next_messages(consumer: Any, at_most: int, wait_s: float) -> list[Any]:
     """Wait for a message, and return it with those that have come by then; none after so many seconds.
 
     `Consumer.consume` waits until it has as many as it may give: behind the end of a partition, its whole time.
+
+    Raises:
+        KafkaException: The client is refused.
     """
     first = consumer.poll(wait_s)
-    return [] if first is None else [first, *consumer.consume(at_most - 1, timeout=0)]
+    if first is None:
+        consumer.told.check()
+        return []
+    if first.error() is None:
+        consumer.told.begin()
+    return [first, *consumer.consume(at_most - 1, timeout=0)]

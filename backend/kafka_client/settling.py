@@ -12,7 +12,7 @@ RETRY_S = 0.1
 T = TypeVar("T")
 
 
-def while_it_settles(ask: Callable[[], T], timeout_s: float = SETTLE_S) -> T:
+def while_it_settles(ask: Callable[[], T], timeout_s: float | None = None, unknown_s: float | None = None) -> T:
     """Ask a broker again, within a bound, while a partition has no leader, or is not known to every broker, or a
     coordinator is not ready yet, or no broker answers.
 
@@ -23,10 +23,11 @@ def while_it_settles(ask: Callable[[], T], timeout_s: float = SETTLE_S) -> T:
     Args:
         ask: What to ask; called again after each passing answer.
         timeout_s: How long to go on asking, counted from the first passing answer: how long `ask` waited for it does
-            not matter.
+            not matter. None: `SETTLE_S`.
+        unknown_s: The same where the topic is unknown to the broker; None: `timeout_s`.
 
     Raises:
-        KafkaException: Any other answer, or a passing one more than `timeout_s` seconds after the first.
+        KafkaException: Any other answer, or a passing one more than so many seconds after the first.
     """
     from confluent_kafka import KafkaError, KafkaException
 
@@ -46,15 +47,18 @@ def while_it_settles(ask: Callable[[], T], timeout_s: float = SETTLE_S) -> T:
         KafkaError._TIMED_OUT,
         KafkaError._ALL_BROKERS_DOWN,
     }
-    deadline: float | None = None
+    firsts: dict[bool, float] = {}
+    timeout_s = SETTLE_S if timeout_s is None else timeout_s
     while True:
         try:
             return ask()
         except KafkaException as error:
-            if error.args[0].code() not in passing:
+            code = error.args[0].code()
+            if code not in passing:
                 raise
             now = time.monotonic()
-            deadline = now + timeout_s if deadline is None else deadline
-            if now > deadline:
+            unknown = code == KafkaError.UNKNOWN_TOPIC_OR_PART
+            bound_s = unknown_s if unknown and unknown_s is not None else timeout_s
+            if now > firsts.setdefault(unknown, now) + bound_s:
                 raise
         time.sleep(RETRY_S)

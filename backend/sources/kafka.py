@@ -109,7 +109,9 @@ class KafkaSource:
 
         Raises:
             HistoryLost: A range reaches outside of what the topics hold, or a topic is compacted.
-            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+            SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
         """
         wanted = self._held(ranges)
         if self.direct or not wanted:
@@ -166,7 +168,9 @@ class KafkaSource:
 
         Raises:
             ValueError: `starting` leaves a source partition out.
-            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+            SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
         """
         here = self.offsets()
         if self.starting in ("earliest", "latest"):
@@ -214,7 +218,9 @@ class KafkaSource:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it.
 
         Raises:
-            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+            SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
         """
         return offsets(self.settings, self.topics, committed_only=self.isolation == "read_committed", known=self.known)
 
@@ -236,7 +242,9 @@ class KafkaSource:
         """Give each topic's id and number of partitions, for `kafka.admin.compare`.
 
         Raises:
-            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+            SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
         """
         return identities(self.settings, self.topics)
 
@@ -245,7 +253,9 @@ class KafkaSource:
 
         Raises:
             HistoryLost: A topic is compacted.
-            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+            SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
         """
         check_replayable(self.settings, self.topics)
 
@@ -257,7 +267,9 @@ class KafkaSource:
 
         Raises:
             HistoryLost: An offset that comes next is gone.
-            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+            SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
         """
         here = self.offsets()
         for (topic, partition), following in sorted(positions.items()):

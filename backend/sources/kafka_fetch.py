@@ -21,9 +21,10 @@ from itertools import islice
 from operator import lt
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import HistoryLost, SourceDamaged, SourceUnavailable
+from backend.errors import HistoryLost, RewindError, SourceDamaged, SourceUnavailable
 from backend.kafka_client.loss import KEEP
 from backend.kafka_client.reader import next_messages
+from backend.kafka_client.refusals import hearing, missing, named, refusals
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -96,16 +97,22 @@ def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: i
 
     Raises:
         HistoryLost: The broker no longer has the offsets, or has none so far.
-        SourceUnavailable: It gives nothing, or refuses.
+        SourceUnavailable: It gives nothing.
+        TopicMissing: There is no such topic.
+        AccessRefused: It refuses the credentials or their rights.
         SourceDamaged: It gives messages that were not asked for.
     """
-    from confluent_kafka import TopicPartition
+    from confluent_kafka import KafkaException, TopicPartition
 
     with _client(configuration, topic) as consumer, _uncollected():
+        consumer.told.begin()
         consumer.assign([TopicPartition(topic, partition, start)])
         following, progress, why = start, time.monotonic(), "no answer"
         while following < end:
-            messages = next_messages(consumer, BULK, WAIT_S)
+            try:
+                messages = next_messages(consumer, BULK, WAIT_S)
+            except KafkaException as error:
+                raise _refused(configuration, f"{topic}-{partition}", error) from None
             good = [message for message in messages if message.error() is None]
             records = _records(good, f"{topic}-{partition}", partition, following, end)
             if good:
@@ -117,7 +124,7 @@ def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: i
                 progress = time.monotonic()
             del records
             for message in failed:
-                seen, told = _judged(message, f"{topic}-{partition}", following)
+                seen, told = _judged(message, configuration, f"{topic}-{partition}", following)
                 following, why = max(following, seen), told or why
             if following < end and time.monotonic() - progress > STALL_S:
                 raise SourceUnavailable(
@@ -156,14 +163,14 @@ def _records(messages: list[Any], where: str, partition: int, following: int, en
     )
 
 
-def _judged(message: Any, where: str, following: int) -> tuple[int, str]:
+def _judged(message: Any, configuration: Mapping[str, str], where: str, following: int) -> tuple[int, str]:
     """Judge what came instead of a message: the offset that it speaks of (0 for none), and what it tells.
 
     Raises:
         HistoryLost: The offsets are gone.
-        SourceUnavailable: It will not pass.
+        AccessRefused, TopicMissing, SourceUnavailable: It will not pass.
     """
-    from confluent_kafka import KafkaError
+    from confluent_kafka import KafkaError, KafkaException
 
     error = message.error()
     code = error.code()
@@ -176,11 +183,20 @@ def _judged(message: Any, where: str, following: int) -> tuple[int, str]:
             why=f"offset {following} comes next: {error.str()}",
             command=KEEP,
         )
-    if error.fatal() or code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION):
-        raise SourceUnavailable(
-            "Kafka refuses to be read", where=where, why=error.str(), command="check the credentials and their rights"
-        )
+    if error.fatal() or code in refusals() | missing():
+        raise _refused(configuration, where, KafkaException(error))
     return 0, str(error.str())
+
+
+def _refused(configuration: Mapping[str, str], where: str, error: Exception) -> RewindError:
+    return named(
+        SourceUnavailable,
+        "Kafka cannot be read",
+        where=where,
+        why=_hidden(configuration, str(error)),
+        error=error,
+        command="check the brokers; then start the query again",
+    )
 
 
 @contextmanager
@@ -190,7 +206,7 @@ def _client(configuration: Mapping[str, str], topic: str) -> Iterator[Consumer]:
 
     wanted = {**READING, **configuration}
     name = json.dumps([topic, wanted], sort_keys=True)
-    consumer = _kept.pop(name, None) or Consumer(wanted)
+    consumer = _kept.pop(name, None) or hearing(Consumer, wanted)
     try:
         yield consumer
         consumer.unassign()

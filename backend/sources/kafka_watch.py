@@ -18,13 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from backend.errors import SourceUnavailable, SourceWentBack
 from backend.kafka_client.admin import TopicIdentity, admin_client, ends
+from backend.kafka_client.reader import next_messages
+from backend.kafka_client.refusals import hearing, named
 from backend.sources import TopicPartition
 
 if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
 
+WAIT_S = 1.0
 VALIDATED_S = 60.0
 """How long a broker may take to say up to where an epoch reaches."""
+SILENT = "Kafka does not say whether a partition lost its end"
 ANEW = "start anew with another checkpoint: rewind reset <checkpoint> accepts what was counted of the lost messages"
 
 
@@ -57,7 +61,9 @@ class TopicWatch:
 
         Raises:
             SourceWentBack: A topic is another one, or a partition has lost what was committed.
-            SourceUnavailable: The cluster does not answer, or a topic does not exist.
+            SourceUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
         """
         self._admin = self._admin or admin_client(self._settings)
         found = ends(
@@ -88,17 +94,18 @@ def check_end(settings: KafkaSettings, key: TopicPartition, position: int, epoch
     Raises:
         SourceWentBack: Its end was cut off below the position.
         SourceUnavailable: Nobody says.
+        AccessRefused: The cluster refuses the credentials or their rights.
     """
-    from confluent_kafka import Consumer, KafkaError, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
     config = {"group.id": "rewind-reader", "enable.auto.commit": "false", "auto.offset.reset": "error"}
     more = {"enable.partition.eof": "true", "fetch.message.max.bytes": "1024", "log_level": "0"}
-    consumer = Consumer(settings.for_client() | config | more)
+    consumer = hearing(Consumer, settings.for_client() | config | more)
     try:
         consumer.assign([TopicPartition(*key, position, leader_epoch=epoch)])
         deadline = time.monotonic() + VALIDATED_S
         while time.monotonic() < deadline:
-            message = consumer.poll(1.0)
+            message = next(iter(next_messages(consumer, 1, WAIT_S)), None)
             error = message.error() if message is not None else None
             if message is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
                 return
@@ -112,10 +119,19 @@ def check_end(settings: KafkaSettings, key: TopicPartition, position: int, epoch
                 why=f"offset {position} comes next, and {error.str()}",
                 command=ANEW,
             )
+    except KafkaException as error:
+        raise named(
+            SourceUnavailable,
+            SILENT,
+            where=f"{settings.servers}, {key[0]}-{key[1]}",
+            why=settings.redact(error),
+            error=error,
+            command="check the brokers",
+        ) from None
     finally:
         consumer.close()
     raise SourceUnavailable(
-        "Kafka does not say whether a partition lost its end",
+        SILENT,
         where=f"{key[0]}-{key[1]}",
         why=f"its leader is new; no answer for {VALIDATED_S:.0f} s about offset {position}",
         command="check the brokers",

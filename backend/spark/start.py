@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -50,13 +51,14 @@ from recovery.commit.option_sets import ByVersion, sets_from, versions_in
 from recovery.commit.outputs import check_outputs, output_id, write_outputs
 from recovery.commit.pointer import Pointer
 from recovery.commit.relocation import check_alone, settle_in
+from recovery.failures import UNREACHABLE, Failure, Kind, text_of
 from recovery.files import open_files
 from recovery.jobs import message_log, of_launch, shard_job, snapshots
 from recovery.restore.all_shards import restore_beside, restore_shards
 from recovery.restore.lineage import check_lineage
 from recovery.supervise.beside import Beside
 from recovery.supervise.housekeeping import Housekeeping
-from recovery.supervise.patience import DEFAULT
+from recovery.supervise.patience import DEFAULT, Patience
 from recovery.supervise.spark_logs import end_told_by_us, told_by_us
 from recovery.supervise.supervisor import QueryPlan, RewindQuery
 from recovery.supervise.under_way import UnderWay
@@ -149,6 +151,26 @@ class StartOptions:
 def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, options: StartOptions) -> RewindQuery:
     """Start a pipeline; see `Pipeline.start`."""
     check_not_connect(spark)
+    patience = Patience(
+        duration_ms(options.patience, "patience", least=0) / 1000, checkpoint, doing="the query does not start"
+    )
+    while True:
+        plan = None
+        try:
+            with ExitStack() as taken:
+                plan = _plan(pipeline, spark, checkpoint, sink, options, taken)
+                return RewindQuery(plan)
+        except UNREACHABLE as error:
+            if plan is not None or not _spark_has_committed(checkpoint):
+                raise  # a query has waited itself; and what was never reached may be named wrongly: said at once
+            pause_s = patience.after(Failure(Kind.PASSES, error, text_of(error)), -1)
+        time.sleep(pause_s)
+
+
+def _plan(
+    pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, options: StartOptions, taken: ExitStack
+) -> QueryPlan:
+    """Check everything and open what the query needs; the checkpoint's lease is held by `taken`."""
     places, inside = _places(pipeline, checkpoint, sink, options)
     check_apart(places, inside=inside)
     publishes = snapshot_every(options.snapshots, checkpoint) is not None
@@ -178,8 +200,10 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
             "query": stored.entries.get("query", uuid.uuid4().hex) if stored is not None else uuid.uuid4().hex,
         },
     )
-    with lease_of(checkpoint, f"query {options.name!r}" if options.name is not None else "a query") as lease:
-        return _start(spark, checkpoint, sink, options, job, entries, stored, used, lease)
+    lease = taken.enter_context(
+        lease_of(checkpoint, f"query {options.name!r}" if options.name is not None else "a query")
+    )
+    return _open(spark, checkpoint, sink, options, job, entries, stored, used, lease)
 
 
 def explain(pipeline: Pipeline, spark: SparkSession, options: StartOptions) -> str:
@@ -203,7 +227,7 @@ def lease_of(checkpoint: str, what: str) -> Iterator[Lease]:
         raise
 
 
-def _start(
+def _open(
     spark: SparkSession,
     checkpoint: str,
     sink: Sink,
@@ -213,7 +237,7 @@ def _start(
     stored: Manifest | None,
     used: bool,
     lease: Lease,
-) -> RewindQuery:
+) -> QueryPlan:
     output = output_id(checkpoint, entries["query"])
     _begin_sink(sink, checkpoint, output, job.operator)
     queue_bytes = queue_limit(spark, sink, options.queue_bytes)
@@ -278,33 +302,31 @@ def _start(
         watch.look()
         restore_beside(spark, job, checkpoint, make, pointers, lease.check, listeners, options.arrow_rows, refused)
 
-    return RewindQuery(
-        QueryPlan(
-            spark=spark,
+    return QueryPlan(
+        spark=spark,
+        checkpoint=checkpoint,
+        launch=launch,
+        publish=sink.publish,
+        restore=restore,
+        drain=lambda: ask_to_drain(checkpoint),
+        housekeeping=Housekeeping(
+            changelog,
+            snapshots(checkpoint),
+            keep_versions,
             checkpoint=checkpoint,
-            launch=launch,
-            publish=sink.publish,
-            restore=restore,
-            drain=lambda: ask_to_drain(checkpoint),
-            housekeeping=Housekeeping(
-                changelog,
-                snapshots(checkpoint),
-                keep_versions,
-                checkpoint=checkpoint,
-                message_log=message_log(checkpoint, job.logged) if job.logged else None,
-            ),
-            shards=job.shards,
-            targets=_ends(job, spark) if options.until == "end" else None,
-            listeners=options.listeners,
-            look_again=look,
-            watch=watch.look,
-            patience_s=duration_ms(options.patience, "patience", least=0) / 1000,
-            lease=lease,
-            # options of micro-batches whose offsets Spark no longer retains are forgotten: a queue ends long before
-            beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
-            under_way=under_way,
-            standby=standby_of(spark, checkpoint, make, job.shards, used) if options.standby else None,
-        )
+            message_log=message_log(checkpoint, job.logged) if job.logged else None,
+        ),
+        shards=job.shards,
+        targets=_ends(job, spark) if options.until == "end" else None,
+        listeners=options.listeners,
+        look_again=look,
+        watch=watch.look,
+        patience_s=duration_ms(options.patience, "patience", least=0) / 1000,
+        lease=lease,
+        # options of micro-batches whose offsets Spark no longer retains are forgotten: a queue ends long before
+        beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
+        under_way=under_way,
+        standby=standby_of(spark, checkpoint, make, job.shards, used) if options.standby else None,
     )
 
 

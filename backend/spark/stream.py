@@ -236,8 +236,9 @@ class Pipeline:
     ) -> RewindQuery:
         """Check everything, restore nothing yet, and start the query.
 
-        Returns when the query runs. What passes (a broker or a host that is away) is waited for, at the first start as
-        later, so this may last as long as the option `patience` says; `patience="0 s"` makes at most five tries.
+        Returns when the query runs. What passes (a broker or a host that is away) is waited for, as later, where the
+        query has run before, so this may last as long as the option `patience` says; `patience="0 s"` makes at most
+        five tries. A first start says within a minute or two what it cannot reach: it may be named wrongly.
 
         Args:
             spark: The session; its settings are left as they were.

@@ -28,12 +28,14 @@ class Patience:
     Attributes:
         patience_s: How long failures that pass are waited for.
         checkpoint: Names the query in errors.
+        doing: What is tried, for the log.
         clock: Seconds, monotonic.
         said: What was logged of the newest failure.
     """
 
     patience_s: float
     checkpoint: str
+    doing: str = "the query failed"
     clock: Callable[[], float] = field(default=time.monotonic)
     said: str = ""
     _committed: int = -1
@@ -75,7 +77,7 @@ class Patience:
         else:
             pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._tries - 1, 16), LONGEST_PAUSE_S)
             self.said = (
-                f"the query failed: {failure.text}; next try in {pause_s:.1f} s,"
+                f"{self.doing}: {failure.text}; next try in {pause_s:.1f} s,"
                 f" given up in {max(left_s, 0.0):.0f} s unless it gets on"
             )
         log.warning("%s", self.said)

@@ -8,19 +8,24 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from backend.errors import SinkUnavailable, SourceUnavailable
-from backend.kafka_client import admin as kafka_admin
+from backend.errors import AccessRefused
 from backend.kafka_client.settings import MECHANISMS
 from backend.sinks import kafka_sink
-from backend.sinks.kafka import topics as kafka_topics
+from backend.sinks.kafka.sink import Publication, produce_frames
+from backend.sinks.tables import pack
 from backend.sources.kafka import kafka
+from backend.sources.kafka_fetch import fetch
+from backend.sources.kafka_watch import check_end
 from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.cli import app
 from recovery.demo.session import environment
@@ -31,6 +36,7 @@ from tests.contracts.changelog import as_dict, changes, commit, record
 from tests.kafka.test_kafka_sink import read
 from tests.kafka.test_kafka_stream import MINUTE, events, windows_of
 from tests.support.parsed import replayed
+from tests.unit.test_kafka_delivery import FRAMES
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -70,21 +76,35 @@ def test_every_mechanism_serves_source_and_changelog(spark, secured_kafka_broker
     topics.close()
 
 
-def test_without_the_authority_or_with_a_wrong_password_nobody_is_let_in_and_nothing_is_told(
-    secured_kafka_broker, monkeypatch
-):
+def test_without_the_authority_or_with_a_wrong_password_nobody_is_let_in_and_nothing_is_told(secured_kafka_broker):
+    """The bounds of the requests are minutes: what is refused is told before."""
     encrypted = secured_kafka_broker.settings_with(tls=True)
     assert not answers(replace(encrypted, ca_file=None, tls=True), timeout_s=1)
     wrong = replace(encrypted, password="wr0ng-one")
-    monkeypatch.setattr(kafka_admin, "TIMEOUT_S", 2.0)
-    monkeypatch.setattr(kafka_topics, "TIMEOUT_S", 2.0)
-    with pytest.raises(SourceUnavailable) as source:
-        kafka("t", servers=wrong, value="n int").offsets()
-    with pytest.raises(SinkUnavailable) as sink:
-        kafka_sink("t", "u", servers=wrong).open("q")
-    for caught in (source, sink):
-        assert "wr0ng-one" not in str(caught.value)
-        assert encrypted.servers in str(caught.value)
+    log = KafkaChangelog(wrong, "log")
+    sink = kafka_sink("t", "u", servers=wrong)
+    to = Publication(wrong, {"results": "t", "errors": "u"}, (), "q", {"t": 5000, "u": 5000}, MINUTE)
+    row = {"shard": 0, "version": 3, "results": pack(pa.table({"n": [1, 2]})), "errors": None, "metrics": None}
+    rows = pa.RecordBatch.from_pylist([row], schema=FRAMES)
+    asked: dict[str, Callable[[], object]] = {
+        "a source's topics": lambda: kafka("t", servers=wrong, value="n int").offsets(),
+        "messages in a task": lambda: list(fetch(wrong.for_client(), "t", 0, 0, 5)),
+        "whether an end was cut off": lambda: check_end(wrong, ("t", 0), 5, 0),
+        "a sink's topics": lambda: sink.open("q"),
+        "a sink's producer": lambda: sink._writer.check(1),
+        "a changelog's topic": lambda: log.check(1, new=True),
+        "a changelog's ends": lambda: log.lost(0, commit(0), "0"),
+        "rows of a task": lambda: list(produce_frames(iter([rows]), to=to, version=3)),
+    }
+    with ThreadPoolExecutor(len(asked)) as pool:
+        waited = {what: pool.submit(ask) for what, ask in asked.items()}
+        told = {what: one.exception(300) for what, one in waited.items()}
+    for what, error in told.items():
+        assert isinstance(error, AccessRefused), what
+        assert "Authentication failed" in error.why, what
+        assert "wr0ng-one" not in str(error), what
+        assert encrypted.servers in error.where or error.where == "t-0", what
+    log.close()
 
 
 @pytest.mark.long

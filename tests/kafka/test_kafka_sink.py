@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from backend.batch import ERROR_SCHEMA
-from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable
+from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable, TopicMissing
 from backend.sinks import kafka_sink
 from backend.sinks.dedupe import Dedupe
 from backend.sinks.kafka import commits as kafka_commits
@@ -231,7 +231,7 @@ def test_at_least_once_comes_again_with_the_same_ids_and_dedupe_drops_them(kafka
 
 def test_what_cannot_be_written_is_named(kafka_broker, kafka_topics, topics, monkeypatch):
     settings = kafka_broker.settings
-    with pytest.raises(SinkUnavailable, match="no-such-topic"):
+    with pytest.raises(TopicMissing, match="no-such-topic"):
         kafka_sink(topics[0], "no-such-topic", servers=settings).open("q")
     with pytest.raises(ValueError, match=r"cleanup\.policy=delete; a sink needs compact"):
         kafka_sink(*topics, servers=settings, commits=kafka_topics.create()).open("q")

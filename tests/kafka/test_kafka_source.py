@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from backend.errors import HistoryLost, SourceUnavailable, SourceWentBack
+from backend.errors import HistoryLost, SourceWentBack, TopicMissing
 from backend.kafka_client.admin import compare
 from backend.kafka_client.settling import while_it_settles
 from backend.sources.formats import COLUMNS
@@ -274,5 +274,5 @@ def test_groups_of_others_stay_as_they_are(spark, kafka_broker, kafka_topics, tm
 
 
 def test_a_topic_that_is_not_there_is_named(kafka_broker):
-    with pytest.raises(SourceUnavailable, match="no-such-topic"):
+    with pytest.raises(TopicMissing, match="no-such-topic"):
         kafka("no-such-topic", servers=kafka_broker.settings, value=VALUE).offsets()

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from backend.errors import SinkUnavailable
+from backend.kafka_client.refusals import Told
 from backend.kafka_client.settings import KafkaSettings
 from backend.sinks.kafka.delivery import Delivery
 from backend.sinks.kafka.sink import Publication, produce_frames
@@ -42,7 +43,7 @@ class Purging:
 
     def __init__(self, delivery: Delivery, cause: int | None) -> None:
         self._left = [KafkaError._PURGE_QUEUE, KafkaError._PURGE_QUEUE, cause, KafkaError._PURGE_QUEUE]
-        self._report = delivery._refused
+        self._report, self.told = delivery._refused, Told()
 
     def __len__(self) -> int:
         return len(self._left)

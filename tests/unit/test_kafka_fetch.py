@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from backend.errors import HistoryLost, SourceDamaged, SourceUnavailable
+from backend.errors import AccessRefused, HistoryLost, SourceDamaged, SourceUnavailable, TopicMissing
 from backend.sources import kafka_fetch
 from backend.sources.kafka_fetch import fetch
 
@@ -123,10 +123,20 @@ def test_offsets_that_are_gone(client: Any, code: int) -> None:
     assert client.made[0].closed
 
 
-def test_a_refusal_is_not_waited_out(client: Any) -> None:
-    client.script += [[Message(-1001, KafkaError.TOPIC_AUTHORIZATION_FAILED)]]
-    with pytest.raises(SourceUnavailable, match="refuses"):
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessRefused),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, AccessRefused),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing),
+        (KafkaError._UNKNOWN_TOPIC, TopicMissing),
+    ],
+)
+def test_what_does_not_pass_is_not_waited_out(client: Any, code: int, named: type[Exception]) -> None:
+    client.script += [[Message(3)], [Message(-1001, code)]]
+    with pytest.raises(named, match="where: t-1"):
         read(3, 9)
+    assert client.made[0].closed
 
 
 def test_a_broker_that_gives_nothing_is_waited_for_within_a_bound(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from backend.errors import SourceWentBack, UnknownFormat
 from backend.kafka_client.admin import End, TopicIdentity
+from backend.kafka_client.refusals import Told
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources import kafka_watch
 from backend.sources.kafka_watch import TopicWatch
@@ -52,7 +53,7 @@ class Answers:
     """A client for questions: notes the order in which they are asked and answered."""
 
     def __init__(self, partitions: int) -> None:
-        self.partitions, self.log = partitions, list[str]()
+        self.partitions, self.log, self.told = partitions, list[str](), Told()
 
     def _answer(self, name: str, value: Any) -> Any:
         def result(_: float) -> Any:

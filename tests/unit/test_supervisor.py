@@ -11,15 +11,18 @@ from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from backend.boundary import CrossedError, crossing, user_code
 from backend.errors import (
+    AccessRefused,
+    ChangelogUnavailable,
     HistoryLost,
     RestoreFailed,
     RewindError,
+    SinkUnavailable,
     SourceUnavailable,
     SparkUnavailable,
     StateUnavailable,
@@ -27,8 +30,10 @@ from backend.errors import (
     UserCodeFailed,
 )
 from backend.sinks.tables import merge_metrics, summary
+from backend.spark import start
+from recovery import failures
 from recovery.commit.pointer import Commit, Pointer, encode
-from recovery.failures import Kind, Link, QueryFailed, read
+from recovery.failures import Kind, Link, QueryFailed, java_chain, read
 from recovery.listener import LoggingListener
 from recovery.restore.tries import Recorder, Try
 from recovery.snapshots.publisher import Snapshots
@@ -63,6 +68,17 @@ LOST = QueryFailed(
             "Job aborted due to stage failure: Task 1 in stage 5.0 failed 4 times, most recent failure: Lost task 1.3"
             " in stage 5.0 (TID 12) (10.0.0.1 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the"
             " running tasks) Reason: Remote RPC client disassociated.",
+        ),
+    ),
+)
+STALLED = QueryFailed(
+    "",
+    (
+        Link(
+            SPARK,
+            "Job aborted due to stage failure: Task 1 in stage 5.0 failed 1 times, most recent failure: Lost task 1.0"
+            " in stage 5.0 (TID 12) (10.0.0.1 executor 3): java.util.concurrent.TimeoutException: Cannot fetch record"
+            " for offset 7 in 120000 milliseconds",
         ),
     ),
 )
@@ -137,7 +153,7 @@ def test_missing_state_is_restored_and_the_query_goes_on() -> None:
     assert "no local state" in job.restored[0]
 
 
-@pytest.mark.parametrize("error", [LATE, CRASHED, RUNNER, LOST, FULL])
+@pytest.mark.parametrize("error", [LATE, CRASHED, RUNNER, LOST, STALLED, FULL])
 def test_what_died_or_did_not_come_up_is_tried_again_without_a_restore(error: Exception) -> None:
     job = Job([error, error, None])
     job.run()
@@ -288,6 +304,103 @@ def test_a_restore_that_spark_failed_is_tried_again() -> None:
     assert (job.launched, len(job.restored)) == (2, 2)
     said = r"the query failed: .*; next try in 0\.0 s, given up in 0 s unless it gets on"
     assert re.fullmatch(said, job.progress.waiting), "no micro-batch has come since"
+
+
+class Thrown:
+    """An exception of the JVM, with the classes that it extends."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
+
+    def getClass(self) -> Any:
+        return self
+
+    def getName(self) -> str:
+        return self.kinds[0]
+
+    def getSuperclass(self) -> Any:
+        return Thrown(*self.kinds[1:]) if self.kinds[1:] else None
+
+    def getMessage(self) -> str:
+        return "said"
+
+    def getCause(self) -> None:
+        return None
+
+
+KAFKA = "org.apache.kafka.common.errors."
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kind", "named"),
+    [
+        (["NotCoordinatorException", "RetriableException", "ApiException"], Kind.PASSES, None),
+        (["NotLeaderOrFollowerException", "InvalidMetadataException", "RetriableException"], Kind.PASSES, None),
+        (["RecordTooLargeException", "ApiException"], Kind.FINAL, None),
+        (["SaslAuthenticationException", "AuthenticationException", "ApiException"], Kind.FINAL, AccessRefused),
+        (["TopicAuthorizationException", "AuthorizationException", "ApiException"], Kind.FINAL, AccessRefused),
+    ],
+)
+def test_what_the_connectors_client_threw_is_told_by_its_classes(monkeypatch, kinds, kind, named) -> None:
+    monkeypatch.setattr(failures, "gateway", lambda: None)
+    monkeypatch.setattr("py4j.java_gateway.is_instance_of", lambda *_: False)
+    links = java_chain(Thrown(*[KAFKA + one for one in kinds], "java.lang.RuntimeException", "java.lang.Object"))
+    found = read(QueryFailed("", (Link(SPARK, "outer"), *links)))
+    assert found.kind is kind
+    assert type(found.error) is (named or QueryFailed)
+
+
+def test_what_only_calls_itself_kafkas_is_not_kafkas(monkeypatch) -> None:
+    monkeypatch.setattr(failures, "gateway", lambda: None)
+    monkeypatch.setattr("py4j.java_gateway.is_instance_of", lambda *_: False)
+    links = java_chain(Thrown("mine.RetriableException", f"{KAFKA}RetriableException", "java.lang.Object"))
+    assert read(QueryFailed("", links)).kind is Kind.FINAL
+
+
+@pytest.mark.parametrize("error", [SourceUnavailable("away"), SinkUnavailable("away"), ChangelogUnavailable("away")])
+def test_the_start_of_a_query_that_has_run_waits_and_holds_nothing_meanwhile(monkeypatch, caplog, error) -> None:
+    taken: list[str] = []
+    tries = iter([error, error, None])
+
+    def plan(*given: Any) -> Any:
+        *_, stack = given
+        taken.append("taken")
+        stack.push(lambda *_: taken.append("given back"))
+        failure = next(tries)
+        if failure is not None:
+            raise failure
+        return "plan"
+
+    def supervised(given: Any) -> Any:
+        taken.append("runs")
+        return given
+
+    monkeypatch.setattr(start, "_plan", plan)
+    monkeypatch.setattr(start, "RewindQuery", supervised)
+    monkeypatch.setattr(start, "_spark_has_committed", lambda _: True)
+    monkeypatch.setattr(start, "check_not_connect", lambda _: None)
+    options = start.StartOptions(patience="1 minute")
+    nothing = cast(Any, None)
+    assert start.start(nothing, nothing, "checkpoint", nothing, options) == "plan"
+    assert taken[:4] == ["taken", "given back"] * 2
+    assert taken[4:6] == ["taken", "runs"]
+    assert caplog.text.count("the query does not start: away;") == 2
+    tries = iter([error])
+    monkeypatch.setattr(start, "_spark_has_committed", lambda _: False)
+    with pytest.raises(type(error), match="away"):
+        start.start(nothing, nothing, "checkpoint", nothing, options)
+
+
+def test_the_start_of_a_query_is_given_up_after_its_patience_by_name(monkeypatch) -> None:
+    def plan(*_: Any) -> Any:
+        raise SourceUnavailable("away", where="h:1")
+
+    monkeypatch.setattr(start, "_plan", plan)
+    monkeypatch.setattr(start, "_spark_has_committed", lambda _: True)
+    monkeypatch.setattr(start, "check_not_connect", lambda _: None)
+    with pytest.raises(SourceUnavailable, match="away; where: h:1; why: tried 5 times in"):
+        nothing = cast(Any, None)
+        start.start(nothing, nothing, "checkpoint", nothing, start.StartOptions(patience="0 seconds"))
 
 
 def test_errors_in_user_code_are_not_tried_again() -> None:

@@ -23,6 +23,7 @@ import msgspec
 from backend.errors import SinkUnavailable, SourceUnavailable
 from backend.kafka_client.admin import admin_client, configuration, create_topic, offsets
 from backend.kafka_client.reader import consumer, next_messages
+from backend.kafka_client.refusals import refusals
 from backend.sinks.kafka.delivery import unavailable
 from recovery.files import decode_struct
 
@@ -140,7 +141,7 @@ def newest(settings: KafkaSettings, topic: str, *, timeout_s: float = TIMEOUT_S)
                     found = take(message.value()) if message.value() is not None else found
                 elif told.code() == KafkaError._PARTITION_EOF and message.offset() >= end:
                     return found
-                elif told.fatal():
+                elif told.fatal() or told.code() in refusals():
                     raise unavailable(settings, topic, KafkaException(told))
     except KafkaException as error:
         raise unavailable(settings, topic, error) from None

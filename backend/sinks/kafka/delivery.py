@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import SinkUnavailable
+from backend.errors import RewindError, SinkUnavailable
+from backend.kafka_client.refusals import hearing, named
 from backend.sinks.kafka.sizes import producer_sizes
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class Delivery:
         self._failure: Any = None
         self._sent = self._arrived = 0
         self._moved = time.monotonic()
-        self.producer = Producer(
+        self.producer = hearing(
+            Producer,
             settings.for_client()
             | producer_sizes(limits)
             | {
@@ -58,12 +60,13 @@ class Delivery:
                 "on_delivery": self._refused,
                 "log_level": 0,
             }
-            | dict(more)
+            | dict(more),
         )
 
     def start(self) -> None:
         """Begin the patience anew: for a producer that was at rest."""
         self._moved = time.monotonic()
+        self.producer.told.begin()
 
     def send(self, topic: str, value: bytes, key: bytes, partition: int = -1) -> None:
         """Hand a message over, waiting while the queue is full.
@@ -108,12 +111,15 @@ class Delivery:
         arrived, now = self._sent - len(self.producer), time.monotonic()
         if arrived > self._arrived:
             self._arrived, self._moved = arrived, now
+            self.producer.told.begin()
         failure = self._failure
         if failure is None and now - self._moved > self._patience_s and len(self.producer):
             failure = KafkaError(
                 KafkaError._TIMED_OUT,
                 f"{len(self.producer)} messages wait, none was acknowledged for {self._patience_s:g} s",
             )
+        if failure is None and len(self.producer):
+            failure = self.producer.told.refusal()
         if failure is not None:
             self.drop()
             if was_purged(failure):
@@ -136,11 +142,13 @@ def may_be_too_large(error: Any) -> bool:
     return error.code() == KafkaError.MSG_SIZE_TOO_LARGE or was_purged(error)
 
 
-def unavailable(settings: KafkaSettings, where: str, error: Exception) -> SinkUnavailable:
-    """Return a client's error by name, without secrets."""
-    return SinkUnavailable(
+def unavailable(settings: KafkaSettings, where: str, error: Exception) -> RewindError:
+    """Return a client's error by name, without secrets: refused, a topic not there, or unavailable now."""
+    return named(
+        SinkUnavailable,
         "the output topics cannot be used now",
         where=f"{settings.servers}, {where}",
-        why=settings.redact(error) or type(error).__name__,
-        command="see that the topics exist, the brokers run and the credentials are right; then start the query again",
+        why=settings.redact(error),
+        error=error,
+        command="see that the brokers run; then start the query again",
     )

@@ -158,7 +158,9 @@ class KafkaSink(Sealing):
         Raises:
             ManifestMismatch: They are another query's.
             SinkConflict: The commit topic no longer tells what the query has published, or a topic was made again.
-            SinkUnavailable: The cluster does not answer, or a topic does not exist.
+            SinkUnavailable: The cluster does not answer.
+            TopicMissing: A topic of results or errors does not exist.
+            AccessRefused: The cluster refuses the credentials or their rights.
             ValueError: The commit topic is there with other settings, or a topic takes less than a row needs.
         """
         outputs = look(self._settings, tuple(self._topics.values()))

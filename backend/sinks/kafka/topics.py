@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import SourceUnavailable
-from backend.kafka_client.admin import admin_client, configuration, identities, offsets
+from backend.kafka_client.admin import admin_client, configuration, described, identities, may_not_ask, offsets
 from backend.kafka_client.settling import while_it_settles
 from backend.sinks.kafka.delivery import unavailable
 from backend.sinks.kafka.sizes import LARGEST_LIMIT, LEAST_LIMIT
@@ -40,16 +40,18 @@ def look(settings: KafkaSettings, topics: Sequence[str]) -> dict[str, Output]:
     """Ask what the topics are and what they take.
 
     Raises:
-        SinkUnavailable: The cluster does not answer, or a topic does not exist.
+        SinkUnavailable: The cluster does not answer.
+        TopicMissing: A topic does not exist.
+        AccessRefused: The cluster refuses the credentials or their rights.
         ValueError: A topic takes less than a row needs.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+    from confluent_kafka import KafkaError, KafkaException
 
     client, timeout_s = admin_client(settings), TIMEOUT_S
 
     def led() -> None:
-        for name, answer in client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s).items():
-            if any(about.leader is None for about in answer.result(timeout_s).partitions):
+        for name, told in described(client, topics, timeout_s).items():
+            if any(about.leader is None for about in told.partitions):
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, name))
 
     try:
@@ -61,13 +63,12 @@ def look(settings: KafkaSettings, topics: Sequence[str]) -> dict[str, Output]:
 
 
 def _limit(settings: KafkaSettings, client: Any, topic: str, timeout_s: float) -> int:
-    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka import KafkaException
 
     try:
         limit = int(configuration(client, topic, timeout_s=timeout_s)["max.message.bytes"])
     except (KafkaException, TimeoutError) as error:
-        denied = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
-        if isinstance(error, TimeoutError) or error.args[0].code() not in denied:
+        if not may_not_ask(error):
             raise unavailable(settings, topic, error) from None
         log.warning(
             "max.message.bytes of topic %s cannot be asked for (it takes DescribeConfigs on the topic); Kafka's default"

@@ -27,12 +27,23 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable, SourceUnavailable
+from backend.errors import (
+    AccessRefused,
+    ManifestMismatch,
+    OutputDiffers,
+    SinkConflict,
+    SinkUnavailable,
+    SourceUnavailable,
+    TopicMissing,
+)
 from backend.kafka_client.admin import admin_client, identities
+from backend.kafka_client.refusals import in_pieces
+from backend.kafka_client.settling import while_it_settles
 from backend.kafka_client.writer import is_fenced
 from backend.sinks.kafka.commits import KEY, TIMEOUT_S, Published, encode, newest, was_cut
 from backend.sinks.kafka.delivery import Delivery, may_be_too_large, unavailable, was_purged
@@ -238,7 +249,8 @@ class TransactionalWriter:
                 elif about is not None and may_be_too_large(about):
                     self._look_at_limits()
                 failure = unavailable(self._settings, self._commits, error) if about is not None else error
-                if tries >= TRIES and (not _is_outage(error) or time.monotonic() > deadline):
+                final = isinstance(failure, AccessRefused | TopicMissing)
+                if final or (tries >= TRIES and (not _is_outage(error) or time.monotonic() > deadline)):
                     raise failure from None
                 log.warning("%s is written again: %s", f"micro-batch {record.version}" if record else "claim", failure)
                 time.sleep(min(RETRY_S, self._patience_s / TRIES))
@@ -273,7 +285,9 @@ class TransactionalWriter:
 
         Raises:
             SinkConflict: One was deleted and made again: what was out is gone. Where rows may come twice, it is said.
-            SinkUnavailable: The cluster does not answer, or a topic does not exist.
+            SinkUnavailable: The cluster does not answer.
+            TopicMissing: One does not exist.
+            AccessRefused: The cluster refuses the credentials or their rights.
         """
         names = tuple(self._outputs)
         self._admin = self._admin or admin_client(self._settings)
@@ -281,6 +295,9 @@ class TransactionalWriter:
             found = identities(self._settings, names, admin=self._admin, timeout_s=min(TIMEOUT_S, self._patience_s))
         except SourceUnavailable as error:
             raise unavailable(self._settings, ", ".join(names), error) from None
+        except (TopicMissing, AccessRefused):
+            self._end_transaction()
+            raise
         now = {topic: one.id for topic, one in found.items()}
         if now != self._topics:
             try:
@@ -306,7 +323,8 @@ class TransactionalWriter:
         more = {"transactional.id": self._name, "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000)}
         try:
             delivery = Delivery(self._settings, self.limits, min(TIMEOUT_S, self._patience_s), more)
-            delivery.producer.init_transactions(min(TIMEOUT_S, self._patience_s))
+            begin = partial(in_pieces, delivery.producer, delivery.producer.init_transactions)
+            while_it_settles(lambda: begin(min(TIMEOUT_S, self._patience_s)))
         except KafkaException as error:
             raise unavailable(self._settings, self._commits, error) from None
         self._newest = newest(self._settings, self._commits)

@@ -18,6 +18,7 @@ from typing import Any
 
 from backend.errors import ChangelogDamaged, RewindError, SourceUnavailable, UnknownFormat
 from backend.kafka_client.admin import admin_client, offsets
+from backend.kafka_client.refusals import answer
 from backend.kafka_client.settings import KafkaSettings
 from backend.kafka_client.settling import while_it_settles
 from backend.store.protocol import Changes
@@ -266,7 +267,7 @@ class KafkaChangelog:
 
         def delete() -> None:
             for deleted in client.delete_records([edge], request_timeout=TIMEOUT_S).values():
-                deleted.result(TIMEOUT_S)
+                answer(client, deleted, TIMEOUT_S)
 
         try:
             while_it_settles(delete)

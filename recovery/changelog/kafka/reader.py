@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.errors import ChangelogUnavailable
 from backend.kafka_client.reader import consumer, next_messages
+from backend.kafka_client.refusals import in_pieces, refusals
 from backend.kafka_client.settling import while_it_settles
 from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
 
@@ -52,12 +53,12 @@ class PartitionReader:
         """
         from confluent_kafka import KafkaException, TopicPartition
 
+        def ask(timeout_s: float) -> Any:
+            place = TopicPartition(self._topic, shard)
+            return self._consumer.get_watermark_offsets(place, timeout=timeout_s, cached=False)
+
         try:
-            low, high = while_it_settles(
-                lambda: self._consumer.get_watermark_offsets(
-                    TopicPartition(self._topic, shard), timeout=TIMEOUT_S, cached=False
-                )
-            )
+            low, high = while_it_settles(lambda: in_pieces(self._consumer, ask, TIMEOUT_S))
         except KafkaException as error:
             raise unavailable(self._settings, self._topic, error) from None
         return int(low), int(high)
@@ -104,7 +105,7 @@ class PartitionReader:
                 elif error.code() == KafkaError._PARTITION_EOF:
                     if message.offset() >= end:
                         return
-                elif error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
+                elif error.fatal() or error.code() in refusals() | {KafkaError._AUTO_OFFSET_RESET}:
                     raise KafkaException(error)
             if messages:
                 stalled = time.monotonic() + STALLED_S

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import ChangelogUnavailable
+from backend.errors import ChangelogUnavailable, RewindError
 from backend.kafka_client import admin
+from backend.kafka_client.refusals import named
 from recovery.changelog.chunks import claim_key
 
 if TYPE_CHECKING:
@@ -53,12 +54,11 @@ def partitions_of(settings: KafkaSettings, topic: str, shards: int) -> int | Non
         ValueError: The topic is there with other settings, or with fewer partitions.
         ChangelogUnavailable: The cluster does not answer or refuses.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+    from confluent_kafka import KafkaError, KafkaException
 
     client = admin.admin_client(settings)
-    names = TopicCollection([topic])
     try:
-        told = client.describe_topics(names, request_timeout=TIMEOUT_S)[topic].result(TIMEOUT_S)
+        told = admin.described(client, [topic], TIMEOUT_S)[topic]
         config = admin.configuration(client, topic, timeout_s=TIMEOUT_S)
     except (KafkaException, TimeoutError) as error:
         if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -92,11 +92,14 @@ def claim_topic(settings: KafkaSettings, topic: str, owner: str) -> None:
         raise unavailable(settings, topic, KafkaException(failed[0]) if failed else TimeoutError("no acknowledgement"))
 
 
-def unavailable(settings: KafkaSettings, topic: str, error: Exception) -> ChangelogUnavailable:
-    """Name a client's error, without secrets."""
-    return ChangelogUnavailable(
+def unavailable(settings: KafkaSettings, topic: str, error: Exception) -> RewindError:
+    """Name a client's error, without secrets: refused, or unavailable now."""
+    return named(
+        ChangelogUnavailable,
         "the changelog topic cannot be used now",
         where=f"{settings.servers}/{topic}",
-        why=settings.redact(error) or type(error).__name__,
-        command="see that the brokers run and the credentials are right; the task is tried again",
+        why=settings.redact(error),
+        error=error,
+        command="see that the brokers run; the task is tried again",
+        may_come=True,
     )

@@ -6,8 +6,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from backend.kafka_client.refusals import hearing, in_pieces
+from backend.kafka_client.settling import while_it_settles
 from backend.kafka_client.writer import is_fenced
 from recovery.changelog.chunks import ITSELF, ChunkKey, Growth, cut
 from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
@@ -154,11 +157,12 @@ class PartitionWriter:
             "queue.buffering.max.kbytes": 64 * 1024,
             "log_level": 0,
         }
-        producer = Producer(config)
+        producer = hearing(Producer, config)
         try:
             # waits for a connection: without one, the client asks for its coordinator again half a second later
-            producer.list_topics(self._topic, TIMEOUT_S)
-            producer.init_transactions(TIMEOUT_S)
+            connect = partial(producer.list_topics, self._topic)
+            while_it_settles(lambda: in_pieces(producer, connect, TIMEOUT_S))
+            while_it_settles(lambda: in_pieces(producer, producer.init_transactions, TIMEOUT_S))
         except KafkaException as error:
             raise unavailable(self._settings, self._topic, error) from None
         return producer

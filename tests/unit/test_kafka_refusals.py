@@ -1,0 +1,287 @@
+"""What a request to Kafka may be told, and where: what passes is asked again, what does not ends by name at once.
+
+The clients are scripts with the real ones' ways: a client that is refused says so to `error_cb`, while it is polled,
+and its requests go on until their time is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError, KafkaException, admin
+
+from backend.errors import AccessRefused, ChangelogUnavailable, SinkUnavailable, SourceUnavailable, TopicMissing
+from backend.kafka_client import admin as asking
+from backend.kafka_client import refusals, settling
+from backend.kafka_client.settings import KafkaSettings
+from backend.sinks.kafka import topics as sink_topics
+from backend.sinks.kafka.commits import prepare
+from backend.sinks.kafka.delivery import Delivery, unavailable
+from backend.sinks.kafka.writer import TransactionalWriter
+from backend.sources.kafka_fetch import fetch
+from backend.sources.kafka_watch import check_end
+from recovery.changelog.kafka.log import KafkaChangelog
+from recovery.changelog.kafka.reader import PartitionReader
+from recovery.changelog.kafka.writer import PartitionWriter
+from tests.unit.test_kafka_fetch import Message
+
+SETTINGS = KafkaSettings("h:1", mechanism="PLAIN", username="u", password="told-nobody")
+HALF = SimpleNamespace(get_most_significant_bits=lambda: 0, get_least_significant_bits=lambda: 10)
+ABOUT = SimpleNamespace(topic_id=HALF, partitions=[SimpleNamespace(leader=1)])
+SETTING = {"cleanup.policy": SimpleNamespace(value="compact"), "max.message.bytes": SimpleNamespace(value="10000")}
+PATIENCE_S = 0.5
+REFUSED = "refused"
+SILENT = "silent"
+PASSES = [KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError.NOT_COORDINATOR]
+
+
+class Script:
+    """What the cluster does: it gives some answers first, then is itself: refuses, is silent, or works."""
+
+    def __init__(self, *first: int, then: str = "works") -> None:
+        self.first, self.then, self.asked = list(first), then, 0
+
+    def answer(self, value: Any, timeout_s: float) -> Any:
+        """Answer a request that blocks."""
+        self.asked += 1
+        if self.first:
+            raise KafkaException(KafkaError(self.first.pop(0), "scripted"))
+        if self.then != "works":
+            time.sleep(timeout_s)
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "scripted"))
+        return value
+
+    def poll(self, error_cb: Callable[[Any], None]) -> None:
+        if self.then == REFUSED:
+            error_cb(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
+
+
+class Client:
+    script: Script
+
+    def __init__(self, configuration: dict[str, Any]) -> None:
+        self.error_cb = configuration["error_cb"]
+
+    def __len__(self) -> int:
+        return 0 if self.script.then == "works" else 1
+
+    def poll(self, wait_s: float = 0.0) -> Any:
+        time.sleep(wait_s)
+        self.script.poll(self.error_cb)
+        if self.script.then == "works":
+            return Message(5, self.script.first.pop(0) if self.script.first else KafkaError._PARTITION_EOF)
+        return None
+
+    def later(self, value: Any) -> Future[Any]:
+        """Answer a request of an admin client: never where the cluster does not."""
+        future: Future[Any] = Future()
+        if self.script.first:
+            self.script.asked += 1
+            future.set_exception(KafkaException(KafkaError(self.script.first.pop(0), "scripted")))
+        elif self.script.then == "works":
+            self.script.asked += 1
+            future.set_result(value)
+        return future
+
+    def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
+        return {"t": self.later(ABOUT)}
+
+    def list_offsets(self, wanted: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+        return {at: self.later(SimpleNamespace(offset=5, leader_epoch=1)) for at in wanted}
+
+    def describe_configs(self, resources: list[Any], **_: Any) -> dict[Any, Future[Any]]:
+        return {resources[0]: self.later(SETTING)}
+
+    def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[Any]]:
+        return {topics[0].topic: self.later(None)}
+
+    def delete_records(self, edges: list[Any], **_: Any) -> dict[Any, Future[Any]]:
+        return {edges[0]: self.later(None)}
+
+    def get_watermark_offsets(self, _: Any, *, timeout: float, cached: bool) -> Any:
+        return self.script.answer((0, 5), timeout)
+
+    def list_topics(self, _: str, timeout: float) -> Any:
+        return self.script.answer(None, timeout)
+
+    def init_transactions(self, timeout: float) -> Any:
+        return self.script.answer(None, timeout)
+
+    def flush(self, timeout: float) -> int:
+        self.poll(timeout)
+        return len(self)
+
+    def consume(self, _: int, timeout: float) -> list[Any]:
+        return []
+
+    def produce(self, *_: Any) -> None: ...
+    def purge(self) -> None: ...
+    def assign(self, _: Any) -> None: ...
+    def unassign(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (asking, sink_topics):
+        monkeypatch.setattr(module, "TIMEOUT_S", PATIENCE_S)
+    for module in ("reader", "writer", "topic", "log"):
+        monkeypatch.setattr(f"recovery.changelog.kafka.{module}.TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("recovery.changelog.kafka.reader.STALLED_S", PATIENCE_S)
+    monkeypatch.setattr("backend.sinks.kafka.commits.TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("backend.sources.kafka_fetch.STALL_S", PATIENCE_S)
+    monkeypatch.setattr("backend.sources.kafka_watch.VALIDATED_S", PATIENCE_S)
+    monkeypatch.setattr("backend.sources.kafka_fetch._kept", {})
+    monkeypatch.setattr("backend.sources.kafka_fetch.WAIT_S", 0.05)
+    monkeypatch.setattr("backend.sources.kafka_watch.WAIT_S", 0.05)
+    monkeypatch.setattr("recovery.changelog.kafka.reader.WAIT_S", 0.05)
+    monkeypatch.setattr("backend.sinks.kafka.delivery._LOOK_S", 0.05)
+    monkeypatch.setattr(asking, "NEW_TOPIC_S", 0.05)
+    monkeypatch.setattr(settling, "RETRY_S", 0.01)
+    monkeypatch.setattr(settling, "SETTLE_S", 0.1)
+    monkeypatch.setattr(asking, "SETTLE_S", 0.1)
+    monkeypatch.setattr(refusals, "REFUSED_S", 0.1)
+    monkeypatch.setattr(refusals, "LOOK_S", 0.05)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Script]:
+    def make(*first: int, then: str = "works") -> Script:
+        script = Script(*first, then=then)
+        kind = type("Scripted", (Client,), {"script": script})
+        for module, name in ((confluent_kafka, "Consumer"), (confluent_kafka, "Producer"), (admin, "AdminClient")):
+            monkeypatch.setattr(module, name, kind)
+        return script
+
+    return make
+
+
+def _deliver() -> None:
+    try:
+        delivery = Delivery(SETTINGS, {"t": 5000}, PATIENCE_S, {})
+        delivery.send("t", b"v", b"k")
+        delivery.finish()
+    except KafkaException as error:
+        raise unavailable(SETTINGS, "t", error) from None
+
+
+REQUESTS: dict[str, tuple[Callable[[], object], type[Exception]]] = {
+    "source: topics": (lambda: asking.identities(SETTINGS, ["t"]), SourceUnavailable),
+    "source: ends": (lambda: asking.offsets(SETTINGS, ["t"], committed_only=True), SourceUnavailable),
+    "source: settings": (lambda: asking.check_replayable(SETTINGS, []), SourceUnavailable),
+    "source: messages": (lambda: list(fetch(SETTINGS.for_client(), "t", 0, 0, 5)), SourceUnavailable),
+    "source: an end after a new leader": (lambda: check_end(SETTINGS, ("t", 0), 5, 1), SourceUnavailable),
+    "sink: topics": (lambda: sink_topics.look(SETTINGS, ["t"]), SinkUnavailable),
+    "sink: commit topic": (lambda: prepare(SETTINGS, "t"), SinkUnavailable),
+    "sink: producer": (
+        lambda: TransactionalWriter(SETTINGS, "w", "t", patience_s=PATIENCE_S)._open_producer(),
+        SinkUnavailable,
+    ),
+    "sink: rows": (_deliver, SinkUnavailable),
+    "changelog: topic": (lambda: KafkaChangelog(SETTINGS, "t").check(1, new=False), ChangelogUnavailable),
+    "changelog: ends": (lambda: PartitionReader(SETTINGS, "t").watermarks(0), ChangelogUnavailable),
+    "changelog: messages": (lambda: PartitionReader(SETTINGS, "t").read(0, 0, 5, print), ChangelogUnavailable),
+    "changelog: producer": (lambda: PartitionWriter(SETTINGS, "t")._open_producer("p"), ChangelogUnavailable),
+    "changelog: cut": (lambda: KafkaChangelog(SETTINGS, "t")._delete_below(0, 5), ChangelogUnavailable),
+}
+ANSWERED = [name for name in REQUESTS if name not in ("sink: rows", "source: settings")]
+
+
+@pytest.mark.parametrize("request_", [name for name in REQUESTS if name != "source: settings"])
+def test_refused_credentials_end_each_request_by_name(cluster: Callable[..., Script], request_: str) -> None:
+    ask, _ = REQUESTS[request_]
+    cluster(then=REFUSED)
+    with pytest.raises(AccessRefused, match="wrong password") as caught:
+        ask()
+    assert "told-nobody" not in str(caught.value)
+
+
+@pytest.mark.parametrize("request_", [name for name in REQUESTS if name != "source: settings"])
+def test_a_cluster_that_is_silent_may_come_back(cluster: Callable[..., Script], request_: str) -> None:
+    ask, named = REQUESTS[request_]
+    cluster(then=SILENT)
+    with pytest.raises(named):
+        ask()
+
+
+@pytest.mark.parametrize("request_", ["source: topics", "source: ends", "source: messages", "sink: topics"])
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessRefused),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, AccessRefused),
+    ],
+)
+def test_what_the_broker_refuses_ends_it(
+    cluster: Callable[..., Script], request_: str, code: int, named: type[Exception]
+) -> None:
+    ask, _ = REQUESTS[request_]
+    cluster(*[code] * 1000)
+    with pytest.raises(named):
+        ask()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    ["changelog: ends", "changelog: producer", "sink: commit topic", "source: topics", "source: ends", "sink: topics"],
+)
+@pytest.mark.parametrize("code", PASSES)
+def test_a_broker_that_dies_under_a_request_or_hands_on_is_asked_again(
+    cluster: Callable[..., Script], request_: str, code: int
+) -> None:
+    script = cluster(code)
+    REQUESTS[request_][0]()
+    assert script.asked >= 2
+
+
+def test_a_changelogs_topic_that_is_not_there_is_made_by_the_next_start(cluster: Callable[..., Script]) -> None:
+    cluster(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert KafkaChangelog(SETTINGS, "t").check(1, new=True) is None
+
+
+def test_one_broker_of_several_may_refuse_while_another_answers(cluster: Callable[..., Script]) -> None:
+    script = cluster(then=REFUSED)
+    client = asking.admin_client(SETTINGS)
+    asked: Future[int] = Future()
+    looks = []
+
+    def poll(_: float) -> None:
+        looks.append(client.told.refusal())
+        script.poll(client.error_cb)
+        if len(looks) == 2:
+            asked.set_result(7)
+
+    client.poll = poll
+    assert refusals.answer(client, asked, PATIENCE_S * 60) == 7
+    assert len(looks) == 2
+
+
+def test_what_the_client_says_stands_in_the_error_of_a_request_that_ran_out(cluster: Callable[..., Script]) -> None:
+    script = cluster(then=SILENT)
+    script.poll = lambda error_cb: [  # type: ignore[method-assign]
+        error_cb(KafkaError(code, text))
+        for code, text in ((KafkaError._SSL, "certificate verify failed"), (KafkaError._ALL_BROKERS_DOWN, "1/1 down"))
+    ]
+    for name in ("source: topics", "changelog: ends"):
+        with pytest.raises((SourceUnavailable, ChangelogUnavailable), match="certificate verify failed"):
+            REQUESTS[name][0]()
+
+
+def test_a_deleted_topic_is_given_time_in_a_query_that_knew_it(
+    cluster: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that has just come up may not know the topic yet."""
+    monkeypatch.setattr(asking, "NEW_TOPIC_S", -1.0)
+    with pytest.raises(TopicMissing):
+        cluster(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        asking.offsets(SETTINGS, ["t"], committed_only=False)
+    cluster(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 3)
+    known = {"t": asking.TopicIdentity(f"{10:032x}", 1)}
+    assert asking.offsets(SETTINGS, ["t"], committed_only=False, known=known) == {("t", 0): (5, 5)}
