@@ -163,7 +163,7 @@ def _look(
     The client asks the leaders that it knows, and learns of new ones by the first question only: both are asked again
     while it settles.
     """
-    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 
     level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
 
@@ -185,6 +185,8 @@ def _look(
         if likely != sorted(wanted):
             asked = ask(wanted)
         told = [{(at.topic, at.partition): answer(admin, one, timeout_s) for at, one in each.items()} for each in asked]
+        if any(each[key].offset < 0 for each in told for key in wanted):  # its broker died: the client says no more
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT, "an answer without an offset"))
         return [{key: End(each[key].offset, each[key].leader_epoch) for key in wanted} for each in told]
 
     try:

@@ -241,6 +241,18 @@ def test_a_broker_that_dies_under_a_request_or_hands_on_is_asked_again(
     assert script.asked >= 2
 
 
+def test_an_answer_without_an_offset_is_none(cluster: Callable[..., Script], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gives -1001 without an error where the broker died before it answered: no end of a partition."""
+    cluster()
+    answers = iter([-1001, 3, 7, 9])
+
+    def list_offsets(self: Client, wanted: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+        return {at: self.later(SimpleNamespace(offset=next(answers), leader_epoch=1)) for at in wanted}
+
+    monkeypatch.setattr(Client, "list_offsets", list_offsets)
+    assert asking.offsets(SETTINGS, ["t"], committed_only=False) == {("t", 0): (7, 9)}
+
+
 def test_a_changelogs_topic_that_is_not_there_is_made_by_the_next_start(cluster: Callable[..., Script]) -> None:
     cluster(KafkaError.UNKNOWN_TOPIC_OR_PART)
     assert KafkaChangelog(SETTINGS, "t").check(1, new=True) is None
