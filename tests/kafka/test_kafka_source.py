@@ -41,10 +41,10 @@ def stream(spark: Any, source: Any, checkpoint: Path) -> list[list[Any]]:
     return batches
 
 
-def delete_below(settings: Any, topic: str, offset: int) -> None:
+def delete_below(settings: Any, topic: str, offset: int, partition: int = 0) -> None:
     """What retention does, now."""
     admin = AdminClient(settings.for_client())
-    for deleted in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+    for deleted in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
         deleted.result(20)
 
 

@@ -80,9 +80,10 @@ def produce_with_gaps(topics: Any, topic: str, rows: list[list[dict[str, Any]]])
 class Job:
     """One job in a directory of its own; started again over the same checkpoint."""
 
-    def __init__(self, spark: Any, settings: Any, topic: str, path: Path) -> None:
+    def __init__(self, spark: Any, settings: Any, topic: str, path: Path, per_trigger: int = 400) -> None:
         self.spark, self.path = spark, path
-        self.source = kafka(topic, servers=settings, value="at bigint, who string, n int", max_offsets_per_trigger=400)
+        value = "at bigint, who string, n int"
+        self.source = kafka(topic, servers=settings, value=value, max_offsets_per_trigger=per_trigger)
         self.changelog = f"kafka://{settings.servers}/{topic}-changelog"
 
     def start(self, **options: Any) -> Any:
@@ -153,14 +154,18 @@ def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
     assert errors_in(tmp_path / "errors") == [("malformed", b"not json")] * 4
     kafka_topics.grow(topic, 3)
     caplog.clear()
+    kafka_topics.produce(topic, [Event(row) for row in before[0]] * 30)
+    job = Job(spark, kafka_broker.settings, topic, tmp_path, per_trigger=30)  # hundreds of micro-batches lie ahead
     live = job.start()
     assert f"topic {topic} has 3 partitions, it had 2" in caplog.text
-    deadline, end = time.monotonic() + 120, 0
-    while live.is_active and time.monotonic() < deadline:  # until some go between the planning and the reading
-        kafka_topics.produce(topic, [Event(row) for row in before[0]])
-        end = kafka(topic, servers=kafka_broker.settings, format="raw").offsets()[topic, 0][1]
-        delete_below(kafka_broker.settings, topic, end)
-    assert isinstance(live.exception, HistoryLost), live.exception
+    deadline = time.monotonic() + 280
+    while live.progress.rows == 0 and live.is_active:
+        assert time.monotonic() < deadline, "no micro-batch"
+        time.sleep(0.05)
+    for (_, partition), (_, end) in kafka(topic, servers=kafka_broker.settings, format="raw").offsets().items():
+        delete_below(kafka_broker.settings, topic, end, partition)
+    with pytest.raises(HistoryLost):
+        live.await_termination(280)
     with pytest.raises(HistoryLost, match="comes next, the earliest is"):
         job.start()
     kafka_topics.delete(topic)
