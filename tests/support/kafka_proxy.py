@@ -189,8 +189,8 @@ class KafkaProxy:
             connection = _Connection((reader, writer), await asyncio.open_connection(HOST, self._upstream))
             pumps = [asyncio.create_task(pump(connection)) for pump in (self._requests, self._responses)]
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        except OSError:
-            pass  # no broker there
+        except (OSError, asyncio.CancelledError):
+            pass  # there is no broker, or the proxy ends: its server logs a task that was cancelled
         finally:
             self._tasks.discard(task)
             for pump in pumps:

@@ -1,0 +1,303 @@
+"""A broker that is killed at named points of a request, twenty times under one query: live, and in restores.
+
+Source, changelog and sink are on one broker, behind a proxy that kills it at the point. Nothing may be lost or come
+twice, and the query goes on by itself. `KILLED_REQUESTS_READERS=client,connector` takes both readers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from backend import count, kafka, kafka_sink, median, policies, stream, sum_, tumbling
+from backend.kafka_client.admin import identities
+from backend.spark import start
+from recovery.testing.events import Topics
+from tests.kafka.storm import PARTITIONS, read
+from tests.kafka.test_kafka_stream import events, windows_of
+from tests.support.kafka_proxy import Api, Order, Point, ProxiedBroker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(3600)]
+
+PATIENCE_S = 300.0
+AWAY_S = 2.0
+"""How long the broker is away, and then starts."""
+ROWS = 10
+"""Messages per partition that are written at each point."""
+NUDGE_S = 10.0
+"""After so long without a request of the kind, more messages are written."""
+
+SOURCE, RESULTS, CHANGELOG = "messages", "results", "changelog"
+
+AT_THE_START: tuple[Api, Point, str] = (Api.InitProducerId, "answered", RESULTS)
+LIVE: list[tuple[Api, Point, str]] = [
+    (Api.Metadata, "arrived", SOURCE),
+    (Api.ListOffsets, "forwarded", SOURCE),
+    (Api.ListOffsets, "answered", SOURCE),
+    (Api.Fetch, "forwarded", SOURCE),
+    (Api.Produce, "forwarded", RESULTS),
+    (Api.AddPartitionsToTxn, "answered", RESULTS),
+    (Api.EndTxn, "arrived", RESULTS),
+    (Api.EndTxn, "forwarded", RESULTS),
+    (Api.EndTxn, "answered", RESULTS),
+    (Api.EndTxn, "answered", CHANGELOG),
+]
+IN_A_RESTORE: list[tuple[Api, Point, str]] = [
+    (Api.ListOffsets, "arrived", CHANGELOG),
+    (Api.Fetch, "forwarded", CHANGELOG),
+    (Api.Fetch, "answered", CHANGELOG),
+    (Api.Metadata, "answered", SOURCE),
+    (Api.ListOffsets, "forwarded", SOURCE),
+    (Api.ListOffsets, "answered", SOURCE),
+    (Api.DescribeConfigs, "arrived", SOURCE),
+    (Api.DescribeConfigs, "answered", SOURCE),
+    (Api.Fetch, "forwarded", SOURCE),
+    (Api.Fetch, "answered", SOURCE),
+]
+
+
+@dataclass
+class Killing:
+    """Kills the broker at one point after the other; it comes back `AWAY_S` later."""
+
+    broker: ProxiedBroker
+    names: dict[str, tuple[bytes, ...]]
+    timers: list[threading.Timer] = field(default_factory=list)
+    at_s: float = 0.0
+
+    def at(self, api: Api, point: Point, where: str) -> Order:
+        return self.broker.proxy.order(api, point, self._kill, mentions=self.names[where])
+
+    def wait(self) -> None:
+        for timer in self.timers:
+            timer.join()
+
+    def _kill(self) -> None:
+        self.broker.kill()
+        self.at_s = time.monotonic()
+        self.timers.append(threading.Timer(AWAY_S, self.broker.start))
+        self.timers[-1].start()
+
+
+class Job:
+    """The job, its messages, and what a reader of committed results has seen so far."""
+
+    def __init__(self, spark: Any, broker: ProxiedBroker, path: Path, reader: str) -> None:
+        self.broker, self.local = broker, path / "local"
+        self.topics = Topics(broker.settings)
+        self.topic = {name: f"killed-requests-{name}" for name in (SOURCE, RESULTS, "errors")}
+        for name in self.topic.values():
+            self.topics.create(PARTITIONS, name=name)
+        self.topic[CHANGELOG] = f"killed-requests-{CHANGELOG}"
+        self.start = lambda: (
+            stream(
+                kafka(
+                    self.topic[SOURCE],
+                    servers=broker.proxied,
+                    value="at bigint, who string, n int",
+                    max_offsets_per_trigger=1_000,
+                    reader=reader,
+                ),
+                event_time="at",
+                key="who",
+            )
+            .window(
+                tumbling("1 minute"),
+                retention="1 hour",
+                max_ahead=None,
+                policies=policies(early="each", late="each"),
+            )
+            .aggregate(count=count(), total=sum_("n"), middle=median("n"))
+            .start(
+                spark,
+                checkpoint=path / "checkpoint",
+                local_dir=self.local,
+                changelog=f"kafka://{broker.proxied.servers}/{self.topic[CHANGELOG]}",
+                sink=kafka_sink(self.topic[RESULTS], self.topic["errors"], servers=broker.proxied),
+                shards=2,
+                trigger="0 seconds",
+                snapshots="off",  # what is lost comes from Kafka alone
+                queue_bytes="off",  # while it is restored, no other request comes between
+            )
+        )
+        patient = {"enable.idempotence": True, "message.timeout.ms": int(PATIENCE_S * 1000), "log_level": 0}
+        self.producer = Producer(broker.settings.for_client() | patient)
+        seeing = {"group.id": "seeing", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        self.consumer = Consumer(broker.settings.for_client() | seeing | {"log_level": 0})
+        self.consumer.assign([TopicPartition(self.topic[RESULTS], number, 0) for number in range(PARTITIONS)])
+        self.written: list[dict[str, Any]] = []
+        self.ids, self.newest = Counter[str](), dict[tuple[int, str], dict[str, Any]]()
+
+    def write(self) -> None:
+        """Write some messages to each partition; on return the broker has them, though it was away meanwhile."""
+        first, failed = len(self.written) // PARTITIONS, []
+        for partition in range(PARTITIONS):
+            rows = events(ROWS, seed=PARTITIONS * first + partition, first=first)
+            for row in rows:
+                self.producer.produce(
+                    self.topic[SOURCE],
+                    json.dumps(row),
+                    partition=partition,
+                    on_delivery=lambda error, _: failed.append(error) if error is not None else None,
+                )
+            self.written += rows
+        assert self.producer.flush(PATIENCE_S) == 0, "the broker does not take the messages"
+        assert not failed, failed[0]
+
+    def see(self) -> None:
+        """Read what has become visible of the results."""
+        for message in self.consumer.consume(500, 0.1):
+            if message.error() is None:
+                self.take(json.loads(message.value()))
+
+    def take(self, row: dict[str, Any]) -> None:
+        self.ids[row["id"]] += 1
+        key = row["window_start"], row["who"]
+        if key not in self.newest or row["revision"] > self.newest[key]["revision"]:
+            self.newest[key] = row
+
+    @property
+    def differing(self) -> list[tuple[int, str]]:
+        """The windows whose newest row is not what plain loops over the messages say."""
+        expected, found = windows_of(self.written), contents(self.newest)
+        return sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
+def contents(newest: dict[tuple[int, str], dict[str, Any]]) -> dict[tuple[int, str], tuple[int, int, float]]:
+    return {key: (row["count"], row["total"], row["middle"]) for key, row in newest.items()}
+
+
+class Watched:
+    """Follows the query through the points, and prints a line for each."""
+
+    def __init__(self, job: Job, killing: Killing) -> None:
+        self.job, self.killing = job, killing
+        self.query: Any = None
+        self.kills = 0
+        self.started_s = time.monotonic()
+
+    def until(self, true: Callable[[], bool], what: str, said: Counter[str]) -> None:
+        """Wait; meanwhile the query must not end."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not true():
+            self.job.see()
+            if self.query is not None:
+                assert self.query.exception is None, f"{what}: the query has ended: {self.query.exception}"
+                assert self.query.is_active, f"{what}: the query has ended"
+                said[self.query.progress.waiting] += 1
+            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s; {self.query}"
+            time.sleep(0.05)
+
+    def through(self, kind: str, order: Order, where: str) -> None:
+        """Write messages until the order is carried out, and wait for all results."""
+        name = f"{kind}, {order.api.name} {order.point} ({where})"
+        said = Counter[str]()
+        nudged = time.monotonic()
+
+        def fired() -> bool:
+            nonlocal nudged
+            if not order.fired.is_set() and time.monotonic() - nudged > NUDGE_S:
+                self.job.write()
+                nudged = time.monotonic()
+            return order.fired.is_set()
+
+        self.until(fired, f"{name}: no such request", said)
+        self.until(lambda: not self.job.differing, f"{name}: no results", said)
+        assert max(self.job.ids.values()) == 1, f"{name}: rows came twice"
+        self.kills += 1
+        waited = " | ".join(one[:230] for one in said if one) or "nothing"
+        print(
+            f"{self.kills:2}  {name}: results {time.monotonic() - self.killing.at_s:.1f} s after the kill"
+            f" ({order.request}); said: {waited}",
+            flush=True,
+        )
+        self.killing.wait()
+
+
+@pytest.fixture
+def broker() -> Iterator[ProxiedBroker]:
+    with ProxiedBroker() as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("reader", os.environ.get("KILLED_REQUESTS_READERS", "client").split(","))
+def test_a_broker_that_is_killed_at_points_of_requests(spark, broker, tmp_path, monkeypatch, reader):
+    job = Job(spark, broker, tmp_path, reader)
+    number = identities(broker.settings, [job.topic[SOURCE]])[job.topic[SOURCE]].id
+    named = {where: (name.encode(),) for where, name in job.topic.items()}
+    named[SOURCE] += (bytes.fromhex(number),)  # a newer Fetch names topics by their ids
+    killing = Killing(broker, named)
+    watched = Watched(job, killing)
+    try:
+        run(job, killing, watched, monkeypatch)
+    finally:
+        killing.wait()
+        if watched.query is not None:
+            watched.query.stop()
+        job.close()
+        print(f"requests that went through the proxy: {dict(broker.proxy.seen.most_common())}")
+    print(f"{reader}: {watched.kills} kills in {time.monotonic() - watched.started_s:.0f} s")
+
+
+def run(job: Job, killing: Killing, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = killing.at(*AT_THE_START)
+    job.write()
+    watched.query = query = job.start()
+    watched.through("start", order, AT_THE_START[2])
+    changelog = job.topic[CHANGELOG]
+    killing.names[CHANGELOG] += (bytes.fromhex(identities(job.broker.settings, [changelog])[changelog].id),)
+
+    for point in LIVE:
+        order = killing.at(*point)
+        job.write()
+        watched.through("live", order, point[2])
+
+    restore = start.restore_shards
+    for point in IN_A_RESTORE:
+        restores, orders = query.progress.restores, list[Order]()
+
+        def restore_shards(*arguments: Any, point: Any = point, orders: list[Order] = orders) -> int:
+            if not orders:  # from here on all requests are the restore's
+                orders.append(killing.at(*point))
+            return restore(*arguments)
+
+        monkeypatch.setattr(start, "restore_shards", restore_shards)
+        shutil.rmtree(job.local)
+        began = time.monotonic()
+        while not orders:  # a task that had its files open may take the first
+            job.write()
+            watched.until(
+                lambda began=began, orders=orders: bool(orders) or time.monotonic() - began > NUDGE_S,
+                "restore",
+                Counter(),
+            )
+            assert time.monotonic() - began < PATIENCE_S, "no restore"
+        watched.through("restore", orders[0], point[2])
+        assert query.progress.restores > restores
+
+    assert watched.kills == 1 + len(LIVE) + len(IN_A_RESTORE)
+    assert query.is_active
+    query.stop()
+    assert query.exception is None
+    final: dict[tuple[int, str], dict[str, Any]] = {}
+    rows = [row for _, row in read(job.broker.settings, job.topic[RESULTS])]
+    for row in sorted(rows, key=lambda row: row["revision"]):
+        final[row["window_start"], row["who"]] = row
+    assert len({row["id"] for row in rows}) == len(rows), "rows came twice"
+    assert contents(final) == windows_of(job.written)
+    assert read(job.broker.settings, job.topic["errors"]) == []
+    print(f"{len(job.written)} messages, {len(rows)} rows of {len(final)} windows")
