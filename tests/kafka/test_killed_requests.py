@@ -40,8 +40,11 @@ NUDGE_S = 10.0
 
 SOURCE, RESULTS, CHANGELOG = "messages", "results", "changelog"
 
-AT_THE_START: tuple[Api, Point, str] = (Api.InitProducerId, "answered", RESULTS)
-LIVE: list[tuple[Api, Point, str]] = [
+At = tuple[Api, Point, str]
+"""A kind of request, the point of it, and which topic it is about."""
+
+AT_THE_START: At = (Api.InitProducerId, "answered", RESULTS)
+LIVE: list[At] = [
     (Api.Metadata, "arrived", SOURCE),
     (Api.ListOffsets, "forwarded", SOURCE),
     (Api.ListOffsets, "answered", SOURCE),
@@ -53,7 +56,7 @@ LIVE: list[tuple[Api, Point, str]] = [
     (Api.EndTxn, "answered", RESULTS),
     (Api.EndTxn, "answered", CHANGELOG),
 ]
-IN_A_RESTORE: list[tuple[Api, Point, str]] = [
+IN_A_RESTORE: list[At] = [
     (Api.ListOffsets, "arrived", CHANGELOG),
     (Api.Fetch, "forwarded", CHANGELOG),
     (Api.Fetch, "answered", CHANGELOG),
@@ -76,7 +79,8 @@ class Killing:
     timers: list[threading.Timer] = field(default_factory=list)
     at_s: float = 0.0
 
-    def at(self, api: Api, point: Point, where: str) -> Order:
+    def order(self, at: At) -> Order:
+        api, point, where = at
         return self.broker.proxy.order(api, point, self._kill, mentions=self.names[where])
 
     def wait(self) -> None:
@@ -90,11 +94,25 @@ class Killing:
         self.timers[-1].start()
 
 
+class Restores:
+    """Gives an order when a restore begins: from then on all requests are the restore's."""
+
+    def __init__(self, killing: Killing) -> None:
+        self._killing, self._restore = killing, start.restore_shards
+        self.due: At | None = None
+        self.order: Order | None = None
+
+    def restore_shards(self, *arguments: Any) -> int:
+        if self.due is not None:
+            self.order, self.due = self._killing.order(self.due), None
+        return self._restore(*arguments)
+
+
 class Job:
     """The job, its messages, and what a reader of committed results has seen so far."""
 
     def __init__(self, spark: Any, broker: ProxiedBroker, path: Path, reader: str) -> None:
-        self.broker, self.local = broker, path / "local"
+        self.broker, self.local, self.commits = broker, path / "local", path / "checkpoint" / "commits"
         self.topics = Topics(broker.settings)
         self.topic = {name: f"killed-requests-{name}" for name in (SOURCE, RESULTS, "errors")}
         for name in self.topic.values():
@@ -173,8 +191,19 @@ class Job:
         expected, found = windows_of(self.written), contents(self.newest)
         return sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
 
+    @property
+    def committed(self) -> int:
+        """The newest micro-batch that Spark has committed: what comes then is the next one's."""
+        return max((int(path.name) for path in self.commits.glob("[0-9]*")), default=-1)
+
     def close(self) -> None:
         self.consumer.close()
+
+
+def number_of(job: Job, name: str) -> bytes:
+    """Return a topic's id, as it is in requests."""
+    topic = job.topic[name]
+    return bytes.fromhex(identities(job.broker.settings, [topic])[topic].id)
 
 
 def contents(newest: dict[tuple[int, str], dict[str, Any]]) -> dict[tuple[int, str], tuple[int, int, float]]:
@@ -202,27 +231,30 @@ class Watched:
             assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s; {self.query}"
             time.sleep(0.05)
 
-    def through(self, kind: str, order: Order, where: str) -> None:
+    def through(self, kind: str, at: At, order: Callable[[], Order | None]) -> None:
         """Write messages until the order is carried out, and wait for all results."""
-        name = f"{kind}, {order.api.name} {order.point} ({where})"
-        said = Counter[str]()
-        nudged = time.monotonic()
+        api, point, where = at
+        name, said, nudged_s = f"{kind}, {api.name} {point} ({where})", Counter[str](), time.monotonic()
 
         def fired() -> bool:
-            nonlocal nudged
-            if not order.fired.is_set() and time.monotonic() - nudged > NUDGE_S:
+            nonlocal nudged_s
+            given = order()
+            if given is not None and given.fired.is_set():
+                return True
+            if time.monotonic() - nudged_s > NUDGE_S:
                 self.job.write()
-                nudged = time.monotonic()
-            return order.fired.is_set()
+                nudged_s = time.monotonic()
+            return False
 
         self.until(fired, f"{name}: no such request", said)
         self.until(lambda: not self.job.differing, f"{name}: no results", said)
+        took_s = time.monotonic() - self.killing.at_s
+        self.until(lambda: self.job.committed >= self.query.progress.version, f"{name}: no commit", said)
         assert max(self.job.ids.values()) == 1, f"{name}: rows came twice"
         self.kills += 1
         waited = " | ".join(one[:230] for one in said if one) or "nothing"
         print(
-            f"{self.kills:2}  {name}: results {time.monotonic() - self.killing.at_s:.1f} s after the kill"
-            f" ({order.request}); said: {waited}",
+            f"{self.kills:2}  {name}: results {took_s:.1f} s after the kill; said: {waited}",
             flush=True,
         )
         self.killing.wait()
@@ -237,9 +269,8 @@ def broker() -> Iterator[ProxiedBroker]:
 @pytest.mark.parametrize("reader", os.environ.get("KILLED_REQUESTS_READERS", "client").split(","))
 def test_a_broker_that_is_killed_at_points_of_requests(spark, broker, tmp_path, monkeypatch, reader):
     job = Job(spark, broker, tmp_path, reader)
-    number = identities(broker.settings, [job.topic[SOURCE]])[job.topic[SOURCE]].id
     named = {where: (name.encode(),) for where, name in job.topic.items()}
-    named[SOURCE] += (bytes.fromhex(number),)  # a newer Fetch names topics by their ids
+    named[SOURCE] += (number_of(job, SOURCE),)  # a newer Fetch names topics by their ids
     killing = Killing(broker, named)
     watched = Watched(job, killing)
     try:
@@ -254,40 +285,30 @@ def test_a_broker_that_is_killed_at_points_of_requests(spark, broker, tmp_path, 
 
 
 def run(job: Job, killing: Killing, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    order = killing.at(*AT_THE_START)
+    def order_of(at: At) -> Callable[[], Order]:
+        order = killing.order(at)
+        return lambda: order
+
+    order = order_of(AT_THE_START)
     job.write()
     watched.query = query = job.start()
-    watched.through("start", order, AT_THE_START[2])
-    changelog = job.topic[CHANGELOG]
-    killing.names[CHANGELOG] += (bytes.fromhex(identities(job.broker.settings, [changelog])[changelog].id),)
+    watched.through("start", AT_THE_START, order)
+    killing.names[CHANGELOG] += (number_of(job, CHANGELOG),)
 
-    for point in LIVE:
-        order = killing.at(*point)
+    for at in LIVE:
+        order = order_of(at)
         job.write()
-        watched.through("live", order, point[2])
+        watched.through("live", at, order)
 
-    restore = start.restore_shards
-    for point in IN_A_RESTORE:
-        restores, orders = query.progress.restores, list[Order]()
-
-        def restore_shards(*arguments: Any, point: Any = point, orders: list[Order] = orders) -> int:
-            if not orders:  # from here on all requests are the restore's
-                orders.append(killing.at(*point))
-            return restore(*arguments)
-
-        monkeypatch.setattr(start, "restore_shards", restore_shards)
+    restores = Restores(killing)
+    monkeypatch.setattr(start, "restore_shards", restores.restore_shards)
+    for at in IN_A_RESTORE:
+        before = query.progress.restores
+        restores.order, restores.due = None, at
         shutil.rmtree(job.local)
-        began = time.monotonic()
-        while not orders:  # a task that had its files open may take the first
-            job.write()
-            watched.until(
-                lambda began=began, orders=orders: bool(orders) or time.monotonic() - began > NUDGE_S,
-                "restore",
-                Counter(),
-            )
-            assert time.monotonic() - began < PATIENCE_S, "no restore"
-        watched.through("restore", orders[0], point[2])
-        assert query.progress.restores > restores
+        job.write()
+        watched.through("restore", at, lambda: restores.order)
+        assert query.progress.restores > before
 
     assert watched.kills == 1 + len(LIVE) + len(IN_A_RESTORE)
     assert query.is_active
