@@ -25,6 +25,7 @@ from backend.kafka_client.admin import identities
 from backend.spark import start
 from recovery.testing.events import Topics
 from tests.kafka.storm import PARTITIONS, read
+from tests.kafka.test_kafka_sink import frame, results
 from tests.kafka.test_kafka_stream import events, windows_of
 from tests.support.kafka_proxy import Api, Order, Point, ProxiedBroker
 
@@ -322,3 +323,30 @@ def run(job: Job, killing: Killing, watched: Watched, monkeypatch: pytest.Monkey
     assert contents(final) == windows_of(job.written)
     assert read(job.broker.settings, job.topic["errors"]) == []
     print(f"{len(job.written)} messages, {len(rows)} rows of {len(final)} windows")
+
+
+@pytest.mark.parametrize("when", ["at a start", "when a writer opens again"])
+def test_a_sink_is_not_misled_about_its_commit_topic(broker, when):
+    """What is out is read there: an answer that does not come is no empty topic, and no other writer."""
+    topics = Topics(broker.settings)
+    names = topics.create(PARTITIONS), topics.create(PARTITIONS)
+    commits = f"{names[0]}-commits"
+    killing = Killing(broker, {commits: (commits.encode(),)})
+    sink = kafka_sink(*names, servers=broker.proxied)
+    sink.open("q")
+    sink.finish([frame(0, 0, results(1, 2))], 0)
+    order = killing.order((Api.ListOffsets, "answered", commits))
+    try:
+        if when == "at a start":
+            sink = kafka_sink(*names, servers=broker.proxied)
+            sink.resume_from(0)
+            sink.open("q")
+        else:
+            sink._writer._let_go()  # as after a transaction that ended unclearly
+        for version in (0, 1):
+            sink.finish([frame(0, version, results(1, 2))], version)
+        assert order.fired.is_set()
+    finally:
+        killing.wait()
+    found = sorted(row["id"] for _, row in read(broker.settings, names[0]))
+    assert found == ["0-0-0", "0-0-1", "1-0-0", "1-0-1"]

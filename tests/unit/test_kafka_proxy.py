@@ -6,7 +6,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -42,15 +43,12 @@ class Echo(threading.Thread):
                 connection, _ = self.listener.accept()
             except OSError:
                 return
-            with connection:
+            with connection, suppress(OSError):  # the proxy has ended it
                 while frame := received(connection):
                     self.got.append(frame[8:])
                     assert self.answers.wait(WAIT_S)
                     answer = frame[4:]
-                    try:
-                        connection.sendall(struct.pack(">i", len(answer)) + answer)
-                    except OSError:
-                        break
+                    connection.sendall(struct.pack(">i", len(answer)) + answer)
 
     def close(self) -> None:
         self.listener.shutdown(socket.SHUT_RDWR)
@@ -77,6 +75,13 @@ def proxy(echo: Echo) -> Iterator[KafkaProxy]:
     assert set(threading.enumerate()) <= before
 
 
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def client(proxy: KafkaProxy) -> socket.socket:
     return socket.create_connection((HOST, proxy.port), WAIT_S)
 
@@ -88,41 +93,41 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize(("point", "reaches_the_broker"), [("arrived", False), ("forwarded", True), ("answered", True)])
-def test_an_order_is_carried_out_at_its_point(
-    echo: Echo, proxy: KafkaProxy, point: Point, reaches_the_broker: bool
-) -> None:
+@pytest.mark.parametrize(("point", "forwarded"), [("arrived", False), ("forwarded", True), ("answered", True)])
+def test_an_order_is_carried_out_at_its_point(echo: Echo, proxy: KafkaProxy, point: Point, forwarded: bool) -> None:
+    carried_out = threading.Event()
     if point == "forwarded":
         echo.answers.clear()
-    seen: list[int] = []
+    order = proxy.order(Api.Fetch, point, carried_out.set)
     with client(proxy) as one, client(proxy) as other:
-        order = proxy.order(Api.Fetch, point, lambda: seen.append(len(echo.got)), mentions=(b"topic",), nth=2)
-        for number, (api, text) in enumerate([(Api.Produce, b"topic"), (Api.Fetch, b"x"), (Api.Fetch, b"a topic")]):
-            if point != "forwarded":
-                one.sendall(request(api, number, text))
-                assert received(one) == struct.pack(">i", number) + text
-        assert not order.fired.is_set()
-        if point == "forwarded":
-            order.nth = 1
-        before = len(echo.got)
         one.sendall(request(Api.Fetch, 7, b"the topic"))
         assert order.fired.wait(WAIT_S)
-        assert seen == [before + reaches_the_broker] or (point == "forwarded" and len(seen) == 1)
+        assert carried_out.is_set()
         echo.answers.set()
         assert ended(one), "the answer is not given"
         assert ended(other), "all connections end"
     assert order.request == "v9, correlation 7"
-    deadline = time.monotonic() + WAIT_S
-    while reaches_the_broker and echo.got[-1:] != [b"the topic"] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert (echo.got[-1:] == [b"the topic"]) == reaches_the_broker
+    eventually(lambda: echo.got == [b"the topic"] * forwarded)
     with pytest.raises(ConnectionRefusedError):
         client(proxy)
     proxy.open(echo.port)
     with client(proxy) as again:
-        again.sendall(request(Api.Fetch, 8, b"the topic"))
-        assert received(again) == struct.pack(">i", 8) + b"the topic"
-    assert proxy.seen["Fetch"] == order.seen + 1 + (point != "forwarded")
+        again.sendall(request(Api.Fetch, 8, b"x"))
+        assert received(again) == struct.pack(">i", 8) + b"x"
+    assert echo.got == [b"the topic"] * forwarded + [b"x"], "nothing is forwarded later"
+
+
+def test_an_order_is_for_the_nth_request_of_its_kind(echo: Echo, proxy: KafkaProxy) -> None:
+    order = proxy.order(Api.Fetch, "arrived", lambda: None, mentions=(b"here", b"there"), nth=2)
+    with client(proxy) as one:
+        for api, text in [(Api.Produce, b"here"), (Api.Fetch, b"elsewhe"), (Api.Fetch, b"from here on")]:
+            one.sendall(request(api, 3, text))
+            assert received(one) == struct.pack(">i", 3) + text
+        assert not order.fired.is_set()
+        one.sendall(request(Api.Fetch, 4, b"there"))
+        assert order.fired.wait(WAIT_S)
+    assert order.seen == 2
+    assert proxy.seen == {"Fetch": 3, "Produce": 1}
 
 
 def test_a_request_whose_answer_is_not_waited_for_does_not_use_an_order_up(echo: Echo, proxy: KafkaProxy) -> None:
@@ -130,8 +135,7 @@ def test_a_request_whose_answer_is_not_waited_for_does_not_use_an_order_up(echo:
     order = proxy.order(Api.ListOffsets, "answered", lambda: None)
     with client(proxy) as one:
         one.sendall(request(Api.ListOffsets, 1))
-        while not echo.got:
-            time.sleep(0.01)
+        eventually(lambda: len(echo.got) == 1)
     echo.answers.set()
     with client(proxy) as other:
         while not order.fired.is_set():
