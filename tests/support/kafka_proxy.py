@@ -182,6 +182,9 @@ class KafkaProxy:
         """Forward one connection until either side ends it."""
         task = asyncio.current_task()
         assert task is not None
+        if self._server is None:  # accepted just before the proxy was shut
+            writer.transport.abort()
+            return
         self._tasks.add(task)
         pumps: list[asyncio.Task[None]] = []
         connection = None
