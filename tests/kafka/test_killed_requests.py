@@ -113,7 +113,7 @@ class Job:
     """The job, its messages, and what a reader of committed results has seen so far."""
 
     def __init__(self, spark: Any, broker: ProxiedBroker, path: Path, reader: str) -> None:
-        self.broker, self.local, self.commits = broker, path / "local", path / "checkpoint" / "commits"
+        self.broker, self.local, self.checkpoint = broker, path / "local", path / "checkpoint"
         self.topics = Topics(broker.settings)
         self.topic = {name: f"killed-requests-{name}" for name in (SOURCE, RESULTS, "errors")}
         for name in self.topic.values():
@@ -193,9 +193,12 @@ class Job:
         return sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
 
     @property
-    def committed(self) -> int:
-        """The newest micro-batch that Spark has committed: what comes then is the next one's."""
-        return max((int(path.name) for path in self.commits.glob("[0-9]*")), default=-1)
+    def idle(self) -> bool:
+        """Whether Spark has committed what it has planned: the next question about the source is the reader's then."""
+        planned, committed = (
+            {path.name for path in (self.checkpoint / folder).glob("[0-9]*")} for folder in ("offsets", "commits")
+        )
+        return planned == committed
 
     def close(self) -> None:
         self.consumer.close()
@@ -250,7 +253,7 @@ class Watched:
         self.until(fired, f"{name}: no such request", said)
         self.until(lambda: not self.job.differing, f"{name}: no results", said)
         took_s = time.monotonic() - self.killing.at_s
-        self.until(lambda: self.job.committed >= self.query.progress.version, f"{name}: no commit", said)
+        self.until(lambda: self.job.idle, f"{name}: no commit", said)
         assert max(self.job.ids.values()) == 1, f"{name}: rows came twice"
         self.kills += 1
         waited = " | ".join(one[:230] for one in said if one) or "nothing"
