@@ -44,6 +44,7 @@ def while_it_settles(ask: Callable[[], T], timeout_s: float | None = None, unkno
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
         KafkaError._TRANSPORT,
+        KafkaError._DESTROY_BROKER,  # the client let go of a broker that it asked
         KafkaError._TIMED_OUT,
         KafkaError._ALL_BROKERS_DOWN,
     }

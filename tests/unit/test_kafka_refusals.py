@@ -38,7 +38,12 @@ SETTING = {"cleanup.policy": SimpleNamespace(value="compact"), "max.message.byte
 PATIENCE_S = 0.5
 REFUSED = "refused"
 SILENT = "silent"
-PASSES = [KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError.NOT_COORDINATOR]
+PASSES = [
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._DESTROY_BROKER,
+    KafkaError.NOT_COORDINATOR,
+]
 
 
 class Script:
@@ -102,7 +107,7 @@ class Client:
         return {topics[0].topic: self.later(None)}
 
     def delete_records(self, edges: list[Any], **_: Any) -> dict[Any, Future[Any]]:
-        return {edges[0]: self.later(None)}
+        return {edges[0]: self.later(edge(5))}
 
     def get_watermark_offsets(self, _: Any, *, timeout: float, cached: bool) -> Any:
         return self.script.answer((0, 5), timeout)
@@ -162,6 +167,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Script]:
     return make
 
 
+def edge(offset: int) -> SimpleNamespace:
+    return SimpleNamespace(low_watermark=offset)
+
+
 def _deliver() -> None:
     try:
         delivery = Delivery(SETTINGS, {"t": 5000}, PATIENCE_S, {})
@@ -174,7 +183,6 @@ def _deliver() -> None:
 REQUESTS: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     "source: topics": (lambda: asking.identities(SETTINGS, ["t"]), SourceUnavailable),
     "source: ends": (lambda: asking.offsets(SETTINGS, ["t"], committed_only=True), SourceUnavailable),
-    "source: settings": (lambda: asking.check_replayable(SETTINGS, []), SourceUnavailable),
     "source: messages": (lambda: list(fetch(SETTINGS.for_client(), "t", 0, 0, 5)), SourceUnavailable),
     "source: an end after a new leader": (lambda: check_end(SETTINGS, ("t", 0), 5, 1), SourceUnavailable),
     "sink: topics": (lambda: sink_topics.look(SETTINGS, ["t"]), SinkUnavailable),
@@ -190,10 +198,9 @@ REQUESTS: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     "changelog: producer": (lambda: PartitionWriter(SETTINGS, "t")._open_producer("p"), ChangelogUnavailable),
     "changelog: cut": (lambda: KafkaChangelog(SETTINGS, "t")._delete_below(0, 5), ChangelogUnavailable),
 }
-ANSWERED = [name for name in REQUESTS if name not in ("sink: rows", "source: settings")]
 
 
-@pytest.mark.parametrize("request_", [name for name in REQUESTS if name != "source: settings"])
+@pytest.mark.parametrize("request_", REQUESTS)
 def test_refused_credentials_end_each_request_by_name(cluster: Callable[..., Script], request_: str) -> None:
     ask, _ = REQUESTS[request_]
     cluster(then=REFUSED)
@@ -202,7 +209,7 @@ def test_refused_credentials_end_each_request_by_name(cluster: Callable[..., Scr
     assert "told-nobody" not in str(caught.value)
 
 
-@pytest.mark.parametrize("request_", [name for name in REQUESTS if name != "source: settings"])
+@pytest.mark.parametrize("request_", REQUESTS)
 def test_a_cluster_that_is_silent_may_come_back(cluster: Callable[..., Script], request_: str) -> None:
     ask, named = REQUESTS[request_]
     cluster(then=SILENT)
@@ -230,7 +237,7 @@ def test_what_the_broker_refuses_ends_it(
 
 @pytest.mark.parametrize(
     "request_",
-    ["changelog: ends", "changelog: producer", "sink: commit topic", "source: topics", "source: ends", "sink: topics"],
+    [name for name in REQUESTS if name.split(": ")[1] in ("topics", "ends", "commit topic", "cut", "producer")],
 )
 @pytest.mark.parametrize("code", PASSES)
 def test_a_broker_that_dies_under_a_request_or_hands_on_is_asked_again(
@@ -251,6 +258,10 @@ def test_an_answer_without_an_offset_is_none(cluster: Callable[..., Script], mon
 
     monkeypatch.setattr(Client, "list_offsets", list_offsets)
     assert asking.offsets(SETTINGS, ["t"], committed_only=False) == {("t", 0): (7, 9)}
+    cut = iter([-1001, 5])
+    monkeypatch.setattr(Client, "delete_records", lambda self, edges, **_: {edges[0]: self.later(edge(next(cut)))})
+    KafkaChangelog(SETTINGS, "t")._delete_below(0, 5)
+    assert next(cut, None) is None, "asked again"
 
 
 def test_a_changelogs_topic_that_is_not_there_is_made_by_the_next_start(cluster: Callable[..., Script]) -> None:

@@ -54,7 +54,9 @@ def test_a_partition_without_a_leader_is_asked_again(clock: Clock) -> None:
     assert broker.asked == 3
 
 
-@pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN])
+@pytest.mark.parametrize(
+    "code", [KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN, KafkaError._DESTROY_BROKER]
+)
 @pytest.mark.parametrize("request_s", [0.0, 0.5, 300.0])
 def test_a_broker_that_dies_while_a_request_is_under_way_is_asked_again(
     clock: Clock, code: int, request_s: float

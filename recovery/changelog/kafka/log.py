@@ -260,14 +260,17 @@ class KafkaChangelog:
     # -------------------------------------------------------------------------------------------------------- inside
 
     def _delete_below(self, shard: int, offset: int) -> None:
-        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         client = admin_client(self._settings)
         edge = TopicPartition(self._topic, shard, offset)
 
         def delete() -> None:
             for deleted in client.delete_records([edge], request_timeout=TIMEOUT_S).values():
-                answer(client, deleted, TIMEOUT_S)
+                if (
+                    answer(client, deleted, TIMEOUT_S).low_watermark < offset
+                ):  # its broker died: the client says no more
+                    raise KafkaException(KafkaError(KafkaError._TRANSPORT, "an answer without an offset"))
 
         try:
             while_it_settles(delete)
