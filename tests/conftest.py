@@ -60,6 +60,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Start Spark once for all tests that ask for it: `local[2]`, UTC, no UI, nothing left behind."""
     from pyspark.sql import SparkSession
 
+    from backend.spark.session.jvm import WORKER_TIME
     from recovery.daemon import OPTION
 
     os.environ.update(spark_environment())
@@ -72,7 +73,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.host", "localhost")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", f"-Duser.timezone=UTC -Dderby.system.home={scratch}")
-        .config("spark.python.authenticate.socketTimeout", "120s")  # a worker on a busy host starts slowly
+        .config(*WORKER_TIME)
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
         .config(*OPTION)

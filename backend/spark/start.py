@@ -37,7 +37,7 @@ from backend.spark.pack.routing import grouping_values
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
 from backend.spark.queueing import launch_of, queue_limit, queues_in, seal, seal_by
 from backend.spark.resume import check_resumable, newest_planned
-from backend.spark.session.jvm import context_of, cores
+from backend.spark.session.jvm import context_of, cores, give_workers_time
 from backend.spark.session.settings import settings
 from backend.spark.session.versions import check_not_connect
 from backend.spark.standby import standby_of
@@ -177,6 +177,7 @@ def _plan(
     if options.standby and not publishes:
         raise ValueError("standby=1: copies are made of snapshots, which are off: allowed is 0, or snapshots=50 (say)")
     check_session(spark, snapshots=publishes)
+    give_workers_time(spark)
     used = _spark_has_committed(checkpoint)
     stored = read_manifest(checkpoint)
     pipeline = known_sources(pipeline, stored, checkpoint)

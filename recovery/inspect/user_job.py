@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from backend.errors import RestoreMismatch
 from backend.sources.dataframe import is_ranked
+from backend.spark.session.jvm import WORKER_TIME
 from recovery import ROOT
 from recovery.commit.manifest import Manifest, check_same, query_id
 from recovery.daemon import OPTION
@@ -60,7 +61,7 @@ def session(master: str = "local[2]", *, conf: Mapping[str, str] | None = None) 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "1g",
-        "spark.python.authenticate.socketTimeout": "120s",  # a worker that starts on a busy host needs longer than 15 s
+        WORKER_TIME[0]: WORKER_TIME[1],
         "spark.log.level": "ERROR",
         OPTION[0]: OPTION[1],
         "spark.driver.host": "localhost",

@@ -135,7 +135,8 @@ class LocalBroker:
         """Format the storage on first use and start; returns when the broker answers.
 
         Raises:
-            BrokerUnavailable: It did not come up; the end of its log is in the message.
+            BrokerUnavailable: It did not come up; the end of its log is in the message. The data of a broker that ran
+                before stays: `start` may be called again.
         """
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="rewind-kafka-"))
@@ -153,12 +154,13 @@ class LocalBroker:
                     return
                 self.kill()
         except BaseException:
-            self.close()
+            self._give_up(fresh=fresh)
             raise
-        log = self._log_end()
-        self.close()
+        log, folder = self._log_end(), self._folder
+        self._give_up(fresh=fresh)
         raise BrokerUnavailable(
             f"the local Kafka broker did not start in {START_TRIES} tries of {START_TIMEOUT_S} s",
+            where="" if fresh else str(folder),
             why=log,
             command="set KAFKA_BOOTSTRAP_SERVERS to a broker that runs, or install Docker",
         )
@@ -190,6 +192,13 @@ class LocalBroker:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    def _give_up(self, *, fresh: bool) -> None:
+        """End a start that failed; data that clients may have written stays."""
+        if fresh:
+            self.close()
+        else:
+            self.kill()
 
     def _format(self) -> None:
         """Write the configuration and format the storage directory."""

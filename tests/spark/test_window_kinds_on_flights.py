@@ -44,7 +44,7 @@ def departures(spark, tmp_path_factory):
 
 def run(spark, source: Path, out: Path, key, window, *, route="key", retention=EVER, **aggregates):
     query = (
-        stream(archive(str(source), value=VALUE, max_offsets_per_batch=1500), event_time="scheduled", key=key)
+        stream(archive(str(source), value=VALUE, max_offsets_per_batch=3000), event_time="scheduled", key=key)
         .window(window, retention=retention)
         .aggregate(**aggregates)
         .start(

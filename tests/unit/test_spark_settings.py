@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from backend.spark.session.jvm import WORKER_TIME, give_workers_time
 from backend.spark.session.settings import settings
 
 SHARDS = "spark.sql.shuffle.partitions"
@@ -59,3 +63,14 @@ def test_two_starts_side_by_side_see_their_own_settings_and_leave_the_users() ->
         thread.join(PATIENCE_S)
     assert seen == {"first": "3", "second": "5"}
     assert spark.conf.values == users
+
+
+@pytest.mark.parametrize(("said", "found"), [(None, "120s"), ("20s", "20s"), ("900s", "900s")])
+def test_workers_get_time_to_connect_unless_the_user_has_said_how_long(said: str | None, found: str) -> None:
+    values = {} if said is None else {WORKER_TIME[0]: said}
+    conf = SimpleNamespace(contains=values.__contains__, set=values.__setitem__)
+    spark: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: conf)))
+    )
+    give_workers_time(spark)
+    assert values == {"spark.python.authenticate.socketTimeout": found}

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 
+WORKER_TIME = ("spark.python.authenticate.socketTimeout", "120s")
+"""For `SparkSession.builder.config(*WORKER_TIME)`."""
+
+
 def context_of(spark: SparkSession) -> SparkContext:
     """Return the session's context: local properties, single tasks, its configuration."""
     return spark.sparkContext
@@ -24,6 +28,17 @@ def context_of(spark: SparkSession) -> SparkContext:
 def cores(spark: SparkSession) -> int:
     """Return how many tasks Spark runs side by side by default."""
     return int(context_of(spark).defaultParallelism)
+
+
+def give_workers_time(spark: SparkSession) -> None:
+    """Let Spark wait longer for a Python worker that it started, unless the user has said how long.
+
+    It gives a worker 15 s to connect, then fails the task or the query; on a busy host a worker imports for longer.
+    What runs on a cluster's executors has their own setting, which they got at their start.
+    """
+    conf = context_of(spark)._jsc.sc().conf()
+    if not conf.contains(WORKER_TIME[0]):
+        conf.set(*WORKER_TIME)
 
 
 def run_on_tasks(

@@ -1,0 +1,67 @@
+"""What becomes of a local broker's data when it does not start: what clients may have written stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backend.errors import BrokerUnavailable
+from recovery.testing.broker import START_TRIES, LocalBroker
+
+
+class Scripted(LocalBroker):
+    """Comes up, or not, as it was told."""
+
+    def __init__(self, *comes_up: bool) -> None:
+        super().__init__()
+        self.comes_up = list(comes_up)
+
+    @property
+    def folder(self) -> Path | None:
+        return self._folder
+
+    def _format(self) -> None:
+        assert self._folder is not None
+        (self._folder / "data").write_text("acknowledged")
+
+    def _launch(self) -> bool:
+        return self.comes_up.pop(0)
+
+
+def test_a_broker_that_does_not_come_back_keeps_its_data_and_may_be_started_again() -> None:
+    broker = Scripted(True, *[False] * START_TRIES, True)
+    broker.start()
+    folder = broker.folder
+    assert folder is not None
+    broker.kill()
+    with pytest.raises(BrokerUnavailable, match=f"where: {folder}"):
+        broker.restart()
+    assert (folder / "data").read_text() == "acknowledged"
+    broker.start()
+    assert broker.folder == folder
+    broker.close()
+    assert not folder.exists()
+
+
+def test_an_interrupted_restart_keeps_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Scripted(True)
+    broker.start()
+    folder = broker.folder
+    assert folder is not None
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(broker, "_launch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        broker.restart()
+    assert (folder / "data").exists()
+    broker.close()
+
+
+def test_a_broker_that_never_came_up_leaves_nothing() -> None:
+    broker = Scripted(*[False] * START_TRIES)
+    with pytest.raises(BrokerUnavailable, match="did not start"):
+        broker.start()
+    assert broker.folder is None
