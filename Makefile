@@ -5,6 +5,9 @@ SHELL := /bin/sh
 
 PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python
 
+# the command after it, with Java started quickly: the archives of loaded classes that it needs are made once
+QUICK := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python -m tests.support.quick_java
+
 SITE := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" .venv/bin/mkdocs build
 
 help: ## Show what there is
@@ -23,10 +26,10 @@ demo-kafka: java setup ## The same on a Kafka broker, which it starts itself
 	@$(PY) -m recovery.demo --kafka $(ARGS)
 
 test: java setup lint ## Lint, then all tests but the long ones
-	@PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
+	@PY='.venv/bin/python' $(QUICK) .ci/tests $(ARGS)
 
 test-long: java setup ## What takes long: kill points, two hosts, drills, demos, storms: under half an hour
-	@GROUP=long PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
+	@GROUP=long PY='.venv/bin/python' $(QUICK) .ci/tests $(ARGS)
 
 test-fast: setup ## Unit and model tests, no JVM: under a minute
 	@GROUP=fast PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
@@ -66,7 +69,7 @@ bench: java peers ## Side by side with Spark's own operators
 	@$(PY) -m bench $(ARGS)
 
 bench-quick: java peers ## The same, small
-	@$(PY) -m bench --quick $(ARGS)
+	@$(QUICK) .venv/bin/python -m bench --quick $(ARGS)
 
 matrix: java setup ## The tests on each Python and PySpark that can be had, in environments under .matrix; hours
 	@.venv/bin/python .ci/matrix $(ARGS)

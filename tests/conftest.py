@@ -29,19 +29,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 ROOT = Path(__file__).resolve().parent.parent
 
 
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-"""For the tests' many JVMs: none lives long enough to get back what the second compiler takes of two cores.
-
-Without that compiler the JVM keeps 48 MB for code, which Spark fills within minutes; then it compiles nothing any more.
-"""
-
-
 def pytest_configure() -> None:
-    """End by SIGTERM as by Ctrl-C: fixtures end their brokers, JVMs and processes."""
+    """End by SIGTERM as by Ctrl-C: fixtures end their brokers, JVMs and processes; and let JVMs start quickly."""
+    from tests.support import quick_java  # not before pytest has looked at the plugins that it imports
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options = os.environ.get("JAVA_TOOL_OPTIONS", "")
-    if SHORT_LIVED not in options:
-        os.environ["JAVA_TOOL_OPTIONS"] = f"{options} {SHORT_LIVED}".strip()
+    os.environ.update(quick_java.environment())
 
 
 def spark_environment() -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
 import socket
 import subprocess
@@ -255,11 +256,12 @@ class LocalBroker:
         return False
 
     def _java(self, main: str) -> list[str]:
-        """Give the command line of one of Kafka's main classes; small heap, quick start."""
+        """Give the command line of one of Kafka's main classes; `KAFKA_OPTS` are for its JVM, as with its scripts."""
         class_path = jars.class_path(jars.resolve(jars.BROKER))
         return [
             jars.java(), f"-Xmx{self._heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-            "-Dorg.apache.logging.log4j.level=WARN", "-cp", class_path, main,
+            *shlex.split(os.environ.get("KAFKA_OPTS", "")), "-Dorg.apache.logging.log4j.level=WARN",
+            "-cp", class_path, main,
         ]  # fmt: skip
 
     def _properties(self, folder: Path) -> str:

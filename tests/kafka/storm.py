@@ -46,8 +46,9 @@ from backend.kafka_client.admin import offsets
 from backend.spark.resume import committed_positions
 from recovery.testing.broker import LocalBroker
 from recovery.testing.events import Topics
-from tests.conftest import ROOT, SHORT_LIVED
+from tests.conftest import ROOT
 from tests.kafka.test_kafka_stream import events, windows_of
+from tests.support import quick_java
 
 GUARANTEES = ("exactly_once", "at_least_once")
 BLOWS = (
@@ -283,7 +284,7 @@ class Storm:
             "servers": self.broker.settings.servers, "topic": self.topic, "home": str(self.home), "end": end,
             "guarantee": self.guarantee, "reader": self.reader,
         }  # fmt: skip
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "TZ": "UTC", "JAVA_TOOL_OPTIONS": SHORT_LIVED}
+        environment = os.environ | quick_java.environment() | {"PYTHONPATH": str(ROOT), "TZ": "UTC"}
         with (self.root / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.kafka.storm", "--job", json.dumps(config)],

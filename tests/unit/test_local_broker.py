@@ -65,3 +65,13 @@ def test_a_broker_that_never_came_up_leaves_nothing() -> None:
     with pytest.raises(BrokerUnavailable, match="did not start"):
         broker.start()
     assert broker.folder is None
+
+
+def test_kafka_opts_are_options_of_the_brokers_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend.spark.session.jars.java", lambda: "java")
+    monkeypatch.setattr("backend.spark.session.jars.resolve", lambda _jars: [Path("kafka.jar")])
+    monkeypatch.setenv("KAFKA_OPTS", "-Dwhere='a b' -Xlog:gc=off")
+    command = LocalBroker()._java("kafka.Kafka")
+    assert command[0] == "java"
+    assert {"-Dwhere=a b", "-Xlog:gc=off"} < set(command[1 : command.index("-cp")])
+    assert command[-3:] == ["-cp", "kafka.jar", "kafka.Kafka"]
