@@ -2,24 +2,24 @@
 
 Measured, each is a process of its own, and the table in docs/figures.md is made of what they wrote. In the quick form,
 which is for correctness, those that need no more than a local session run in this process and share one, and the
-others beside it, one after the other; what those print comes behind.
+others, each a process of its own, beside it and after it; what such a one prints comes whole when it has ended.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import IO
 
 from bench import figures
 from bench.session import session
@@ -44,35 +44,46 @@ BENCHES = (
 )
 SHARED = frozenset({"fixed", "windows", "restore", "beside", "join", "snapshots"})
 """Need a local session and nothing else."""
+LONGEST = ("kafka", "failover", "latency", "kafka_restore", "sinks", "growth", "changelog_kafka", "stores", "panes")
+"""The others, those that take longest in the quick form first."""
+PRINTING = threading.Lock()
 
 
-def run(name: str, arguments: Sequence[str], out: IO[str] | None = None) -> int:
-    """Run one in a process of its own, which prints to a file if one is given; return its exit code."""
-    print(f"== {name}", file=out, flush=True)
+def run(name: str, arguments: Sequence[str], *, whole: bool = False) -> int:
+    """Run one in a process of its own, return its exit code; what it prints comes as it does, or whole at its end."""
     began = time.monotonic()
     command = [sys.executable, "-m", f"bench.{name}", *arguments]
-    code = subprocess.run(command, check=False, stdout=out, stderr=out and subprocess.STDOUT).returncode
-    print(f"-- {name}: {time.monotonic() - began:.0f} s", file=out, flush=True)
+    with tempfile.TemporaryFile("w+") if whole else nullcontext() as out:
+        if out is None:
+            print(f"== {name}", flush=True)
+        code = subprocess.run(command, check=False, stdout=out, stderr=out and subprocess.STDOUT).returncode
+        said = ""
+        if out is not None:
+            out.seek(0)
+            said = f"== {name}\n{out.read()}"
+    with PRINTING:
+        print(f"{said}-- {name}: {time.monotonic() - began:.0f} s", flush=True)
     return code
 
 
-@contextmanager
-def beside(names: Sequence[str], arguments: Sequence[str], failed: list[str]) -> Iterator[None]:
-    """Run some, each in a process of its own, while the block runs; then print what they did, and add what failed."""
-    with tempfile.TemporaryFile("w+") as out:
+def run_quick(here: Sequence[str], others: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Run some in this process and the others beside it, on two lanes until none is left; give those that failed."""
+    left = deque(others)
 
-        def each() -> None:
-            failed.extend([name for name in names if run(name, arguments, out)])
+    def lane() -> list[str]:
+        failed = []
+        while True:
+            try:
+                name = left.popleft()
+            except IndexError:
+                return failed
+            if run(name, arguments, whole=True):
+                failed.append(name)
 
-        thread = threading.Thread(target=each)
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join()
-            out.seek(0)
-            shutil.copyfileobj(out, sys.stdout)
-            sys.stdout.flush()
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(lane)
+        failed = run_here(here, arguments) if here else []
+        return failed + lane() + beside.result()
 
 
 def run_here(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
@@ -103,13 +114,12 @@ def main() -> int:
     if unknown:
         parser.error(f"--only: {', '.join(unknown)} is not among {', '.join(BENCHES)}")
     arguments = ["--results", str(options.results), *(["--quick"] if options.quick else [])]
-    failed: list[str] = []
     if options.quick:
         here = [name for name in chosen if name in SHARED]
-        with beside([name for name in chosen if name not in SHARED], arguments, failed):
-            failed += run_here(here, arguments) if here else []
+        others = sorted((name for name in chosen if name not in SHARED), key=LONGEST.index)
+        failed = run_quick(here, others, arguments)
     else:
-        failed += [name for name in chosen if run(name, arguments)]
+        failed = [name for name in chosen if run(name, arguments)]
     if not options.quick and options.results == RESULTS:
         figures.main()
     if failed:
