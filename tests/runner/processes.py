@@ -91,7 +91,7 @@ class Process:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.runner.journal"]
         command += ["-p", "tests.runner.hangs", f"--journal={self._journal}", f"--basetemp={scratch / 'base'}"]
         command += [f"--junitxml={results / name}.xml", *arguments]
-        with self.log.open("wb") as out:
+        with self.log.open("ab") as out:  # to append: stacks of its JVMs are copied in between
             self._process = subprocess.Popen(
                 command, cwd=root, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=out,
                 stderr=subprocess.STDOUT, start_new_session=True,
