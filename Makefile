@@ -6,7 +6,10 @@ SHELL := /bin/sh
 PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python
 
 # the command after it, with Java started quickly: the archives of loaded classes that it needs are made once
-QUICK := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python -m tests.support.quick_java
+QUICK := $(PY) -m tests.support.quick_java
+
+# with ARGS one pytest, which gets them; without, all by tests/runner
+TESTS = .venv/bin/python $(if $(ARGS),-m pytest $(ARGS),-m tests.runner)
 
 SITE := NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" .venv/bin/mkdocs build
 
@@ -26,13 +29,13 @@ demo-kafka: java setup ## The same on a Kafka broker, which it starts itself
 	@$(PY) -m recovery.demo --kafka $(ARGS)
 
 test: java setup lint ## Lint, then all tests but the long ones
-	@PY='.venv/bin/python' $(QUICK) .ci/tests $(ARGS)
+	@$(QUICK) $(TESTS)
 
 test-long: java setup ## What takes long: kill points, two hosts, drills, demos, storms: under half an hour
-	@GROUP=long PY='.venv/bin/python' $(QUICK) .ci/tests $(ARGS)
+	@GROUP=long $(QUICK) $(TESTS)
 
 test-fast: setup ## Unit and model tests, no JVM: under a minute
-	@GROUP=fast PY='.venv/bin/python' PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .ci/tests $(ARGS)
+	@GROUP=fast $(PY) $(if $(ARGS),-m pytest tests/model tests/unit -m "not long and not disturbed" $(ARGS),-m tests.runner)
 
 test-postgres: setup ## The SQL sink on PostgreSQL: an installed one, or REWIND_POSTGRES=postgresql+psycopg://user@host/database
 	@REWIND_POSTGRES="$${REWIND_POSTGRES:-need}" $(PY) -m pytest -p no:cacheprovider tests/postgres $(ARGS)

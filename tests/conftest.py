@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["recovery.testing"]
+pytest_plugins = ["recovery.testing", "tests.runner.hangs"]
 pytest.register_assert_rewrite("tests.contracts")
 
 # Hypothesis: in `make test` the same examples each time, so that a red run is a change's doing and can be repeated;

@@ -28,7 +28,7 @@ def kafka_broker() -> Iterator[Broker]:
     try:
         broker, close = open_broker()
     except (RewindError, ImportError) as error:
-        pytest.fail(f"{NEEDED}\n{error}", pytrace=False)
+        raise pytest.fail.Exception(f"{NEEDED}\n{error}", pytrace=False) from error
     try:
         yield broker
     finally:

@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from recovery.testing.broker import LocalBroker, answers
 from recovery.testing.events import Event
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kafka
 
@@ -92,11 +93,7 @@ def test_the_broker_goes_with_a_process_that_is_killed(tmp_path):
     pid, folder = owner.stdout.readline().split()
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and (Path(f"/proc/{pid}").exists() or Path(folder).exists()):
-        time.sleep(0.1)
-    assert not Path(f"/proc/{pid}").exists()
-    assert not Path(folder).exists()
+    until(lambda: not Path(f"/proc/{pid}").exists() and not Path(folder).exists(), what="the broker's end")
 
 
 def test_sasl_lets_in_only_with_the_password_and_never_shows_it(secured_kafka_broker):

@@ -17,6 +17,7 @@ from backend.errors import HistoryLost, SourceWentBack
 from backend.sinks.parquet import ParquetSink
 from recovery.testing.events import Event
 from tests.kafka.test_kafka_source import delete_below
+from tests.support.waiting import ended, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -130,13 +131,13 @@ def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
     produce_with_gaps(kafka_topics, topic, before)
     job = Job(spark, kafka_broker.settings, topic, tmp_path)
     first = job.start(until="end")
-    assert first.await_termination(280)
+    ended(first)
     assert first.progress.rows == 600
     shutil.rmtree(tmp_path / "local")
     for partition in (0, 1):
         kafka_topics.produce(topic, [Event(row, partition=partition) for row in after[partition]])
     second = job.start(until="end")
-    assert second.await_termination(280)
+    ended(second)
     assert (second.progress.restores, second.progress.adopted) == (0, 2)
     assert last_revisions(tmp_path / "results") == windows_of([row for rows in before + after for row in rows])
     assert errors_in(tmp_path / "errors") == [("malformed", b"not json")] * 2
@@ -145,7 +146,7 @@ def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
     produce_with_gaps(kafka_topics, topic, later)
     sink = TakingTheQueue(tmp_path)
     third = job.start(until="end", sink=sink)
-    assert third.await_termination(280)
+    ended(third)
     assert (third.progress.restores, third.progress.adopted) == (1, 2)
     assert sink.taken >= 1
     assert "is made again from the source" in caplog.text
@@ -158,10 +159,7 @@ def test_windows_from_kafka_survive_a_lost_disk_with_the_changelog_in_kafka(
     job = Job(spark, kafka_broker.settings, topic, tmp_path, per_trigger=30)  # hundreds of micro-batches lie ahead
     live = job.start()
     assert f"topic {topic} has 3 partitions, it had 2" in caplog.text
-    deadline = time.monotonic() + 280
-    while live.progress.rows == 0 and live.is_active:
-        assert time.monotonic() < deadline, "no micro-batch"
-        time.sleep(0.05)
+    until(lambda: live.progress.rows or not live.is_active, what="a micro-batch")
     for (_, partition), (_, end) in kafka(topic, servers=kafka_broker.settings, format="raw").offsets().items():
         delete_below(kafka_broker.settings, topic, end, partition)
     with pytest.raises(HistoryLost):
@@ -188,9 +186,7 @@ def test_a_broker_that_is_killed_and_a_partition_that_is_added_under_a_running_j
     query = Job(spark, local_kafka_broker.settings, topic, tmp_path).start()
 
     def wait_for(messages: int) -> None:
-        deadline = time.monotonic() + 240
-        while query.progress.rows < messages and query.is_active and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: query.progress.rows >= messages or not query.is_active, what=f"{messages} messages")
         assert query.exception is None
         assert query.progress.rows == messages
 
@@ -206,9 +202,7 @@ def test_a_broker_that_is_killed_and_a_partition_that_is_added_under_a_running_j
     wait_for(260)
     query.drain()
     version = query.progress.version
-    deadline = time.monotonic() + 60
-    while query.progress.version < version + 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: query.progress.version >= version + 2, what="two micro-batches more")
     query.stop()
     assert query.exception is None
     assert f"topic {topic} has a new partition, 1" in caplog.text

@@ -22,6 +22,7 @@ from recovery.commit.option_sets import ByVersion
 from recovery.testing.events import Event
 from tests.kafka.test_changelog_kafka import delete_below
 from tests.kafka.test_kafka_stream import Job, events, last_revisions, windows_of
+from tests.support.waiting import ended, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -108,9 +109,7 @@ def test_a_topic_made_again_between_two_triggers_ends_the_query_by_name(spark, k
     job = Job(spark, kafka_broker.settings, topic, tmp_path)
     job.source = replace(job.source, reader="connector")
     query = job.start(trigger="20 seconds")
-    deadline = time.monotonic() + 120
-    while query.progress.rows < 100 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: query.progress.rows >= 100 or not query.is_active, what="100 messages")
     version = query.progress.version
     kafka_topics.delete(topic)
     kafka_topics.create(1, name=topic)
@@ -130,7 +129,7 @@ def test_a_changelog_is_one_querys_and_what_it_lost_is_written_again_or_named(
     def run(job: Job, more: list[dict[str, Any]]) -> Any:
         kafka_topics.produce(topic, [Event(row) for row in more])
         query = job.start(until="end")
-        assert query.await_termination(200)
+        ended(query)
         return query
 
     def empty() -> None:
@@ -208,5 +207,5 @@ def test_where_a_query_begins_at_the_end_is_settled_before_its_first_micro_batch
     rows = events(60, seed=2)
     kafka_topics.produce(topic, [Event(row) for row in rows])
     query = job.start(until="end")
-    assert query.await_termination(200)
+    ended(query)
     assert last_revisions(tmp_path / "results") == windows_of(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from backend import archive, count, stream, tumbling
 from backend.errors import SourceInvalid, SourceWentBack
 from backend.sources.archive_files import WRITE_SCHEMA
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -50,9 +50,7 @@ def test_a_stray_topic_and_lower_offsets(spark: Any, tmp_path: Path) -> None:
 
     put(tmp_path / "a", "later.parquet", range(5, 10))
     query = start(spark, tmp_path, until=None)
-    deadline = time.monotonic() + 120
-    while query.progress.rows < 5 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: query.progress.rows >= 5 or not query.is_active, what="5 messages")
     put(tmp_path / "a", "stray.parquet", range(3), topic="u")
     with pytest.raises(SourceInvalid, match=r"another topic, 'u'.*stray\.parquet.*topics=\['t'\]"):
         query.await_termination(120)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from backend import archive, collect_list, count, first, join, max_, median, policies, stream, sum_, tumbling
 from backend.sources.archive_files import WRITE_SCHEMA, write_archive
 from backend.sources.dataframe import DataFrameSource
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -182,9 +182,7 @@ def test_process_over_the_rate_source(spark: Any, tmp_path: Path) -> None:
         spark, checkpoint=tmp_path / "c", results=tmp_path / "r", errors=tmp_path / "e", local_dir=tmp_path / "l",
         trigger="0 seconds", shards=1,
     )  # fmt: skip
-    deadline = time.monotonic() + 240
-    while query.progress.micro_batches < 3 and query.is_active and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: query.progress.micro_batches >= 3 or not query.is_active, what="3 micro-batches")
     query.stop()
     values = sorted(row["value"] for row in spark.read.parquet(str(tmp_path / "r")).collect())
     assert len(values) >= 100

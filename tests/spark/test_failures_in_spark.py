@@ -25,6 +25,7 @@ from bench.data import START_MS, TIME, topic_rows, typed
 from recovery.drill.job import CHECKPOINT, ERRORS, RESULTS
 from recovery.drill.process import Runner, each, executors
 from tests.crash import kill_job, random_kills
+from tests.support import waiting
 from tests.support.standalone import TWO_NAMES, Cluster, OnCluster
 
 pytestmark = pytest.mark.spark
@@ -73,9 +74,7 @@ def started(spark: Any, archived: Path, out: Path, *, options: dict[str, Any] | 
 
 
 def reached(query: Any, version: int) -> None:
-    deadline = time.monotonic() + 120
-    while query.progress.version < version and query.is_active and time.monotonic() < deadline:
-        time.sleep(0.02)
+    waiting.until(lambda: query.progress.version >= version or not query.is_active, what=f"micro-batch {version}")
 
 
 def found(spark: Any, out: Path) -> dict[int, tuple[int, int]]:
@@ -235,9 +234,7 @@ def test_a_full_checkpoint_disk_is_waited_for_by_name(
         with caplog.at_level(logging.WARNING):
             reached(query, FIRST)
             filler = fill(small_disk)
-            deadline = time.monotonic() + 60
-            while "no room to write" not in caplog.text and query.is_active and time.monotonic() < deadline:
-                time.sleep(0.05)
+            waiting.until(lambda: "no room to write" in caplog.text or not query.is_active, what="a warning")
             filler.unlink()
         assert query.await_termination(200)
     finally:
@@ -252,10 +249,7 @@ def newest(out: Path) -> int:
 
 
 def until(true: Callable[[], bool], runner: Runner, what: str) -> None:
-    deadline = time.monotonic() + 240
-    while not true():
-        assert runner.busy and time.monotonic() < deadline, what
-        time.sleep(0.05)
+    waiting.until(true, what=what, alive=lambda: runner.busy)
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +19,10 @@ import pyspark
 from recovery.demo.disaster import kill
 from recovery.demo.session import environment
 from recovery.drill.process import Runner, executors
+from tests.support.waiting import until
 
 SPARK_HOME = Path(pyspark.__file__).parent
 TWO_NAMES = ("localhost", "127.0.0.1")
-WAIT_S = 120.0
 
 
 def free_port() -> int:
@@ -123,13 +122,9 @@ class Cluster:
         """Wait until each worker has an executor.
 
         Raises:
-            TimeoutError: One has none.
+            WaitedTooLong: One has none.
         """
-        deadline = time.monotonic() + WAIT_S
-        while not all(executors(self.family(number)) for number in range(len(self.workers))):
-            if time.monotonic() > deadline:
-                raise TimeoutError("a worker has no executor")
-            time.sleep(0.05)
+        until(lambda: all(executors(self.family(number)) for number in range(len(self.workers))), what="executors")
 
     def close(self) -> None:
         """End all that was started."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
 
 from tests.support.kafka_proxy import HOST, Api, KafkaProxy, Point
+from tests.support.waiting import until
 
 WAIT_S = 20.0
 
@@ -76,10 +76,7 @@ def proxy(echo: Echo) -> Iterator[KafkaProxy]:
 
 
 def eventually(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(true, what="what the proxy does")
 
 
 def client(proxy: KafkaProxy) -> socket.socket:

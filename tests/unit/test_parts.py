@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from backend.rocks.files import PART_BYTES
 from backend.rocks.parts import part_lengths
 from backend.store.protocol import Changes, Staged
 from backend.store.staging import seal
+from tests.support.waiting import until
 
 COMMIT, WINDOW = b"\x00commit", b"\x03window"
 VALUE = bytes(1024)
@@ -38,10 +38,8 @@ def micro_batch(version: int) -> Changes:
 
 def settled(store: RocksStore) -> list[str]:
     """Give the database's files of messages alone once no compaction runs or waits."""
-    deadline = time.monotonic() + 30
-    while any(store.property(f"rocksdb.{name}") != "0" for name in ("num-running-compactions", "compaction-pending")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    names = ("num-running-compactions", "compaction-pending")
+    until(lambda: all(store.property(f"rocksdb.{name}") == "0" for name in names), what="the compactions' end")
     files = store._open.live_files()
     return [file["name"] for file in files if file["start_key"][:1] == file["end_key"][:1] == b"\x01"]
 

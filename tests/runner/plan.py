@@ -1,0 +1,88 @@
+"""Which module runs in which process, and in what order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+GROUPS = {
+    "all": ("not long", ("tests",), 60.0),
+    "long": ("long", ("tests",), 90.0),
+    "fast": ("not long and not disturbed", ("tests/unit", "tests/model"), 10.0),
+}
+"""Name of a group -> pytest's expression of marks, paths, and the limit of a whole run in minutes."""
+
+DURATIONS = Path("tests/runner/durations.txt")
+
+
+def module_of(test: str) -> str:
+    """Return the path of a test's module.
+
+    >>> module_of("tests/unit/test_keys.py::test_order[a]")
+    'tests/unit/test_keys.py'
+    """
+    return test.partition("::")[0]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one process runs.
+
+    Attributes:
+        name: Of its files in the results directory.
+        modules: Paths of its modules.
+        tests: Ids of its tests.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    @property
+    def subject(self) -> str:
+        """How it is called in output: its module's path where it has only one."""
+        return self.modules[0] if len(self.modules) == 1 else self.name
+
+    def part(self, modules: Iterable[str]) -> Unit:
+        """Return the unit of some of its modules, for a second try."""
+        kept = tuple(modules)
+        name = kept[0].removesuffix(".py").replace("/", ".") if len(kept) == 1 else self.name
+        return Unit(name, kept, tuple(test for test in self.tests if module_of(test) in kept))
+
+
+def plan(tests: Mapping[str, bool], durations: Mapping[str, float], lanes: int) -> list[Unit]:
+    """Return the processes in the order of their starts: those of unknown duration, then the longest first.
+
+    Args:
+        tests: Id -> whether it starts a JVM or a broker: its module then has a process of its own. The other modules
+            share one process per lane, of about the same length.
+        durations: Module -> seconds that it took last.
+        lanes: How many processes run at a time.
+    """
+    everything = Unit("shared", (), tuple(tests))
+    alone = dict.fromkeys(module_of(test) for test, own in tests.items() if own)
+    shared = sorted({module_of(test) for test in tests} - alone.keys(), key=lambda name: -durations.get(name, 1.0))
+    bins: list[list[str]] = [[] for _ in range(lanes)]
+    loads = [0.0] * lanes
+    for module in shared:
+        least = loads.index(min(loads))
+        bins[least].append(module)
+        loads[least] += durations.get(module, 1.0)
+    units = [(durations.get(module, float("inf")), everything.part([module])) for module in alone]
+    for number, (load, modules) in enumerate(zip(loads, bins, strict=True), start=1):
+        if modules:
+            together = everything.part(sorted(modules))
+            units.append((load, Unit(f"shared-{number}", together.modules, together.tests)))
+    return [unit for _, unit in sorted(units, key=lambda one: -one[0])]
+
+
+def read_durations(path: Path) -> dict[str, float]:
+    """Read lines of seconds and a module; without the file nothing is known."""
+    rows = (line.split(maxsplit=1) for line in path.read_text().splitlines()) if path.exists() else iter(())
+    return {module: float(seconds) for seconds, module in rows}
+
+
+def write_durations(path: Path, durations: Mapping[str, float]) -> None:
+    """Write what `read_durations` reads, sorted by module."""
+    path.write_text("".join(f"{seconds:.1f} {module}\n" for module, seconds in sorted(durations.items())))
