@@ -124,6 +124,7 @@ VALUES: list[bytes | None] = [
 
 
 @pytest.mark.spark
+@pytest.mark.gentle
 def test_the_same_through_spark(spark, tmp_path: Path) -> None:
     values = [(GOOD % (at % 7, START + at)).encode() for at in range(100)]
     for at, value in enumerate(VALUES):

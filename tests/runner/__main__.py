@@ -92,8 +92,8 @@ def run(lanes: Lanes, options: argparse.Namespace) -> int:
     return conclude(list(tests), total, first, tries, time.monotonic() - began)
 
 
-def collect(lanes: Lanes, marks: str, places: Sequence[str]) -> dict[str, bool]:
-    """Return the tests, and whether each starts a JVM or a broker.
+def collect(lanes: Lanes, marks: str, places: Sequence[str]) -> dict[str, str]:
+    """Return the tests, and in which room each runs.
 
     Raises:
         Ended: A module cannot be imported, or nothing was collected: nothing is run.
@@ -101,7 +101,7 @@ def collect(lanes: Lanes, marks: str, places: Sequence[str]) -> dict[str, bool]:
     there = tuple(place for place in places if (lanes.root / place.partition("::")[0]).exists())
     arguments = ("-m", marks, "--collect-only", "-q", "--ignore=tests/postgres")
     ((_, process, status),) = lanes.each([Unit("collected", there, ())], arguments)
-    tests = {line["item"]: line["own"] for line in process.lines() if "item" in line}
+    tests = {line["item"]: line["room"] for line in process.lines() if "item" in line}
     if status != 0 or not tests:
         show(process)
         for line in process.lines():

@@ -1,6 +1,6 @@
 """A pytest plugin that writes down what is collected and what comes of each test: `--journal FILE`, a JSON line each.
 
-Lines have one of these keys. `item`: a collected test, with `own` (only with `--collect-only`). `error`: what could
+Lines have one of these keys. `item`: a collected test, with `room` (only with `--collect-only`). `error`: what could
 not be collected. `start` and `end`: a test, with `at` in seconds; an end has `outcome`, for a skip `why`, and
 `failures`, each with `phase`, `types` and `text`. `finished`: pytest's exit status; nothing of ours follows it.
 """
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.runner.plan import room_of
 
 JVM_DIED = "py4j.protocol.Py4JError of a dead JVM"
 """py4j has no type of its own for the call under way when the JVM dies."""
@@ -73,8 +75,7 @@ class Journal:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if session.config.option.collectonly:
             for item in session.items:
-                own = any(item.get_closest_marker(mark) for mark in ("spark", "kafka"))
-                self._write(item=item.nodeid, own=own)
+                self._write(item=item.nodeid, room=room_of({mark.name for mark in item.iter_markers()}))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._outcome, self._why, self._failures = "passed", "", []

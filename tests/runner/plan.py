@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,29 +51,50 @@ class Unit:
         return Unit(name, kept, tuple(test for test in self.tests if module_of(test) in kept))
 
 
-def plan(tests: Mapping[str, bool], durations: Mapping[str, float], lanes: int) -> list[Unit]:
+SHARED, GENTLE, ALONE = ROOMS = ("shared", "gentle", "alone")
+"""Where a module runs: with others that start neither JVM nor broker; with others that use one Spark and do nothing to
+its processes; in a process of its own. A module is in the last of its tests' rooms.
+
+A JVM costs 20 to 30 s of a busy core by its first micro-batches: classes are loaded and compiled, workers import.
+"""
+
+
+def room_of(marks: Collection[str]) -> str:
+    """Return the room of a test with these marks."""
+    if not {"spark", "kafka"}.intersection(marks):
+        return SHARED
+    return GENTLE if "gentle" in marks else ALONE
+
+
+def plan(tests: Mapping[str, str], durations: Mapping[str, float], lanes: int) -> list[Unit]:
     """Return the processes in the order of their starts: those of unknown duration, then the longest first.
 
     Args:
-        tests: Id -> whether it starts a JVM or a broker: its module then has a process of its own. The other modules
-            share one process per lane, of about the same length.
+        tests: Id -> room. Modules that share one do so in a process per lane, of about the same length.
         durations: Module -> seconds that it took last.
         lanes: How many processes run at a time.
     """
-    everything = Unit("shared", (), tuple(tests))
-    alone = dict.fromkeys(module_of(test) for test, own in tests.items() if own)
-    shared = sorted({module_of(test) for test in tests} - alone.keys(), key=lambda name: -durations.get(name, 1.0))
-    bins: list[list[str]] = [[] for _ in range(lanes)]
-    loads = [0.0] * lanes
-    for module in shared:
-        least = loads.index(min(loads))
-        bins[least].append(module)
-        loads[least] += durations.get(module, 1.0)
-    units = [(durations.get(module, float("inf")), everything.part([module])) for module in alone]
-    for number, (load, modules) in enumerate(zip(loads, bins, strict=True), start=1):
-        if modules:
-            together = everything.part(sorted(modules))
-            units.append((load, Unit(f"shared-{number}", together.modules, together.tests)))
+    everything = Unit(SHARED, (), tuple(tests))
+    rooms: dict[str, str] = {}
+    for test, room in tests.items():
+        module = module_of(test)
+        rooms[module] = max(rooms.get(module, SHARED), room, key=ROOMS.index)
+    units = [
+        (durations.get(module, float("inf")), everything.part([module])) for module in rooms if rooms[module] == ALONE
+    ]
+    for room in (SHARED, GENTLE):
+        bins: list[list[str]] = [[] for _ in range(lanes)]
+        loads = [0.0] * lanes
+        for module in sorted(
+            (name for name in rooms if rooms[name] == room), key=lambda name: -durations.get(name, 1.0)
+        ):
+            least = loads.index(min(loads))
+            bins[least].append(module)
+            loads[least] += durations.get(module, 1.0)
+        for number, (load, modules) in enumerate(zip(loads, bins, strict=True), start=1):
+            if modules:
+                together = everything.part(sorted(modules))
+                units.append((load, Unit(f"{room}-{number}", together.modules, together.tests)))
     return [unit for _, unit in sorted(units, key=lambda one: -one[0])]
 
 

@@ -17,7 +17,7 @@ from backend.sources.formats import COLUMNS
 from recovery.failures import read
 from tests.support.parsed import replayed, streamed
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 
 def messages(values: list[bytes | None], *, partition: int = 0, first: int = 0) -> pa.Table:

@@ -13,7 +13,7 @@ import pytest
 from tests.support import chain_job
 from tests.support.kills import killed_and_ended
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 KILLS = (
     ("after_publish", 1),

@@ -18,7 +18,7 @@ from backend.sources.archive_files import WRITE_SCHEMA, write_archive
 from backend.sources.dataframe import DataFrameSource
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 SCHEMA = "user string, amount bigint, at timestamp"
 

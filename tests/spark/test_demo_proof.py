@@ -13,7 +13,7 @@ import pytest
 from recovery.demo.proof import Proof, prove
 from recovery.drill.flights import make_archive
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 HOUR_MS = 3_600_000
 Rows = list[dict[str, Any]]

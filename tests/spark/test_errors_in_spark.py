@@ -13,7 +13,7 @@ from backend import archive, count, fetch_refused, stream, tumbling
 from backend.errors import HistoryLost
 from backend.sources.archive_files import write_archive
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 START = 1_700_000_040_000  # a full minute, years ago: the job reads an old archive
 DAY = 86_400_000

@@ -12,7 +12,7 @@ from backend.sources.archive_files import write_archive
 from bench.data import START_MS, TIME, topic_rows, typed
 from tests.support.snippets import ROOT, run
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from recovery.restore.replay import read_pointers
 from recovery.restore.tries import Recorder
 from tests.spark.test_rules_in_spark import expected, last_revisions, messages, start, write
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 BACK_TO = 1
 

@@ -17,7 +17,7 @@ from backend.sources.formats import ValueFormat
 from backend.sources.json_columns import JsonColumns
 from tests.unit.test_json_columns import GOOD, ODD
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 PLAIN = "s string, n bigint, d double, b boolean, i tinyint, h smallint, w int"
 RICH = (

@@ -20,7 +20,7 @@ from backend.sources.archive_files import write_archive
 from backend.spark.job import Job
 from backend.spark.start import StartOptions, build_job
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 DDL = (
     "text string, raw binary, yes boolean, i8 tinyint, i16 smallint, i32 int, i64 bigint, f32 float, f64 double,"

@@ -16,7 +16,7 @@ from backend import archive, key_value_store, list_state, map_state, session_sto
 from backend.sources.archive_files import WRITE_SCHEMA
 from backend.stores.session_store import SessionKey
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 RESULT = pa.schema([("user", pa.string()), ("times", pa.list_(pa.int64())), ("n", pa.int64()), ("windows", pa.int64())])
 USERS = ("anna", "bert", "cleo", "dora", "emil")

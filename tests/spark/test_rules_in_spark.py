@@ -21,7 +21,7 @@ from recovery.commit.outputs import forget_outputs
 from recovery.restore.replay import read_pointers
 from tests.support.collecting import CollectSink
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 MINUTE = 60_000
 START = 1_700_000_040_000  # a full minute

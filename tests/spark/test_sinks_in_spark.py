@@ -14,7 +14,7 @@ from backend.sinks.parquet import ParquetSink
 from backend.sinks.tables import pack
 from tests.support.collecting import CollectSink
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 SCHEMA = "shard int, version bigint, results binary, errors binary, metrics string"
 

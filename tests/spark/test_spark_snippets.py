@@ -19,7 +19,7 @@ from recovery.drill.data import PER_DAY, made_flights
 from recovery.drill.flights import YEAR_START_MS, archive_of
 from tests.support.snippets import run
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 ENDS = {"checkpoint=": 'until="end", trigger="0 s", checkpoint='}
 """A reader stops a job; a test lets it end."""

@@ -13,7 +13,7 @@ from tests.support.windows import make_windows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 
 @pytest.fixture(scope="module")

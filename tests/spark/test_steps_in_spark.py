@@ -18,7 +18,7 @@ from backend import ManifestMismatch, archive, stream, tumbling
 from backend import median as median_of
 from backend.sources.archive_files import WRITE_SCHEMA
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 USERS = ("anna", "bert", "cleo")
 
 

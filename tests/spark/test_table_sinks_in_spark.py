@@ -15,7 +15,7 @@ from tests.crash import kill_job
 from tests.support import sink_job
 from tests.support.kills import killed_and_ended
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 KILLS = (
     ("before_publish", 1),

@@ -12,7 +12,7 @@ import pytest
 from backend import archive, collect_list, count, policies, session, stream, tumbling
 from backend.sources.archive_files import write_archive
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 START = 1_700_000_040_000  # a full minute
 PATIENCE_S = 150  # on a busy machine; it takes some seconds

@@ -15,7 +15,7 @@ import pytest
 from backend import archive, count, hopping, max_, mean, median, session, sliding, stream, sum_, tumbling
 from recovery.drill.flights import make_archive, read_flights
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 DAYS = 12
 HOUR_MS = 3_600_000

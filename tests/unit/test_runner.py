@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.runner.journal import types_of
 from tests.runner.judge import by_machine, judge
 from tests.runner.lanes import Ended, Lanes
-from tests.runner.plan import Unit, plan
+from tests.runner.plan import Unit, plan, room_of
 from tests.support.waiting import WaitedTooLong, until
 
 INI = """
@@ -312,8 +312,16 @@ def test_a_test_that_runs_twice_or_was_not_collected_is_a_wrong_answer() -> None
 
 
 def test_the_unknown_begin_then_the_longest_and_the_shares_are_about_equal() -> None:
-    tests = {f"{name}.py::test": name.isupper() for name in ("A", "B", "C", "d", "e", "f")}
+    tests = {f"{name}.py::test": "alone" if name.isupper() else "shared" for name in ("A", "B", "C", "d", "e", "f")}
     durations = {"A.py": 5.0, "C.py": 40.0, "d.py": 10.0, "e.py": 6.0, "f.py": 5.0}
     units = plan(tests, durations, 2)
     assert [unit.modules for unit in units] == [("B.py",), ("C.py",), ("e.py", "f.py"), ("d.py",), ("A.py",)]
     assert sorted(test for unit in units for test in unit.tests) == sorted(tests)
+
+
+def test_modules_that_only_use_spark_share_one_and_the_strictest_of_its_tests_says_where_a_module_runs() -> None:
+    rooms = {"a": {"spark", "gentle"}, "b": {"spark", "gentle", "long"}, "c": {"spark"}, "d": {"kafka"}, "e": {"long"}}
+    tests = {f"{name}.py::test": room_of(marks) for name, marks in rooms.items()}
+    tests |= {"c.py::more": room_of({"gentle", "spark"}), "a.py::more": room_of(())}
+    units = {unit.name: unit.modules for unit in plan(tests, dict.fromkeys(["a.py", "b.py"], 30.0), 1)}
+    assert units == {"gentle-1": ("a.py", "b.py"), "c": ("c.py",), "d": ("d.py",), "shared-1": ("e.py",)}
