@@ -28,7 +28,7 @@ from recovery.testing.events import Event
 from tests.kafka.test_kafka_source import delete_below
 from tests.unit.test_json_columns import GOOD, ODD
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.gentle]
 
 MINUTE = 60_000
 START = 1_700_000_000_000 // MINUTE * MINUTE

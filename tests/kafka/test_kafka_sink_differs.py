@@ -13,7 +13,7 @@ from tests.kafka.test_kafka_sink import errors, frame, ids, produced, results, t
 
 __all__ = ["topics"]
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.gentle]
 
 
 def opened(settings: Any, topics: tuple[str, str], **options: Any) -> Any:

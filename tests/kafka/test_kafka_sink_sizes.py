@@ -15,7 +15,7 @@ from backend.sinks import kafka_sink
 from backend.sinks.tables import pack
 from tests.kafka.test_kafka_sink import frame, produced, read
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.gentle]
 
 RESULTS_LIMIT, ERRORS_LIMIT = 2000, 6000
 

@@ -15,7 +15,7 @@ from recovery.drill.flights import archive_of
 from tests.kafka.test_kafka_sink import read
 from tests.support.snippets import run
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.gentle]
 
 HOUR = 3_600_000
 ENDS = {"checkpoint=": 'until="end", trigger="0 s", checkpoint='}

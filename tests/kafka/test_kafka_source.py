@@ -23,7 +23,7 @@ from recovery.failures import losses_named
 from recovery.testing.events import Event
 from tests.support.parsed import replayed, streamed
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.gentle]
 
 VALUE = "n int, who string"
 

@@ -52,8 +52,8 @@ class Unit:
 
 
 SHARED, GENTLE, ALONE = ROOMS = ("shared", "gentle", "alone")
-"""Where a module runs: with others that start neither JVM nor broker; with others that use one Spark and do nothing to
-its processes; in a process of its own. A module is in the last of its tests' rooms.
+"""Where a module runs: with others that start neither JVM nor broker; with others that use one Spark, and one
+broker, and do nothing to them; in a process of its own. A module is in the last of its tests' rooms.
 
 A JVM costs 20 to 30 s of a busy core by its first micro-batches: classes are loaded and compiled, workers import.
 """

@@ -15,7 +15,7 @@ from backend.errors import SourceInvalid, SourceWentBack
 from backend.sources.archive_files import WRITE_SCHEMA
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 START = 1_700_000_040_000  # a full minute
 

@@ -15,7 +15,7 @@ from backend import archive, count, median, policies, stream, sum_, tumbling
 from backend.sinks.parquet import ParquetSink
 from tests.spark.test_moving_shards import expected, found, make
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 ROWS, BATCHES, LOST_AT = 300, 16, 3
 
