@@ -74,8 +74,9 @@ class Planted:
 
     @property
     def environment(self) -> dict[str, str]:
+        outer = {name: value for name, value in os.environ.items() if name not in ("GROUP", "LANES", "QUOTA")}
         paths = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.scratch)}
-        return {**os.environ, **paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        return {**outer, **paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "tests.runner", "--root", str(self.root), "--lanes", "2", *arguments]
