@@ -136,6 +136,8 @@ class MicroBatch:
         before: Positions as committed.
         after: Positions when this micro-batch is done; partitions that only other shards got rows of advance too.
         drain: The bounded input ends with this micro-batch.
+        timestamps: The messages' own timestamps, milliseconds, as long as `messages`, null where there is none; None
+            where nobody knows them.
     """
 
     version: int
@@ -144,6 +146,7 @@ class MicroBatch:
     before: Positions
     after: Positions
     drain: bool = False
+    timestamps: pa.ChunkedArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

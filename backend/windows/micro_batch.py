@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backend.batch import (
     ERROR_SCHEMA,
@@ -139,6 +140,30 @@ def error_rows(messages: pa.Table, reason: str, detail: str) -> pa.Table:
     }
     arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in ERROR_SCHEMA]
     return pa.table([array.cast(f.type) for array, f in zip(arrays, ERROR_SCHEMA, strict=True)], schema=ERROR_SCHEMA)
+
+
+def stamped(errors: pa.Table, messages: pa.Table, timestamps: pa.ChunkedArray | None) -> pa.Table:
+    """Return errors with the own timestamps of their messages, where they have none yet.
+
+    Args:
+        errors: `ERROR_SCHEMA`.
+        messages: Messages of a micro-batch, sorted by (stream, partition, offset); others than these stay without.
+        timestamps: As long as `messages`, milliseconds.
+    """
+    if timestamps is None or not errors.num_rows or not messages.num_rows:
+        return errors
+    places = [numbers(messages, name) for name in (STREAM, PARTITION, OFFSET)]
+    wanted = [numbers(errors, name) for name in ("stream", "partition", "offset")]
+    at = np.full(errors.num_rows, -1, np.int64)
+    for stream, partition in set(zip(wanted[0].tolist(), wanted[1].tolist(), strict=True)):
+        asked = np.flatnonzero((wanted[0] == stream) & (wanted[1] == partition))
+        here = np.flatnonzero((places[0] == stream) & (places[1] == partition))  # in order of offset
+        if len(here):
+            found = here[np.minimum(np.searchsorted(places[2][here], wanted[2][asked]), len(here) - 1)]
+            at[asked] = np.where(places[2][found] == wanted[2][asked], found, -1)
+    own = timestamps.combine_chunks().take(pa.array(at, mask=at < 0))
+    index = errors.schema.get_field_index("timestamp")
+    return errors.set_column(index, ERROR_SCHEMA.field("timestamp"), pc.coalesce(errors["timestamp"], own))
 
 
 def json_rows(fields: pa.Table) -> list[bytes]:

@@ -97,6 +97,9 @@ class FrameWorld(World):
         ahead = planned.spec.max_ahead_ms
         return "in_future" if ahead is not None and message.time > planned.time_ms + ahead else None
 
+    def _written(self, error: dict[str, Any]) -> int | None:
+        return None
+
     def _place(self, error: dict[str, Any]) -> Any:
         return error["event_time"]
 
@@ -171,7 +174,7 @@ class FrameWorld(World):
             if messages is None:
                 messages = pa.schema([*MESSAGE_FIELDS, *self.fields]).empty_table()
             work = Workspace(store, bounds[shard])
-            batch = MicroBatch(version, given.time_ms, messages, positions, given.after, given.drain)
+            batch = MicroBatch(version, given.time_ms, messages, positions, given.after, given.drain, given.timestamps)
             self.batches[version].operator.process(batch, work)
             changes = work.changes()
             store.write(changes)

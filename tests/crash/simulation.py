@@ -20,6 +20,7 @@ import sys
 import tempfile
 import traceback
 import uuid
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -251,6 +252,8 @@ class World(Faults):
                 rows += self._rows(one.outcome.results)
             refused = [error for table in _sent_errors(made[shard][1]) for error in table.to_pylist()]
             errors += [(self._place(error), error["reason"]) for error in refused]
+            wrong = [error for error in refused if error["timestamp"] != self._written(error)]
+            assert not wrong, f"own timestamps in errors of micro-batch {version}: {wrong}"
         self.at("before_publish")
         self.outputs[version] = (rows, self.outputs.get(version, ([], []))[1])
         self.published[version] = contents
@@ -396,6 +399,11 @@ class World(Faults):
     def _place(self, error: dict[str, Any]) -> Any:
         """Return what names the message of an error."""
         return error["stream"], error["partition"], error["offset"]
+
+    def _written(self, error: dict[str, Any]) -> int | None:
+        """Return the own timestamp of an error's message, whenever the message came."""
+        part = self.source.messages[error["partition"]]
+        return written_ms(part[bisect_left(part, error["offset"], key=lambda message: message.offset)])
 
     def _refused(self, message: Message, planned: Planned) -> str | None:
         """Tell why the pack stage refuses a message, None when it does not."""

@@ -41,8 +41,12 @@ class OneShard:
         *,
         drain: bool = False,
         more: dict[int, Sequence[Row]] | None = None,
+        timestamps: Sequence[int | None] | None = None,
     ) -> list[tuple[Any, ...]]:
-        """Run and commit a micro-batch; `more` are rows of further partitions. Gives the results as tuples."""
+        """Run and commit a micro-batch; `more` are rows of further partitions. Gives the results as tuples.
+
+        `timestamps` are the messages' own, as long as all rows.
+        """
         after = dict(self.positions)
         columns: list[tuple[Any, ...]] = []
         for partition, its_rows in {0: rows, **(more or {})}.items():
@@ -52,7 +56,8 @@ class OneShard:
                 after[0, partition] = Position(offset + 1, max(old.stream_time, time), time_ms)
         schema = pa.schema([*MESSAGE_FIELDS, *SCHEMA])
         arrays = [pa.array([row[at] for row in columns], f.type) for at, f in enumerate(schema)]
-        batch = MicroBatch(self.version, time_ms, pa.table(arrays, schema=schema), self.positions, after, drain)
+        own = None if timestamps is None else pa.chunked_array([pa.array(timestamps, pa.int64())])
+        batch = MicroBatch(self.version, time_ms, pa.table(arrays, schema=schema), self.positions, after, drain, own)
         work = Workspace(self.store, self.bounds)
         self.outcome = self.operator.process(batch, work)
         self.store.write(work.changes())

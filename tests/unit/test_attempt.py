@@ -90,6 +90,21 @@ def test_the_retry_is_what_counts_also_when_it_got_other_rows(job):
     assert not [key for key in committed_state(job) if b"lost" in key]
 
 
+def test_the_operator_is_told_the_messages_own_timestamps(job):
+    told = []
+
+    class Noting(CountingOperator):
+        def process(self, batch, work):
+            told.append(batch.timestamps)
+            return super().process(batch, work)
+
+    own = pa.chunked_array([[70, None]])
+    job = replace(job, operator=Noting())
+    first = run_attempt(job, None, 0, lambda before: replace(given([0, 1])(before), timestamps=own))
+    run_attempt(job, first.pointer, 1, given([2]))
+    assert told == [own, None]
+
+
 def test_commit_ids_differ_between_attempts_of_the_same_micro_batch(job):
     one = run_attempt(job, None, 0, given([0])).pointer
     two = run_attempt(job, None, 0, given([0])).pointer

@@ -214,7 +214,10 @@ def test_errors_of_the_operator_get_topic_and_timestamp():
     assert found.schema == ERROR_SCHEMA
     assert found["topic"].to_pylist() == ["orders"] * 5
     assert found["timestamp"].to_pylist() == [3, 1_000, 1_003, None, None]
+    known = found.set_column(4, found.schema.field(4), pa.array([77, 78, 79, 80, None]))
+    assert located(known, {0: "orders"}, got)["timestamp"].to_pylist() == [77, 78, 79, 80, None]
     timer = ShardInput(0, None, {})
+    assert located(known, {0: "orders"}, timer)["timestamp"].to_pylist() == [77, 78, 79, 80, None]
     assert located(found, {0: "orders"}, timer)["topic"].to_pylist() == ["orders"] * 5
     assert located(ERROR_SCHEMA.empty_table(), {}, got).num_rows == 0
 

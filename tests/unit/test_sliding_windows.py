@@ -64,6 +64,19 @@ def test_a_message_whose_own_window_is_gone_counts_in_later_ones():
     assert s.errors() == [(0, 4, "out_of_retention")]
 
 
+def test_a_message_that_is_refused_later_is_told_with_its_own_timestamp():
+    s = shard(retention=2)
+    s.batch([(0, 10, "a", 1), (1, 13, "a", 2)], timestamps=[90, 91])
+    s.batch([(5, 5, "b", 3), (7, 6, "b", 3), (9, 4, "b", 3)], timestamps=[92, None, 94])
+    assert s.errors() == []
+    # the last windows that could show them end at 14, 15 and 16: stream time 17 leaves the first out of retention
+    told = []
+    for at, drain in ((17, False), (18, False), (30, True)):
+        s.batch([(at, at, "a", 1)], timestamps=[100 + at], drain=drain)
+        told.append([(row["offset"], row["event_time"], row["timestamp"]) for row in s.outcome.errors.to_pylist()])
+    assert told == [[(9, 4, 94)], [(5, 5, 92)], [(7, 6, None)]]
+
+
 def test_messages_are_kept_in_buckets_and_proved():
     s = shard({"m": median("value")}, size=160, retention=0)
     s.batch([(7, 0, "a", 1), (8, 9, "a", 3), (9, 10, "b", 5)])

@@ -31,6 +31,7 @@ from backend.spark.ranking import check_ranks, first_offset, rank, rank_errors
 from backend.texts import source_partition
 from backend.windows.aligned.combining import Combining
 from backend.windows.combined_rows import is_combined
+from backend.windows.micro_batch import stamped
 from recovery.share import ShardInput
 
 _PLACE = [(name, "ascending") for name in ("stream", "partition", "offset")]
@@ -172,7 +173,7 @@ def _alike(tables: list[pa.Table | None], combining: Combining) -> list[pa.Table
 
 
 def located(errors: pa.Table, topics: Mapping[int, str], given: ShardInput) -> pa.Table:
-    """Return an operator's errors with what it does not know: the topics, and the records' own timestamps.
+    """Return an operator's errors with what it does not say: the topics, and the records' own timestamps.
 
     Those of windows that combine have no value, whether messages were combined or not: a micro-batch that runs again
     may find it worth it where it did not before, and has to send the same.
@@ -180,7 +181,7 @@ def located(errors: pa.Table, topics: Mapping[int, str], given: ShardInput) -> p
     Args:
         errors: `ERROR_SCHEMA`.
         topics: Topic by stream.
-        given: The micro-batch; a message that came with an earlier one keeps a null timestamp.
+        given: The micro-batch. A message that came with an earlier one has its timestamp already.
     """
     if not errors.num_rows:
         return errors
@@ -189,20 +190,7 @@ def located(errors: pa.Table, topics: Mapping[int, str], given: ShardInput) -> p
     if not given.with_values:
         nulls = pa.nulls(errors.num_rows, ERROR_SCHEMA.field("value").type)
         errors = errors.set_column(errors.schema.get_field_index("value"), ERROR_SCHEMA.field("value"), nulls)
-    if given.messages is None or given.timestamps is None:
-        return errors
-    places = [_table_ints(given.messages, name) for name in (STREAM, PARTITION, OFFSET)]
-    wanted = [_table_ints(errors, name) for name in ("stream", "partition", "offset")]
-    at = np.full(errors.num_rows, -1, np.int64)
-    for stream, partition in set(zip(wanted[0].tolist(), wanted[1].tolist(), strict=True)):
-        asked = np.flatnonzero((wanted[0] == stream) & (wanted[1] == partition))
-        here = np.flatnonzero((places[0] == stream) & (places[1] == partition))  # in order of offset
-        if len(here):
-            found = here[np.minimum(np.searchsorted(places[2][here], wanted[2][asked]), len(here) - 1)]
-            at[asked] = np.where(places[2][found] == wanted[2][asked], found, -1)
-    timestamps = given.timestamps.combine_chunks().take(pa.array(at, mask=at < 0))
-    field = ERROR_SCHEMA.field("timestamp")
-    return errors.set_column(errors.schema.get_field_index("timestamp"), field, timestamps)
+    return errors if given.messages is None else stamped(errors, given.messages, given.timestamps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,7 +351,7 @@ class _Step:
         messages = turn.messages.filter(pa.array(late))
         codes = self.space.keys.take(pa.array(self.message_key[late]))
         detail = f"its own window was out of retention when it came, and no other window showed it ({self.size} ms)"
-        fresh = unseen.arrived(messages, self.skip[late], codes, detail)
+        fresh = unseen.arrived(turn.batch, messages, self.skip[late], codes, detail)
         fresh = fresh.where(self._unshown(fresh))
         over = self._is_over(fresh)
         fresh.where(~over).put(turn.work)

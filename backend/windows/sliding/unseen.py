@@ -20,14 +20,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import ERROR_SCHEMA, TIME
+from backend.batch import ERROR_SCHEMA, TIME, MicroBatch
 from backend.messages import TIME_FIRST, message_keys
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import start_bytes, start_of
 from backend.windows.ledger import decode_row
-from backend.windows.micro_batch import error_rows, numbers
+from backend.windows.micro_batch import error_rows, numbers, stamped
 
 FORMAT = 1
 _TAG = bytes([Region.OPERATOR]) + b"u"
@@ -88,9 +88,9 @@ class Unseen:
         work.delete_many(sorted(map(_mark, self.keys)))
 
 
-def arrived(messages: pa.Table, skip: IntArray, codes: pa.Array, detail: str) -> Unseen:
-    """Return messages that just came."""
-    errors = error_rows(messages, "out_of_retention", detail)
+def arrived(batch: MicroBatch, messages: pa.Table, skip: IntArray, codes: pa.Array, detail: str) -> Unseen:
+    """Return messages that just came, with a micro-batch. When they are refused their own timestamps are long gone."""
+    errors = stamped(error_rows(messages, "out_of_retention", detail), batch.messages, batch.timestamps)
     return Unseen(message_keys(TIME_FIRST, messages), numbers(messages, TIME), skip, codes, errors)
 
 
