@@ -52,3 +52,10 @@ def test_growth_is_told_from_logs_that_fill_and_are_cut() -> None:
 @pytest.mark.long
 def test_many_source_partitions_on_many_shards() -> None:
     assert json.loads(run("partitions", "60", "24").splitlines()[-1])["shards"] == 24
+
+
+@pytest.mark.long
+def test_micro_batches_leave_nothing_behind() -> None:
+    """Files and memory of a driver while micro-batches run back to back; 300 of them in `make torture`."""
+    said = run("batches", "90", "10").splitlines()
+    assert said[-1] == "nothing grew", said[-3:]

@@ -48,6 +48,8 @@ def round_of(number: int) -> Iterator[Command]:
     yield "jobs whose helpers die and whose disks fill", 1, {"FAILURES_SEED": str(number)}, failing
     changing = ["-m", "tests.model.changed_options", "--runs", "500", "--seed", str(1_000_000 + 500 * number)]
     yield "runs with changed options", 500, {}, changing
+    planned = ["-m", "tests.model.planned_options", "--runs", "500", "--seed", str(2_000_000 + 500 * number)]
+    yield "runs with options changed between publishing and committing", 500, {}, planned
     for clock in ("running", "starts"):
         yield f"jobs whose clock jumps ({clock})", 1, {}, ["-m", "tests.crash.clocks", clock]
     if number % 4 == 1:
