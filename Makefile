@@ -1,7 +1,7 @@
 # Needs make, Python 3.11+ and, for all but `lint` and `test-fast`, Java 17+. Everything else comes into .venv.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup java peers audit look torture demo demo-kafka test test-long test-fast test-postgres lint docs bench bench-quick matrix clean
+.PHONY: help setup java peers archives audit look torture demo demo-kafka test test-long test-fast test-postgres lint docs bench bench-quick matrix clean
 
 PY := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" .venv/bin/python
 
@@ -28,8 +28,11 @@ demo: java setup ## Real flights, a disaster, a restore, a proof: about three mi
 demo-kafka: java setup ## The same on a Kafka broker, which it starts itself
 	@$(PY) -m recovery.demo --kafka $(ARGS)
 
-test: java setup lint ## Lint, then all tests but the long ones
+test: java setup lint archives ## Lint, then all tests but the long ones
 	@$(QUICK) $(TESTS)
+
+archives: java setup
+	@$(QUICK) true
 
 test-long: java setup ## What takes long: kill points, two hosts, drills, demos, storms: under half an hour
 	@GROUP=long $(QUICK) $(TESTS)
