@@ -17,6 +17,7 @@ from backend.windows.micro_batch import error_rows
 from tests.crash.faulty_disk import scratch
 from tests.crash.hostile import ENDS, NOW, YEAR_1, YEAR_9999, Hostile, fuzzed, many_keys, plain
 from tests.crash.told import told
+from tests.support.waiting import ended
 
 STREAMS = 8
 
@@ -156,7 +157,7 @@ def test_the_same_through_spark(spark, tmp_path: Path) -> None:
             until="end",
         )
     )
-    query.await_termination(120)
+    ended(query)
     results = spark.read.parquet(str(tmp_path / "results")).collect()
     errors = spark.read.parquet(str(tmp_path / "errors")).select("topic", "partition", "offset", "reason").collect()
     newest: dict[object, tuple[int, int]] = {}

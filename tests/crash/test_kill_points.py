@@ -30,12 +30,12 @@ from recovery.inspect.compare import Output, compare, read_output
 from recovery.killpoints import POINTS, order, taken
 from tests.conftest import ROOT
 from tests.crash import kill_job
+from tests.support.waiting import Died, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1500)]  # on a busy host five JVMs take long
 
 SNAPSHOTS = f"{CHECKPOINT}/rewind/snapshots"
 MESSAGES = 400
-WAIT_S = 400.0
 
 
 TIDY = """
@@ -204,11 +204,11 @@ def kill(runner: Runner, point: str) -> None:
 
 
 def wait(runner: Runner, there: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not there():
-        if time.monotonic() > deadline or not runner.busy:
-            pytest.fail(f"{otherwise}: {[*runner.events()][-3:] if not runner.busy else 'too slow'}")
-        time.sleep(0.005)
+    try:
+        until(there, what=otherwise, alive=lambda: runner.busy)
+    except Died as error:
+        error.add_note(f"{[*runner.events()][-3:]}")
+        raise
 
 
 def newest(out: Path) -> int:

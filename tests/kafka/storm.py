@@ -32,6 +32,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ from recovery.testing.events import Topics
 from tests.conftest import ROOT
 from tests.kafka.test_kafka_stream import events, windows_of
 from tests.support import quick_java
+from tests.support.waiting import Died, until
 
 GUARANTEES = ("exactly_once", "at_least_once")
 BLOWS = (
@@ -62,7 +64,6 @@ RETAINED = 450
 """Messages per partition of an hour's retention, ten seconds apart, and of ten minutes of disorder and more."""
 PAUSE_S = (1.0, 8.0)
 AWAY_S = (0.5, 25.0)
-PATIENCE_S = 400.0
 END_S = 400.0
 
 
@@ -166,9 +167,9 @@ class Storm:
         self._launch()
         try:
             self._wait_for(1)
-            until = time.monotonic() + seconds
+            end = time.monotonic() + seconds
             dealt: list[str] = []
-            while time.monotonic() < until:
+            while time.monotonic() < end:
                 if not dealt:  # each falls once before any falls again
                     dealt = self.random.sample(self.blows, len(self.blows))
                 self._strike(dealt.pop())
@@ -235,13 +236,13 @@ class Storm:
                 shutil.rmtree(self.home / "local", ignore_errors=True)
             if blow == "restore without a broker":
                 self._launch()
-                self._wait_for_line("state is restored", PATIENCE_S)
+                self._wait_for_line("state is restored")
                 self.broker.kill()
                 time.sleep(self.random.uniform(*AWAY_S))
                 self.broker.start()
             elif blow == "restore":
                 self._launch()
-                self._wait_for_line("state is restored", PATIENCE_S)
+                self._wait_for_line("state is restored")
                 time.sleep(self.random.uniform(0.0, 8.0))
                 self._kill()
                 self._launch()
@@ -311,24 +312,24 @@ class Storm:
             time.sleep(0.1)
 
     def _wait_for(self, version: int) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while self.newest < version:
-            if self.process is None or self.process.poll() is not None:
-                raise AssertionError(f"the job ended: {self._last_words()}")
-            assert time.monotonic() < end, f"no micro-batch {version} within {PATIENCE_S:.0f} s"
-            time.sleep(0.1)
+        self._until(lambda: self.newest >= version, f"micro-batch {version}")
 
-    def _wait_for_line(self, text: str, seconds: float) -> None:
-        end, begin = time.monotonic() + seconds, (self.root / "log").stat().st_size
-        while time.monotonic() < end:
+    def _wait_for_line(self, text: str) -> None:
+        begin = (self.root / "log").stat().st_size
+
+        def said() -> bool:
             with (self.root / "log").open("rb") as log:
                 log.seek(begin)
-                if text.encode() in log.read():
-                    return
-            if self.process is None or self.process.poll() is not None:
-                raise AssertionError(f"the job ended: {self._last_words()}")
-            time.sleep(0.1)
-        raise AssertionError(f"the job does not say {text!r} within {seconds:.0f} s")
+                return text.encode() in log.read()
+
+        self._until(said, f"the job to say {text!r}")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            until(condition, what=what, alive=lambda: self.process is not None and self.process.poll() is None)
+        except Died as error:
+            error.add_note(self._last_words())
+            raise
 
     @property
     def newest(self) -> int:

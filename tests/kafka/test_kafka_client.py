@@ -26,6 +26,7 @@ from backend.spark.reading import streamed
 from backend.spark.start import StartOptions, build_job
 from recovery.testing.events import Event
 from tests.kafka.test_kafka_source import delete_below
+from tests.support.waiting import ended
 from tests.unit.test_json_columns import GOOD, ODD
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.gentle]
@@ -49,7 +50,7 @@ def run(spark: Any, source: Any, path: Path, **options: Any) -> Any:
         spark, checkpoint=path / "c", results=path / "results", errors=path / "errors", local_dir=path / "local",
         shards=2, trigger="0 seconds", until="end", **options,
     )  # fmt: skip
-    assert query.await_termination(280)
+    ended(query)
     return query
 
 
@@ -119,7 +120,7 @@ def test_refused_messages_keep_their_bytes_and_come_back_from_the_topic(
         spark, checkpoint=tmp_path / "c", results=tmp_path / "results", errors=tmp_path / "errors", shards=1,
         local_dir=tmp_path / "local", trigger="0 seconds", until="end",
     )  # fmt: skip
-    assert query.await_termination(280)
+    ended(query)
     errors = {row["offset"]: row for row in rows_of(tmp_path / "errors")}
     reasons = {1: "in_future", 2: "no_event_time", 4: "out_of_retention"}
     assert {offset: row["reason"] for offset, row in errors.items()} == reasons

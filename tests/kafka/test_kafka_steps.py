@@ -16,6 +16,7 @@ import pytest
 
 from backend import join, kafka, median, stream, tumbling
 from recovery.testing.events import Event
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.long]
 
@@ -44,7 +45,7 @@ def written(path: Path, first: int, last: int) -> None:
 def run(spark: Any, job: Any, home: Path, **options: Any) -> None:
     places = {name: home / name for name in ("checkpoint", "results", "errors")}
     query = job.start(spark, **places, local_dir=home / "local", trigger="0 seconds", until="end", **options)
-    assert query.await_termination(280)
+    ended(query)
 
 
 def outputs(path: Path) -> list[dict[str, Any]]:

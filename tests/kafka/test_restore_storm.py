@@ -12,7 +12,6 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +26,7 @@ from recovery.testing.events import Event, Topics
 from tests.kafka.storm import PARTITIONS, Storm
 from tests.kafka.test_changelog_kafka import delete_below
 from tests.kafka.test_kafka_stream import Job, events, last_revisions, windows_of
+from tests.support.waiting import ended, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -97,7 +97,7 @@ def test_the_broker_is_away_at_a_restore_and_is_killed_in_one(
     rows = produced(topics, topic, 2, first=0)
     job = Job(spark, local_kafka_broker.settings, topic, tmp_path)
     job.source = replace(job.source, reader=reader)
-    assert job.start(until="end").await_termination(200)
+    ended(job.start(until="end"))
     shutil.rmtree(tmp_path / "local")
     rows += produced(topics, topic, 2, first=ROWS)
 
@@ -109,7 +109,7 @@ def test_the_broker_is_away_at_a_restore_and_is_killed_in_one(
         query = job.start(until="end", queue_bytes="off", patience="3 seconds")
         began = time.monotonic()
         with pytest.raises((SourceUnavailable, ChangelogUnavailable), match=r"tried \d+ times in") as caught:
-            query.await_termination(200)
+            ended(query)
         print(f"{reader}: ended after {time.monotonic() - began:.1f} s: {caught.value}")
     assert gone.kills == ["before"]
     assert caught.value.command
@@ -165,8 +165,7 @@ def test_the_driver_and_then_its_workers_are_killed_in_a_restore_from_kafka(loca
         order(orders, "during_replay")
         storm._launch(end=True)
         for point in ("restore_changelog", "restore_commit", "restore_publish", None):
-            until(lambda: taken(orders).exists() or storm.process.poll() is not None)
-            assert taken(orders).exists(), storm._last_words()
+            until(taken(orders).exists, what=f"{storm._last_words()}", alive=lambda: storm.process.poll() is None)
             killed.append(point)
             if point is not None:
                 order(orders, point)
@@ -175,13 +174,6 @@ def test_the_driver_and_then_its_workers_are_killed_in_a_restore_from_kafka(loca
         storm._kill()
     assert storm.check(written) == len(windows_of(written))
     storm.topics.close()
-
-
-def until(true: Callable[[], bool], seconds: float = 400.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
-        time.sleep(0.05)
 
 
 @pytest.mark.long
@@ -195,7 +187,7 @@ def test_topics_that_grow_and_lose_history_while_a_job_is_stopped(spark, kafka_b
     def run(rows: list[dict[str, Any]], partition: int) -> Any:
         kafka_topics.produce(topic, [Event(row, partition=partition) for row in rows])
         query = job.start(until="end")
-        assert query.await_termination(200)
+        ended(query)
         return query
 
     parts = [events(100, seed=1), events(100, seed=2, first=100), events(100, seed=3, first=200)]
@@ -211,11 +203,11 @@ def test_topics_that_grow_and_lose_history_while_a_job_is_stopped(spark, kafka_b
     # retention takes what is committed: a whole local state goes on without it, a lost one is named
     delete_below(settings, topic, 0, 100)
     kafka_topics.produce(topic, [Event(row) for row in events(10, seed=4, first=300)])
-    assert job.start(until="end").await_termination(200)
+    ended(job.start(until="end"))
     shutil.rmtree(tmp_path / "local")
     query = job.start(until="end")
     with pytest.raises(HistoryLost, match=f"{topic} partition 0: offsets from 0 wanted, the earliest is 100") as caught:
-        query.await_termination(200)
+        ended(query)
     assert "rewind reset <checkpoint> accepts the loss" in caught.value.command
     # and what is not even read
     kafka_topics.produce(topic, [Event(row) for row in events(10, seed=5, first=310)])

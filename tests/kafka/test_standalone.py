@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from recovery.demo.produce import in_order, produce
 from recovery.demo.proof import prove
 from recovery.drill.flights import make_archive
 from tests.support.standalone import Cluster
+from tests.support.waiting import Died, WaitedTooLong, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -39,11 +39,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not path.exists():
-        assert process.poll() is None, log.read_text()[-3000:]
-        assert time.monotonic() < deadline, log.read_text()[-3000:]
-        time.sleep(0.1)
+    try:
+        until(path.exists, what=f"{path}", alive=lambda: process.poll() is None)
+    except (WaitedTooLong, Died) as error:
+        error.add_note(log.read_text()[-3000:])
+        raise
 
 
 @pytest.mark.long

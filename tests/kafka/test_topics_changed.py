@@ -115,7 +115,7 @@ def test_a_topic_made_again_between_two_triggers_ends_the_query_by_name(spark, k
     kafka_topics.create(1, name=topic)
     kafka_topics.produce(topic, [Event(row) for row in events(270, seed=2)])
     with pytest.raises(SourceWentBack, match="was deleted and made again"):
-        query.await_termination(60)
+        ended(query)
     assert (query.progress.rows, query.progress.version) == (100, version)
 
 

@@ -13,7 +13,7 @@ import pytest
 from backend import archive, count, stream, tumbling
 from backend.errors import SourceInvalid, SourceWentBack
 from backend.sources.archive_files import WRITE_SCHEMA
-from tests.support.waiting import until
+from tests.support.waiting import ended, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -53,11 +53,11 @@ def test_a_stray_topic_and_lower_offsets(spark: Any, tmp_path: Path) -> None:
     until(lambda: query.progress.rows >= 5 or not query.is_active, what="5 messages")
     put(tmp_path / "a", "stray.parquet", range(3), topic="u")
     with pytest.raises(SourceInvalid, match=r"another topic, 'u'.*stray\.parquet.*topics=\['t'\]"):
-        query.await_termination(120)
+        ended(query)
     with pytest.raises(SourceInvalid, match=r"stray\.parquet"):
         start(spark, tmp_path)
     put(tmp_path / "a", "end.parquet", range(10, 12))
-    assert start(spark, tmp_path, topics=["t"]).await_termination(240)
+    ended(start(spark, tmp_path, topics=["t"]))
     drained = spark.read.parquet(str(tmp_path / "r")).where("reason = 'drain'").collect()
     assert [row["n"] for row in drained] == [7]
 

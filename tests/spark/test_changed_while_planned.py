@@ -16,6 +16,7 @@ from backend.errors import OutputDiffers
 from recovery.killpoints import order
 from tests.conftest import ROOT, spark_environment
 from tests.support import planned_job
+from tests.support.waiting import ended
 
 pytestmark = pytest.mark.spark
 
@@ -51,7 +52,7 @@ def test_what_was_planned_runs_under_its_options_and_what_comes_after_under_the_
     """Late updates were sent at once, messages of 2099 were refused; from the next micro-batch on neither is so."""
     seen = rows(died / "results"), rows(died / "errors")
     query = planned_job.start(spark, died, late="off", max_ahead=None)
-    assert query.await_termination(240)
+    ended(query)
     results, errors = rows(died / "results"), rows(died / "errors")
     assert [row for row in results if row["version"] <= DIED_IN] == seen[0]
     assert [row for row in errors if row["version"] <= DIED_IN] == seen[1]
@@ -69,6 +70,6 @@ def test_other_rows_than_were_published_end_the_query_by_name(spark, died: Path)
         patch.setattr("recovery.commit.manifest.versions_in", lambda *_: [])  # as if nothing had been planned
         query = planned_job.start(spark, died, late="off", max_ahead="1 day")
     with pytest.raises(OutputDiffers, match=f"micro-batch {DIED_IN} was published, ran again, and made other rows"):
-        query.await_termination(240)
+        ended(query)
     assert rows(died / "results") == seen
     assert not (died / "checkpoint" / "commits" / str(DIED_IN)).exists()

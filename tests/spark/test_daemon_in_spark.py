@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from backend import archive, count, stream, sum_, tumbling
 from backend.sources.archive_files import write_archive
 from bench.data import START_MS, TIME, topic_rows, typed
+from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.spark
 
@@ -105,12 +105,11 @@ def test_a_job_outlives_the_daemons_and_a_worker_of_each(spark: Any, tmp_path: P
         )
     )
     try:
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "checkpoint" / "commits" / "3").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        fourth = tmp_path / "checkpoint" / "commits" / "3"
+        until(fourth.exists, what="four micro-batches", alive=lambda: query.is_active)
         version = query.progress.version
         assert killed() > 0
-        assert query.await_termination(280)
+        ended(query)
         assert query.progress.version > version, "it had ended before anybody died"
     finally:
         query.stop()

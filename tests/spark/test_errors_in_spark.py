@@ -12,6 +12,7 @@ import pytest
 from backend import archive, count, fetch_refused, stream, tumbling
 from backend.errors import HistoryLost
 from backend.sources.archive_files import write_archive
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -59,7 +60,7 @@ def test_every_refused_message_is_told_with_its_bytes(spark: Any, tmp_path: Path
             local_dir=tmp_path / "local", trigger="0 seconds", until="end",
         )
     )  # fmt: skip
-    assert query.await_termination(240)
+    ended(query)
     told = [p["observedMetrics"]["rewind"] for p in query.query.recentProgress if p["observedMetrics"]]
     assert sum(figures["received"] or 0 for figures in told) == len(TIMES)
     assert sum(figures["errors_in_future"] or 0 for figures in told) == 1

@@ -27,6 +27,7 @@ from recovery.drill.process import Runner, each, executors
 from tests.crash import kill_job, random_kills
 from tests.support import waiting
 from tests.support.standalone import TWO_NAMES, Cluster, OnCluster
+from tests.support.waiting import ended
 
 pytestmark = pytest.mark.spark
 
@@ -114,7 +115,7 @@ def test_a_job_outlives_every_helper_of_the_driver(spark: Any, flights: Any, tmp
             reached(query, FIRST + turn * 4)
             assert kill(helper) > 0, helper
         version = query.progress.version
-        assert query.await_termination(280)
+        ended(query)
         assert query.progress.version > version, "it had ended before the last of them died"
     finally:
         query.stop()
@@ -153,7 +154,7 @@ def test_a_self_restore_and_a_clean_end_print_no_stack(
         query = started(spark, archived, tmp_path, options={"queue_bytes": queue_bytes})
         reached(query, FIRST)
         shutil.rmtree(tmp_path / "local")
-        assert query.await_termination(200)
+        ended(query)
         shell = spark._jvm.org.apache.logging.log4j.LogManager.getLogger("org.apache.hadoop.util.Shell")
         shell.warn("Interrupted while joining on: Thread[Thread-7,5,main]")  # as a stop between micro-batches may
         shell.warn("something else of it")
@@ -190,7 +191,7 @@ def test_what_a_function_says_steers_nothing(
 ) -> None:
     query = started(spark, flights[0], tmp_path, z=over_all("x", function=says(text), output=pa.int64()))
     with pytest.raises(UserCodeFailed, match=r"aggregates\['z'\].*ValueError.*micro-batch \d+") as caught:
-        query.await_termination(100)
+        ended(query)
     assert "\n" not in str(caught.value)
     assert (query.progress.restores, query._patience._tries) == (0, 0)
     assert any("the query has ended" in record.getMessage() for record in caplog.records), "a real error is not hidden"
@@ -236,7 +237,7 @@ def test_a_full_checkpoint_disk_is_waited_for_by_name(
             filler = fill(small_disk)
             waiting.until(lambda: "no room to write" in caplog.text or not query.is_active, what="a warning")
             filler.unlink()
-        assert query.await_termination(200)
+        ended(query)
     finally:
         query.stop()
     assert "no room to write" in caplog.text
@@ -287,7 +288,7 @@ def test_a_disk_that_stays_full_ends_the_query_by_name(spark: Any, flights: Any,
         reached(query, FIRST)
         fill(small_disk)
         with pytest.raises(StorageFailed, match=r"no room to write.*tried 5 times"):
-            query.await_termination(200)
+            ended(query)
     finally:
         query.stop()
 
@@ -313,7 +314,7 @@ def test_shuffle_files_that_vanish_in_a_stage_change_nothing(spark: Any, flights
         thread.start()
         time.sleep(6)
         ended.set()
-        assert query.await_termination(200)
+        ended(query)
     finally:
         ended.set()
         thread.join()

@@ -16,13 +16,16 @@ import pytest
 from typer.testing import CliRunner
 
 from backend import archive, count, stream, tumbling
-from backend.errors import CheckpointInUse, CheckpointTaken, ManifestMismatch, QueryStopped
+from backend.errors import CheckpointInUse, CheckpointTaken, ManifestMismatch, QueryStopped, SinkUnavailable
 from backend.sinks import foreach_sink
 from backend.sources.archive_files import write_archive
 from recovery.cli import app
 from recovery.commit.lease import DIRECTORY
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.inspect.user_job import job_of
+from recovery.supervise.supervisor import RewindQuery
+from tests.support.collecting import CollectSink
+from tests.support.waiting import ended
 
 pytestmark = pytest.mark.spark
 
@@ -117,14 +120,14 @@ def test_a_running_query_keeps_its_checkpoint_to_itself(spark: Any, tmp_path: Pa
         start(spark, tmp_path, results=tmp_path / "errors", errors=tmp_path / "results")
     (tmp_path / "results").rename(tmp_path / "moved")
     places = {"results": tmp_path / "moved", "until": "end"}
-    assert start(spark, tmp_path, **places).await_termination(PATIENCE_S)
+    ended(start(spark, tmp_path, **places))
     shown = [("full", 0, 0, 2), ("drain", 0, 60, 1)]
     assert rows(tmp_path, "moved") == shown
     # with nothing new, nothing is sent again; with something new, what is open is
-    assert start(spark, tmp_path, **places).await_termination(PATIENCE_S)
+    ended(start(spark, tmp_path, **places))
     assert rows(tmp_path, "moved") == shown
     write(tmp_path / "archive", [80], first=3)
-    assert start(spark, tmp_path, **places).await_termination(PATIENCE_S)
+    ended(start(spark, tmp_path, **places))
     assert rows(tmp_path, "moved") == [*shown, ("drain", 1, 60, 2)]
 
     opened = Checkpoint(str(tmp_path / "checkpoint"), tmp_path / "local")
@@ -139,7 +142,7 @@ def test_a_running_query_keeps_its_checkpoint_to_itself(spark: Any, tmp_path: Pa
     assert [(tmp_path / name).exists() for name in ("checkpoint", "moved", "errors", "archive")] == [0, 0, 0, 1]
     with pytest.raises(ManifestMismatch, match="belongs to another query"):
         start(spark, tmp_path, results=tmp_path / "kept")
-    assert start(spark, tmp_path, **places).await_termination(PATIENCE_S)
+    ended(start(spark, tmp_path, **places))
     assert rows(tmp_path, "moved") == [("full", 0, 0, 2), ("drain", 0, 60, 2)]
 
 
@@ -155,7 +158,7 @@ def test_a_sink_others_and_a_newer_driver_stop_a_query(spark: Any, tmp_path: Pat
     ready = threading.Event()
     query = start(spark, tmp_path, sink=foreach_sink(enough))
     ready.set()
-    assert query.await_termination(PATIENCE_S)
+    ended(query)
     assert asked.is_set()
     assert not spark.streams.active
 
@@ -163,38 +166,88 @@ def test_a_sink_others_and_a_newer_driver_stop_a_query(spark: Any, tmp_path: Pat
     for one in spark.streams.active:
         one.stop()
     with pytest.raises(QueryStopped, match="before the end of its input"):
-        bounded.await_termination(PATIENCE_S)
+        ended(bounded)
     bounded.stop()
     with pytest.raises(QueryStopped, match="has ended"):
         bounded.drain()
-    assert start(spark, tmp_path, sink=foreach_sink(lambda *_: None), until="end").await_termination(PATIENCE_S)
+    ended(start(spark, tmp_path, sink=foreach_sink(lambda *_: None), until="end"))
 
     older = start(spark, tmp_path, sink=foreach_sink(lambda *_: None))
     newer = tmp_path / "checkpoint" / DIRECTORY / f"{99:012d}-{'a' * 32}.json"
     newer.write_text(json.dumps({"format": 1, "what": "a query", "pid": 1, "host": "elsewhere", "since": "now"}))
     with pytest.raises(CheckpointTaken, match="a query, process 1 on elsewhere"):
-        older.await_termination(PATIENCE_S)
+        ended(older)
     assert not spark.streams.active
+
+
+class FailsOnce(CollectSink):
+    """What it writes to is not there for its first micro-batch: the query is started again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def take(self, rows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
+        self.asked += 1
+        if self.asked == 1:
+            raise SinkUnavailable("away", where="here", why="a test", command="wait")
+        return super().take(rows, version)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("before Spark's query is started", marks=pytest.mark.long),
+        "when Spark's query runs, and nobody watches it yet",
+    ],
+)
+def test_a_stop_during_a_new_start_leaves_nothing_running(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Before: `stop()` returned, and Spark's query ran on without a supervisor."""
+    write(tmp_path / "archive", [0, 30, 70])
+    launch, stoppers = RewindQuery._launch, []
+
+    def again(query: RewindQuery) -> Any:
+        early = launch(query) if "runs" in moment else None
+        stoppers.append(threading.Thread(target=query.stop))
+        stoppers[0].start()
+        assert query._stopping.wait(PATIENCE_S)
+        return early if early is not None else launch(query)
+
+    monkeypatch.setattr(RewindQuery, "_launch", again)
+    query = start(spark, tmp_path, sink=FailsOnce())
+    ended(query)
+    stoppers[0].join(PATIENCE_S)
+    assert not stoppers[0].is_alive()
+    assert query.exception is None
+    assert not spark.streams.active
+    assert len(stoppers) == 1, "it is not started once more"
+    monkeypatch.undo()
+    sink = CollectSink()
+    ended(start(spark, tmp_path, sink=sink, until="end"))
+    kept = [row for table in sink.results.values() for row in table.to_pylist()]
+    assert ("drain", 1) in [(row["reason"], row["n"]) for row in kept]
 
 
 def test_queries_that_start_at_once_in_one_session_get_their_own_settings(spark: Any, tmp_path: Path) -> None:
     """Their shards are a setting of the session, which is one for all threads, while Spark's query is started."""
     names = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateStore.providerClass")
     users = [spark.conf.get(name, None) for name in names]
-    ended: dict[int, bool] = {}
+    done: dict[int, bool] = {}
 
     def run(shards: int) -> None:
         path = tmp_path / str(shards)
         write(path / "archive", [0, 30, 70])
-        ended[shards] = start(spark, path, shards=shards, until="end").await_termination(PATIENCE_S)
+        done[shards] = start(spark, path, shards=shards, until="end").await_termination(PATIENCE_S)
 
     threads = [threading.Thread(target=run, args=(shards,)) for shards in (1, 3, 5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert ended == {1: True, 3: True, 5: True}
-    for shards in ended:
+    assert done == {1: True, 3: True, 5: True}
+    for shards in done:
         assert rows(tmp_path / str(shards)) == [("full", 0, 0, 2), ("drain", 0, 60, 1)]
         planned = (tmp_path / str(shards) / "checkpoint" / "offsets" / "0").read_text().splitlines()[1]
         assert json.loads(planned)["conf"]["spark.sql.shuffle.partitions"] == str(shards)

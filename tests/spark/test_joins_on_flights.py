@@ -15,6 +15,7 @@ from recovery.demo import weather
 from recovery.drill.flights import make_archive, read_flights
 from recovery.killpoints import order, taken
 from recovery.supervise.patience import Patience
+from tests.support.waiting import ended
 
 pytestmark = pytest.mark.spark
 
@@ -90,7 +91,7 @@ def start(spark, pipeline, out: Path, **options):
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 def test_departures_with_their_weather_are_what_batch_sql_gives(spark, data, tmp_path, how):
-    assert start(spark, joined(data, how), tmp_path, until="end").await_termination(280)
+    ended(start(spark, joined(data, how), tmp_path, until="end"))
     rows = spark.read.parquet(str(tmp_path / "results")).collect()
     want = expected(spark, how)
     assert ordered(rows) == want
@@ -121,7 +122,7 @@ def test_a_join_whose_worker_is_killed_and_whose_disk_is_lost_gives_the_same(spa
     lost = tmp_path / "lost"
     monkeypatch.setattr(Patience, "after", lose_the_disk)
     query = start(spark, joined(data, "left"), tmp_path, until="end")
-    assert query.await_termination(280)
+    ended(query)
     assert lost.exists(), "nobody died"
     assert query.progress.restores == 1
     assert query.progress.version > 2

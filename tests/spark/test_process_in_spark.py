@@ -15,6 +15,7 @@ import pytest
 from backend import archive, key_value_store, list_state, map_state, session_store, stream, value_state, window_store
 from backend.sources.archive_files import WRITE_SCHEMA
 from backend.stores.session_store import SessionKey
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -84,7 +85,7 @@ def _run(spark: Any, place: Path) -> None:
         trigger="0 seconds",
         until="end",
     )
-    assert query.await_termination(180)
+    ended(query)
 
 
 def _last_rows(place: Path) -> dict[str, dict[str, Any]]:

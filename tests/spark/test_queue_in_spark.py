@@ -14,6 +14,7 @@ import pytest
 from backend import archive, count, median, policies, stream, sum_, tumbling
 from backend.sinks.parquet import ParquetSink
 from tests.spark.test_moving_shards import expected, found, make
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -62,7 +63,7 @@ def test_the_other_shard_goes_on_and_the_lost_one_catches_up(spark: Any, tmp_pat
         local_dir=tmp_path / "local", queue_bytes=1 << 26,
     )  # fmt: skip
     run = str(query.query.runId)
-    assert query.await_termination(300)
+    ended(query)
     assert str(query.query.runId) == run
     assert query.progress.restores == 0
     assert found(tmp_path / "results") == (expected(messages), 0)
@@ -87,7 +88,7 @@ def test_what_was_queued_and_is_lost_too_is_read_again(
         spark, checkpoint=tmp_path / "checkpoint", sink=sink, shards=2, trigger="0 seconds", until="end",
         local_dir=tmp_path / "local",
     )  # fmt: skip
-    assert query.await_termination(300)
+    ended(query)
     assert sink.taken >= 1
     again = [record for record in caplog.records if "is made again from the source" in record.getMessage()]
     assert len(again) >= sink.taken

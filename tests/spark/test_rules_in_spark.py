@@ -20,6 +20,7 @@ from backend.spark.session.settings import apart
 from recovery.commit.outputs import forget_outputs
 from recovery.restore.replay import read_pointers
 from tests.support.collecting import CollectSink
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -98,7 +99,7 @@ def ran(spark, tmp_path_factory):
     path = tmp_path_factory.mktemp("rules")
     write(path / "archive", messages(1000))
     query = start(spark, path)
-    assert query.await_termination(240)
+    ended(query)
     return path, query
 
 
@@ -217,7 +218,7 @@ def test_a_lost_disk_is_restored_and_the_end_is_the_same(spark, ran, tmp_path):
     forget_outputs(str(again / "checkpoint"))
     try:
         query = start(spark, again, listeners=(Listener(),))
-        assert query.await_termination(240)
+        ended(query)
     finally:
         away.rename(path)
     assert (query.progress.restores, query.progress.adopted) == (0, 2)

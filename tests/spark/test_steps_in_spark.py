@@ -17,6 +17,7 @@ import pytest
 from backend import ManifestMismatch, archive, stream, tumbling
 from backend import median as median_of
 from backend.sources.archive_files import WRITE_SCHEMA
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 USERS = ("anna", "bert", "cleo")
@@ -64,7 +65,7 @@ def _run(spark: Any, place: Path, above: int) -> None:
         until="end",
         debug_steps=True,
     )
-    assert query.await_termination(180)
+    ended(query)
 
 
 def test_a_replay_runs_the_steps(spark: Any, tmp_path: Path) -> None:

@@ -27,13 +27,14 @@ from recovery.inspect.compare import Output, compare, read_output
 from recovery.killpoints import POINTS, order, taken
 from tests.conftest import ROOT
 from tests.crash import kill_job
+from tests.support import waiting
 from tests.support.standalone import TWO_NAMES, Cluster, OnCluster
+from tests.support.waiting import Died
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1500)]
 
 T = TypeVar("T")
 MESSAGES = 256
-WAIT_S = 240.0
 CONF = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -146,12 +147,11 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 def until(runner: OnCluster, there: Callable[[], T], otherwise: str) -> T:
     """Wait until something is there, and give it."""
-    deadline = time.monotonic() + WAIT_S
-    while not (found := there()):
-        if time.monotonic() > deadline or not runner.busy:
-            pytest.fail(f"{otherwise}: {[*runner.events()][-3:] if not runner.busy else 'too slow'}")
-        time.sleep(0.005)
-    return found
+    try:
+        return waiting.until(there, what=otherwise, alive=lambda: runner.busy)
+    except Died as error:
+        error.add_note(f"{[*runner.events()][-3:]}")
+        raise
 
 
 def newest(out: Path) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 from backend import archive, count, hopping, max_, mean, median, session, sliding, stream, sum_, tumbling
 from recovery.drill.flights import make_archive, read_flights
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -59,7 +60,7 @@ def run(spark, source: Path, out: Path, key, window, *, route="key", retention=E
             until="end",
         )
     )
-    assert query.await_termination(280)
+    ended(query)
     return spark.read.parquet(str(out / "results")).collect()
 
 
