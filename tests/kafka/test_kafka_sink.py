@@ -27,7 +27,7 @@ from backend.sinks.tables import pack
 from recovery.killpoints import order
 from tests.spark.test_sinks_in_spark import frames as spark_frames
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.gentle]
 
 
 def results(*numbers: int) -> bytes | None:

@@ -18,7 +18,7 @@ from tests.conftest import ROOT, spark_environment
 from tests.support import planned_job
 from tests.support.waiting import ended
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 DIED_IN = 2
 

@@ -27,7 +27,7 @@ from recovery.supervise.supervisor import RewindQuery
 from tests.support.collecting import CollectSink
 from tests.support.waiting import ended
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
 PATIENCE_S = 150  # on a busy machine; each takes some seconds
 

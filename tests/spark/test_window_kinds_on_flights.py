@@ -6,7 +6,6 @@ is still open at the end of the archive comes with the drain.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from pathlib import Path
 
@@ -157,14 +156,14 @@ def test_sessions_per_aeroplane_equal_a_plain_loop(spark, departures, tmp_path):
     assert found == wanted
 
 
-@pytest.mark.parametrize(
-    ("window", "size", "step"), [(tumbling(messages=50), 50, 50), (hopping(messages=50, every=20), 50, 20)]
-)
-def test_windows_by_number_of_messages_equal_a_plain_loop(spark, departures, tmp_path, window, size, step):
+def test_windows_by_number_of_messages_equal_a_plain_loop(spark, departures, tmp_path):
+    """The other kinds by number are in tests/model/test_windows_by_number_on_flights.py."""
     source, flights = departures
+    size, step = 50, 20
     rows = run(
-        spark, source, tmp_path, "origin", window, route="partition", retention=None, n=count(), worst=max_("delay")
-    )
+        spark, source, tmp_path, "origin", hopping(messages=size, every=step), route="partition", retention=None,
+        n=count(), worst=max_("delay"),
+    )  # fmt: skip
     # offsets are the order of departure per airport: scheduled time plus delay, ties in the order of the file
     order = defaultdict(list)
     for index, flight in enumerate(flights):
@@ -181,56 +180,3 @@ def test_windows_by_number_of_messages_equal_a_plain_loop(spark, departures, tmp
     assert full
     assert all(row["n"] == size for row in full)
     assert len(found) == sum(len(range(0, len(legs), step)) for legs in order.values())
-
-
-def by_airport(flights):
-    """The planes and delays of each airport's departures in the order of its offsets."""
-    order = defaultdict(list)
-    for index, flight in enumerate(flights):
-        left = flight["at"] + int(flight["delay"]) * 60_000
-        order[flight["origin"]].append((left, index, flight["tailnum"], flight["delay"]))
-    return {origin: [leg[2:] for leg in sorted(legs)] for origin, legs in order.items()}
-
-
-def in_order(rows, *key):
-    """What each key's windows came to, in the order of their offsets."""
-    found = defaultdict(list)
-    for row in sorted(rows, key=lambda row: (row["start_offset"], row["last_offset"])):
-        found[tuple(row[name] for name in key)].append((row["n"], row["value"]))
-    return found
-
-
-def test_sliding_windows_by_number_equal_a_plain_loop(spark, departures, tmp_path):
-    source, flights = departures
-    rows = run(
-        spark, source, tmp_path, "origin", sliding(messages=20), route="partition", retention=None,
-        n=count(), value=max_("delay"),
-    )  # fmt: skip
-    wanted = {}
-    for origin, legs in by_airport(flights).items():
-        inside = [legs[max(0, last - 19) : last + 1] for last in range(len(legs))]
-        wanted[(origin,)] = [(len(window), max(delay for _, delay in window)) for window in inside]
-    assert {row["reason"] for row in rows} == {"full"}
-    assert in_order(rows, "origin") == wanted
-
-
-def test_sessions_by_number_equal_a_plain_loop(spark, departures, tmp_path):
-    source, flights = departures
-    rows = run(
-        spark, source, tmp_path, ["origin", "tailnum"], session(messages=300), route="partition", retention=None,
-        n=count(), value=median("delay"),
-    )  # fmt: skip
-    wanted = defaultdict(list)
-    for origin, legs in by_airport(flights).items():
-        by_plane = defaultdict(list)
-        for at, (plane, delay) in enumerate(legs):
-            by_plane[plane].append((at, delay))
-        for plane, mine in by_plane.items():
-            parts = [[mine[0]]]
-            for leg in mine[1:]:
-                if leg[0] - parts[-1][-1][0] > 300:
-                    parts.append([])
-                parts[-1].append(leg)
-            wanted[origin, plane] = [(len(part), statistics.median(delay for _, delay in part)) for part in parts]
-    assert in_order(newest(rows, "origin", "tailnum", "start_offset").values(), "origin", "tailnum") == wanted
-    assert sum(map(len, wanted.values())) > len(wanted)
