@@ -281,7 +281,9 @@ def _operate(
             messages = given.messages
             if messages is None:
                 messages = pa.schema([*MESSAGE_FIELDS, *job.message_fields]).empty_table()
-            batch = MicroBatch(share.version, given.time_ms, messages, share.before, given.after, given.drain, given.timestamps)
+            batch = MicroBatch(
+                share.version, given.time_ms, messages, share.before, given.after, given.drain, given.timestamps
+            )
             outcome = share.operator.process(batch, work)
             ran.append(Ran(share.version, share.before, given, outcome))
             due = outcome.next_due_ms
