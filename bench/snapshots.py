@@ -4,7 +4,7 @@ The same messages for all: windows with incremental aggregates (few keys, many k
 message. Ours with snapshots every so many commits, and without (changelog only); Spark's own RocksDB store with and
 without changelog checkpointing. Counted is what lies in the checkpoint at the end, under `rewind/changelog` and
 `rewind/snapshots`, or under `state`: nothing is pruned in so few micro-batches, and what is named by its content was
-uploaded once. (Our pointers in Spark's own state are counted with ours.)
+uploaded once. (Our pointers in Spark's own state are counted with ours.) The quick form has the few keys only.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, session() as spark:
+        names = list(NAMES)[:1] if options.quick else list(NAMES)
         for case in CASES:
-            if case.name in NAMES:
+            if case.name in names:
                 directory = Path(name) / case.name
                 directory.mkdir()
                 found += compare(spark, case, directory, batches=batches, rows=rows)
