@@ -51,6 +51,7 @@ def test_a_disturbed_run_equals_the_undisturbed_one(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # each run has a disk of its own, and waits for it
 def test_random_disturbances_change_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
     seen: Counter[str] = Counter()
     for seed in range(FIRST, FIRST + RUNS):
