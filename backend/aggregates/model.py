@@ -106,8 +106,10 @@ def check_kinds(aggregates: Mapping[str, Aggregate]) -> None:
     """
     taken = {entry.name for entry in RESULT_FIELDS}
     for name, aggregate in aggregates.items():
-        if not isinstance(name, str) or not name or name in taken:
-            raise ValueError(f"aggregates: the name {name!r} is not allowed: a non-empty text, none of {sorted(taken)}")
+        if not isinstance(name, str) or not name or name in taken or any("\ud800" <= one <= "\udfff" for one in name):
+            raise ValueError(
+                f"aggregates: the name {name!r} is not allowed: a non-empty text of Unicode, none of {sorted(taken)}"
+            )
         if not isinstance(aggregate, Aggregate):
             raise ValueError(f"aggregates[{name!r}]: {aggregate!r} is no aggregate: use count(), sum_('field'), ...")
 

@@ -13,6 +13,7 @@ stops the query by name (`backend.sinks.record`); a function of the user's alone
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -72,6 +73,9 @@ def parquet_sink(results: str | Path, errors: str | Path) -> Sink:
     Raises:
         ValueError: Of a bad option, naming it.
     """
+    for option, place in (("results", results), ("errors", errors)):
+        if not isinstance(place, str | os.PathLike) or not os.fspath(place):
+            raise ValueError(f"{option}={place!r}: must be a directory's path")
     if any("://" in str(place) and not str(place).startswith("file:") for place in (results, errors)):
         from backend.sinks.objects import object_files
 

@@ -92,6 +92,8 @@ def join(
         ValueError: A bad option, by name; what needs the sources' fields is checked by `start`.
     """
     for side, given in zip(SIDES, (left, right), strict=True):
+        if not isinstance(given, Stream):
+            raise ValueError(f"{side}={given!r}: must be what stream(...) gives")
         if given.key:
             raise ValueError(f"{side}: key={list(given.key)!r} is not allowed in a join: messages are routed by `on`")
     spec = partial(

@@ -120,7 +120,7 @@ class StartOptions:
         ):
             raise ValueError(f"local_dir={self.local_dir!r}: must be a local path, or None")
         if not isinstance(self.listeners, list | tuple) or not all(
-            callable(getattr(listener, method, None))
+            not isinstance(listener, type) and callable(getattr(listener, method, None))
             for listener in self.listeners
             for method in ("start", "batch", "suspended", "end")
         ):
@@ -593,6 +593,10 @@ def check_session(spark: SparkSession, *, snapshots: bool) -> None:
     Raises:
         ValueError: Names the setting, its value, and what is allowed.
     """
+    from pyspark.sql import SparkSession as Session
+
+    if not isinstance(spark, Session):
+        raise ValueError(f"spark={spark!r}: must be a SparkSession")
     if str(context_of(spark).getConf().get("spark.speculation", "false")).lower() == "true" and not snapshots:
         raise ValueError(
             "spark.speculation='true': two attempts of one micro-batch may run on different executors, and without"

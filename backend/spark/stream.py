@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -346,12 +345,9 @@ def _sink(results: str | Path | None, errors: str | Path | None, sink: Sink | No
         return sink
     if results is None or errors is None:
         raise ValueError("results and errors: both directories are needed (or a sink)")
-    for name, value in (("results", results), ("errors", errors)):
-        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-            raise ValueError(f"{name}={value!r}: must be a directory's path")
     from backend.sinks import parquet_sink
 
-    return parquet_sink(str(results), str(errors))
+    return parquet_sink(results, errors)
 
 
 def stream(

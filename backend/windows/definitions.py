@@ -50,7 +50,7 @@ _UNITS_MS = {
     "w": 604_800_000,
     "week": 604_800_000,
 }
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*,?")
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*,?", re.ASCII)
 
 
 def duration_ms(value: object, option: str, *, least: int = 1) -> int:

@@ -10,10 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backend import archive, count, kafka, kafka_sink, mean, session, stream, tumbling
+from backend import archive, count, join, kafka, kafka_sink, mean, session, stream, tumbling
 from backend.errors import KeyInvalid, RewindError, ValueInvalid
+from backend.sinks import parquet_sink
 from backend.windows.spec import window_spec
 from recovery.files import check_place
+from recovery.listener import LoggingListener
 
 SOURCE = archive("data", value="user string, price double")
 JOB = stream(SOURCE, key="user").window(tumbling("1 minute"), retention="1 hour").aggregate(n=count())
@@ -117,6 +119,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "shard=3",
     ),
     "a listener that is none": (lambda: _start(listeners=[print]), "listeners="),
+    "a listener's class": (lambda: _start(listeners=[LoggingListener]), "listeners="),
+    "no session": (lambda: _start(shards=2, listeners=[]), "spark=None: must be a SparkSession"),
+    "a source in a join": (lambda: join(stream(SOURCE), SOURCE, on="user", within="1 s"), "right=ArchiveSource("),  # type: ignore[arg-type]
+    "a result's name that is no text to others": (
+        lambda: window_spec(tumbling("1 s"), SCHEMA, {"\udcff": count()}, retention=0),
+        "the name '\\udcff' is not allowed",
+    ),
+    "results of a sink that are no path": (lambda: parquet_sink(None, "e"), "results=None"),  # type: ignore[arg-type]
+    "a duration in other digits": (lambda: _window(retention="\u0663 s"), "retention='\u0663 s'"),
     "a name of spaces": (lambda: _start(name=" "), "name=' '"),
     "a local directory that is no path": (lambda: _start(local_dir=5), "local_dir=5"),
     "no shards": (lambda: _start(shards=0), "shards=0"),
@@ -146,7 +157,7 @@ def test_a_bad_option_is_named_and_nothing_is_made(
 
 def test_good_options_reach_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AttributeError, match="sparkContext"):  # the session that is not there: all else is fine
+    with pytest.raises(ValueError, match="spark=None"):  # the session that is not there: all else is fine
         _start(shards=2, listeners=[], name="n", local_dir="l", changelog="kafka://h:1/t", trigger="0 s")
 
 

@@ -127,7 +127,7 @@ class _Step:
         times = numbers(turn.messages, TIME)
         gone = own - keep - 1 if self.gone.each is None else np.maximum(own - keep - 1, self.gone.each)
         refused = times + self.size <= gone
-        turn.refuse(refused, "out_of_retention", f"no window of it ended less than {keep} ms before stream time")
+        turn.refuse(refused, "out_of_retention", f"all windows of it ended more than {keep} ms before stream time")
         self.times, own = times[~refused], own[~refused]
         self.skip = np.maximum(gone[~refused] + 1 - self.times, 0)
         self.clock = own if turn.exact else np.full(len(own), started(turn.clock), np.int64)
