@@ -235,7 +235,11 @@ PLACES = ("checkpoint/offsets", "checkpoint/commits", "checkpoint/sources", "che
 def batches(count: int, retained: int, directory: Path) -> list[dict[str, float]]:
     """Run so many micro-batches back to back; return what was there at every fiftieth of them."""
     expected = write(directory / "archive", 2, count * 10, 3_000)
-    spark = session(directory, **{"spark.sql.streaming.minBatchesToRetain": str(retained)})
+    conf = {
+        "spark.sql.streaming.minBatchesToRetain": str(retained),
+        "spark.sql.streaming.stateStore.maintenanceInterval": "5s",  # Spark deletes its old files then, not in a minute
+    }
+    spark = session(directory, **conf)
     looks: list[dict[str, float]] = []
     try:
         query = start(spark, directory, 2, 10)
