@@ -298,10 +298,10 @@ def test_shuffle_files_that_vanish_in_a_stage_change_nothing(spark: Any, flights
     """They are made again by Spark, or the micro-batch is; deleted all the time for some seconds."""
     archived, expected = flights
     local = Path(spark.conf.get("spark.local.dir"))
-    ended, deleted = threading.Event(), [0]
+    enough, deleted = threading.Event(), [0]
 
     def delete() -> None:
-        while not ended.wait(0.01):
+        while not enough.wait(0.01):
             for path in local.glob("**/shuffle_*"):
                 with suppress(OSError):
                     path.unlink()
@@ -313,10 +313,10 @@ def test_shuffle_files_that_vanish_in_a_stage_change_nothing(spark: Any, flights
         reached(query, FIRST)
         thread.start()
         time.sleep(6)
-        ended.set()
+        enough.set()
         ended(query)
     finally:
-        ended.set()
+        enough.set()
         thread.join()
         query.stop()
     assert deleted[0] > 0
