@@ -19,6 +19,8 @@ def warnings_of(version: int, shards: Sequence[Mapping[str, Any]]) -> list[str]:
 
     >>> warnings_of(7, [{"metrics": {"received": 4, "errors": 3, "errors_in_future": 2, "errors_malformed": 1}}])
     ['micro-batch 7: 3 of 4 messages were refused (in_future 2, malformed 1)']
+    >>> warnings_of(8, [{"metrics": {"received": 0, "errors": 1, "errors_out_of_retention": 1}}])
+    ['micro-batch 8: 1 messages, of which some waited, were refused (out_of_retention 1)']
     >>> warnings_of(7, [{"metrics": {"received": 4, "errors": 2, "leaps": 1, "leap": "t-0, offset 3: by 9 ms"}}])
     ['micro-batch 7: watermarks moved by more than max_ahead with 1 messages: t-0, offset 3: by 9 ms']
     """
@@ -36,5 +38,7 @@ def warnings_of(version: int, shards: Sequence[Mapping[str, Any]]) -> list[str]:
                 if name.startswith("errors_"):
                     reasons[name.removeprefix("errors_")] = reasons.get(name.removeprefix("errors_"), 0) + int(value)
         told = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items()))
-        found.append(f"micro-batch {version}: {errors} of {received} messages were refused ({told})")
+        # what waited from micro-batches before may be refused too
+        many = f"{errors} of {received} messages" if errors <= received else f"{errors} messages, of which some waited,"
+        found.append(f"micro-batch {version}: {many} were refused ({told})")
     return found
