@@ -87,18 +87,31 @@ def _marked(items: Iterator[Any], own: str) -> Iterator[Any]:
 def marking(mark: str) -> Iterator[None]:
     """Put the mark behind named errors that leave a block, and name what a disk or filesystem refused.
 
+    Whatever leaves the block can be sent: PySpark's worker sends an error's traceback, with its causes, as UTF-8, and
+    dies namelessly where one of their texts has half a surrogate pair in it.
+
     Raises:
-        CrossedError: Instead of a `RewindError`.
+        CrossedError: Instead of a `RewindError`, and of an error whose traceback is no UTF-8.
     """
     try:
         yield
     except RewindError as error:
-        raise CrossedError(_text(error, mark)) from error
-    except OSError as error:
-        named = as_storage(error)
-        if named is None:
-            raise
-        raise CrossedError(_text(named, mark)) from error
+        raise CrossedError(_text(error, mark)) from _sendable(error)
+    except Exception as error:
+        named = as_storage(error) if isinstance(error, OSError) else None
+        cause = _sendable(error)
+        if named is not None:
+            raise CrossedError(_text(named, mark)) from cause
+        if cause is not error:
+            raise CrossedError(one_line(str(cause))) from cause
+        raise
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or, where its traceback is no UTF-8, one that has that traceback as its text, escaped."""
+    told = "".join(traceback.format_exception(error))
+    escaped = told.encode("utf-8", "backslashreplace").decode("utf-8")
+    return error if escaped == told else CrossedError(escaped)
 
 
 def as_storage(error: OSError) -> StorageFailed | None:

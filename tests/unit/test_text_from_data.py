@@ -133,11 +133,11 @@ def test_names_of_stores_make_names_that_prometheus_takes() -> None:
 
 
 def raised(function: Callable[[], object]) -> str:
-    """Return what Spark brings to the driver: the traceback as text."""
+    """Return what Spark brings to the driver: the traceback as text, which its worker sends as UTF-8."""
     try:
         crossing(function)()
     except Exception:
-        return traceback.format_exc()
+        return traceback.format_exc().encode("utf-8").decode("utf-8")
     raise AssertionError
 
 
@@ -213,6 +213,18 @@ def test_whatever_a_user_s_function_raises_has_a_name(error: BaseException, why:
     named = named_in(raised(function))
     assert isinstance(named, UserCodeFailed) and named.why == why
     assert read(RuntimeError(raised(function))).kind is Kind.FINAL
+
+
+def test_an_error_without_a_name_can_be_sent_too() -> None:
+    """PySpark's worker would die while it tells of it, and the query start again until patience ends."""
+
+    def function() -> None:
+        raise ValueError("half of a pair: \ud800")
+
+    text = raised(function)
+    assert named_in(text) is None
+    assert r"half of a pair: \ud800" in text
+    assert f'File "{__file__}"' in text, "the traceback says still where it was"
 
 
 def test_a_user_s_function_keeps_the_errors_of_the_stores_that_it_was_given() -> None:
