@@ -62,6 +62,35 @@ def check_apart(places: Sequence[tuple[str, str]], *, inside: Collection[tuple[s
             )
 
 
+def check_no_checkpoint(places: Sequence[tuple[str, str]], own: str) -> None:
+    """Refuse options that name another query's checkpoint, or a directory in one.
+
+    Args:
+        places: (option, location as given); only local ones are looked at.
+        own: The query's own checkpoint: what may lie in it is not decided here.
+
+    Raises:
+        ValueError: Names the option and the checkpoint.
+    """
+    mine = real_place(own)
+    for option, given in places:
+        place = real_place(given)
+        for at in _upwards(place) if "://" not in place else ():
+            if at != mine and _is_checkpoint(Path(at)):
+                how = "is" if at == place else "lies in"
+                raise ValueError(
+                    f"{option}={given!r}: {how} the checkpoint of another query ({at}): allowed is a directory outside"
+                    " of checkpoints"
+                )
+
+
+def _is_checkpoint(place: Path) -> bool:
+    """Check for our manifest, or for what Spark writes at the first start of any streaming query."""
+    return (place / "rewind" / "manifest.json").is_file() or (
+        (place / "metadata").is_file() and (place / "offsets").is_dir() and (place / "commits").is_dir()
+    )
+
+
 def _upwards(place: str) -> Iterator[str]:
     while True:
         yield place

@@ -88,14 +88,19 @@ def open_files(uri: str | os.PathLike[str]) -> Files:
         uri: `/path`, `file:/path`, `file:///path`, `s3a://bucket/path`, `memory://path`, ...
 
     Raises:
-        ValueError: The URI's protocol is not known or its package is not installed, or there is a password in it.
+        ValueError: The URI's protocol is not known or its package is not installed, there is a password in it, or a
+            file stands where the directory, or one above it, would be.
     """
     text = os.fspath(uri)
     check_location(text)
     if text.startswith("file:"):
         text = "/" + text[len("file:") :].lstrip("/")
     if "://" not in text:
-        return LocalFiles(Path(text))
+        path = Path(text)
+        there = next((at for at in (path, *path.parents) if at.exists()), path)
+        if there.exists() and not there.is_dir():
+            raise ValueError(f"location {text}: {there} is a file: allowed is a directory")
+        return LocalFiles(path)
     return RemoteFiles(text)
 
 

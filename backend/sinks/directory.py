@@ -55,7 +55,8 @@ class VersionedDirectory:
 
     def published(self) -> list[int]:
         """Give the versions that readers see, in order."""
-        return sorted(int(path.name.removeprefix("batch=")) for path in self.root.glob("batch=*"))
+        names = [path.name.removeprefix("batch=") for path in self.root.glob("batch=*")]
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def path(self, version: int) -> Path:
         """Give where a version is published."""
@@ -134,6 +135,23 @@ class VersionedDirectory:
                 command="install the release that wrote it",
             )
         return found
+
+    def parts(self) -> tuple[list[Path], list[str]]:
+        """Give the directories that are its own, and the names of what else lies in the root, both in order."""
+        own, others = [], []
+        for path in sorted(self.root.iterdir()) if self.root.is_dir() else ():
+            ours = path.name == _PRIVATE or path.name.removeprefix("batch=").isdecimal()
+            own += [path] if ours else []
+            others += [] if ours else [path.name]
+        return own, others
+
+    def delete(self) -> None:
+        """Delete what is its own, whose it is last, and the root, if nothing else lies there."""
+        own, others = self.parts()
+        for path in sorted(own, key=lambda path: path.name == _PRIVATE):
+            shutil.rmtree(path)
+        if not others and self.root.is_dir():
+            self.root.rmdir()
 
     def attempt(self, version: int) -> Path:
         """Make a new directory for the tasks of one attempt to write into."""

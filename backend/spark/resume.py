@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from backend.errors import StateCorrupted
 from backend.sources import Source, TopicPartition
 from backend.sources.spark_offsets import positions_in
 from recovery.commit.option_sets import versions_in
@@ -39,9 +40,23 @@ def newest_planned(checkpoint: str) -> int:
 
 
 def committed_positions(checkpoint: str) -> list[dict[TopicPartition, int]]:
-    """Give the next offsets per source as of the last committed micro-batch; of some sources none."""
+    """Give the next offsets per source as of the last committed micro-batch; of some sources none.
+
+    Raises:
+        StateCorrupted: Spark's logs are not whole: what it has committed it does not say that it has planned.
+    """
     committed = versions_in(checkpoint, "commits")
     if not committed:
         return []
-    text = open_files(checkpoint).read(f"offsets/{committed[-1]}").decode()
+    name = f"offsets/{committed[-1]}"
+    try:
+        text = open_files(checkpoint).read(name).decode()
+    except FileNotFoundError as error:
+        raise StateCorrupted(
+            "a file of Spark's own log is gone",
+            where=f"{checkpoint}/{name}",
+            why=f"commits/{committed[-1]} says that the micro-batch is committed, and {name} would say up to which"
+            " offsets it read",
+            command=f"put it back from a copy of the checkpoint; or rewind reset {checkpoint}",
+        ) from error
     return [positions_in(line) for line in text.splitlines()[_HEADER_LINES:]]

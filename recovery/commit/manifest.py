@@ -74,6 +74,8 @@ def read_manifest(checkpoint: str) -> Manifest | None:
     where = f"{checkpoint}/{NAME}"
     try:
         data = json.loads(open_files(checkpoint).read(NAME))
+        if not isinstance(data, dict):
+            raise ValueError("it is no JSON object")
         checksum = data.pop("checksum", None)
         found = _checksum(data)
         written = data.pop("format")
@@ -97,7 +99,11 @@ def read_manifest(checkpoint: str) -> Manifest | None:
         return None
     except UNDECODABLE as error:
         raise StateCorrupted(
-            "the manifest cannot be read", where=where, why=str(error), command=f"rewind verify {checkpoint}"
+            "the manifest cannot be read",
+            where=where,
+            why=str(error),
+            command="put the file back from a copy of the checkpoint; without one, delete the directory and"
+            " start with a new one",
         ) from error
 
 

@@ -157,9 +157,18 @@ class Checkpoint:
             version: As of this micro-batch; the newest unless told.
 
         Raises:
+            ValueError: No micro-batch of that number is committed yet.
             Undecided: Only Spark's state can tell.
             HistoryLost: The changelog no longer has the shard as of that version; names those to be had.
         """
+        last = max(self.versions(), default=-1)
+        if version is not None and version > last:
+            told = (
+                f"at most {last}, the newest committed micro-batch"
+                if last >= 0
+                else "none: there is no micro-batch yet"
+            )
+            raise ValueError(f"version={version}: allowed are {told}")
         newest = self._newest(shard)
         if newest is None or version is None or newest.version <= version:
             return newest

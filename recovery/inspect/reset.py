@@ -19,7 +19,7 @@ from pathlib import Path
 
 from backend.errors import StateCorrupted, StoreLocked
 from backend.sinks.directory import VersionedDirectory
-from backend.texts import source_partition
+from backend.texts import source_partition, visible
 from recovery.commit import lease, manifest
 from recovery.commit import reset_mark as half_reset
 from recovery.commit.outputs import all_outputs
@@ -36,7 +36,7 @@ class Reset:
     Attributes:
         location: The checkpoint.
         home: Its local state on this host; None where the checkpoint does not say which it is.
-        outputs: Directories of results and errors that go too.
+        outputs: Directories of results and errors whose micro-batches go too; what else lies in them stays.
         paths: Everything that is deleted, with its bytes where they are known.
         kept: What a reader might expect to go, and stays, and what that means for the next start.
         offsets: Source offsets that are consumed already and will be read again, or are lost: one sentence each.
@@ -72,7 +72,8 @@ def plan_reset(
     if mark is not None:
         home = _home(local_dir, mark.query_id)
         kept: tuple[str, ...] = (
-            () if home is not None else ("local state: the checkpoint does not say any more which it is",)
+            *(() if home is not None else ("local state: the checkpoint does not say any more which it is",)),
+            *_others(mark.outputs),
         )
         return Reset(location, home, mark.outputs, _paths(location, home, mark.outputs), kept, (), local_only=False)
     opened = Checkpoint(location, local_dir)
@@ -81,6 +82,7 @@ def plan_reset(
         kept = ("results and errors", f"{location}: the next start restores from it")
         return Reset(location, home, (), _paths(None, home, ()), kept, (), local_only=True)
     directories, notes = _outputs(opened, delete=outputs)
+    notes += _others(directories)
     if opened.changelog_uri != manifest.changelog_uri(location, None):
         notes.append(
             f"{opened.changelog_uri}: it names this query, and a new one is refused there: delete it where it is"
@@ -116,8 +118,7 @@ def carry_out(plan: Reset) -> None:
             if plan.home is not None and plan.home.is_dir():
                 shutil.rmtree(plan.home)
             for output in plan.outputs:
-                if Path(output).is_dir():
-                    shutil.rmtree(output)
+                VersionedDirectory(output).delete()
             if not plan.local_only:
                 _delete_checkpoint(files)
                 gone = True
@@ -193,9 +194,25 @@ def _home(local_dir: Path | None, query_id: str | None) -> Path | None:
 
 
 def _paths(location: str | None, home: Path | None, outputs: tuple[str, ...]) -> tuple[tuple[str, int | None], ...]:
-    local = [path for path in (home, *map(Path, outputs)) if path is not None and path.is_dir()]
-    sizes = [(str(path), sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in local]
+    trees = {str(home): [home]} if home is not None else {}
+    trees |= {output: VersionedDirectory(output).parts()[0] for output in outputs}
+    sizes = [
+        (name, sum(file.stat().st_size for tree in own for file in tree.rglob("*") if file.is_file()))
+        for name, own in trees.items()
+        if Path(name).is_dir()
+    ]
     return (*sizes, *([] if location is None else [(location, None)]))
+
+
+def _others(outputs: tuple[str, ...]) -> list[str]:
+    """Say of directories that are to be deleted what in them is not the query's, and so stays."""
+    found = {output: VersionedDirectory(output).parts()[1] for output in outputs}
+    return [
+        f"{output}: {visible(', '.join(names[:5]))}{f' and {len(names) - 5} more' if len(names) > 5 else ''}:"
+        " not written by the query"
+        for output, names in found.items()
+        if names
+    ]
 
 
 @contextmanager

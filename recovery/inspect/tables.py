@@ -124,6 +124,11 @@ def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> tuple[Memo
 def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     if not _is_paned(checkpoint):
         return _kept_windows(checkpoint, shard, wanted)
+    if wanted.key is not None:
+        raise ValueError(
+            f"key={wanted.key!r}: a row of this table is a window with all its keys: allowed is none; the tables"
+            " aggregates and messages have keys"
+        )
     found = _committed(checkpoint, shard, wanted)
     rows = [
         {

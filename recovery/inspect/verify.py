@@ -47,6 +47,7 @@ class Finding:
 
 def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Run every check that needs neither Spark nor the job."""
+    yield from _sparks_logs(checkpoint)
     for shard in checkpoint.shards:
         commit, record = None, None
         try:
@@ -66,6 +67,30 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
         local = checkpoint.local(shard)
         if local is not None:
             yield from _local(local, shard, commit, record)
+
+
+def _sparks_logs(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Look at what Spark itself goes on from: the newest entry of `commits/`, and what `offsets/` says of it."""
+    files, versions = checkpoint.files, checkpoint.versions()
+    planned = sorted(int(name) for name in files.list("offsets") if name.isdecimal())
+    command = f"put it back from a copy of the checkpoint; or rewind reset {checkpoint.location}"
+
+    def problem(name: str, what: str) -> Finding:
+        return Finding(PROBLEM, "Spark's logs", f"{checkpoint.location}/{name}", what, command)
+
+    if not versions:
+        logged = [entry.commit.version for shard in checkpoint.shards for entry in checkpoint.changelog.entries(shard)]
+        newest = max([*planned, *logged], default=0)
+        if newest > 0:  # the first micro-batch may be planned and logged, and not committed
+            yield problem("commits", f"it names no micro-batch, and there are traces up to micro-batch {newest}")
+        return
+    last = versions[-1]
+    if last not in planned:
+        yield problem(f"offsets/{last}", "it is gone, and the micro-batch is committed")
+    for log in ("commits", *(["offsets"] if last in planned else [])):
+        first = files.read(f"{log}/{last}").decode(errors="replace").partition("\n")[0]
+        if not (first.startswith("v") and first[1:].isdecimal()):
+            yield problem(f"{log}/{last}", f"it begins with {first[:40]!r}, not with a version such as v1")
 
 
 def _changelog(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> Iterator[Finding]:

@@ -51,7 +51,8 @@ def make_checkpoint(home: Path, operator: Operator, fields: tuple[pa.Field, ...]
     entries = {"operator": operator.describe(), "changelog": "rewind/changelog", "streams": streams}
     write_manifest(str(location), Manifest(1, (0,), entries))
     (location / "metadata").write_text(json.dumps({"id": QUERY}))
-    (location / "commits").mkdir()
+    for log in ("offsets", "commits"):
+        (location / log).mkdir()
     changelog = open_changelog(str(location / "rewind" / "changelog"))
     job = ShardJob(QUERY, 0, home / "local", operator, fields, changelog)
     pointer: Pointer | None = None
@@ -67,6 +68,7 @@ def make_checkpoint(home: Path, operator: Operator, fields: tuple[pa.Field, ...]
         after = {(0, 0): Position(first + len(part), part[-1][0] * 1000, 9_000)}
         done = run_attempt(job, pointer, version, lambda before, t=table, a=after: ShardInput(9_000, t, a))  # type: ignore[misc]
         pointer = done.pointer
-        (location / "commits" / str(version)).write_text("v1")
+        for log in ("offsets", "commits"):
+            (location / log / str(version)).write_text("v1")
     assert pointer is not None
     return pointer

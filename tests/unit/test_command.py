@@ -58,11 +58,16 @@ class Little:
             Manifest(2, (0, 1), entries),
         )
         (self.location / "metadata").write_text(json.dumps({"id": QUERY}))
-        (self.location / "commits").mkdir()
         for version in range(4):
             for shard in self.done:
                 self.attempt(shard, version)
-            (self.location / "commits" / str(version)).write_text("v1")
+            self.committed(version)
+
+    def committed(self, version: int) -> None:
+        """Write what Spark does."""
+        for log in ("offsets", "commits"):
+            (self.location / log).mkdir(exist_ok=True)
+            (self.location / log / str(version)).write_text("v1")
 
     def job(self, shard: int) -> ShardJob:
         changelog = open_changelog(str(self.location / "rewind" / "changelog"))
@@ -240,7 +245,7 @@ def test_two_attempts_of_the_committed_version_need_spark(little: Little) -> Non
     assert known.committed(0) == little.commit(0)
     assert known.view(0).problem is None
     little.attempt(0, 4)
-    (little.location / "commits" / "4").write_text("v1")
+    little.committed("4")
     assert Checkpoint(str(little.location), little.local).committed(0) == little.commit(0), "a later commit decides"
 
 
@@ -256,6 +261,30 @@ def test_verify_of_a_sound_checkpoint(little: Little) -> None:
     assert levels(found, "problem") == []
     assert levels(found, "note") == []
     assert {finding["check"] for finding in found} == {"changelog", "local state"}
+
+
+@pytest.mark.parametrize(
+    ("gone", "damaged", "where", "what"),
+    [
+        ("offsets", None, "offsets/3", "it is gone, and the micro-batch is committed"),
+        ("offsets/3", None, "offsets/3", "it is gone, and the micro-batch is committed"),
+        ("commits", None, "commits", "there are traces up to micro-batch 3"),
+        (None, "commits/3", "commits/3", "it begins with 'rubbish', not with a version"),
+        (None, "offsets/3", "offsets/3", "it begins with 'rubbish', not with a version"),
+    ],
+)
+def test_verify_looks_at_what_spark_goes_on_from(
+    little: Little, gone: str | None, damaged: str | None, where: str, what: str
+) -> None:
+    if gone is not None:
+        path = little.location / gone
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    if damaged is not None:
+        (little.location / damaged).write_text("rubbish\n")
+    [problem] = levels(little.run("verify", code=1), "problem")
+    assert problem["where"] == f"{little.location}/{where}"
+    assert what in problem["what"]
+    assert "rewind reset" in problem["next"]
 
 
 @pytest.mark.parametrize("version", [-1, 0])
@@ -310,7 +339,7 @@ def test_a_stale_copy_is_a_note(little: Little, tmp_path: Path) -> None:
     shutil.copytree(little.local / QUERY / "1", stale)  # another host's copy, two commits behind
     for version in (4, 5):
         little.attempt(1, version)
-        (little.location / "commits" / str(version)).write_text("v1")
+        little.committed(str(version))
     assert levels(little.run("verify"), "note") == []
     shutil.rmtree(little.local / QUERY / "1")
     stale.rename(little.local / QUERY / "1")

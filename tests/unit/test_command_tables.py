@@ -49,6 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         "sliding": win.sliding("10 s"),
         "session": win.session("12 s"),
         "by number": win.tumbling(messages=2),
+        "tumbling": win.tumbling("10 s"),
     }
     homes: dict[str, Path] = {}
 
@@ -104,6 +105,15 @@ def test_windows_by_number_of_messages(made: Callable[[str], Path]) -> None:
     rows = show(made("by number"), "windows")
     assert [(row["k"], row["start_offset"], row["last_offset"]) for row in rows] == [("anna", 3, 3)]
     assert "no event time" in show(made("by number"), "windows", "--from", "1970-01-01", code=2)
+
+
+def test_what_a_table_cannot_tell_is_refused(made: Callable[[str], Path]) -> None:
+    said = " ".join(show(made("session"), "windows", "--version", "2", code=2).split())
+    assert "version=2: allowed are at most 1, the newest committed micro-batch" in said
+    assert len(show(made("session"), "windows", "--version", "1")) == 4
+    said = " ".join(show(made("tumbling"), "windows", "--key", "anna", code=2).split())
+    assert "key='anna': a row of this table is a window with all its keys: allowed is none" in said
+    assert {row["k"] for row in show(made("tumbling"), "aggregates", "--key", "anna")} == {"anna"}
 
 
 @pytest.mark.parametrize("name", ["sliding", "session", "by number"])

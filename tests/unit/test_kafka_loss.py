@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.errors import HistoryLost, SourceWentBack
+from backend.errors import HistoryLost, SourceWentBack, StateCorrupted
 from backend.kafka_client.loss import named_loss
 from backend.spark.resume import check_resumable, committed_positions
 from recovery.failures import Link, QueryFailed, losses_named, read
@@ -83,3 +83,8 @@ def test_the_last_committed_micro_batch_says_where_it_goes_on(tmp_path: Path):
     assert committed_positions(str(tmp_path)) == [{("t", 0): 80, ("t", 10): 5}, {}, {}]
     check_resumable(str(tmp_path), sources)
     assert (sources[0].asked, sources[2].asked) == ([{("t", 0): 80, ("t", 10): 5}], [])
+
+    (tmp_path / "offsets" / "10").unlink()
+    with pytest.raises(StateCorrupted, match="commits/10 says that") as caught:
+        check_resumable(str(tmp_path), sources)
+    assert caught.value.where.endswith("offsets/10") and "rewind reset" in caught.value.command

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backend.places import check_apart, is_within, real_place
+from backend.places import check_apart, check_no_checkpoint, is_within, real_place
 from backend.sinks.parquet import ParquetSink
+from recovery.files import open_files
 
 
 @pytest.fixture
@@ -85,3 +86,26 @@ def test_which_may_lie_inside_which_is_said_by_the_caller(work: Path) -> None:
     with pytest.raises(ValueError, match="is the directory of"):
         check_apart([("results", "link"), ("local_dir", "w")], inside={("results", "local_dir")})
     check_apart([("archive", "w"), ("archive", "w/t"), ("checkpoint", "x")])
+
+
+@pytest.mark.parametrize("made", [["rewind/manifest.json"], ["metadata", "offsets/0", "commits/0"]])
+def test_another_query_s_checkpoint_is_no_place_for_anything(work: Path, made: list[str]) -> None:
+    """A reset of this query with its outputs would delete the other's checkpoint."""
+    other = work / "w"
+    for name in made:
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).touch()
+    for option in ("results", "errors", "local_dir", "checkpoint"):
+        with pytest.raises(ValueError, match=f"^{option}='x/../w': is the checkpoint of another query"):
+            check_no_checkpoint([(option, "x/../w")], str(work / "x"))
+        with pytest.raises(ValueError, match=f"^{option}='link/a/b': lies in the checkpoint of another query"):
+            check_no_checkpoint([(option, "link/a/b")], str(work / "x"))
+    check_no_checkpoint([("checkpoint", "w"), ("changelog", "w/rewind/changelog"), ("results", "x/w")], str(work / "w"))
+    check_no_checkpoint([("results", "s3://bucket/w")], str(work / "x"))
+
+
+@pytest.mark.parametrize("name", ["file", "file/checkpoint", "file:{}/file"])
+def test_a_file_is_no_directory(work: Path, name: str) -> None:
+    (work / "file").touch()
+    with pytest.raises(ValueError, match="file is a file: allowed is a directory"):
+        open_files(name.format(work))

@@ -164,6 +164,23 @@ def test_reset_says_what_becomes_of_the_outputs_and_deletes_them_if_asked(templa
     assert left_in(home) == []
 
 
+def test_reset_leaves_what_the_query_did_not_write(template: Path, tmp_path: Path) -> None:
+    home = copied(template, tmp_path / "one")
+    mine = ["batch=notes", "thesis.txt", *(f"z{number}" for number in range(5))]
+    for name in mine:
+        (home / "results" / name).write_text("mine")
+    told = run(home, "reset", "--dry-run", "--outputs")
+    kept = f"{home / 'results'}: batch=notes, thesis.txt, z0, z1, z2 and 2 more: not written by the query"
+    assert kept in told["kept"]
+    sizes = {one["path"]: one["bytes"] for one in told["deleted"]}
+    owner = (home / "results" / "_rewind" / "owner.json").stat().st_size
+    assert sizes[str(home / "results")] == owner + len("rows"), "what stays is not counted"
+    assert sizes[str(home / "errors")] == (home / "errors" / "_rewind" / "owner.json").stat().st_size + len("rows")
+    run(home, "reset", "--yes", "--outputs")
+    assert left_in(home) == [f"results/{name}" for name in mine]
+    ParquetSink(home / "results", home / "errors").open("b" * 32)  # a new query may begin there
+
+
 def test_reset_knows_the_outputs_that_were_left_for_others(template: Path, tmp_path: Path) -> None:
     home = copied(template, tmp_path / "one")
     checkpoint = str(home / "checkpoint")
