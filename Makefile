@@ -34,7 +34,7 @@ test: java setup lint archives ## Lint, then all tests but the long ones
 archives: java setup
 	@$(QUICK) true
 
-test-long: java setup ## What takes long: kill points, two hosts, drills, demos, storms: under half an hour
+test-long: java setup ## What takes long: kill points, two hosts, drills, demos, storms: over an hour
 	@GROUP=long $(QUICK) $(TESTS)
 
 test-fast: setup ## Unit and model tests, no JVM: under a minute
