@@ -62,20 +62,22 @@ def check_apart(places: Sequence[tuple[str, str]], *, inside: Collection[tuple[s
             )
 
 
-def check_no_checkpoint(places: Sequence[tuple[str, str]], own: str) -> None:
-    """Refuse options that name another query's checkpoint, or a directory in one.
+def check_usable(places: Sequence[tuple[str, str]], own: str) -> None:
+    """Refuse options whose directory cannot be made, or is another query's checkpoint or in one.
 
     Args:
         places: (option, location as given); only local ones are looked at.
         own: The query's own checkpoint: what may lie in it is not decided here.
 
     Raises:
-        ValueError: Names the option and the checkpoint.
+        ValueError: Names the option, and the checkpoint, or the file that stands where a directory would be.
     """
     mine = real_place(own)
     for option, given in places:
         place = real_place(given)
         for at in _upwards(place) if "://" not in place else ():
+            if Path(at).exists() and not Path(at).is_dir():
+                raise ValueError(f"{option}={given!r}: {at} is a file: allowed is a directory")
             if at != mine and _is_checkpoint(Path(at)):
                 how = "is" if at == place else "lies in"
                 raise ValueError(

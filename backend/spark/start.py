@@ -25,7 +25,7 @@ from backend.errors import ManifestMismatch
 from backend.joins.operator import JoinOperator
 from backend.kafka_client.admin import TopicIdentity, compare
 from backend.kafka_client.settings import KafkaSettings
-from backend.places import check_apart, check_no_checkpoint
+from backend.places import check_apart, check_usable
 from backend.sources import Source, TopicPartition, remembers
 from backend.sources.dataframe import DataFrameSource
 from backend.sources.kafka import KafkaSource
@@ -173,7 +173,7 @@ def _plan(
     """Check everything and open what the query needs; the checkpoint's lease is held by `taken`."""
     places, inside = _places(pipeline, checkpoint, sink, options)
     check_apart(places, inside=inside)
-    check_no_checkpoint([place for place in places if place[0] not in ("archive", "topics")], checkpoint)
+    check_usable([place for place in places if place[0] not in ("archive", "topics")], checkpoint)
     publishes = snapshot_every(options.snapshots, checkpoint) is not None
     if options.standby and not publishes:
         raise ValueError("standby=1: copies are made of snapshots, which are off: allowed is 0, or snapshots=50 (say)")

@@ -285,6 +285,26 @@ def test_bad_options_fail_before_anything_starts(spark, tmp_path, options, named
     assert not (tmp_path / "checkpoint").exists()
 
 
+@pytest.mark.parametrize("option", ["checkpoint", "results", "errors", "local_dir", "changelog"])
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("another/out", "lies in the checkpoint of another query"),
+        ("a_file", "a_file is a file: allowed is a directory|must be a directory on a POSIX"),
+        ("a_file/in/it", "a_file is a file: allowed is a directory|must be a directory on a POSIX"),
+    ],
+)
+def test_a_place_that_is_another_s_or_a_file_is_refused_and_nothing_is_made(spark, ran, tmp_path, option, place, says):
+    write(tmp_path / "archive", messages(10))
+    (tmp_path / "a_file").touch()
+    (tmp_path / "another").symlink_to(ran[0] / "checkpoint")
+    before = sorted(tmp_path.rglob("*"))
+    places = {name: tmp_path / name for name in ("checkpoint", "results", "errors", "local_dir")}
+    with pytest.raises(ValueError, match=f"^{option}='.*{place}': .*({says})"):
+        job(tmp_path).start(spark, **{**places, option: str(tmp_path / place)}, shards=2, until="end")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     ("event_time", "key", "named"),
     [("nowhen", "key", "event_time='nowhen'"), ("key", "key", "event_time='key'"), ("at", "nokey", "key='nokey'")],

@@ -349,9 +349,12 @@ def test_a_stale_copy_is_a_note(little: Little, tmp_path: Path) -> None:
 
 
 def test_a_damaged_manifest_is_named(little: Little) -> None:
-    (little.location / "rewind" / "manifest.json").write_text("{")
-    for command in ("inspect", "verify"):
-        assert little.run(command, code=1)["error"]["code"] == "StateCorrupted"
+    for content, why in (("{", "Expecting property name"), ("[]", "it is no JSON object")):
+        (little.location / "rewind" / "manifest.json").write_text(content)
+        for command in ("inspect", "verify"):
+            error = little.run(command, code=1)["error"]
+            assert (error["code"], why in error["why"]) == ("StateCorrupted", True)
+            assert error["next"].startswith("put the file back from a copy of the checkpoint; without one, delete the")
     (little.location / "rewind" / "manifest.json").write_text('{"format": 99}')
     assert little.run("inspect", code=1)["error"]["code"] == "UnknownFormat"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.places import check_apart, check_no_checkpoint, is_within, real_place
+from backend.places import check_apart, check_usable, is_within, real_place
 from backend.sinks.parquet import ParquetSink
 from recovery.files import open_files
 
@@ -97,11 +97,20 @@ def test_another_query_s_checkpoint_is_no_place_for_anything(work: Path, made: l
         (other / name).touch()
     for option in ("results", "errors", "local_dir", "checkpoint"):
         with pytest.raises(ValueError, match=f"^{option}='x/../w': is the checkpoint of another query"):
-            check_no_checkpoint([(option, "x/../w")], str(work / "x"))
+            check_usable([(option, "x/../w")], str(work / "x"))
         with pytest.raises(ValueError, match=f"^{option}='link/a/b': lies in the checkpoint of another query"):
-            check_no_checkpoint([(option, "link/a/b")], str(work / "x"))
-    check_no_checkpoint([("checkpoint", "w"), ("changelog", "w/rewind/changelog"), ("results", "x/w")], str(work / "w"))
-    check_no_checkpoint([("results", "s3://bucket/w")], str(work / "x"))
+            check_usable([(option, "link/a/b")], str(work / "x"))
+    check_usable([("checkpoint", "w"), ("changelog", "w/rewind/changelog"), ("results", "x/w")], str(work / "w"))
+    check_usable([("results", "s3://bucket/w")], str(work / "x"))
+
+
+def test_a_file_where_a_directory_would_be_is_named_with_the_option(work: Path) -> None:
+    (work / "file").touch()
+    (work / "gone").symlink_to(work / "nowhere")
+    for given in ("file", "file/a/b", f"file:{work}/x/../file"):
+        with pytest.raises(ValueError, match=f"^changelog='{given}': .*/file is a file: allowed is a directory"):
+            check_usable([("changelog", given)], str(work / "x"))
+    check_usable([("changelog", "gone"), ("local_dir", "x/new")], str(work / "x"))
 
 
 @pytest.mark.parametrize("name", ["file", "file/checkpoint", "file:{}/file"])
