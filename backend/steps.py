@@ -16,19 +16,20 @@ import reprlib
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import acero
 
 from backend.batch import RESERVED
 from backend.boundary import user_code
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.texts import one_line
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COORDINATES = {
     "_topic": ("topic", pa.string()),
@@ -320,6 +321,8 @@ def schema_after(steps: tuple[Step, ...], schema: pa.Schema) -> pa.Schema:
 
 def _evaluate(what: Any, table: pa.Table) -> pa.Array:
     if isinstance(what, pc.Expression):
+        from pyarrow import acero  # which imports pandas
+
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
         project = acero.Declaration("project", acero.ProjectNodeOptions([what], ["found"]))
         found = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False).column(0)
@@ -346,6 +349,8 @@ def _text(value: Any) -> str:
 
 
 def _places(table: pa.Table) -> pd.MultiIndex:
+    import pandas as pd  # a second of a core, and most of what imports this module runs no step
+
     names = ("_topic", "_partition", "_offset")
     return pd.MultiIndex.from_arrays([table.column(name).to_pandas() for name in names])
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -36,6 +35,9 @@ from recovery.commit.pointer import Pointer, RestoringPointer, decode, encode
 from recovery.jobs import ShardJob
 from recovery.killpoints import kill_point
 from recovery.share import ShardInput
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OUTPUT_SCHEMA = "shard int, version bigint, queued_in bigint, results binary, errors binary, metrics string"
 STATE_VARIABLE = "pointer"
@@ -168,6 +170,8 @@ def _is_due(pointer: Pointer, now: int) -> bool:
 
 def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pd.DataFrame:
     """Return what an attempt made: a row per micro-batch that it ran, the metrics of all in the last one."""
+    import pandas as pd  # a second of a core: not in Spark's process on the driver that only calls `init`
+
     results: list[bytes | None] = []
     errors: list[bytes | None] = []
     received, bad, leap_count, farthest = 0, [], 0, None

@@ -14,6 +14,7 @@ import pytest
 
 from backend import archive, count, stream, sum_, tumbling
 from backend.sources.archive_files import write_archive
+from backend.spark.session.settings import apart
 from bench.data import START_MS, TIME, topic_rows, typed
 from tests.support.waiting import ended, until
 
@@ -28,19 +29,23 @@ def test_workers_of_both_kinds_come_from_the_daemon(spark: Any) -> None:
         import pyarrow as pa
 
         for _ in batches:
-            parent = " ".join(psutil.Process().parent().cmdline())
-            yield pa.RecordBatch.from_pydict({"parent": [parent], "frozen": [gc.get_freeze_count()]})
+            parent = psutil.Process().parent()
+            told = {"parent": [" ".join(parent.cmdline())], "pid": [parent.pid], "frozen": [gc.get_freeze_count()]}
+            yield pa.RecordBatch.from_pydict(told)
 
-    def of_rdd(_: Iterator[int]) -> Iterator[int]:
+    def of_rdd(_: Iterator[int]) -> Iterator[tuple[int, int]]:
         import gc
+        import os
 
-        yield gc.get_freeze_count()
+        yield os.getppid(), gc.get_freeze_count()
 
-    (row,) = spark.range(1).repartition(1).mapInArrow(of_arrow, "parent string, frozen long").collect()
-    (frozen,) = spark.sparkContext.parallelize([0], 1).mapPartitions(of_rdd).collect()
+    ours = apart(spark, 1, 100)  # with the settings of a query
+    (row,) = ours.range(1).repartition(1).mapInArrow(of_arrow, "parent string, pid long, frozen long").collect()
+    ((pid, frozen),) = spark.sparkContext.parallelize([0], 1).mapPartitions(of_rdd).collect()
     assert "-m recovery.daemon" in row["parent"]
     assert row["frozen"] > 100_000, "the worker shares what the daemon has imported"
     assert frozen > 100_000
+    assert row["pid"] == pid, "one daemon: with Spark's own settings SQL's workers have one of their own"
 
 
 def of_the_daemon(process: psutil.Process) -> bool:

@@ -78,7 +78,10 @@ def test_the_other_shard_goes_on_and_the_lost_one_catches_up(spark: Any, tmp_pat
     print(f"shard 0 queued micro-batches {queued[0]} to {queued[-1]} of {len(decided)}, and adopted in {adopted}")
 
 
-@pytest.mark.parametrize("combined", [False, True], ids=["each message", "combined messages"])
+@pytest.mark.parametrize(
+    "combined",
+    [pytest.param(False, id="each message"), pytest.param(True, id="combined messages", marks=pytest.mark.long)],
+)
 def test_what_was_queued_and_is_lost_too_is_read_again(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, combined: bool
 ) -> None:

@@ -105,7 +105,12 @@ def test_idle_input_closes_windows_without_new_data(spark, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("10 seconds", "10 seconds"), ("1 hour", "2 seconds"), (None, "2 seconds")]
+    ("before", "after"),
+    [
+        pytest.param("10 seconds", "10 seconds", marks=pytest.mark.long),
+        pytest.param("1 hour", "2 seconds", marks=pytest.mark.long),
+        (None, "2 seconds"),
+    ],
 )
 def test_a_job_that_starts_again_closes_windows_of_idle_input_without_new_data(spark, tmp_path, before, after):
     """Spark makes no micro-batch of its own after a start, until something new comes."""

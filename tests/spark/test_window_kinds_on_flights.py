@@ -87,7 +87,11 @@ def millis(moment):
 
 
 @pytest.mark.parametrize(
-    ("window", "sql"), [(tumbling("1 hour"), "'1 hour'"), (hopping("3 hours", "1 hour"), "'3 hours', '1 hour'")]
+    ("window", "sql"),
+    [
+        pytest.param(tumbling("1 hour"), "'1 hour'", marks=pytest.mark.long),
+        (hopping("3 hours", "1 hour"), "'3 hours', '1 hour'"),
+    ],
 )
 def test_time_windows_equal_spark_batch_sql(spark, departures, tmp_path, window, sql):
     source, _ = departures

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recovery.daemon import MODULES
+
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = """
 import os, sys, tempfile
@@ -72,3 +74,11 @@ def test_what_is_an_extra_may_be_missing() -> None:
     without = f"import sys; sys.modules.update(dict.fromkeys({extras!r}))"  # importing None fails
     run = python(f"{without}; from recovery.daemon import preload; preload(); print(sys.modules['confluent_kafka'])")
     assert (run.returncode, run.stdout) == (0, "None\n"), run.stderr
+
+
+def test_spark_s_processes_on_the_driver_import_no_pandas() -> None:
+    """They are new at every start of a query, look at sources and call `init`: pandas would double what they take."""
+    ours = [name for name in MODULES if name.startswith(("backend.", "recovery.")) and ".sinks." not in name]
+    assert len(ours) > 8
+    run = python(f"import sys, {', '.join(ours)}; print([name for name in sys.modules if name == 'pandas'])")
+    assert (run.returncode, run.stdout) == (0, "[]\n"), run.stderr

@@ -78,5 +78,7 @@ def _wanted(spark: SparkSession, shards: int, arrow_rows: int) -> dict[str, str]
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(arrow_rows),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.execution.arrow.transformWithStateInPandas.maxRecordsPerBatch": "64",
+        # Spark gives this to Python workers of its sources and not to those of its stateful operator: two daemons
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
         "spark.sql.session.timeZone": spark.conf.get("spark.sql.session.timeZone"),
     }
