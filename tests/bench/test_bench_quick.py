@@ -4,15 +4,17 @@ what it computed against its peer.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 
 import bench
 from bench import __main__ as every
-from bench.__main__ import BENCHES, LONGEST, SHARED
+from bench.__main__ import BENCHES, LONGEST, ON_A_BROKER, SHARED
 from bench.restore import without_fixed
 
 NO_BENCHES = {"__init__", "__main__", "data", "figures", "floor", "quix_peer", "session", "table"}
@@ -33,7 +35,34 @@ def test_every_bench_is_run_by_make_bench() -> None:
     modules = {path.stem for path in Path(bench.__path__[0]).glob("*.py")}
     assert modules - NO_BENCHES == set(BENCHES)
     assert set(BENCHES) > SHARED
-    assert sorted(LONGEST) == sorted(set(BENCHES) - SHARED)
+    others = [name for unit in LONGEST for name in unit.split(",")]
+    assert sorted(others) == sorted(set(BENCHES) - SHARED)
+    assert set(others) > ON_A_BROKER
+
+
+def test_one_broker_is_there_for_all_that_need_one_and_given_to_their_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[object] = []
+
+    def ran(command: list[str], **_options: object) -> SimpleNamespace:
+        told.append((command[2:], os.environ.get("KAFKA_BOOTSTRAP_SERVERS")))
+        return SimpleNamespace(returncode=0)
+
+    broker = SimpleNamespace(settings=SimpleNamespace(servers="one:1"))
+    monkeypatch.delenv("KAFKA_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.setattr(every, "open_broker", lambda: (broker, lambda: told.append("closed")))
+    monkeypatch.setattr(every.subprocess, "run", ran)
+    common = ["--results", str(tmp_path), "--quick"]
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "latency,stores,kafka", *common])
+    assert every.main() == 0
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "panes", *common])
+    assert every.main() == 0
+    assert sorted(told[:2]) == [
+        (["bench", "--together", "--only", "kafka,latency", *common], "one:1"),
+        (["bench.stores", *common], "one:1"),
+    ]
+    assert told[2:] == ["closed", (["bench.panes", *common], None)]
 
 
 def test_the_quick_form_runs_each_once_on_two_lanes_and_names_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
