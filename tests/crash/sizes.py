@@ -230,6 +230,9 @@ def partitions(count: int, shards: int, directory: Path) -> dict[str, float]:
 PLACES = ("checkpoint/offsets", "checkpoint/commits", "checkpoint/sources", "checkpoint/state", "checkpoint/rewind",
           "local", "spark", "errors", "results")  # fmt: skip
 """Where files may pile up. `results` and `errors` have a file per micro-batch that gave some: they are the output."""
+SWEPT = ("spark", "checkpoint/state")
+"""Below `spark.local.dir` six shuffle files per micro-batch, and the logs of the state store: Spark deletes them when
+the JVM has collected what names them. In the state eight files per micro-batch, deleted at each maintenance."""
 
 
 def batches(count: int, retained: int, directory: Path) -> list[dict[str, float]]:
@@ -280,8 +283,8 @@ def growing(looks: list[dict[str, float]], retained: int) -> list[str]:
 
     Compared is the least of each half: logs and caches fill and are cut. Files have to stay within a tenth and 10,
     memory within a tenth and 20 MB. Results and errors are the output; the JVM's memory is bounded by Spark's settings.
-    Below `spark.local.dir` lie Spark's shuffle files, six per micro-batch, and the logs of its state store: Spark frees
-    them in sweeps when the JVM has collected what names them, so of them the first half's mean is compared.
+    What Spark frees in sweeps goes up and down by more than that, and a half may have no look right after one: of that
+    the first half's mean is compared.
     """
     later = [one for one in looks if one["micro_batch"] > 1.2 * retained + 10]
     half = len(later) // 2
@@ -290,7 +293,7 @@ def growing(looks: list[dict[str, float]], retained: int) -> list[str]:
     grew = []
     for name in sorted(later[0].keys() - {"micro_batch", "results", "errors", "jvm_mb", "workers"}):
         before, last = [one[name] for one in later[:half]], min(one[name] for one in later[half:])
-        first = round(sum(before) / half) if name == "spark" else min(before)
+        first = round(sum(before) / half) if name in SWEPT else min(before)
         if last > first * 1.1 + (20 if name.endswith("_mb") else 10):
             grew.append(f"{name}: {first} -> {last}")
     return grew
