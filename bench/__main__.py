@@ -64,7 +64,9 @@ def run(name: str, arguments: Sequence[str], *, whole: bool = False) -> int:
     with tempfile.TemporaryFile("w+") if whole else nullcontext() as out:
         if out is None:
             print(f"== {name}", flush=True)
-        code = subprocess.run(command, check=False, stdout=out, stderr=out and subprocess.STDOUT).returncode
+        # a copy: another thread may set a variable of the environment just when this process is started
+        own = dict(os.environ)
+        code = subprocess.run(command, check=False, env=own, stdout=out, stderr=out and subprocess.STDOUT).returncode
         said = ""
         if out is not None:
             out.seek(0)

@@ -45,8 +45,9 @@ def test_one_broker_is_there_for_all_that_need_one_and_given_to_their_processes(
 ) -> None:
     told: list[object] = []
 
-    def ran(command: list[str], **_options: object) -> SimpleNamespace:
-        told.append((command[2:], os.environ.get("KAFKA_BOOTSTRAP_SERVERS")))
+    def ran(command: list[str], env: dict[str, str], **_options: object) -> SimpleNamespace:
+        assert env is not os.environ
+        told.append((command[2:], env.get("KAFKA_BOOTSTRAP_SERVERS")))
         return SimpleNamespace(returncode=0)
 
     broker = SimpleNamespace(settings=SimpleNamespace(servers="one:1"))
