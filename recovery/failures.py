@@ -7,8 +7,8 @@ counts in it:
 * the classes of the JVM's chain. A `java.io.IOException` (a pipe to a dead worker or daemon, a worker that did not
   connect back, a full disk) is the host's doing, and passes; so is what Spark itself gives an SQLSTATE of a class of
   system errors (a shuffle file that vanished while it was renamed), and what Kafka's Java client calls retriable. That
-  it was refused is final. Below an exception of Python code in a worker nothing counts: its text, and what its end did
-  to pipes, may be anything;
+  it was refused is final. What Spark finds in a new checkpoint came from a stopped query: a start has looked. Below an
+  exception of Python code in a worker nothing counts: its text, and what its end did to pipes, may be anything;
 * Spark's own sentence about an aborted stage, read by its grammar from its beginning, up to where a task's text begins.
 
 Everything else is final: it is raised, and not tried again.
@@ -50,6 +50,8 @@ MAX_CHAIN = 32
 _IO = "java.io.IOException"
 _WAITED = "java.util.concurrent.TimeoutException"
 """What Spark's Kafka connector throws in a task when no record came, and Spark when a process did not answer."""
+_UPLOADED = "org.apache.spark.sql.execution.streaming.state.StateStoreCheckpointLocationNotEmpty"
+"""What ends a first micro-batch when a stopped query's snapshot came late; it is deleted before the next try."""
 _KAFKA = "org.apache.kafka.common.errors."
 _RETRIABLE = f"{_KAFKA}RetriableException"
 _REFUSED = re.compile(r"org\.apache\.kafka\.common\.errors\.\w*(?:Authentication|Authorization)Exception")
@@ -202,7 +204,7 @@ def _heads(links: tuple[Link, ...]) -> Iterator[Link]:
 def _passes(links: tuple[Link, ...]) -> bool:
     return any(
         head.io
-        or head.kind in ("ExecutorLostFailure", _WAITED, f"{_KAFKA}TimeoutException")
+        or head.kind in ("ExecutorLostFailure", _WAITED, _UPLOADED, f"{_KAFKA}TimeoutException")
         or _STAGE_LOST.match(head.text) is not None
         for head in _heads(links)
     )

@@ -33,6 +33,7 @@ TEMPORARY = ".tmp-"
 
 _PUBLISHED_AT_CLOSE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss"})
 _COPY_BYTES = 4 * 1024 * 1024
+_DELETE_TRIES = 10
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -315,10 +316,16 @@ class LocalFiles:
                 sync(parent)
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder."""
+        """Delete a folder, also when others write or delete in it meanwhile; at most `_DELETE_TRIES` times."""
         path = self.root / folder
-        if path.is_dir():
-            shutil.rmtree(path)
+        for left in reversed(range(_DELETE_TRIES)):
+            if not path.is_dir():
+                break
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or not left:
+                    raise
         if path.parent.is_dir():
             sync(path.parent)
 

@@ -7,15 +7,19 @@ advise to skip what is gone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from backend.errors import StateCorrupted
 from backend.sources import Source, TopicPartition
 from backend.sources.spark_offsets import positions_in
+from backend.texts import visible
 from recovery.commit.option_sets import versions_in
 from recovery.files import open_files
 
 _HEADER_LINES = 2
+_DRAFT = re.compile(r"\.{1,2}\d+\.(?:crc|[\w-]+\.tmp(?:\.crc)?)")
+"""A file that Spark has begun to write for a number, or the checksum of one."""
 
 
 def check_resumable(checkpoint: str, sources: Sequence[Source]) -> None:
@@ -60,3 +64,35 @@ def committed_positions(checkpoint: str) -> list[dict[TopicPartition, int]]:
             command=f"put it back from a copy of the checkpoint; or rewind reset {checkpoint}",
         ) from error
     return [positions_in(line) for line in text.splitlines()[_HEADER_LINES:]]
+
+
+def clear_unplanned(checkpoint: str) -> None:
+    """Delete what Spark has left of a query of which nothing is planned: it starts none where anything lies.
+
+    * `state/<operator>/<partition>`: Spark's executors upload a snapshot up to a minute after their query was stopped,
+      also when the checkpoint has been reset meanwhile.
+    * `offsets/.0.<id>.tmp`: of a driver that died while it wrote the first offsets.
+
+    Called under the checkpoint's lease; does nothing where a micro-batch is planned or committed.
+
+    Raises:
+        StateCorrupted: Something else lies there. State that Spark has described, above all: that comes after offsets.
+    """
+    if newest_planned(checkpoint) >= 0 or versions_in(checkpoint, "commits"):
+        return
+    files = open_files(checkpoint)
+    for operator in files.folders("state"):
+        partitions = files.folders(f"state/{operator}")
+        if operator.isdecimal() and all(map(str.isdecimal, partitions)) and not files.list(f"state/{operator}"):
+            files.delete_folder(f"state/{operator}")
+    for log in ("offsets", "commits"):
+        files.delete([f"{log}/{name}" for name in files.list(log) if _DRAFT.fullmatch(name)])
+    for folder in ("offsets", "state", "commits"):
+        for name in (*files.folders(folder), *files.list(folder), *files.list(folder, temporary=True)):
+            raise StateCorrupted(
+                "files lie in the checkpoint, and Spark's log of what was planned is gone",
+                where=f"{checkpoint}/{folder}/{visible(name)}",
+                why="neither offsets nor commits has a micro-batch",
+                command=f"put both back from a copy of the checkpoint; or rewind reset {checkpoint}; where the files"
+                " are of something else, give the query a directory of its own",
+            )

@@ -36,7 +36,7 @@ from backend.spark.observed import observed
 from backend.spark.pack.routing import grouping_values
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
 from backend.spark.queueing import launch_of, queue_limit, queues_in, seal, seal_by
-from backend.spark.resume import check_resumable, newest_planned
+from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
 from backend.spark.session.jvm import context_of, cores, give_workers_time
 from backend.spark.session.settings import settings
 from backend.spark.session.versions import check_not_connect
@@ -205,6 +205,7 @@ def _plan(
     lease = taken.enter_context(
         lease_of(checkpoint, f"query {options.name!r}" if options.name is not None else "a query")
     )
+    clear_unplanned(checkpoint)
     return _open(spark, checkpoint, sink, options, job, entries, stored, used, lease)
 
 
@@ -273,6 +274,7 @@ def _open(
 
     def launch(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
         lease.check()
+        clear_unplanned(checkpoint)
         started = launch_of(checkpoint, terms.map(lambda one: one.operator), queue_bytes is not None)
         if restoring or started.queues:
             seal_by(sink, partial(seal, started, lease))
@@ -293,8 +295,7 @@ def _open(
         end_told_by_us(spark, str(query.id))
         return query
 
-    under_way = UnderWay()
-    listeners = (under_way, *options.listeners)
+    listeners = (under_way := UnderWay(), *options.listeners)
 
     def restore(why: str) -> int:
         watch.look()

@@ -19,6 +19,7 @@ from backend import archive, count, stream, tumbling
 from backend.errors import CheckpointInUse, CheckpointTaken, ManifestMismatch, QueryStopped, SinkUnavailable
 from backend.sinks import foreach_sink
 from backend.sources.archive_files import write_archive
+from backend.spark.observed import observed
 from recovery.cli import app
 from recovery.commit.lease import DIRECTORY
 from recovery.inspect.checkpoint_view import Checkpoint
@@ -84,7 +85,9 @@ def published(query: Any) -> None:
     raise AssertionError("no micro-batch")
 
 
-def test_a_running_query_keeps_its_checkpoint_to_itself(spark: Any, tmp_path: Path) -> None:
+def test_a_running_query_keeps_its_checkpoint_to_itself(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "archive", [0, 30, 70])
     query = start(spark, tmp_path, name="clicks")
     try:
@@ -138,12 +141,30 @@ def test_a_running_query_keeps_its_checkpoint_to_itself(spark: Any, tmp_path: Pa
     kept = command(tmp_path, "reset", "--dry-run", code=0)["kept"]
     assert any(f"{tmp_path}/moved" in one and "--outputs" in one for one in kept)
     shutil.copytree(tmp_path / "moved", tmp_path / "kept")
+    shutil.copytree(tmp_path / "checkpoint/state/0/0", tmp_path / "state-of-0")
     command(tmp_path, "reset", "--yes", "--outputs", code=0)
     assert [(tmp_path / name).exists() for name in ("checkpoint", "moved", "errors", "archive")] == [0, 0, 0, 1]
     with pytest.raises(ManifestMismatch, match="belongs to another query"):
         start(spark, tmp_path, results=tmp_path / "kept")
-    ended(start(spark, tmp_path, **places))
+    # Spark's maintenance uploads a stopped query's snapshot up to a minute later, into what was deleted meanwhile:
+    # before a start, between its looking and Spark's, and into the new query's
+    late, launched = shutil.copytree(tmp_path / "state-of-0", tmp_path / "checkpoint/state/0/0"), []
+
+    def uploads_first(frames: Any) -> Any:
+        launched.append(late.exists())
+        if len(launched) == 1:
+            shutil.copytree(tmp_path / "state-of-0", late)
+        return observed(frames)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("backend.spark.start.observed", uploads_first)
+        ended(start(spark, tmp_path, **places))
+    assert launched == [False, False]
     assert rows(tmp_path, "moved") == [("full", 0, 0, 2), ("drain", 0, 60, 2)]
+    shutil.copytree(tmp_path / "state-of-0", late, dirs_exist_ok=True)
+    write(tmp_path / "archive", [90], first=4)
+    ended(start(spark, tmp_path, **places))
+    assert rows(tmp_path, "moved") == [("full", 0, 0, 2), ("drain", 0, 60, 2), ("drain", 1, 60, 3)]
 
 
 def test_a_sink_others_and_a_newer_driver_stop_a_query(spark: Any, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -161,3 +163,27 @@ def test_local_files_replace_whole(tmp_path: Path) -> None:
     files.delete_folder("a")
     files.delete_folder("a")
     assert list(files.folders()) == []
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_folder_is_deleted_although_another_still_writes_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    files = LocalFiles(tmp_path)
+    files.write("a/b", [b"1"])
+    removed, late = os.rmdir, []
+
+    def rmdir(path: str | Path, **options: Any) -> None:
+        if not ends or len(late) < 2:
+            late.append(files.write(f"a/{len(late)}", [b"2"]))
+        removed(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rmdir", rmdir)
+        if ends:
+            files.delete_folder("a")
+        else:
+            with pytest.raises(OSError, match="not empty"):
+                files.delete_folder("a")
+            assert len(late) == 10, "not for ever"
+    assert list(files.folders()) == ([] if ends else ["a"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from backend.errors import HistoryLost, SourceWentBack, StateCorrupted
 from backend.kafka_client.loss import named_loss
-from backend.spark.resume import check_resumable, committed_positions
+from backend.spark.resume import check_resumable, clear_unplanned, committed_positions
 from recovery.failures import Link, QueryFailed, losses_named, read
 
 SAID = (
@@ -88,3 +89,40 @@ def test_the_last_committed_micro_batch_says_where_it_goes_on(tmp_path: Path):
     with pytest.raises(StateCorrupted, match="commits/10 says that") as caught:
         check_resumable(str(tmp_path), sources)
     assert caught.value.where.endswith("offsets/10") and "rewind reset" in caught.value.command
+
+
+def test_nothing_planned_leaves_nothing_behind_but_what_is_not_sparks_own(tmp_path: Path):
+    def put(name: str) -> Path:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("v1")
+        return tmp_path / name
+
+    # what Spark's maintenance uploads late, and what a driver leaves that dies while it writes
+    late = ["state/0/0/11_f96debf9-23d0-4212-a18f-c8449647d635.zip", "state/0/1/SSTs/.000015-457ce9b2.sst.crc"]
+    drafts = ["offsets/.0.e0774d60-ebe9-435c-86c6-62265b0eeb73.tmp", "offsets/..0.e0774d60.tmp.crc", "commits/.0.crc"]
+    found = [put(name) for name in (*late, *drafts)]
+    clear_unplanned(str(tmp_path))
+    assert not any(one.exists() for one in found)
+    assert not (tmp_path / "state/0").exists()
+
+    for name, text in (
+        ("state/0/_metadata/v2/0", "state/0"),
+        ("state/0/readme", "state/0"),
+        ("state/mine/0/photo.jpg", "state/mine"),
+        ("state/readme", "state/readme"),
+        ("offsets/readme", "offsets/readme"),
+        ("commits/x/y", "commits/x"),
+    ):
+        there = put(name)
+        with pytest.raises(StateCorrupted, match="neither offsets nor commits") as caught:
+            clear_unplanned(str(tmp_path))
+        assert caught.value.where == f"{tmp_path}/{text}"
+        assert "rewind reset" in caught.value.command
+        assert there.exists(), "nobody else's is deleted"
+        shutil.rmtree(tmp_path / Path(name).parts[0])
+
+    for planned in ("offsets/0", "commits/0"):
+        kept = [put(planned), *map(put, late)]
+        clear_unplanned(str(tmp_path))
+        assert all(one.exists() for one in kept)
+        kept[0].unlink()
