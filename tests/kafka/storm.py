@@ -2,16 +2,20 @@
 
 `python -m tests.kafka.storm --seconds 300 --seed 7` runs one storm after another, each with a broker and topics of its
 own, the sink's guarantees and the readers in turn (seeds 0 to 3 are the four). Which blow falls next, and when, comes
-from the seed (where it strikes is the machine's doing). Messages are written all the while, out of order. Blows
+from the seed (where it strikes is the machine's doing). Messages are written all the while, out of order. Seeds 4 to 7,
+12 to 15, ... begin at the end of a topic that has messages, and the driver is killed once before anything else. Blows
 (`--blows "cut,emptied"` takes some of them):
 
 * `worker`: a Python worker is killed.
 * `driver`: the driver is killed with everything, and started again.
 * `disk`: the same, and the local state is gone: a restore from the changelog and the source.
 * `restore`: the same, and the driver is killed again in the middle of what follows.
-* `broker`: the broker is killed, and comes back after a while.
+* `zombie`: Python's workers stand still while the driver is killed and a new one restores elsewhere; then they go on.
+* `broker`: the broker is killed, and comes back after a while; `outage`: after three minutes.
 * `restore without a broker`: a disk is lost, and the broker is away when the restore wants to begin.
 * `cut`: the source is cut below what the windows' retention still needs, as its own retention would.
+* `grown`: the source and the changelog get a partition, as long as the source has less than four.
+* `stopped`: the driver is killed, topics grow and the source is cut, and it is started again after a while.
 * `emptied`: the changelog loses all its records while the state is whole; the next two commits are left in peace.
 
 In the end the results are read with `read_committed`, and through `Dedupe` where rows come at least once, and compared
@@ -44,7 +48,9 @@ from confluent_kafka.admin import AdminClient
 
 from backend import Dedupe, KafkaSettings, count, kafka, kafka_sink, median, stream, sum_, tumbling
 from backend.kafka_client.admin import offsets
+from backend.spark.first_offsets import known_positions
 from backend.spark.resume import committed_positions
+from recovery.daemon import OPTION
 from recovery.testing.broker import LocalBroker
 from recovery.testing.events import Topics
 from tests.conftest import ROOT
@@ -55,15 +61,19 @@ from tests.support.waiting import Died, until
 GUARANTEES = ("exactly_once", "at_least_once")
 BLOWS = (
     "worker", "worker", "driver", "driver", "disk", "disk", "restore", "broker", "broker", "restore without a broker",
-    "cut", "emptied",
+    "cut", "emptied", "zombie", "grown", "stopped", "outage",
 )  # fmt: skip
 PARTITIONS = 2
+MOST_PARTITIONS = 4
+"""Of the source; the results have `PARTITIONS`."""
+DAEMON = OPTION[1]
 AT_ONCE = 40
 """Messages that are written together."""
 RETAINED = 450
 """Messages per partition of an hour's retention, ten seconds apart, and of ten minutes of disorder and more."""
 PAUSE_S = (1.0, 8.0)
 AWAY_S = (0.5, 25.0)
+OUTAGE_S = 180.0
 END_S = 400.0
 
 
@@ -74,7 +84,7 @@ def job(config: dict[str, Any]) -> int:
     settings, home = KafkaSettings(config["servers"]), Path(config["home"])
     source = kafka(
         config["topic"], servers=settings, value="at bigint, who string, n int", max_offsets_per_trigger=1_000,
-        reader=config["reader"],
+        reader=config["reader"], starting=config["starting"],
     )  # fmt: skip
     sink = kafka_sink(
         f"{config['topic']}-results", f"{config['topic']}-errors", servers=settings, guarantee=config["guarantee"]
@@ -110,21 +120,30 @@ class Writer(threading.Thread):
         super().__init__(daemon=True)
         self._topic, self._seed, self._over = topic, seed, threading.Event()
         patient = {"enable.idempotence": True, "message.timeout.ms": 0, "linger.ms": 5, "log_level": 0}
+        patient["topic.metadata.refresh.interval.ms"] = 1_000
         self._producer = Producer(settings.for_client() | patient)
         self._failed: list[str] = []
-        self.written: list[dict[str, Any]] = []
+        self._turn = 0
+        self.since = dict.fromkeys(range(PARTITIONS), 0)
+        """Partition -> the turn of its first messages."""
+        self.written: dict[int, list[dict[str, Any]]] = {}
 
     def run(self) -> None:
         """Write until told to stop."""
-        turn = 0
         while not self._over.wait(1.0):
-            for partition in range(PARTITIONS):
-                rows = events(AT_ONCE, seed=self._seed * 100_000 + turn * PARTITIONS + partition, first=turn * AT_ONCE)
+            turn = self._turn
+            for partition in [partition for partition, first in self.since.items() if first <= turn]:
+                seed = self._seed * 100_000 + turn * MOST_PARTITIONS + partition
+                rows = events(AT_ONCE, seed=seed, first=turn * AT_ONCE)
                 for row in rows:
                     self._producer.produce(self._topic, json.dumps(row), partition=partition, on_delivery=self._told)
-                self.written += rows
+                self.written.setdefault(partition, []).extend(rows)
             self._producer.poll(0)
-            turn += 1
+            self._turn += 1
+
+    def more(self) -> None:
+        """Write to one more partition soon: the producer looks at the topic once a second."""
+        self.since = {**self.since, len(self.since): self._turn + 10}
 
     def finish(self) -> None:
         """Stop writing; everything is acknowledged on return."""
@@ -152,20 +171,28 @@ class Storm:
         self.random = random.Random(self.seed)
         self.guarantee = GUARANTEES[self.seed % len(GUARANTEES)]
         self.reader = ("client", "connector")[self.seed // len(GUARANTEES) % 2]
+        self.starting = ("earliest", "latest")[self.seed // 4 % 2]
         self.topics = Topics(self.broker.settings)
         self.topic = self.topics.create(PARTITIONS)
         for suffix in ("results", "errors"):
             self.topics.create(PARTITIONS, name=f"{self.topic}-{suffix}")
         self.home = self.root / "job"
         self.process: subprocess.Popen[bytes] | None = None
+        self.zombies: list[psutil.Process] = []
+        self.writer = Writer(self.broker.settings, self.topic, self.seed)
         self.began = time.monotonic()
 
     def rage(self, seconds: float) -> list[dict[str, Any]]:
-        """Run the job and strike for so many seconds after its first commit, then let it end; give what was written."""
-        writer = Writer(self.broker.settings, self.topic, self.seed)
-        writer.start()
-        self._launch()
+        """Run the job and strike for so many seconds after its first commit, then let it end.
+
+        Returns:
+            What was written from where the job began.
+        """
+        self.writer.start()
         try:
+            if self.starting == "latest":
+                self._die_before_the_first_micro_batch()
+            self._launch()
             self._wait_for(1)
             end = time.monotonic() + seconds
             dealt: list[str] = []
@@ -174,7 +201,7 @@ class Storm:
                     dealt = self.random.sample(self.blows, len(self.blows))
                 self._strike(dealt.pop())
                 self._wait(self.random.uniform(*PAUSE_S))
-            writer.finish()
+            self.writer.finish()
             self._kill()
             self._launch(end=True)
             assert self.process is not None
@@ -185,7 +212,24 @@ class Storm:
             assert code == 0, f"the job failed: {self._last_words()}"
         finally:
             self._kill()
-        return writer.written
+            self._end_zombies()
+        first = known_positions(str(self.home / "checkpoint"), 0) or {}
+        kept = []
+        for partition, rows in self.writer.written.items():
+            begin = first.get((self.topic, partition), 0)
+            kept += rows[begin:]
+            self.seen["messages before the beginning"] += begin
+        return kept
+
+    def _die_before_the_first_micro_batch(self) -> None:
+        """Let the job say where it begins, behind messages that it is not to read, and kill it there."""
+        until(lambda: len(self.writer.written.get(0, [])) > AT_ONCE, what="messages to begin behind")
+        self._launch()
+        said = self.home / "checkpoint" / "sources" / "0" / "0"
+        self._until(said.exists, "the job to say where it begins")
+        self.seen["died before the first micro-batch"] += self.newest < 0
+        self._kill()
+        self._wait(self.random.uniform(*PAUSE_S))
 
     def check(self, written: list[dict[str, Any]]) -> int:
         """Compare the results with plain loops; give how many windows there are.
@@ -224,15 +268,23 @@ class Storm:
             self._kill_worker()
         elif blow == "cut":
             self._cut()
+        elif blow == "grown":
+            self._grow()
         elif blow == "emptied":
             self._empty()
-        elif blow == "broker":
+        elif blow in ("broker", "outage"):
             self.broker.kill()
-            time.sleep(self.random.uniform(*AWAY_S))
+            time.sleep(OUTAGE_S if blow == "outage" else self.random.uniform(*AWAY_S))
             self.broker.start()
+        elif blow == "zombie":
+            self._leave_zombies()
         else:
             self._kill()
-            if blow != "driver":
+            if blow == "stopped":
+                self._grow()
+                self._cut()
+                self._wait(self.random.uniform(*PAUSE_S))
+            elif blow != "driver":
                 shutil.rmtree(self.home / "local", ignore_errors=True)
             if blow == "restore without a broker":
                 self._launch()
@@ -250,20 +302,65 @@ class Storm:
                 self._launch()
             self._wait_for(self.newest + 1)
 
-    def _kill_worker(self) -> None:
+    def _workers(self) -> list[psutil.Process]:
+        """Give Python's workers that Spark's daemon has forked."""
         assert self.process is not None
-        with suppress(psutil.NoSuchProcess):
-            family = psutil.Process(self.process.pid).children(recursive=True)
-            workers = [one for one in family if "pyspark.daemon" in " ".join(one.cmdline())]
-            if workers:
-                self.random.choice(workers).kill()
+        found = []
+        for one in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                parent = one.parent()
+                if DAEMON in one.cmdline() and parent is not None and DAEMON in parent.cmdline():
+                    found.append(one)
+        return found
+
+    def _kill_worker(self) -> None:
+        self._until(lambda: bool(self._workers()), "a worker")
+        with suppress(psutil.NoSuchProcess, IndexError):  # they come and go
+            self.random.choice(self._workers()).kill()
+            self.seen["workers killed"] += 1
+
+    def _leave_zombies(self) -> None:
+        """Stop the workers, take the host's disk away, let another driver go on, and then the workers too."""
+        self._until(lambda: bool(self._workers()), "a worker")
+        for one in self._workers():
+            with suppress(psutil.NoSuchProcess):
+                one.suspend()
+                self.zombies.append(one)
+        self.seen["workers left behind"] += len(self.zombies)
+        self._kill()
+        (self.home / "local").rename(self.home / f"local-{len(list(self.home.iterdir()))}")
+        self._launch()
+        self._wait_for(self.newest + 1)
+        for one in self.zombies:
+            with suppress(psutil.NoSuchProcess):
+                one.resume()
+        self._wait(self.random.uniform(*PAUSE_S))
+        self._end_zombies()
+
+    def _end_zombies(self) -> None:
+        while self.zombies:
+            with suppress(psutil.NoSuchProcess):
+                self.zombies.pop().kill()
+
+    def _grow(self) -> None:
+        """Give the source and the changelog one partition more; messages go there from now on."""
+        partitions = len(self.writer.since) + 1
+        if partitions <= MOST_PARTITIONS:
+            self.topics.grow(self.topic, partitions)
+            self.topics.grow(f"{self.topic}-changelog", partitions)
+            self.writer.more()
+            self.seen["partitions added"] += 1
 
     def _cut(self) -> None:
-        """Cut what no retained window begins in: it lies so far behind what both partitions have committed."""
+        """Cut what no retained window begins in: it lies so far behind what all partitions have committed."""
         committed = committed_positions(str(self.home / "checkpoint"))
-        edge = min(committed[0].values(), default=0) - RETAINED if committed else 0
-        if edge > 0:
-            self._delete(self.topic, dict.fromkeys(range(PARTITIONS), edge))
+        read = dict(committed[0]) if committed else {}
+        since = {partition: turn * AT_ONCE for partition, turn in self.writer.since.items()}
+        edge = min(read.get((self.topic, partition), 0) + first for partition, first in since.items()) - RETAINED
+        edges = {partition: edge - first for partition, first in since.items() if edge > first}
+        if edges:
+            self._delete(self.topic, edges)
+            self.seen["partitions cut"] += len(edges)
 
     def _empty(self) -> None:
         """Take everything from the changelog; a commit of each shard later it is whole again."""
@@ -283,7 +380,7 @@ class Storm:
     def _launch(self, *, end: bool = False) -> None:
         config = {
             "servers": self.broker.settings.servers, "topic": self.topic, "home": str(self.home), "end": end,
-            "guarantee": self.guarantee, "reader": self.reader,
+            "guarantee": self.guarantee, "reader": self.reader, "starting": self.starting,
         }  # fmt: skip
         environment = os.environ | quick_java.environment() | {"PYTHONPATH": str(ROOT), "TZ": "UTC"}
         with (self.root / "log").open("ab") as log:
@@ -293,14 +390,15 @@ class Storm:
             )  # fmt: skip
 
     def _kill(self) -> None:
-        """Kill the driver and everything that it started."""
+        """Kill the driver and everything that it started, but those that are to stay behind."""
         if self.process is None:
             return
         with suppress(psutil.NoSuchProcess):
             family = psutil.Process(self.process.pid).children(recursive=True)
             for one in family:
                 with suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    if one not in self.zombies:
+                        one.kill()
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
