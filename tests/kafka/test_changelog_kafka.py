@@ -193,6 +193,20 @@ def test_a_writer_that_another_one_came_between_is_not_asked(make, monkeypatch):
     assert as_dict(make().read(0, commit(6))) == {b"\x03a": b"6"}
 
 
+def test_a_producer_is_held_by_its_query_so_that_another_one_does_not_end_it(make, monkeypatch):
+    """Two that have both begun before either has written; later ones are refused by what they read."""
+    opened: list[str] = []
+    open_producer = PartitionWriter._open_producer
+    monkeypatch.setattr(
+        PartitionWriter, "_open_producer", lambda self, name: opened.append(name) or open_producer(self, name)
+    )
+    one, another = make("01" * 16), make("02" * 16)
+    for version in range(3):
+        for log in (one, another):
+            log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": b"%d" % version}))
+    assert len(opened) == len(set(opened)) == 2, opened
+
+
 def test_the_end_of_a_partition_is_not_waited_for(make):
     class Watched:
         def __init__(self, consumer):

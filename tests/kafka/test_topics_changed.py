@@ -64,22 +64,28 @@ def test_a_topic_that_was_made_again_is_refused_by_every_look_and_by_a_replay(sp
             look()
 
 
-def test_a_partition_that_lost_its_end_is_refused_and_one_that_only_has_a_new_leader_is_not(local_kafka_broker):
+def test_a_partition_that_lost_its_end_is_refused_and_one_that_only_has_a_new_leader_is_not(
+    spark, local_kafka_broker, tmp_path
+):
+    """By the watch, and by a job's start: what a job has read counts as its epochs say, not as its offsets do."""
     from recovery.testing.events import Topics
 
     broker = local_kafka_broker
     topics = Topics(broker.settings)
     topic = topics.create(1)
     for n in range(5):
-        topics.produce(topic, [{"n": 20 * n + m} for m in range(20)])
-    source = kafka(topic, servers=broker.settings, value="n int")
-    watch = source.watch()
+        topics.produce(topic, [Event(row) for row in events(20, seed=n, first=20 * n)])
+    job = Job(spark, broker.settings, topic, tmp_path)
+    ended(job.start(until="end"))
+    watch = job.source.watch()
     assert watch.look(positions(topic, 100))
     assert not watch.look(positions(topic, 100))
     before = watch.epochs[topic, 0]
     broker.restart()
     assert watch.look(positions(topic, 100)), "a broker that comes back leads with a new epoch"
     assert watch.epochs[topic, 0] > before
+    last = job.start(until="end")
+    ended(last)
     broker.kill()
     [log] = (folder for folder in Path(broker._folder).rglob(f"{topic}-0"))
     [segment] = log.glob("*.log")
@@ -88,17 +94,21 @@ def test_a_partition_that_lost_its_end_is_refused_and_one_that_only_has_a_new_le
     for file in [*log.glob("*.index"), *log.glob("*.timeindex"), *log.glob("*.snapshot")]:
         file.unlink()
     broker.start()
-    left = source.offsets()[topic, 0][1]
+    left = job.source.offsets()[topic, 0][1]
     assert left == 60, "five batches of twenty: the fourth is torn"
     for n in range(5):
-        topics.produce(topic, [{"n": -n}] * 20)
-    assert source.offsets()[topic, 0] == (0, 160), "the offsets alone look right"
+        topics.produce(topic, [Event(row) for row in events(20, seed=10 + n, first=20 * n)])
+    assert job.source.offsets()[topic, 0] == (0, 160), "the offsets alone look right"
     with pytest.raises(SourceWentBack, match="lost messages at its end") as caught:
         watch.look(positions(topic, 100))
     assert f"{topic}-0" in caught.value.where
-    kept = source.watch()
+    kept = job.source.watch()
     kept.epochs = {(topic, 0): before}
     assert kept.look(positions(topic, 60)), "what was committed is still there"
+    with pytest.raises(SourceWentBack, match="lost messages at its end"):
+        ended(job.start(until="end"))
+    newest = max(int(path.name) for path in (tmp_path / "checkpoint/commits").glob("[0-9]*"))
+    assert newest == last.progress.version, "nothing of the other messages is counted"
     topics.close()
 
 
