@@ -38,7 +38,7 @@ test-long: java setup ## What takes long: kill points, two hosts, drills, demos,
 	@GROUP=long $(QUICK) $(TESTS)
 
 test-fast: setup ## Unit and model tests, no JVM: under a minute
-	@GROUP=fast $(PY) $(if $(ARGS),-m pytest tests/model tests/unit -m "not long and not disturbed" $(ARGS),-m tests.runner)
+	@GROUP=fast $(PY) $(if $(ARGS),-m pytest tests/model tests/unit -m "not long and not slow" $(ARGS),-m tests.runner)
 
 test-postgres: setup ## The SQL sink on PostgreSQL: an installed one, or REWIND_POSTGRES=postgresql+psycopg://user@host/database
 	@REWIND_POSTGRES="$${REWIND_POSTGRES:-need}" $(PY) -m pytest -p no:cacheprovider tests/postgres $(ARGS)

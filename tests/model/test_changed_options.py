@@ -13,7 +13,7 @@ from tests.model.changed_options import CASES, CRASHES, direction, hunt, untried
 RUNS = int(os.environ.get("CHANGED_OPTIONS_RUNS", "200"))
 
 
-@pytest.mark.disturbed
+@pytest.mark.slow
 def test_changed_options_lose_nothing_and_send_nothing_twice():
     tried, failed = hunt(list(CASES), range(RUNS))
     assert failed == []
@@ -23,6 +23,7 @@ def test_changed_options_lose_nothing_and_send_nothing_twice():
             print(kind, *aim, counts[aim])
 
 
+@pytest.mark.slow
 def test_the_hunt_finds_a_job_that_asks_todays_retention_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the clock of before, as the first release did: what its state says is gone is not asked."""
 

@@ -8,6 +8,7 @@ from tests.model import combining
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.slow
 def test_combined_rows_give_what_messages_one_by_one_give(share: float) -> None:
     met: Counter[str] = Counter()
     with combining.counting_refused(met):

@@ -125,7 +125,7 @@ def near(one: Row, other: Row) -> bool:
     return abs(one[0] - other[0]) <= 20
 
 
-@pytest.mark.disturbed
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_pairs_come_once_and_a_lost_disk_changes_nothing(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

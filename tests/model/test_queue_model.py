@@ -44,7 +44,7 @@ RARE = (
 )
 
 
-@pytest.mark.disturbed
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hopping", "join", "process"])
 def test_a_disturbed_run_equals_the_undisturbed_one(kind: str, tmp_path: Path) -> None:
     assert compare(1_000, tmp_path, kind)["rows"]

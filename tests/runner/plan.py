@@ -9,7 +9,7 @@ from pathlib import Path
 GROUPS = {
     "all": ("not long", ("tests",), 60.0),
     "long": ("long", ("tests",), 180.0),
-    "fast": ("not long and not disturbed", ("tests/unit", "tests/model"), 10.0),
+    "fast": ("not long and not slow", ("tests/unit", "tests/model"), 10.0),
 }
 """Name of a group -> pytest's expression of marks, paths, and the limit of a whole run in minutes."""
 

@@ -209,6 +209,7 @@ def test_refused_credentials_end_each_request_by_name(cluster: Callable[..., Scr
     assert "told-nobody" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_a_cluster_that_is_silent_may_come_back(cluster: Callable[..., Script], request_: str) -> None:
     ask, named = REQUESTS[request_]

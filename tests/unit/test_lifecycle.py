@@ -253,7 +253,7 @@ def test_who_is_waited_for_cannot_wait(moment: str) -> None:
     assert ["await_termination" in str(error) for error in caught] == [True]
 
 
-@pytest.mark.disturbed
+@pytest.mark.slow
 def test_every_pair_of_hands_at_every_pair_of_moments() -> None:
     hands = [(moment, what, False) for moment, what in product(MOMENTS, ("stop", "drain", "await a moment"))]
     hands += [(moment, "stop", True) for moment in INSIDE]

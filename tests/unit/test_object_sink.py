@@ -88,7 +88,7 @@ def player(bucket: str, story: Story, deaths: int) -> Player:
     )
 
 
-@pytest.mark.disturbed
+@pytest.mark.slow
 @pytest.mark.parametrize(("batches", "deaths"), [(5, 9), pytest.param(40, 100, marks=pytest.mark.long)])
 def test_no_row_comes_twice_and_none_is_missing_wherever_the_driver_dies(
     bucket: str, batches: int, deaths: int

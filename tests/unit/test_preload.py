@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from recovery.daemon import MODULES
 
+pytestmark = pytest.mark.slow  # each starts a Python of its own
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = """
 import os, sys, tempfile

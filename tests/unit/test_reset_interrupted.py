@@ -95,7 +95,7 @@ def left_in(home: Path) -> list[str]:
     return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
 
 
-@pytest.mark.disturbed
+@pytest.mark.slow
 def test_reset_killed_after_every_deletion_can_be_called_again(
     template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

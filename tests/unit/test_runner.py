@@ -28,7 +28,7 @@ markers =
     spark: has a process of its own
     kafka: the same
     long: not in the group all
-    disturbed: not in the group fast
+    slow: not in the group fast
 """
 
 CONFTEST = """
@@ -106,6 +106,7 @@ def last(out: str) -> str:
     return re.sub(r"in \d+ s", "in _ s", out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_what_fails_by_time_or_machine_has_a_second_try_alone(tmp_path: Path) -> None:
     hangs = "@pytest.mark.timeout(1)\ndef test_it():\n    if not tries():\n        time.sleep(60)\n"
     stays = "def test_it():\n    if not tries():\n        threading.Thread(target=time.sleep, args=(60,)).start()\n"
@@ -150,6 +151,7 @@ def test_it():
     assert [line.split()[1] for line in durations] == sorted(f"tests/test_{name}.py" for name in planted.tries())
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_is_red_and_nothing_is_tried_again(tmp_path: Path) -> None:
     both = "def test_rows():\n    tries()\n    assert [1] == [2]\ndef test_wait():\n    raise WaitedTooLong('slow')\n"
     planted = Planted(
@@ -175,6 +177,7 @@ def test_a_wrong_answer_is_red_and_nothing_is_tried_again(tmp_path: Path) -> Non
     assert last(out) == "RED: 4 wrong, 2 failed once by time or machine, 0 not run; 1 passed, 4 failed in _ s"
 
 
+@pytest.mark.slow
 def test_a_module_that_hangs_twice_is_red_and_costs_no_other(tmp_path: Path) -> None:
     hangs = "@pytest.mark.timeout(1)\ndef test_it():\n    tries()\n    time.sleep(60)\n"
     planted = Planted(tmp_path, before=SOUND, hangs=hangs, hangs_not=SOUND)
@@ -186,6 +189,7 @@ def test_a_module_that_hangs_twice_is_red_and_costs_no_other(tmp_path: Path) -> 
     assert lines(out, "FAILED ") == ["FAILED tests/test_hangs.py::test_it: its process was ended for a hang"]
 
 
+@pytest.mark.slow
 def test_six_modules_that_fail_by_time_are_red_without_a_second_try(tmp_path: Path) -> None:
     six = {f"waits_{number}": WAITS for number in range(6)}
     planted = Planted(tmp_path, **six)
@@ -206,6 +210,7 @@ def test_a_module_that_cannot_be_imported_is_red(tmp_path: Path) -> None:
     assert last(out).startswith("RED: ")
 
 
+@pytest.mark.slow
 def test_a_signal_ends_all_in_order(tmp_path: Path) -> None:
     module = """
 @pytest.fixture(scope="session")
@@ -232,6 +237,7 @@ def test_it(broker):
     assert list(planted.scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_has_had_its_minutes_says_what_still_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,7 @@ def cluster() -> Iterator[Cluster]:
         yield Cluster(Path(home), every=4)
 
 
-@pytest.mark.disturbed
+@pytest.mark.slow
 def test_a_shard_that_alternates_between_two_hosts_50_times(cluster: Cluster) -> None:
     staged = [cluster.micro_batch("a", rows=2000).metrics["staged_bytes"]]
     fetched: list[int] = []
@@ -338,7 +338,7 @@ def test_what_a_task_fetched_is_told_to_the_drivers_listeners(cluster: Cluster) 
     assert moves(merge_metrics([json.dumps(cluster.micro_batch("b").metrics)])) == [], "what lies here is no move"
 
 
-@pytest.mark.disturbed
+@pytest.mark.slow
 def test_every_host_reclaims_what_bounds_hide_though_it_sees_every_other_commit_only(tmp_path, monkeypatch):
     reclaimed: dict[str, int] = {"a": 0, "b": 0}
 

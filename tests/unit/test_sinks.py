@@ -378,6 +378,7 @@ def test_a_place_that_is_no_directory_or_refuses_is_named(tmp_path: Path, monkey
         sink.open("q")
 
 
+@pytest.mark.slow
 def test_a_task_loads_what_writing_needs_before_it_asks_for_rows():
     script = """
 import sys

@@ -123,7 +123,7 @@ def storm(case: Case, home: Path, mode: str, batches: int, deaths: int) -> None:
     check_seen(player.seen, deaths)
 
 
-@pytest.mark.disturbed
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["log", "newest"])
 def test_no_row_comes_twice_and_none_is_missing_wherever_the_driver_dies(case: Case, mode: str, tmp_path: Path) -> None:
     storm(case, tmp_path, mode, batches=5, deaths=9)
