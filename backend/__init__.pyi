@@ -100,6 +100,7 @@ from backend.windows.definitions import hopping as hopping
 from backend.windows.definitions import session as session
 from backend.windows.definitions import sliding as sliding
 from backend.windows.definitions import tumbling as tumbling
+from backend.windows.policies import every as every
 from backend.windows.policies import policies as policies
 from backend.windows.spec import window_spec as window_spec
 from recovery.inspect.displays import ProgressListener as ProgressListener

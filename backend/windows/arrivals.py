@@ -53,6 +53,7 @@ class Arrived:
         epoch: Epochs.
         key: Numbers of group keys.
         clock: Watermark before the first message of each.
+        count: Messages of each; empty where nobody asked for them.
         table: Partial columns and `FIRST_CLOCK`.
     """
 
@@ -61,6 +62,7 @@ class Arrived:
     epoch: IntArray
     key: IntArray
     clock: IntArray
+    count: IntArray
     table: pa.Table
 
     def __len__(self) -> int:
@@ -126,8 +128,8 @@ def _ends_passed(grid: Assigner, pane: IntArray, clock: int, own: IntArray) -> I
     return grid.ends(windows)
 
 
-def fold(placed: Placed, messages: pa.Table, plan: IncrementalPlan) -> Arrived:
-    """Fold placed messages."""
+def fold(placed: Placed, messages: pa.Table, plan: IncrementalPlan, *, counted: bool) -> Arrived:
+    """Fold placed messages; `counted` asks how many each partial is made of."""
     space = max(len(placed.keys), 1)
     spot, spots = _spots(placed)
     group, codes = dense(spot * space + placed.key, max(len(spots[0]) * space, 1))
@@ -137,7 +139,10 @@ def fold(placed: Placed, messages: pa.Table, plan: IncrementalPlan) -> Arrived:
     table = combined_rows.fold(messages, plan, group, len(codes)).append_column(
         pa.field(FIRST_CLOCK, pa.int64(), nullable=False), pa.array(clock)
     )
-    return Arrived(spots[0][at], spots[1][at], spots[2][at], codes % space, clock, table)
+    count = np.zeros(len(codes) if counted else 0, np.int64)
+    if counted:
+        np.add.at(count, group, combined_rows.counts(messages))
+    return Arrived(spots[0][at], spots[1][at], spots[2][at], codes % space, clock, count, table)
 
 
 def _spots(placed: Placed) -> tuple[IntArray, tuple[IntArray, IntArray, IntArray]]:

@@ -45,6 +45,7 @@ class Ledger(msgspec.Struct, array_like=True):
         full_since: Whether windows were sent in full, ascending: (watermark, whether those that closed after it
             were). Of windows in retention; before the first entry as it says.
         drained: A drain has sent what is open, and no message came since, to any shard.
+        early_messages: The early policy's number of messages in the last micro-batch.
     """
 
     format: int = FORMAT
@@ -59,6 +60,7 @@ class Ledger(msgspec.Struct, array_like=True):
     policies: tuple[int | None, bool, int | None] | None = None
     full_since: list[tuple[int, bool]] = []
     drained: bool = False
+    early_messages: int | None = None
 
     def run_under(self, policies: Policies, time_ms: int) -> bool:
         """Go on under policies; when they are others than before, what waits is looked at now.
@@ -71,13 +73,14 @@ class Ledger(msgspec.Struct, array_like=True):
             True when full results are turned off with this micro-batch: what is open waited for them.
         """
         asked, old = (policies.early_ms, policies.full, policies.late_ms), self.policies
-        if asked == old:
+        counted, self.early_messages = self.early_messages, policies.early_messages
+        if asked == old and counted == policies.early_messages:
             return False
         if old is None or old[1] != policies.full:
             self.full_since = [*self.full_since, (self.clock, policies.full)]
         self.policies = asked
-        if self.due_ms is not None:
-            self.due_ms = min(self.due_ms, time_ms)
+        if self.due_ms is not None or counted is not None:  # what waits for a number of messages is due at no time
+            self.due_ms = time_ms if self.due_ms is None else min(self.due_ms, time_ms)
         return old is not None and old[1] and not policies.full
 
     def full_sent(self, closes_at: IntArray) -> Mask:

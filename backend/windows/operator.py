@@ -93,7 +93,7 @@ class WindowOperator:
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Fold one micro-batch into the state seen through `work`."""
         ledger = ledgers.read(work, self.spec.format)
-        policies = ledger.policies
+        policies = ledger.policies, ledger.early_messages
         full_off = ledger.run_under(self.spec.policies, batch.time_ms)
         again = ledger.drained and not came(batch.before, batch.after)
         ledger.drained = batch.drain or again
@@ -103,7 +103,7 @@ class WindowOperator:
         after = watermark_after(before, batch.after, batch.time_ms, self.spec.idle_after_ms)
         idle_after = self.spec.idle_after_ms
         turn = Turn(batch, work, batch.messages, ledger, before, after, exact(batch.before, batch.after), idle_after)
-        turn.full_off, turn.policies_changed = full_off, policies != ledger.policies
+        turn.full_off, turn.policies_changed = full_off, policies != (ledger.policies, ledger.early_messages)
         self._check_times(turn)
         self.kind.fold(turn)
         if not isinstance(self.kind, Shared):  # others write down each revision

@@ -4,14 +4,14 @@ Rows exist only where the usual does not hold. Without a row, an open window was
 with reason `full`, if its group key had a message in time, else never.
 
 Key: `Region.REVISIONS`, the window's start, the group key (backend.windows.columns.grouping has the
-bytes). Value (format 1)::
+bytes). Value (format 2)::
 
-    +--------+---------------+---------+---------------------+
-    | format | next revision | pending | pending since, ms   |
-    | 1 byte | int32         | 1 byte  | int64 (batch time)  |      all big-endian
-    +--------+---------------+---------+---------------------+
+    +--------+---------------+---------+---------------------+------------------+
+    | format | next revision | pending | pending since, ms   | unsent messages  |
+    | 1 byte | int32         | 1 byte  | int64 (batch time)  | int64            |      all big-endian
+    +--------+---------------+---------+---------------------+------------------+
 
-A next revision of `UNKNOWN` is the usual one: told from the group key's first message when the row is next sent.
+Format 1 had no unsent messages, and is read. A next revision of `UNKNOWN` is the usual one: told from the group key's first message when the row is next sent.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import join_keys, split_keys
 
-FORMAT = 1
+FORMAT = 2
 UNKNOWN = -1
-_ROW = np.dtype([("format", "u1"), ("next", ">i4"), ("pending", "u1"), ("since", ">i8")])
+_UNSENT_BYTES = 8
+_ROW = np.dtype([("format", "u1"), ("next", ">i4"), ("pending", "u1"), ("since", ">i8"), ("unsent", ">i8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Revisions:
         next: Next revision, or `UNKNOWN`.
         pending: Something waits to be sent.
         since: Batch time of the oldest unsent update; meaningless when nothing is pending.
+        unsent: Messages since the last row, where the early policy counts them; 0 when nothing is pending.
     """
 
     starts: IntArray
@@ -50,6 +52,7 @@ class Revisions:
     next: IntArray
     pending: Mask
     since: IntArray
+    unsent: IntArray
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -57,7 +60,12 @@ class Revisions:
     def where(self, rows: Mask) -> Revisions:
         """Give the rows of a mask."""
         return Revisions(
-            self.starts[rows], self.keys.filter(pa.array(rows)), self.next[rows], self.pending[rows], self.since[rows]
+            self.starts[rows],
+            self.keys.filter(pa.array(rows)),
+            self.next[rows],
+            self.pending[rows],
+            self.since[rows],
+            self.unsent[rows],
         )
 
 
@@ -89,7 +97,7 @@ def put(work: Workspace, rows: Revisions) -> None:
         return
     packed = np.zeros(len(rows), _ROW)
     packed["format"], packed["next"], packed["pending"] = FORMAT, rows.next, rows.pending
-    packed["since"] = np.where(rows.pending, rows.since, 0)
+    packed["since"], packed["unsent"] = (np.where(rows.pending, column, 0) for column in (rows.since, rows.unsent))
     work.put_many(join_keys(Region.REVISIONS, rows.starts, rows.keys), fixed_values(packed))
 
 
@@ -101,10 +109,15 @@ def concat(parts: Sequence[Revisions]) -> Revisions:
         np.concatenate([part.next for part in parts]),
         np.concatenate([part.pending for part in parts]),
         np.concatenate([part.since for part in parts]),
+        np.concatenate([part.unsent for part in parts]),
     )
 
 
 def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
+    older = _ROW.itemsize - _UNSENT_BYTES
+    if any(len(value) == older for value in values):
+        now = bytes([FORMAT])
+        values = [now + v[1:] + bytes(_UNSENT_BYTES) if len(v) == older and v[0] == 1 else v for v in values]
     rows = fixed_rows(values, _ROW, FORMAT, "a row of revisions")
     starts, _, group_keys = split_keys(keys)
     return Revisions(
@@ -113,4 +126,5 @@ def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
         rows["next"].astype(np.int64),
         rows["pending"].astype(np.bool_),
         rows["since"].astype(np.int64),
+        rows["unsent"].astype(np.int64),
     )

@@ -11,7 +11,8 @@ advance step size    `window` (its step)       the size
 retention time       `retention`               required for time how long after its end a window takes messages; by
                                                                  number: how long after its newest one it is kept open
 retention size       `retention_messages`      off               how many messages of a source partition
-early emission       `policies.early_ms`       off               send open windows, by wall clock
+early emission       `policies.early_ms`,      off               send open windows, by wall clock or number of
+                     `.early_messages`                           messages
 full size            `policies.full`           on                send at the first message at or past the end
 late arrival         `policies.late_ms`        10 seconds        send past windows, batched by wall clock
 (not in it)          `idle_after`              1 minute          a silent source partition holds nothing back
@@ -33,10 +34,11 @@ from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELD
 from backend.windows.definitions import Duration, Window, _count, duration_ms
 from backend.windows.policies import Policies
 
-FORMAT, KEYED_FORMAT = 1, 2
+FORMAT, KEYED_FORMAT = 1, 3
 """What state means: of windows that all keys share, and of those that every key has for itself.
 
 Format 1 of the latter: sessions were kept, and messages near them taken, for as long as the merged session's retention.
+Format 2: sessions did not say how many of their messages no row has shown.
 """
 
 DEFAULT_IDLE_AFTER_MS = 60_000

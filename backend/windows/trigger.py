@@ -100,7 +100,7 @@ class Waiting:
     Args:
         rows: Stored revisions, and `windows`, `keys`: window number and key number of each.
         late: Updates to windows that were closed when the message came: window and key numbers.
-        early: Updates to windows that are open after the micro-batch.
+        early: Updates to windows that are open after the micro-batch, and how many messages each is.
         ending: Updates to windows that close in the micro-batch, from messages that came before their end. Read only
             where what waits of them is sent as early, because full results are off.
         space: Number of group keys.
@@ -114,7 +114,7 @@ class Waiting:
         windows: IntArray,
         keys: IntArray,
         late: tuple[IntArray, IntArray],
-        early: tuple[IntArray, IntArray],
+        early: tuple[IntArray, IntArray, IntArray],
         ending: tuple[IntArray, IntArray],
         space: int,
         progress: Progress,
@@ -142,7 +142,11 @@ class Waiting:
         self._ends[self.pairs.find(*ending)] = True
         self._since[at[still]] = rows.since[still]
         self._waits[at[still]] = True
-        for updated in (late, early):
+        self._unsent = np.zeros(count, np.int64)
+        self._unsent[at[still]] = rows.unsent[still]
+        if policies.early_messages is not None:
+            np.add.at(self._unsent, self.pairs.find(*early[:2]), early[2])
+        for updated in (late, early[:2]):
             self._waits[self.pairs.find(*updated)] = True
         self.goes: Mask = self._waits & self._due()
         """Pairs that are to be sent now."""
@@ -153,9 +157,12 @@ class Waiting:
         if self._progress.drain:
             return past  # every open window is sent as drained, which stands for an early row that is due
         due: Mask = self.pairs.window <= self._progress.gone_after
-        for here, period in ((past, self._policies.late_ms), (~past, self._policies.early_ms)):
-            # what waits for a policy that is off waited for it when it was on
-            due = due | (here if period is None else here & (self._since + period <= self._progress.now_ms))
+        late_ms, now_ms = self._policies.late_ms, self._progress.now_ms
+        # what waits for a policy that is off waited for it when it was on
+        due |= past if late_ms is None else past & (self._since + late_ms <= now_ms)
+        due |= (
+            ~past if not self._policies.early else ~past & self._policies.early_due(self._since, self._unsent, now_ms)
+        )
         return due & past if self._progress.full_off else due
 
     def renumber(self, numbers: IntArray, space: int) -> None:
@@ -181,7 +188,7 @@ class Waiting:
         explicit = self._next[at] != UNKNOWN
         taken[np.flatnonzero(known)[explicit]] = self._next[at[explicit]]
         self._next[at] = taken[known] + 1
-        self._waits[at] = False
+        self._waits[at], self._unsent[at] = False, 0
         return taken
 
     def ending(self, windows: IntArray, keys: IntArray) -> Mask:
@@ -213,7 +220,7 @@ class Waiting:
         new = self.pairs.find(windows, keys) < 0
         none = np.zeros(int(new.sum()), np.int64)
         encoded = space.keys.take(pa.array(keys[new]))
-        self._extra.append(Revisions(starts[new], encoded, following[new], none > 0, none))
+        self._extra.append(Revisions(starts[new], encoded, following[new], none > 0, none, none))
 
     def store(self, work: Workspace, space: KeySpace, starts: Callable[[IntArray], IntArray]) -> None:
         """Write what differs from the usual, of windows still in retention; `starts` gives their starts."""
@@ -227,7 +234,12 @@ class Waiting:
     def _rows(self, pairs: Mask, space: KeySpace, starts: Callable[[IntArray], IntArray]) -> Revisions:
         encoded = space.keys.take(pa.array(self.pairs.key[pairs]))
         return Revisions(
-            starts(self.pairs.window[pairs]), encoded, self._next[pairs], self._waits[pairs], self._since[pairs]
+            starts(self.pairs.window[pairs]),
+            encoded,
+            self._next[pairs],
+            self._waits[pairs],
+            self._since[pairs],
+            self._unsent[pairs],
         )
 
     def due_ms(self) -> int | None:

@@ -32,6 +32,9 @@ FREE: dict[str, tuple[Any, ...]] = {
 }
 """What may change between starts, and to what."""
 
+EARLY_MESSAGES = {(None, 0): 3, (5_000, 10_000): 2}
+"""(early_ms, late_ms) -> the early policy's number of messages, where it counts them."""
+
 
 @dataclass
 class Planned:
@@ -88,7 +91,7 @@ def written_ms(message: Message) -> int | None:
 def spec_of(rng: random.Random) -> Spec:
     kind, unit = rng.choice(KINDS)
     full = rng.random() < 0.7
-    return Spec(
+    spec = Spec(
         kind,
         size=10 if unit == "time" else 3,
         step=(rng.choice((5, 4)) if unit == "time" else 2) if kind == "hopping" else 0,
@@ -101,6 +104,7 @@ def spec_of(rng: random.Random) -> Spec:
         idle_after_ms=rng.choice((None, 60_000)),
         max_ahead_ms=rng.choice((None, None, 30)),
     )
+    return replace(spec, early_messages=EARLY_MESSAGES.get((spec.early_ms, spec.late_ms)))
 
 
 def changed_spec(rng: random.Random, spec: Spec) -> Spec:
@@ -108,7 +112,8 @@ def changed_spec(rng: random.Random, spec: Spec) -> Spec:
     if (spec.kind, spec.unit) not in CHANGING or rng.random() > 0.3:
         return spec
     names = rng.sample(sorted(FREE), rng.choice((1, 2)))
-    return replace(spec, **{name: rng.choice(FREE[name]) for name in names})
+    spec = replace(spec, **{name: rng.choice(FREE[name]) for name in names})
+    return replace(spec, early_messages=EARLY_MESSAGES.get((spec.early_ms, spec.late_ms)))
 
 
 def operator_of(spec: Spec) -> WindowOperator:
@@ -125,7 +130,7 @@ def operator_of(spec: Spec) -> WindowOperator:
             {"n": agg.count(), "total": agg.sum_("value"), "third": third},
             keys=spec.keys,
             retention=spec.retention_ms if spec.unit == "time" else spec.retention_ms or None,
-            policies=Policies(spec.early_ms, spec.full, spec.late_ms),
+            policies=Policies(spec.early_ms, spec.full, spec.late_ms, spec.early_messages),
             idle_after=spec.idle_after_ms,
             max_ahead=spec.max_ahead_ms,
         )

@@ -102,6 +102,7 @@ def direction(values: Sequence[Any], old: Any, new: Any) -> str:
 
 POLICIES: Mapping[str, tuple[Any, ...]] = {
     "early_ms": (None, 0, 6),
+    "early_messages": (None, 1, 2, 5),
     "full": (False, True),
     "late_ms": (None, 0, 4, 12),
 }
@@ -113,6 +114,7 @@ USUAL: Options = {
     "retention_ms": 20,
     "retention_messages": None,
     "early_ms": None,
+    "early_messages": None,
     "full": True,
     "late_ms": 12,
     "idle_after_ms": 40,
@@ -203,7 +205,9 @@ class WindowRun:
             ours.lose_disk()
         messages = self._next(last)
         self.wall += self.rng.choice(PAUSES)
-        self.complete &= self.spec.late_ms is not None and (self.spec.full or self.spec.early_ms is not None)
+        self.complete &= self.spec.late_ms is not None and (
+            self.spec.full or self.spec.early_ms is not None or self.spec.early_messages is not None
+        )
         sent, known = len(self.oracle.rows), len(self.oracle.errors)
         for message in sorted(set_of(messages), key=lambda m: m.place):
             self.oracle.add_message(message, self.wall)
@@ -270,7 +274,7 @@ def joins(kept: Mapping[str, tuple[Any, ...]], *, by_number: bool = False) -> Ca
     return Case(free, {"on_time_ms": 0, "late_ms": 0, "idle_after_ms": 40, "max_ahead_ms": None, **usual}, make)
 
 
-EARLY = {name: POLICIES[name] for name in ("early_ms", "full")}
+EARLY = {name: POLICIES[name] for name in ("early_ms", "early_messages", "full")}
 """Nothing comes late to windows by number."""
 
 CASES: dict[str, Case] = {

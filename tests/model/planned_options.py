@@ -50,6 +50,7 @@ from tests.oracle.windows import Message, Spec, WindowOracle
 WINDOWS: Mapping[str, tuple[Any, ...]] = {
     "retention": (1, 7, 20, 60),
     "early": (None, 0, 6),
+    "every": (None, 1, 3),
     "full": (False, True),
     "late": (None, 0, 4, 12),
     "idle_after": (None, 10, 40),
@@ -103,7 +104,7 @@ def operator_of(kind: str, options: Options) -> Operator:
         sizes |= {"every": 2} if by_number else {"step": 4}
     made = getattr(win, name)(**sizes) if by_number else getattr(win, name)(*sizes.values())
     aggregates = {"n": agg.count(), "total": agg.sum_("weight"), "all": agg.collect_list("value")}
-    policies = Policies(options["early"], options["full"], options["late"])
+    policies = Policies(options["early"], options["full"], options["late"], options["every"])
     more = {name: options[name] for name in ("retention", "retention_messages", "idle_after") if name in options}
     asked = window_spec(
         made, SCHEMA, aggregates, keys=["key"], policies=policies, max_ahead=options["max_ahead"], **more
@@ -132,6 +133,7 @@ def spec_of(kind: str, options: Options) -> Spec:
         retention_ms=options["retention"],
         retention_messages=options["retention_messages"],
         early_ms=options["early"],
+        early_messages=options["every"],
         late_ms=options["late"],
         full=options["full"],
         idle_after_ms=options["idle_after"],

@@ -66,6 +66,7 @@ def specs(draw: st.DrawFn, kind: str, unit: str = "time") -> Spec:
         retention_ms=draw(st.sampled_from((10, 0, 1, 7, 35, 10_000))),
         retention_messages=counted,
         early_ms=draw(st.sampled_from((None, None, 0, 5_000))),
+        early_messages=draw(st.sampled_from((None, None, 1, 2, 5))),
         late_ms=draw(st.sampled_from((10_000, 0, 4_000))),
         idle_after_ms=draw(st.sampled_from((None, 60_000))),
         max_ahead_ms=draw(st.sampled_from((None, None, 15))),
@@ -101,7 +102,7 @@ def operator_of(spec: Spec, made: win.Window | None = None) -> WindowOperator:
         keys=spec.keys,
         retention=spec.retention_ms if spec.unit == "time" else spec.retention_ms or None,
         retention_messages=spec.retention_messages,
-        policies=Policies(spec.early_ms, spec.full, spec.late_ms),
+        policies=Policies(spec.early_ms, spec.full, spec.late_ms, spec.early_messages),
         idle_after=spec.idle_after_ms,
         max_ahead=spec.max_ahead_ms,
     )

@@ -16,6 +16,9 @@ waits first. An update waits only if its policy was on when it came; what waits 
 the next micro-batch. Open windows wait for their full result: when those are turned off, the next micro-batch sends all
 that it finds open or ends, as `early`. Without full results, what waits when a window ends is sent then, as `early`.
 
+The early policy may count messages: those that came to a window since its last row, while the policy counted. A sliding
+window begins with those of its micro-batch that it includes.
+
 A message whose own sliding window is gone counts in later ones. If none comes before the last that could show it is
 gone, or before the input ends, it goes to the errors: an accepted message is in a window or in the errors.
 
@@ -91,7 +94,7 @@ class Spec:
     """What the job asks for; aggregates fold in the order (stream, partition, offset).
 
     `kind` is tumbling, hopping, sliding or session; `unit` is time (milliseconds) or messages. `size` is the gap of a
-    session. `early_ms` and `late_ms`: None is off, 0 is per message.
+    session. `early_ms` and `late_ms`: None is off, 0 is per message. `early_messages`: None is off.
     """
 
     kind: str
@@ -104,11 +107,16 @@ class Spec:
     retention_ms: int = 0
     retention_messages: int | None = None
     early_ms: int | None = None
+    early_messages: int | None = None
     late_ms: int | None = 10_000
     full: bool = True
     idle_after_ms: int | None = None
     max_ahead_ms: int | None = None
     edges: tuple[int, ...] = ()  # tumbling windows of different lengths: where they begin, instead of `size`
+
+    def on(self, window: Window) -> bool:
+        """Tell whether updates of a window are sent."""
+        return self.late_ms is not None if window.closed else (self.early_ms, self.early_messages) != (None, None)
 
 
 @dataclass
@@ -116,7 +124,8 @@ class Window:
     """One window of one group key.
 
     `first` and `last` bound it: event times, or numbers of messages. `pending_since` is the wall clock of the oldest
-    update that was not sent, `due` that it waits for a policy that was turned off, `sent` the number of rows so far.
+    update that was not sent, `due` that it waits for a policy that was turned off, `sent` the number of rows so far,
+    `unsent` that of counted messages since the last one.
     """
 
     key: Key
@@ -126,6 +135,7 @@ class Window:
     messages: list[Message] = field(default_factory=list)
     closed: bool = False
     sent: int = 0
+    unsent: int = 0
     pending_since: int | None = None
     due: bool = False
     withdrawn: list[Row] = field(default_factory=list)
@@ -156,6 +166,8 @@ class WindowOracle:
         self.gone = NEVER
         self.windows: dict[tuple[Key, int], Window] = {}
         self.accepted: list[Message] = []
+        # how many of them came before the micro-batch
+        self.accepted_before = 0
         # what was gone for a message when it came
         self.gone_of: dict[tuple[int, int, int], int] = {}
         self.unseen: list[Message] = []
@@ -177,8 +189,7 @@ class WindowOracle:
         old, self.spec = self.spec, spec
         self.full_off = old.full and not spec.full
         for window in self.windows.values():
-            off = (spec.late_ms if window.closed else spec.early_ms) is None
-            window.due = window.due or (off and window.pending_since is not None)
+            window.due = window.due or (not spec.on(window) and window.pending_since is not None)
         if spec.unit == "messages" and spec.kind != "session" and not old.retention_ms:
             self._forget_full_windows()
         if old.retention_messages is None or spec.retention_messages is None:
@@ -250,8 +261,8 @@ class WindowOracle:
         # 5: add it to every window that includes it
         updated = self._add(message, key, gone)
         for window in updated:
-            wanted = self.spec.late_ms if window.closed else self.spec.early_ms
-            if window.pending_since is None and wanted is not None:
+            window.unsent += self.spec.early_messages is not None
+            if window.pending_since is None and self.spec.on(window):
                 window.pending_since = wall_ms
         if self.spec.unit == "messages" and self.spec.kind != "session":
             self._close_by_number(key)
@@ -299,6 +310,7 @@ class WindowOracle:
             self._purge(wall_ms)
         if drain:
             self.drain()
+        self.accepted_before = len(self.accepted)
         return self.rows[sent_before:]
 
     def drain(self) -> None:
@@ -439,6 +451,8 @@ class WindowOracle:
                 and window.closes_at > self.gone_of[m.place]
             ]
             self.unseen = [m for m in self.unseen if m not in window.messages]
+            if self.spec.early_messages is not None:
+                window.unsent = sum(m in window.messages for m in self.accepted[self.accepted_before : -1])
         updated = []
         for window in self.windows.values():
             if window.key == key and window.first <= time <= window.last and window.closes_at > gone:
@@ -461,11 +475,12 @@ class WindowOracle:
                 since = merged.pending_since
                 merged.pending_since = window.pending_since if since is None else min(since, window.pending_since)
             merged.due = merged.due or window.due
+            merged.unsent += window.unsent
             del self.windows[key, window.first]
         merged.messages.sort(key=self.accepted.index)
         merged.closes_at = merged.last + gap + 1
         merged.closed = merged.closes_at <= self.closing
-        if (self.spec.late_ms if merged.closed else self.spec.early_ms) is None and not merged.due:
+        if not self.spec.on(merged) and not merged.due:
             merged.pending_since = None  # what waited as late is part of an open session again, or the other way round
         for window in near:
             if (window.first, window.last) == (merged.first, merged.last):
@@ -555,6 +570,8 @@ class WindowOracle:
                 continue
             period = self.spec.late_ms if window.closed else self.spec.early_ms
             due = window.due or (period is not None and wall_ms - window.pending_since >= period)
+            if self.spec.early_messages is not None and not window.closed:
+                due = due or window.unsent >= self.spec.early_messages
             if due and (window.closed or early):
                 self._emit(window, "late" if window.closed else "early")
 
@@ -570,6 +587,7 @@ class WindowOracle:
         row = self.row_of(window, reason)
         window.shown = row
         window.sent += 1
+        window.unsent = 0
         window.pending_since, window.due = None, False
         self.outbox.append(row)
 

@@ -60,6 +60,7 @@ def test_revisions_come_back_and_other_formats_are_an_error():
         np.array([revisions.UNKNOWN, 4]),
         np.array([True, False]),
         np.array([5, 0]),
+        np.array([3, 0]),
     )
     revisions.put(work, rows)
     first, last = bytes([Region.REVISIONS]), bytes([Region.REVISIONS + 1])
@@ -68,7 +69,13 @@ def test_revisions_come_back_and_other_formats_are_an_error():
     assert again.keys.to_pylist() == [b"", b"k"]
     assert again.next.tolist() == [revisions.UNKNOWN, 4]
     assert (again.pending.tolist(), again.since.tolist()) == ([True, False], [5, 0])
-    work.put(start_bytes(Region.REVISIONS, 5), b"\x02" + bytes(13))
+    assert again.unsent.tolist() == [3, 0]
+    work.put(start_bytes(Region.REVISIONS, 5), bytes.fromhex("0100000007010000000000000009"))  # format 1, frozen
+    [of_format_1] = np.flatnonzero(revisions.scan(work, first, last).starts == 5)
+    again = revisions.scan(work, first, last)
+    assert (again.next[of_format_1], again.since[of_format_1], again.unsent[of_format_1]) == (7, 9, 0)
+    assert again.pending[of_format_1]
+    work.put(start_bytes(Region.REVISIONS, 5), b"\x03" + bytes(13))
     with pytest.raises(UnknownFormat, match="revisions"):
         revisions.scan(work, first, last)
 

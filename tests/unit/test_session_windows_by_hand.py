@@ -223,7 +223,7 @@ def test_state_of_the_format_before_is_refused():
     old.kind_format = 1
     work.put(ledger.KEY, ledger.encode(old))
     s.store.write(work.changes())
-    with pytest.raises(UnknownFormat, match="format 1, known is 2"):
+    with pytest.raises(UnknownFormat, match="format 1, known is 3"):
         s.batch([(1, 1, "a", 1)])
 
 

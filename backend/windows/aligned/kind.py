@@ -43,6 +43,8 @@ from backend.windows.trigger import Progress, StoredRevisions, Waiting
 
 Updates = tuple[IntArray, IntArray]
 """Windows and numbers of group keys."""
+Counted = tuple[IntArray, IntArray, IntArray]
+"""The same, and how many messages; all 0 where the early policy does not ask."""
 
 SCAN_SHARE = 4
 """A pane is read as a whole when at least one in so many of its partials is needed."""
@@ -115,7 +117,12 @@ class _Step:
         """Take the steps."""
         kind, turn, progress = self.kind, self.turn, self.progress
         self.placed = place(turn, self.grid, kind.spec.retention_ms, self.gone.each, kind.group_keys)
-        self.arrived = fold(self.placed, turn.messages, kind.incremental)
+        self.arrived = fold(
+            self.placed,
+            turn.messages,
+            kind.incremental,
+            counted=kind.spec.policies.early_messages is not None,
+        )
         self.closing = self._windows(progress.closed_before + 1, progress.closed_after)
         self.open = self._windows(progress.closed_after + 1, None) if progress.shows_open else np.empty(0, np.int64)
         self._choose()
@@ -154,14 +161,14 @@ class _Step:
             self.grid.last_begun(rows.starts),
             row_keys,
             (late[0], self.key_of[late[1]]),
-            (early[0], self.key_of[early[1]]),
+            (early[0], self.key_of[early[1]], early[2]),
             (ending[0], self.key_of[ending[1]]),
             len(self.space),
             self.progress,
             self.kind.spec.policies,
         )
 
-    def _updates(self) -> tuple[Updates, Updates, Updates]:
+    def _updates(self) -> tuple[Updates, Counted, Updates]:
         """Give (window, key) of updates to past, open and ending windows, as far as the policies want them."""
         arrived, policies, closed = self.arrived, self.kind.spec.policies, self.progress.closed_after
         first, last = self.grid.first_window(arrived.pane) + arrived.skip, self.grid.last_window(arrived.pane)
@@ -170,9 +177,10 @@ class _Step:
         windows, rows = spread(first, np.minimum(last, ended) - first + 1 if policies.late_ms is not None else nothing)
         late = (windows, arrived.key[rows])
         opened = np.maximum(first, closed + 1)
-        windows, rows = spread(opened, last - opened + 1 if policies.early_ms is not None else nothing)
-        early = (windows, arrived.key[rows])
-        first, shown = np.maximum(first, ended + 1), policies.full or policies.early_ms is None
+        windows, rows = spread(opened, last - opened + 1 if policies.early else nothing)
+        count = arrived.count[rows] if policies.early_messages is not None else np.zeros(len(rows), np.int64)
+        early = (windows, arrived.key[rows], count)
+        first, shown = np.maximum(first, ended + 1), policies.full or not policies.early
         windows, rows = spread(first, nothing if shown else np.minimum(last, closed) - first + 1)
         return late, early, (windows, arrived.key[rows])
 
@@ -268,7 +276,7 @@ class _Step:
         if len(self.open):
             phase = DRAIN if self.progress.drain else EARLY
             self._send_open(phase, self.evaluator.results(self.open, _all(self.open)), self.waiting.open)
-        self.turn.ledger.sent_open |= bool(len(self.open)) or self.kind.spec.policies.early_ms is not None
+        self.turn.ledger.sent_open |= bool(len(self.open)) or self.kind.spec.policies.early
 
     def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
         """Send windows that are open or end without a full result: their revisions are not the usual ones."""

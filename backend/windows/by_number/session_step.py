@@ -32,7 +32,7 @@ class TupleSessionStep:
 
     def __init__(self, kind: TupleSessions, turn: Turn) -> None:
         self.kind, self.turn, self.work = kind, turn, turn.work
-        self.now, self.early_ms = turn.batch.time_ms, kind.spec.policies.early_ms
+        self.now, self.policies = turn.batch.time_ms, kind.spec.policies
         self.retention_ms = kind.spec.retention_ms
         self.shows_open = turn.batch.drain or turn.full_off
         """Every open session is sent."""
@@ -77,10 +77,10 @@ class TupleSessionStep:
             low = INDEX + fixed_bytes(stream, "u2")
             high = prefix_end(low) if self.shows_open else low + fixed_bytes(end - self.kind.size)
             found.update(work.scan_arrays(low, high)[1])
-        if self.early_ms is not None:
-            found.update(scan_waiting(work, EARLY_WAITS, self.now - self.early_ms))
-        elif self.turn.policies_changed:
+        if self.turn.policies_changed:
             found.update(scan_waiting(work, EARLY_WAITS, None))
+        elif self.policies.early_ms is not None:
+            found.update(scan_waiting(work, EARLY_WAITS, self.now - self.policies.early_ms))
         space = KeySpace(
             [self.codes, pa.array(sorted(found), pa.binary()), self.falling.find(0, self.turn.clock_after)]
         )
@@ -158,7 +158,10 @@ class TupleSessionStep:
         self.newest_time = np.concatenate([newest, numbers(stored, "_newest")[alone]])
         self.next = put("_next", np.zeros(count, np.int64), keep=True)
         self.since = put("_since", np.full(count, NEVER), keep=True)
-        if self.early_ms is not None:
+        came = np.bincount(self.run_of, minlength=count) if self.policies.early_messages is not None else 0
+        self.unsent = put("_unsent", np.zeros(count, np.int64), keep=True)
+        self.unsent[:count] += came
+        if self.policies.early:
             fresh = np.arange(len(self.since)) < count
             self.since[fresh & (self.since == NEVER)] = self.now
         self.newest = np.concatenate([self.newest, ~np.isin(self.stored_key[alone], self.run_key[:count])])
@@ -183,8 +186,9 @@ class TupleSessionStep:
         still = ~self.ended
         if self.shows_open:
             self.sends = still
-        elif self.early_ms is not None:
-            self.sends = still & (self.since != NEVER) & (self.since <= self.now - self.early_ms)
+        elif self.policies.early:
+            waits = still & (self.since != NEVER)
+            self.sends = waits & self.policies.early_due(self.since, self.unsent, self.now)
         elif self.turn.policies_changed:
             self.sends = still & (self.since != NEVER)  # the policy that these wait for was turned off
         else:
@@ -224,7 +228,7 @@ class TupleSessionStep:
                 self.turn.results.append(self._table(phase, runs))
                 self.turn.metrics["windows_emitted"] += len(runs)
         self.next[self.sends] += 1
-        self.since[self.sends | self.ended] = NEVER
+        self.since[self.sends | self.ended], self.unsent[self.sends] = NEVER, 0
 
     def _table(self, phase: int, runs: IntArray) -> pa.Table:
         kind = self.kind
@@ -263,6 +267,7 @@ class TupleSessionStep:
             pa.array(self.last_offset[kept]),
             pa.array(self.next[kept]),
             pa.array(since_kept, mask=since_kept == NEVER),
+            pa.array(self.unsent[kept]),
             pa.array(count[kept]),
             pa.array(digest[kept]),
             pa.array([starts[at] for at in kept.tolist()], pa.binary()),
@@ -280,8 +285,9 @@ class TupleSessionStep:
         waiting_codes = pa.array([codes[at] for at in waiting.tolist()], pa.binary())
         keys = sorted(timed_keys(EARLY_WAITS, since_kept[waiting], waiting_codes))
         work.put_many(keys, [b""] * len(keys))
-        oldest = first_waiting(work, EARLY_WAITS) if self.early_ms is not None else None
-        self.turn.ledger.due_ms = None if oldest is None or self.early_ms is None else oldest + self.early_ms
+        period = self.policies.early_ms
+        oldest = first_waiting(work, EARLY_WAITS) if period is not None else None
+        self.turn.ledger.due_ms = None if oldest is None or period is None else oldest + period
 
     def _store_messages(self) -> tuple[IntArray, np.ndarray[tuple[int], np.dtype[np.uint64]], list[bytes | None]]:
         """Drop messages of ended sessions and add those of open ones; gives count, digest and starts of sessions."""

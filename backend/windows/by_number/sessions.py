@@ -46,6 +46,7 @@ _OWN = [
     pa.field("_last_offset", pa.int64(), nullable=False),
     pa.field("_next", pa.int64(), nullable=False),  # revision of the next row
     pa.field("_since", pa.int64()),  # batch time of the oldest unsent update
+    pa.field("_unsent", pa.int64(), nullable=False),  # messages since the last row, where the early policy counts them
     pa.field("_count", pa.int64(), nullable=False),
     pa.field("_digest", pa.uint64(), nullable=False),
     pa.field("_starts", pa.binary()),  # place of the first message of each source partition

@@ -42,7 +42,8 @@ class TupleStep:
         self.kind, self.turn, self.work = kind, turn, turn.work
         self.now = turn.batch.time_ms
         policies = kind.spec.policies
-        self.early_ms = None if kind.sliding else policies.early_ms  # a sliding window is full when it begins
+        self.early = policies if policies.early and not kind.sliding else None
+        """The early policy; a sliding window is full when it begins."""
         self.ends = policies.full or turn.full_off
         """A window is sent when it ends: full, or as it is when its group key falls out."""
         self.at_end = FULL if policies.full else EARLY
@@ -118,7 +119,7 @@ class TupleStep:
         self.full_window, self.full_key = window[by_trigger], key[by_trigger]
         open_count = kind.open_of(self.next1)
         chosen = np.ones(len(self.space), np.bool_) if self.shows_open else self.counted > 0
-        if self.early_ms is None and not self.shows_open:
+        if self.early is None and not self.shows_open:
             chosen[:] = False
         if self.ends or self.turn.ledger.sent_open:
             chosen |= self.out  # sent as it is; what was sent of it is forgotten
@@ -145,7 +146,7 @@ class TupleStep:
         place = np.full(len(pairs) + 1, -1, np.int64)
         place[pairs.find(self.rows.starts, self.row_key)] = np.arange(len(self.rows))
         self.full_row = place[pairs.find(self.full_window, self.full_key)]
-        if self.ends or self.kind.spec.policies.early_ms is not None:  # the last message is an update that waits
+        if self.ends or self.kind.spec.policies.early:  # the last message is an update that waits
             return
         waits = self.full_row >= 0
         waits[waits] = self.rows.pending[self.full_row[waits]]
@@ -166,17 +167,22 @@ class TupleStep:
         self.next[at], self.waits[at], self.known[at] = rows.next[still], rows.pending[still], True
         waiting = rows.pending[still]
         self.since[at[waiting]] = rows.since[still][waiting]
+        self.unsent = np.zeros(total, np.int64)
+        self.unsent[at] = rows.unsent[still]
         updated = self.open.find(self.open_window, self.open_key)
-        if self.early_ms is not None:
+        if self.early is not None:
             self.waits[updated[self.counted[self.open_key] > 0]] = True
+        if self.early is not None and self.early.early_messages is not None:
+            seen = np.maximum(self.open_window * self.kind.step, self.next0[self.open_key])
+            self.unsent[updated] += np.maximum(self.next1[self.open_key] - seen, 0)
         # a run that falls out is sent before it goes; without full results what waits of it
         self.goes: Mask = (self.waits | self.ends) & self.out[self.open.key]
         if self.shows_open:
             self.goes[updated] |= ~self.out[self.open.key[updated]]
-        elif self.turn.policies_changed and self.early_ms is None:
+        elif self.turn.policies_changed and self.early is None:
             self.goes |= self.waits  # the policy that these wait for was turned off
-        elif self.early_ms is not None:
-            self.goes |= self.waits & (self.since + self.early_ms <= self.now)
+        elif self.early is not None:
+            self.goes |= self.waits & self.early.early_due(self.since, self.unsent, self.now)
 
     # -- load -----------------------------------------------------------------------------------------------------
 
@@ -252,7 +258,7 @@ class TupleStep:
             going = np.flatnonzero(self.goes & which)
             self._emit(phase, self.next[going], self.open.window[going], self.open.key[going])
         self.next[self.goes] += 1
-        self.waits[self.goes] = False
+        self.waits[self.goes], self.unsent[self.goes] = False, 0
 
     def _emit(self, phase: int, revision: IntArray, window: IntArray, key: IntArray) -> None:
         if not len(window):
@@ -317,12 +323,13 @@ class TupleStep:
                 self.next[keep],
                 self.waits[keep],
                 self.since[keep],
+                self.unsent[keep],
             ),
         )
         ledger.sent_open = ledger.sent_open or bool(keep.any())
         due = [] if self.scanned or ledger.due_ms is None else [ledger.due_ms]
-        if self.early_ms is not None and self.waits.any():
-            due.append(int(self.since[self.waits].min()) + self.early_ms)
+        if self.early is not None and self.early.early_ms is not None and self.waits.any():
+            due.append(int(self.since[self.waits].min()) + self.early.early_ms)
         ledger.due_ms = min(due, default=None)
 
     def _store_counters(self, base: IntArray) -> None:

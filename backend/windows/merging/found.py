@@ -105,7 +105,7 @@ def find(turn: Turn, terms: Terms, keys: GroupKeys, session_rows: SessionRows) -
     is_open = stored.last + terms.gap + 1 > terms.clock
     since = stored.since.copy()
     if turn.policies_changed:
-        off = np.where(is_open, terms.early_ms is None, terms.late_ms is None)
+        off = np.where(is_open, not terms.policies.early, terms.policies.late_ms is None)
         since[off & (since != NEVER)] = LONG_AGO
     return Found(
         messages,
@@ -136,11 +136,11 @@ def _due(turn: Turn, terms: Terms) -> list[bytes]:
     if terms.drain:
         found += rows.scan_waiting(work, rows.LATE_WAITS, None)
     else:
-        for tag, delay in ((rows.LATE_WAITS, terms.late_ms), (rows.EARLY_WAITS, terms.early_ms)):
-            if delay is not None:
-                found += rows.scan_waiting(work, tag, terms.now - delay)
-            elif turn.policies_changed:
+        for tag, delay in ((rows.LATE_WAITS, terms.policies.late_ms), (rows.EARLY_WAITS, terms.policies.early_ms)):
+            if turn.policies_changed:
                 found += rows.scan_waiting(work, tag, None)
+            elif delay is not None:
+                found += rows.scan_waiting(work, tag, terms.now - delay)
     return found
 
 

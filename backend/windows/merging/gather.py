@@ -26,6 +26,7 @@ class Finals:
         last: Last event time.
         open: Not closed by any message so far.
         since: Since when an update waits, or `NEVER`.
+        unsent: Messages since the last row, where the early policy counts them.
         node: What it is made of.
     """
 
@@ -34,6 +35,7 @@ class Finals:
     last: IntArray
     open: Mask
     since: IntArray
+    unsent: IntArray
     node: IntArray
 
     def __len__(self) -> int:
@@ -86,10 +88,11 @@ def gather(found: Found, parts: Components, terms: Terms) -> Gathered:
             stored.last[alone],
             found.is_open[alone],
             found.since[alone],
+            stored.unsent[alone],
             alone,
         ),
     )
-    columns = ("key", "first", "last", "open", "since", "node")
+    columns = ("key", "first", "last", "open", "since", "unsent", "node")
     finals = Finals(*(np.concatenate([getattr(part, name) for part in mine]) for name in columns))
     final_of = np.full(len(stored), -1, np.int64)
     final_of[whole_of >= 0] = len(told) + whole_of[whole_of >= 0]
@@ -130,17 +133,18 @@ def _live(found: Found, at: int) -> Live:
         int(stored.last[at]),
         not bool(found.is_open[at]),
         int(found.since[at]),
+        int(stored.unsent[at]),
         list(range(first, last)),
         [at],
     )
 
 
 def _told(told: list[tuple[int, Live]]) -> Finals:
-    names = ("first", "last", "closed", "since")
-    first, last, closed, since = (np.array([getattr(x, n) for _, x in told], np.int64) for n in names)
+    names = ("first", "last", "closed", "since", "unsent")
+    first, last, closed, since, unsent = (np.array([getattr(x, n) for _, x in told], np.int64) for n in names)
     key = np.array([key for key, _ in told], np.int64)
     node = np.array([live.nodes[0] for _, live in told], np.int64)
-    return Finals(key, first, last, closed == 0, since, node)
+    return Finals(key, first, last, closed == 0, since, unsent, node)
 
 
 def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes, made: int) -> tuple[Finals, IntArray]:
@@ -164,7 +168,10 @@ def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes, made: in
     is_open: Mask = np.zeros(total, np.bool_)
     is_open[mine[found.time[has] + terms.gap + 1 > (found.before[has] if terms.exact else terms.clock)]] = True
     is_open[olds[found.is_open[old]]] = True
-    since[np.where(is_open, terms.early_ms is None, terms.late_ms is None) & (since != LONG_AGO)] = NEVER
+    off = np.where(is_open, not terms.policies.early, terms.policies.late_ms is None)
+    since[off & (since != LONG_AGO)] = NEVER
+    unsent = np.bincount(mine, minlength=total) if terms.counts else np.zeros(total, np.int64)
+    np.add.at(unsent, olds, stored.unsent[old])
     nodes.message_node[has] = made + mine
     joined = np.zeros(total, np.bool_)
     joined[olds] = True
@@ -172,4 +179,5 @@ def _whole(found: Found, parts: Components, terms: Terms, nodes: Nodes, made: in
     nodes.joined += [join[olds], join[joined]]
     nodes.parts += [old, made + np.flatnonzero(joined)]
     nodes.total = made + total + int(joined.sum())
-    return Finals(key, first, last, is_open, since, np.where(joined, join, made + np.arange(total))), old_of
+    node = np.where(joined, join, made + np.arange(total))
+    return Finals(key, first, last, is_open, since, unsent, node), old_of

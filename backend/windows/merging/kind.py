@@ -109,7 +109,6 @@ class Sessions:
         return len(rows.scan_index(work, started(clock) - self.gap, None))
 
     def _terms(self, turn: Turn) -> Terms:
-        policies = self.spec.policies
         bound = rows.index_bound(turn.work)
         return Terms(
             self.gap,
@@ -120,10 +119,8 @@ class Sessions:
             LOWEST if bound is None else bound,
             turn.batch.time_ms,
             turn.batch.drain,
-            policies.full,
             turn.full_off,
-            policies.early_ms,
-            policies.late_ms,
+            self.spec.policies,
         )
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:

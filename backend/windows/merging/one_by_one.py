@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from backend.windows.merging.rows import LONG_AGO, NEVER
 from backend.windows.micro_batch import EARLY, FULL
+from backend.windows.policies import Policies
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Live:
         last: Last event time.
         closed: Its full result was due already.
         since: Batch time of the oldest unsent update, or `NEVER`.
+        unsent: Messages since the last row, where the early policy counts them.
         shown: Rows sent and not withdrawn: index of a stored row, or `-1 - event`.
         nodes: Nodes that it is made of.
         rows: Messages that are not in a node yet.
@@ -36,6 +38,7 @@ class Live:
     last: int
     closed: bool
     since: int
+    unsent: int
     shown: list[int]
     nodes: list[int]
     rows: list[int] = field(default_factory=list)
@@ -82,10 +85,8 @@ class Terms:
             commit, whatever the retention is today.
         now: Batch time.
         drain: The input ends with this micro-batch.
-        full: Full results are sent.
-        full_off: They were turned off since the last micro-batch: what is open, or closes now, is sent once.
-        early_ms: When updates of open sessions are sent, None for never.
-        late_ms: When updates of closed sessions are sent, None for never.
+        full_off: Full results were turned off since the last micro-batch: what is open, or closes now, is sent once.
+        policies: When sessions are sent.
     """
 
     gap: int
@@ -96,10 +97,8 @@ class Terms:
     bound: int
     now: int
     drain: bool
-    full: bool
     full_off: bool
-    early_ms: int | None
-    late_ms: int | None
+    policies: Policies
 
     @property
     def retention(self) -> int:
@@ -129,7 +128,12 @@ class Terms:
     @property
     def at_end(self) -> int:
         """Reason of what waits when a session ends."""
-        return FULL if self.full else EARLY
+        return FULL if self.policies.full else EARLY
+
+    @property
+    def counts(self) -> bool:
+        """Tell whether the early policy counts messages."""
+        return self.policies.early_messages is not None
 
 
 class Story:
@@ -174,7 +178,7 @@ class Story:
             closes_at = session.last + self._terms.gap + 1
             if not session.closed and closes_at <= clock:
                 session.closed = True
-                if self._terms.full or self._terms.full_off or session.since != NEVER:
+                if self._terms.policies.full or self._terms.full_off or session.since != NEVER:
                     self._send(key, session, closes_at, row)
 
     def _send(self, key: int, session: Live, time: int, row: int) -> None:
@@ -182,7 +186,7 @@ class Story:
         node = self._node(session)
         phase = self._terms.at_end
         self.events.append(Event(key, session.first, session.last, node, phase, revision, withdraws, time, row))
-        session.shown, session.since = [-len(self.events)], NEVER
+        session.shown, session.since, session.unsent = [-len(self.events)], NEVER, 0
 
     def revision_of(self, session: Live) -> tuple[int, list[int]]:
         """Give the revision of a session's next row, and what that row withdraws."""
@@ -204,7 +208,7 @@ class Story:
 
     def _add(self, sessions: list[Live], row: int, time: int, clock: int) -> list[Live]:
         terms = self._terms
-        merged = Live(time, time, True, NEVER, [], [], [row])
+        merged = Live(time, time, True, NEVER, int(terms.counts), [], [], [row])
         waits = []
         others = []
         for session in sessions:
@@ -213,6 +217,7 @@ class Story:
                 merged.shown += session.shown
                 merged.nodes += session.nodes
                 merged.rows += session.rows
+                merged.unsent += session.unsent
                 if session.since != NEVER:
                     waits.append(session.since)
             else:
@@ -220,7 +225,8 @@ class Story:
         merged.closed = merged.last + terms.gap + 1 <= clock
         waits.append(terms.now)
         merged.since = min(waits)
-        if (terms.late_ms if merged.closed else terms.early_ms) is None and merged.since != LONG_AGO:
+        on = terms.policies.late_ms is not None if merged.closed else terms.policies.early
+        if not on and merged.since != LONG_AGO:
             merged.since = NEVER
         return [*others, merged]
 

@@ -37,6 +37,7 @@ class Ends:
     Attributes:
         gone: Out of retention.
         since: Since when an update waits, afterwards.
+        unsent: Messages since the last row, afterwards.
         sends: Sessions that are sent.
         phase: Why.
         time: Clock that made it due, `_END` for the end of the micro-batch.
@@ -44,6 +45,7 @@ class Ends:
 
     gone: Mask
     since: IntArray
+    unsent: IntArray
     sends: IntArray
     phase: IntArray
     time: IntArray
@@ -58,15 +60,20 @@ def finish(gathered: Gathered, terms: Terms) -> Ends:
     gone = finals.last < terms.bound_after
     waits: Mask = finals.since != NEVER
     phase = np.full(len(finals), -1, np.int64)
-    phase[closing & (waits | terms.full | terms.full_off)] = terms.at_end
-    phase[waits & ~finals.open & (gone | terms.drain | _due(finals.since, terms.late_ms, terms.now))] = LATE
+    policies = terms.policies
+    phase[closing & (waits | policies.full | terms.full_off)] = terms.at_end
+    phase[waits & ~finals.open & (gone | terms.drain | _due(finals.since, policies.late_ms, terms.now))] = LATE
     if terms.drain:
         phase[still] = DRAIN
     else:
-        phase[still & (terms.full_off | _due(finals.since, terms.early_ms, terms.now))] = EARLY
+        due = _due(finals.since, policies.early_ms, terms.now)
+        if policies.early_messages is not None:
+            due |= waits & (finals.unsent >= policies.early_messages)
+        phase[still & (terms.full_off | due)] = EARLY
     sends = np.flatnonzero(phase >= 0)
     time = np.where(closing, closes, np.where((phase == LATE) & gone, finals.last + terms.stays, _END))
-    return Ends(gone, np.where(closing | (phase >= 0), NEVER, finals.since), sends, phase[sends], time[sends])
+    since, unsent = np.where(closing | (phase >= 0), NEVER, finals.since), np.where(phase >= 0, 0, finals.unsent)
+    return Ends(gone, since, unsent, sends, phase[sends], time[sends])
 
 
 def _due(since: IntArray, delay_ms: int | None, now_ms: int) -> Mask:

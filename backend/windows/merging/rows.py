@@ -58,6 +58,7 @@ class Stored:
         first: Event time of the first message.
         last: Event time of the last message.
         since: Batch time of the oldest unsent update, or `NEVER`.
+        unsent: Messages since the last row, where the early policy counts them.
         shown: Rows in REVISIONS within the session.
         count: Messages in the message store.
         digest: Their digest.
@@ -68,6 +69,7 @@ class Stored:
     first: IntArray
     last: IntArray
     since: IntArray
+    unsent: IntArray
     shown: IntArray
     count: IntArray
     digest: npt.NDArray[np.uint64]
@@ -103,6 +105,7 @@ class SessionRows:
         own = [
             pa.field("_last", pa.int64(), nullable=False),
             pa.field("_since", pa.int64()),
+            pa.field("_unsent", pa.int64(), nullable=False),
             pa.field("_shown", pa.int32(), nullable=False),
             pa.field("_count", pa.int64(), nullable=False),
             pa.field("_digest", pa.uint64(), nullable=False),
@@ -123,16 +126,17 @@ class SessionRows:
     def decode(self, idents: list[bytes], values: Sequence[bytes]) -> Stored:
         """Give sessions of rows."""
         table = self._codec.decode(values) if values else self.schema.empty_table()
-        last, shown, count = (numbers(table, name) for name in ("_last", "_shown", "_count"))
+        last, unsent, shown, count = (numbers(table, name) for name in ("_last", "_unsent", "_shown", "_count"))
         since = pc.fill_null(table.column("_since"), NEVER).to_numpy()
         digest = table.column("_digest").to_numpy()
         partials = table.select(self._partial.names)
-        return Stored(idents, firsts_of(idents), last, since, shown, count, digest, partials)
+        return Stored(idents, firsts_of(idents), last, since, unsent, shown, count, digest, partials)
 
     def put(self, work: Workspace, codes: pa.Array, sessions: Stored) -> None:
         """Write sessions and their index rows; fastest in order of group key and first. `codes` are the group keys."""
         since = pa.array(sessions.since, mask=sessions.since == NEVER)
-        own = [sessions.last, since, sessions.shown.astype(np.int32), sessions.count, sessions.digest]
+        shown = sessions.shown.astype(np.int32)
+        own = [sessions.last, since, sessions.unsent, shown, sessions.count, sessions.digest]
         table = pa.table([*map(pa.array, own), *sessions.partials.columns], schema=self.schema)
         work.put_many(keyed(WINDOWS, codes, pack_fixed(sessions.first)), self._codec.encode(table))
         index = sorted(timed_keys(INDEX, sessions.last, codes, sessions.first))

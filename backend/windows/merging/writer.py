@@ -78,6 +78,7 @@ class SessionWriter:
             finals.first[kept],
             finals.last[kept],
             self._ends.since[kept],
+            self._ends.unsent[kept],
             self._write_sent(session_rows, values)[kept],
             count,
             digest,
@@ -161,7 +162,8 @@ class SessionWriter:
 
     def _note_due(self) -> None:
         due = []
-        for tag, delay in ((rows.LATE_WAITS, self._terms.late_ms), (rows.EARLY_WAITS, self._terms.early_ms)):
+        policies = self._terms.policies
+        for tag, delay in ((rows.LATE_WAITS, policies.late_ms), (rows.EARLY_WAITS, policies.early_ms)):
             since = rows.first_waiting(self._work, tag) if delay is not None else None
             if since is not None and delay is not None:
                 due.append(since + delay)

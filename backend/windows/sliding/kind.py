@@ -143,6 +143,7 @@ class _Step:
         first = firsts(number, count)
         self.arrived_time, self.arrived_skip = self.times[first], self.skip[first]
         self.arrived_clock, self.arrived_key = self.clock[first], self.message_key[first]
+        self.arrived_count: IntArray = np.bincount(number, minlength=count).astype(np.int64)
         self.arrived = self.kind.incremental.fold(self.turn.messages, number, count).append_column(
             self.kind.partials.schema.field(FIRST_CLOCK), pa.array(self.arrived_clock)
         )
@@ -209,10 +210,11 @@ class _Step:
         """Decide which updates wait, and which of them go out now."""
         policies, progress = self.kind.spec.policies, self.progress
         seen_from, last = self.arrived_time + self.arrived_skip, self.arrived_time + self.size
-        late = early = ending = (np.empty(0, np.int64), np.empty(0, np.int64))
+        none = np.empty(0, np.int64)
+        late = early = ending = (none, none, none)
         if policies.late_ms is not None:
             late = self._existing(seen_from, np.minimum(last, self.arrived_clock - 1))
-        if policies.early_ms is not None:
+        if policies.early:
             early = self._existing(np.maximum(seen_from, progress.closed_after + 1), last)
             if not policies.full:
                 in_time = np.maximum(seen_from, self.arrived_clock)
@@ -221,18 +223,21 @@ class _Step:
         unread = self.stored_revisions.others(*updated, self.space.keys)
         rows = revisions.concat([rows, unread])
         keys = np.concatenate([self.row_key, self.space.find(unread.keys)])
-        self.waiting = Waiting(rows, rows.starts, keys, late, early, ending, len(self.space), progress, policies)
+        self.waiting = Waiting(
+            rows, rows.starts, keys, late[:2], early, ending[:2], len(self.space), progress, policies
+        )
 
-    def _existing(self, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray]:
-        """Give the windows (time, key) of each arrived partial's key in a closed range of times."""
+    def _existing(self, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Give the windows of each arrived partial's key in a closed range of times: time, key, messages of it."""
         order = np.lexsort((self.windows.window, self.windows.key))
         key, window = self.windows.key[order], self.windows.window[order]
         wanted = highs >= lows
         lows, highs, arrived = lows[wanted], highs[wanted], self.arrived_key[wanted]
+        messages = self.arrived_count[wanted]
         known = Order(key, window)
         first = known.first(arrived, lows)
-        at, _ = spread(first, known.after(arrived, highs) - first)
-        return window[at], key[at]
+        at, owner = spread(first, known.after(arrived, highs) - first)
+        return window[at], key[at], messages[owner]
 
     # -- send -----------------------------------------------------------------------------------------------------
 
@@ -266,7 +271,7 @@ class _Step:
             )
             self._send_open(DRAIN if progress.drain else EARLY, results, self.waiting.open)
             turn.ledger.sent_open = True
-        turn.ledger.sent_open |= self.kind.spec.policies.early_ms is not None
+        turn.ledger.sent_open |= self.kind.spec.policies.early
 
     def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
         """Send windows that are open or end without a full result: their revisions are not the usual ones."""
