@@ -84,7 +84,9 @@ class KafkaSettings:
     check_host: bool = True
 
     def __post_init__(self) -> None:
-        if not all(_SERVER.fullmatch(server) and int(server.rpartition(":")[2]) <= 65535 for server in self._each()):
+        if not isinstance(self.servers, str) or not all(
+            _SERVER.fullmatch(server) and int(server.rpartition(":")[2]) <= 65535 for server in self._each()
+        ):
             raise ValueError(f"servers={self.servers!r}: must be host:port[,host:port...]")
         if self.mechanism is not None and self.mechanism not in MECHANISMS:
             raise ValueError(f"mechanism={self.mechanism!r}: must be one of {', '.join(MECHANISMS)}, or None")

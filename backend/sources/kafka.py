@@ -167,7 +167,7 @@ class KafkaSource:
         """Give where a new query begins.
 
         Raises:
-            ValueError: `starting` leaves a source partition out.
+            ValueError: `starting` leaves a source partition out, or names an offset that a topic does not have.
             SourceUnavailable: The cluster does not answer.
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
@@ -178,6 +178,9 @@ class KafkaSource:
         given = positions_in(self.starting)
         if given.keys() != here.keys():
             raise ValueError(f"starting={given!r}: must give offsets for exactly {', '.join(map(str, sorted(here)))}")
+        for key, (low, high) in sorted(here.items()):
+            if not low <= given[key] <= high:
+                raise ValueError(f"starting={given!r}: {key} has offsets from {low}, the next one to come is {high}")
         return given
 
     def stream_reader(
@@ -361,6 +364,9 @@ def kafka(
     if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 1):
         raise ValueError(f"max_offsets_per_trigger={bound!r}: must be an integer of at least 1, or None")
     _ddl(key)
+    for option, given in (("options", options), ("headers", headers)):
+        if not _texts(given):
+            raise ValueError(f"{option}={given!r}: must be a dictionary of texts, or None")
     for name in options or {}:
         if name.lower() in _OURS:
             raise ValueError(f"options: {name!r} is set by the source itself; see the arguments of kafka()")
@@ -395,9 +401,26 @@ def _starting(starting: str | Mapping[TopicPartition, int], topics: Sequence[str
         if starting not in ("earliest", "latest"):
             raise ValueError(f"starting={starting!r}: must be 'earliest', 'latest', or offsets per (topic, partition)")
         return starting
-    if {topic for topic, _ in starting} != set(topics) or any(offset < 0 for offset in starting.values()):
-        raise ValueError(f"starting={dict(starting)!r}: must give offsets from 0 for every (topic, partition)")
+    if (
+        not isinstance(starting, Mapping)
+        or not all(isinstance(key, tuple) and len(key) == 2 and _is_offset(key[1]) for key in starting)
+        or {topic for topic, _ in starting} != set(topics)
+        or not all(map(_is_offset, starting.values()))
+    ):
+        raise ValueError(
+            f"starting={starting!r}: must be 'earliest', 'latest', or offsets from 0 for every (topic, partition)"
+        )
     return _by_topic(starting)
+
+
+def _is_offset(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _texts(given: object) -> bool:
+    return given is None or (
+        isinstance(given, Mapping) and all(isinstance(text, str) for pair in given.items() for text in pair)
+    )
 
 
 def _by_topic(values: Mapping[TopicPartition, int]) -> str:

@@ -110,14 +110,19 @@ class Job:
     poison_limit: int = DEFAULT_POISON_LIMIT
     debug_steps: bool = False
 
-    def check_replayable(self) -> None:
-        """Check that each source can give again what the operator keeps of it.
+    def check_sources(self, checkpoint: str, *, new: bool) -> None:
+        """Check that each source can give again what the operator keeps of it, and what a new query begins with.
 
         Raises:
-            HistoryLost: It cannot.
+            HistoryLost: It cannot give it again.
+            ValueError: `starting` names what is not there.
         """
         for side in self.inputs if self.operator.replays else ():
             getattr(side.source, "check_replayable", lambda: None)()
+        for number, side in enumerate(self.inputs if new else ()):
+            ask = getattr(side.source, "first_positions", None)
+            if ask is not None and known_positions(checkpoint, number) is None:
+                ask()
 
     def pinned(self, topics: Mapping[str, TopicIdentity]) -> Job:
         """Return the job with sources that refuse topics which were deleted and made again since."""

@@ -248,7 +248,7 @@ def _open(
     changelog = partial(open_changelog, uri, entries["query"])
     check_alone(checkpoint, stored, entries["changelog"])
     changelog().check(job.shards, new=not used)
-    job.check_replayable()
+    job.check_sources(checkpoint, new=not used)
     job = job.pinned({topic: TopicIdentity(**told) for topic, told in entries["topics"].items()})
     settled = settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
     watch = SourceWatch(checkpoint, [side.source for side in job.inputs])

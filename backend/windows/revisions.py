@@ -11,7 +11,8 @@ bytes). Value (format 2)::
     | 1 byte | int32         | 1 byte  | int64 (batch time)  | int64            |      all big-endian
     +--------+---------------+---------+---------------------+------------------+
 
-Format 1 had no unsent messages, and is read. A next revision of `UNKNOWN` is the usual one: told from the group key's first message when the row is next sent.
+Format 1 had no unsent messages, and is read.
+A next revision of `UNKNOWN` is the usual one: told from the group key's first message when the row is next sent.
 """
 
 from __future__ import annotations

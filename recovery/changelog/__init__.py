@@ -39,7 +39,10 @@ def check_changelog(uri: str | os.PathLike[str]) -> None:
     """
     if isinstance(uri, str) and uri.startswith(KAFKA):
         check_location(uri)
-        KafkaSettings(_servers_and_topic(uri)[0])
+        try:
+            KafkaSettings(_servers_and_topic(uri)[0])
+        except ValueError as error:
+            raise ValueError(f"changelog={uri!r}: {error}") from None
     else:
         check_place(uri, "changelog")
 

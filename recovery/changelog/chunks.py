@@ -105,6 +105,11 @@ class ChunkKey:
         )
 
 
+def is_ours(key: bytes) -> bool:
+    """Tell whether a message with this key is of a changelog, whatever its format."""
+    return key[:4] in (MAGIC, CLAIM_MAGIC)
+
+
 def decode_key(data: bytes | None, where: str) -> ChunkKey | None:
     """Decode a message's key; None when the message is not ours.
 

@@ -113,6 +113,9 @@ def test_the_topic_is_made_and_checked(kafka_broker, kafka_topics):
     short = kafka_topics.create(2, retention_ms=604_800_000)
     with pytest.raises(ValueError, match=r"retention\.ms=604800000; a changelog needs retention\.ms=-1"):
         KafkaChangelog(settings, short).prepare(2)
+    narrow = kafka_topics.create(2, retention_ms=-1, retention_bytes=-1, max_message_bytes=500_000)
+    with pytest.raises(ValueError, match=r"max\.message\.bytes=500000; a changelog needs at least 790528"):
+        KafkaChangelog(settings, narrow).prepare(2)
 
 
 def test_large_records_are_split_and_read_in_bulk(make):

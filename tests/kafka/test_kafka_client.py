@@ -222,6 +222,10 @@ def test_where_a_new_query_begins(spark, kafka_broker, kafka_topics, tmp_path):
     assert latest.first_positions() == {(topic, 0): 5, (topic, 1): 5}
     with pytest.raises(ValueError, match="starting="):
         source(starting={(topic, 0): 3}).first_positions()
+    beyond = source(starting={(topic, 0): 3, (topic, 1): 6})
+    with pytest.raises(ValueError, match=r"1\) has offsets from 0, the next one to come is 5"):
+        run(spark, beyond, tmp_path / "beyond")
+    assert [path for path in (tmp_path / "beyond").rglob("*") if path.is_file()] == []
     given = source(starting={(topic, 0): 3, (topic, 1): 5})
     run(spark, given, tmp_path / "given")
     assert newest(tmp_path / "given") == {(START, "old"): (2, 2, 1.0)}

@@ -16,10 +16,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from backend.errors import ManifestMismatch, SinkConflict, SinkUnavailable
+from backend.kafka_client.admin import offsets
 from backend.kafka_client.settings import KafkaSettings
 from backend.sinks import kafka_sink
 from backend.sinks.dedupe import Dedupe
 from backend.sinks.kafka import writer as kafka_writer
+from recovery.changelog.kafka.log import KafkaChangelog
 from tests.kafka.test_kafka_sink import errors, frame, ids, produced, read, results
 
 pytestmark = pytest.mark.kafka
@@ -136,6 +138,27 @@ def test_a_second_query_is_refused_until_the_topics_are_released(kafka_broker, k
     one.resume_from(0)
     with pytest.raises(ManifestMismatch, match="query two wrote them, this is one"):
         one.open("one")
+
+
+def test_rows_go_into_no_changelog_and_no_commit_topic(kafka_broker, kafka_topics, topics):
+    """They would make it unreadable for its query, which is not theirs."""
+    settings = kafka_broker.settings
+    kafka_sink(*topics, servers=settings).open("one")
+    log = f"{topics[0]}-log"
+    kafka_topics.adopt(log)
+    KafkaChangelog(settings, log, owner="01" * 16).prepare(1, new=True)
+    other = kafka_topics.create()
+    for given, said in (
+        ((f"{topics[0]}-commits", other), "results: the topic is the commit topic of a query"),
+        ((other, f"{topics[0]}-commits"), "errors: the topic is the commit topic of a query"),
+        ((log, other), "results: the topic is the changelog of a query"),
+        ((other, log), "errors: the topic is the changelog of a query"),
+    ):
+        before = offsets(settings, [topics[0] + "-commits", log, other], committed_only=False)
+        with pytest.raises(ManifestMismatch, match=said):
+            kafka_sink(*given, servers=settings, commits=f"{other}-commits").open("two")
+        assert offsets(settings, [topics[0] + "-commits", log, other], committed_only=False) == before
+    kafka_sink(*topics, servers=settings).open("one")
 
 
 def test_a_zombie_of_tasks_is_refused_and_what_it_wrote_is_told(kafka_broker, topics):

@@ -196,7 +196,7 @@ def test_a_compacted_topic_is_refused_where_messages_are_kept_and_taken_where_no
         source.batch(spark, {(topic, 0): (0, 1)})
     counted = windows.aggregate(count=count(), total=sum_("n"))
     assert not build_job(counted, spark, StartOptions(), grouping=None, first_offsets=list).operator.replays
-    build_job(counted, spark, StartOptions(), grouping=None, first_offsets=list).check_replayable()
+    build_job(counted, spark, StartOptions(), grouping=None, first_offsets=list).check_sources("", new=False)
 
 
 @pytest.mark.parametrize("reader", ["client", "connector"])

@@ -10,7 +10,7 @@ import pytest
 from backend.windows.retention import Gone
 from tests.model.changed_options import CASES, CRASHES, direction, hunt, untried
 
-RUNS = int(os.environ.get("CHANGED_OPTIONS_RUNS", "200"))
+RUNS = int(os.environ.get("CHANGED_OPTIONS_RUNS", "220"))
 
 
 @pytest.mark.slow

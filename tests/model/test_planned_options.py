@@ -11,7 +11,7 @@ from recovery.commit import manifest
 from recovery.commit.option_sets import OptionSet
 from tests.model.planned_options import KINDS, hunt, never_changed
 
-RUNS = int(os.environ.get("PLANNED_OPTIONS_RUNS", "84"))
+RUNS = int(os.environ.get("PLANNED_OPTIONS_RUNS", "112"))
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from backend.kafka_client.settings import KafkaSettings
 from backend.sinks import kafka_sink
 from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.commits import Published, decode, encode
-from backend.sinks.kafka.rows import Message, to_messages
+from backend.sinks.kafka.rows import Message, check_key, to_messages
 from backend.sinks.kafka.topics import Output
 from backend.sinks.tables import ERRORS, RESULTS, readable
 
@@ -62,8 +62,9 @@ def test_the_key_is_text_or_json_of_the_columns_that_were_named():
     rows = table(origin=pa.array(["JFK"]), n=pa.array([3]))
     keys = [to_messages(rows, RESULTS, "t", key, "q")[0].key for key in (("origin",), ("n",), ("origin", "n"))]
     assert keys == [b"JFK", b"3", b'["JFK",3]']
-    with pytest.raises(ValueError, match="key='carrier': allowed are the results' columns id, version"):
-        to_messages(rows, RESULTS, "t", ("carrier",), "q")
+    check_key(rows, ("origin", "n", "query_id"))
+    with pytest.raises(ValueError, match=r"key='carrier': allowed are the results' columns id, version.*query_id.*n$"):
+        check_key(rows, ("origin", "carrier"))
 
 
 def test_columns_of_the_users_that_are_called_as_ours_are_renamed():
@@ -100,6 +101,9 @@ def test_the_commit_record_is_read_back_and_another_is_refused():
         ({"results": ""}, "results="),
         ({"errors": "r"}, "errors='r'"),
         ({"servers": "nowhere"}, "servers='nowhere'"),
+        ({"servers": 5}, "servers=5"),
+        ({"key": 5}, "key=5: must be a column"),
+        ({"key": ["n", 5]}, r"key=\['n', 5\]: must be a column"),
         ({"guarantee": "hope"}, "guarantee='hope': allowed are exactly_once, at_least_once"),
         ({"commits": "e"}, "commits='e'"),
         ({"errors": "r-commits"}, "commits='r-commits': must be a topic of its own"),

@@ -98,6 +98,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a changelog in the errors": (lambda: _start_kafka(changelog="kafka://c:1,b:1/e"), "changelog='kafka://b:1/e'"),
     "a changelog that is no topic": (lambda: _start_kafka(changelog="kafka://b:1/e e"), "changelog='kafka://b:1/e e'"),
+    "a changelog without a port": (
+        lambda: _start_kafka(changelog="kafka://b/e"),
+        "changelog='kafka://b/e': servers='b'",
+    ),
     "a value in bytes": (lambda: kafka("t", servers="h:1", value=b"a int"), "value=b'a int'"),  # type: ignore[arg-type]
     "a reader nobody has": (lambda: kafka("t", servers="h:1", value="a int", reader="x"), "reader='x'"),
     "a checkpoint of one process": (lambda: _start(checkpoint="memory://cp"), "checkpoint='memory://cp'"),

@@ -47,19 +47,33 @@ def to_messages(table: pa.Table, kind: str, topic: str, key: Sequence[str], quer
         topic: Where they go.
         key: Columns of the key, for results; none takes the `id`.
         query: Id of the query that writes.
-
-    Raises:
-        ValueError: A column of the key is not there.
     """
-    told = [f"{name}_" if name in (QUERY, MARK) else name for name in table.column_names]
-    wrote = pa.repeat(pa.scalar(query), table.num_rows)
-    table = table.rename_columns(told).add_column(len(ID_FIELDS), QUERY, wrote)
+    table = _with_query(table, query)
     columns = list(key) if kind == RESULTS and key else ["id"]
-    unknown = [name for name in columns if name not in table.column_names]
-    if unknown:
-        raise ValueError(f"key={unknown[0]!r}: allowed are the results' columns {', '.join(table.column_names)}")
     rows = _plain(table, kind).to_pylist()
     return [Message(topic, _key(row, columns), msgspec.json.encode(row)) for row in rows]
+
+
+def check_key(table: pa.Table, key: Sequence[str]) -> None:
+    """See that results have the columns of a key.
+
+    Args:
+        table: Results, as `backend.sinks.tables.readable` gives them; no rows are needed.
+        key: The columns.
+
+    Raises:
+        ValueError: One is not there.
+    """
+    names = _with_query(table, "").column_names
+    for name in key:
+        if name not in names:
+            raise ValueError(f"key={name!r}: allowed are the results' columns {', '.join(names)}")
+
+
+def _with_query(table: pa.Table, query: str) -> pa.Table:
+    told = [f"{name}_" if name in (QUERY, MARK) else name for name in table.column_names]
+    wrote = pa.repeat(pa.scalar(query), table.num_rows)
+    return table.rename_columns(told).add_column(len(ID_FIELDS), QUERY, wrote)
 
 
 def _plain(table: pa.Table, kind: str) -> pa.Table:

@@ -32,8 +32,8 @@ from backend.kafka_client.settings import KafkaSettings, check_topic
 from backend.sinks.kafka.commits import prepare
 from backend.sinks.kafka.delivery import Delivery, may_be_too_large, unavailable
 from backend.sinks.kafka.fitting import Cut, Fitting, tell
-from backend.sinks.kafka.rows import Message, to_messages
-from backend.sinks.kafka.topics import look
+from backend.sinks.kafka.rows import Message, check_key, to_messages
+from backend.sinks.kafka.topics import check_purpose, look
 from backend.sinks.kafka.writer import TransactionalWriter
 from backend.sinks.record import Content, Digest, check_accepted, gathered
 from backend.sinks.sealing import Seal, Sealing
@@ -43,6 +43,7 @@ from backend.sinks.tables import (
     RESULTS,
     Numbering,
     by_shard,
+    empty_outputs,
     merge_metrics,
     summary,
     unpack,
@@ -53,6 +54,8 @@ from recovery.killpoints import kill_point
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from backend.batch import Operator
 
 GUARANTEES = ("exactly_once", "at_least_once")
 _REPORT = pa.schema(
@@ -113,6 +116,9 @@ class KafkaSink(Sealing):
             raise ValueError(f"errors={errors!r}: must be another topic than results")
         if guarantee not in GUARANTEES:
             raise ValueError(f"guarantee={guarantee!r}: allowed are {', '.join(GUARANTEES)}")
+        columns = (key,) if isinstance(key, str) else key
+        if not isinstance(columns, list | tuple) or not all(isinstance(name, str) and name for name in columns):
+            raise ValueError(f"key={key!r}: must be a column of the results, or several")
         if named in (results, errors):
             raise ValueError(f"commits={named!r}: must be a topic of its own")
         if overflow is not None and not str(overflow):
@@ -121,7 +127,7 @@ class KafkaSink(Sealing):
         patience_s = duration_ms(patience, "patience", least=1000) / 1000
         self._topics = {RESULTS: results, ERRORS: errors}
         self._settings = servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers)
-        self._key = (key,) if isinstance(key, str) else tuple(key)
+        self._key = tuple(columns)
         self._guarantee = guarantee
         self._commits = named
         self._overflow = str(overflow) if overflow is not None else None
@@ -137,6 +143,14 @@ class KafkaSink(Sealing):
             strict=guarantee == "exactly_once",
             accept=accept_published,
         )
+
+    def begin(self, outbox: str, operator: Operator) -> None:
+        """See that the options fit the job, before `open`; makes nothing.
+
+        Raises:
+            ValueError: The results have no column of the key.
+        """
+        check_key(empty_outputs(operator)[RESULTS], self._key)
 
     def resume_from(self, planned: int) -> None:
         """Take note of the newest micro-batch that the checkpoint has planned, before `open`; -1 for none."""
@@ -156,7 +170,7 @@ class KafkaSink(Sealing):
         """See that the topics are there; take them over for the query, so that an older writer is refused.
 
         Raises:
-            ManifestMismatch: They are another query's.
+            ManifestMismatch: They are another query's, or another query's changelog or commit topic.
             SinkConflict: The commit topic no longer tells what the query has published, or a topic was made again.
             SinkUnavailable: The cluster does not answer.
             TopicMissing: A topic of results or errors does not exist.
@@ -164,6 +178,8 @@ class KafkaSink(Sealing):
             ValueError: The commit topic is there with other settings, or a topic takes less than a row needs.
         """
         outputs = look(self._settings, tuple(self._topics.values()))
+        if self._planned < 0:
+            check_purpose(self._settings, self._topics)
         prepare(self._settings, self._commits)
         self._query = query
         self._writer.open(query, outputs, planned=self._planned)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import SourceUnavailable
+from backend.errors import ManifestMismatch, SourceUnavailable
 from backend.kafka_client.admin import admin_client, configuration, described, identities, may_not_ask, offsets
+from backend.kafka_client.reader import consumer, next_messages
+from backend.kafka_client.refusals import refusals
 from backend.kafka_client.settling import while_it_settles
+from backend.sinks.kafka.commits import KEY
 from backend.sinks.kafka.delivery import unavailable
 from backend.sinks.kafka.sizes import LARGEST_LIMIT, LEAST_LIMIT
+from recovery.changelog.chunks import is_ours
 
 if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
@@ -78,6 +83,59 @@ def _limit(settings: KafkaSettings, client: Any, topic: str, timeout_s: float) -
     if limit < LEAST_LIMIT:
         raise ValueError(f"topic {topic!r} has max.message.bytes={limit}; a sink needs at least {LEAST_LIMIT}")
     return min(limit, LARGEST_LIMIT)
+
+
+def check_purpose(settings: KafkaSettings, topics: Mapping[str, str]) -> None:
+    """See by their first messages that topics are no changelog and no commit topic: rows there would destroy them.
+
+    Args:
+        settings: The cluster.
+        topics: Output -> topic.
+
+    Raises:
+        ManifestMismatch: One is.
+        SinkUnavailable: The cluster does not answer.
+    """
+    for output, topic in topics.items():
+        key = _first_key(settings, topic)
+        what = "commit topic" if key == KEY else "changelog" if key is not None and is_ours(key) else ""
+        if what:
+            raise ManifestMismatch(
+                f"{output}: the topic is the {what} of a query",
+                where=f"{settings.servers}/{topic}",
+                why=f"its first message says so; rows in it would make the {what} unreadable",
+                command="choose another topic",
+            )
+
+
+def _first_key(settings: KafkaSettings, topic: str) -> bytes | None:
+    """Return the key of the first message of a topic's first partition; None where there is no message, or no key."""
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+    reader = None
+    try:
+        low, high = offsets(settings, [topic], committed_only=False)[topic, 0]
+        if low == high:
+            return None
+        reader = consumer(settings, "rewind-sink", committed_only=False, auto_offset_reset="earliest")
+        reader.assign([TopicPartition(topic, 0, low)])
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            for message in next_messages(reader, 1, 0.5):
+                told = message.error()
+                if told is None:
+                    key: bytes | None = message.key()
+                    return key
+                if told.code() == KafkaError._PARTITION_EOF:
+                    return None
+                if told.fatal() or told.code() in refusals():
+                    raise unavailable(settings, topic, KafkaException(told))
+    except (KafkaException, SourceUnavailable) as error:
+        raise unavailable(settings, topic, error) from None
+    finally:
+        if reader is not None:
+            reader.close()
+    raise unavailable(settings, topic, TimeoutError(f"its first message cannot be read within {TIMEOUT_S:.0f} s"))
 
 
 def ever_written(settings: KafkaSettings, topics: Sequence[str]) -> list[str]:

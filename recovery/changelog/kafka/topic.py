@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from backend.errors import ChangelogUnavailable, RewindError
 from backend.kafka_client import admin
 from backend.kafka_client.refusals import named
-from recovery.changelog.chunks import claim_key
+from recovery.changelog.chunks import CHUNK_BYTES, claim_key
 
 if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
 
 TIMEOUT_S = 60.0
 """A broker that restarts or hands its partitions on should not fail a task."""
+LEAST_MESSAGE_BYTES = CHUNK_BYTES + 4 * 1024
+"""What the topic must take: a piece of a record with its key, and what Kafka puts around them."""
 REQUIRED = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
@@ -69,6 +71,12 @@ def partitions_of(settings: KafkaSettings, topic: str, shards: int) -> int | Non
         found = ", ".join(f"{name}={value}" for name, value in wrong.items())
         wanted = ", ".join(f"{name}={REQUIRED[name]}" for name in wrong)
         raise ValueError(f"changelog: the topic {topic!r} has {found}; a changelog needs {wanted}")
+    limit = config["max.message.bytes"]
+    if int(limit) < LEAST_MESSAGE_BYTES:
+        raise ValueError(
+            f"changelog: the topic {topic!r} has max.message.bytes={limit}; a changelog needs at least"
+            f" {LEAST_MESSAGE_BYTES}"
+        )
     if len(told.partitions) < shards:
         raise ValueError(f"changelog: the topic {topic!r} has {len(told.partitions)} partitions; {shards} are needed")
     return len(told.partitions)
