@@ -17,6 +17,8 @@ from tests.model.test_window_oracle import compare, judge, operator_of, set_of, 
 from tests.model.window_driver import Driver
 from tests.oracle.windows import WindowOracle
 
+pytestmark = pytest.mark.slow
+
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 JUMPS = (-HOUR_MS, -HOUR_MS, DAY_MS, DAY_MS, -DAY_MS, *PAUSES)
 

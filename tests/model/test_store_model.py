@@ -258,6 +258,7 @@ class RocksMachine(StoreMachine):
 
 
 @pytest.mark.parametrize(("machine", "examples"), [(MemoryMachine, 60), (RocksMachine, 25)])
+@pytest.mark.slow
 def test_a_store_is_a_dict(machine: type[StoreMachine], examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend.store.workspace.RUN_ROWS", 4)  # runs are met by small examples
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))

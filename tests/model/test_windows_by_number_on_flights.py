@@ -79,6 +79,7 @@ def in_order(
     return dict(found)
 
 
+@pytest.mark.slow
 def test_tumbling_windows(airports: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
     rows = run(airports, tmp_path, "origin", tumbling(messages=50), n=count(), value=max_("delay"))
     wanted = {}

@@ -26,6 +26,8 @@ from tests.model.window_driver import Driver, Shard, shard_of
 from tests.oracle.windows import Key, Message, Spec, WindowOracle
 from tests.unit.one_shard import SCHEMA, OneShard, Row
 
+pytestmark = pytest.mark.slow
+
 # -- the recount ---------------------------------------------------------------------------------------------------
 
 

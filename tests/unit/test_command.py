@@ -195,6 +195,7 @@ def test_the_shell_completes_scenarios_and_tables(little: Little) -> None:
     assert "export" in offered("rewind ex")
 
 
+@pytest.mark.slow
 def test_a_bar_is_drawn_only_late_and_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(after_s: float, terminal: bool) -> str:
         monkeypatch.setattr(screen, "BAR_AFTER_S", after_s)

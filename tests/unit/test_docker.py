@@ -34,6 +34,7 @@ def load(name: str) -> dict:
     return YAML(typ="safe").load((DOCKER / name).read_text())
 
 
+@pytest.mark.slow
 def test_compose_follows_the_schema_and_a_wrong_one_does_not(tmp_path):
     done = compose_check(DOCKER / "compose.yaml")
     assert done.returncode == 0, done.stdout

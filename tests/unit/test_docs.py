@@ -149,6 +149,7 @@ def test_a_job_without_spark(tmp_path: Path) -> None:
     run("docs/testing.md:1", {"job": job})["test_my_windows"](tmp_path)
 
 
+@pytest.mark.slow
 def test_sinks_into_tables(tmp_path: Path) -> None:
     places = {
         "postgresql+psycopg://host/database": "sqlite://",

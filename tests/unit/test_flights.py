@@ -59,6 +59,7 @@ def test_the_stream_is_out_of_order_by_event_time(week: list[dict[str, object]])
     assert scheduled != sorted(scheduled)
 
 
+@pytest.mark.slow
 def test_all_flights_are_there_and_8255_were_cancelled(year: pa.Table) -> None:
     rows = flights.messages(year)
     assert rows.num_rows == 336_776

@@ -50,6 +50,7 @@ class Standing:
         self.isActive = False
 
 
+@pytest.mark.slow
 def test_the_query_is_started_again_when_the_clock_goes_back_and_not_when_it_goes_ahead(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_value_does_not_depend_on_those_beside_it(seed: int) -> None:
     assert repr(said(values)) == repr([said([value])[0] for value in values])
 
 
+@pytest.mark.slow
 def test_bytes_changed_at_random_are_what_python_says() -> None:
     """Where Python finds an object whose fields have their types; where it finds no object, nothing."""
     rng = random.Random(11)

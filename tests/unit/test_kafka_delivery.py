@@ -23,6 +23,7 @@ FRAMES = pa.schema(
 
 
 @pytest.mark.parametrize("more", [{}, {"queue.buffering.max.messages": 10}])
+@pytest.mark.slow
 def test_nothing_expires_alone_and_all_is_given_up_together(more):
     """With a full queue the wait is in `send`, else in `finish`."""
     started = time.monotonic()
@@ -73,6 +74,7 @@ def test_a_delivery_names_the_message_for_which_others_were_thrown_away(cause, n
     assert found.value.args[0].code() == named
 
 
+@pytest.mark.slow
 def test_a_task_says_that_the_cluster_does_not_answer():
     rows = [{"shard": 0, "version": 3, "results": pack(pa.table({"n": [1, 2]})), "errors": None, "metrics": None}]
     to = Publication(NOBODY, {"results": "r", "errors": "e"}, (), "q", {"r": 5000, "e": 5000}, 1.0)

@@ -227,6 +227,7 @@ def test_a_cluster_that_is_silent_may_come_back(cluster: Callable[..., Script], 
         (KafkaError.SASL_AUTHENTICATION_FAILED, AccessRefused),
     ],
 )
+@pytest.mark.slow
 def test_what_the_broker_refuses_ends_it(
     cluster: Callable[..., Script], request_: str, code: int, named: type[Exception]
 ) -> None:
@@ -287,6 +288,7 @@ def test_one_broker_of_several_may_refuse_while_another_answers(cluster: Callabl
     assert len(looks) == 2
 
 
+@pytest.mark.slow
 def test_what_the_client_says_stands_in_the_error_of_a_request_that_ran_out(cluster: Callable[..., Script]) -> None:
     script = cluster(then=SILENT)
     script.poll = lambda error_cb: [  # type: ignore[method-assign]

@@ -258,6 +258,7 @@ def test_a_filesystem_that_fails_for_a_moment_is_waited_for_and_then_named(tmp_p
         holder.check()
 
 
+@pytest.mark.slow
 def test_a_jumping_wall_clock_neither_ends_a_lease_nor_prolongs_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from backend.joins.operator import JoinOperator
 from backend.joins.spec import join_spec
 from recovery.testing import OperatorTester
 
+pytestmark = pytest.mark.slow
+
 MINUTE = 60_000
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("at", pa.int64()), pa.field("x", pa.int64())])
 WINDOWS = {

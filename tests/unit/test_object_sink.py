@@ -102,6 +102,7 @@ def test_no_row_comes_twice_and_none_is_missing_wherever_the_driver_dies(
     check_seen(played.seen, deaths)
 
 
+@pytest.mark.slow
 def test_what_died_among_its_files_goes_on_and_other_rows_are_refused(bucket: str) -> None:
     story = Story(7, 8)
     version = next(v for v, rows in enumerate(story.rows) if len({row[2] for row in rows}) > 1)
@@ -127,6 +128,7 @@ def test_what_died_among_its_files_goes_on_and_other_rows_are_refused(bucket: st
     assert results(f"{bucket}/windows") == sorted(story.rows[version])
 
 
+@pytest.mark.slow
 def test_a_directory_of_another_query_is_refused(bucket: str) -> None:
     story = Story(7, 8)
     sink = begun(bucket)

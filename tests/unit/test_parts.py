@@ -44,6 +44,7 @@ def settled(store: RocksStore) -> list[str]:
     return [file["name"] for file in files if file["start_key"][:1] == file["end_key"][:1] == b"\x01"]
 
 
+@pytest.mark.slow
 def test_messages_are_never_merged_until_they_expire(tmp_path: Path) -> None:
     store = RocksStore.open(tmp_path / "db")
     made: list[set[str]] = []

@@ -200,6 +200,7 @@ def test_six_modules_that_fail_by_time_are_red_without_a_second_try(tmp_path: Pa
     assert last(out) == "RED: 0 wrong, 6 failed once by time or machine, 0 not run; 0 passed, 6 failed in _ s"
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_imported_is_red(tmp_path: Path) -> None:
     planted = Planted(tmp_path, torn="import no_such_module\n", sound=SOUND)
     status, out = planted.run()

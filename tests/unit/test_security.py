@@ -55,6 +55,7 @@ def findings(tree: ast.AST) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_unpickles_or_evaluates() -> None:
     paths = list(sources())
     assert len(paths) > 150

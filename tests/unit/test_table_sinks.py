@@ -155,6 +155,7 @@ def published(sink: Any, version: int, packed: bytes | None) -> None:
     Player(lambda: sink, "", None, 0).publish(sink, version, [made])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_table_of_another_query_or_with_rows_of_somebody_is_refused(case: Case, tmp_path: Path) -> None:
     brought(begun(case, tmp_path), 0, ("full", 0, "JFK", 1))
     with pytest.raises(ManifestMismatch, match="it is written by q/results; this is p/results"):

@@ -66,6 +66,7 @@ def test_a_version_without_a_connector_names_the_client_reader() -> None:
     assert jars.connector("4.2.1").name == "spark-kafka-4.2"
 
 
+@pytest.mark.slow
 def test_what_only_a_classic_session_has_is_used_in_one_module() -> None:
     names = {"_jvm", "_jsc", "_jdf", "_jsparkSession", "_gateway", "sparkContext", "SparkContext"}
     users = set()
