@@ -34,11 +34,12 @@ from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELD
 from backend.windows.definitions import Duration, Window, _count, duration_ms
 from backend.windows.policies import Policies
 
-FORMAT, KEYED_FORMAT = 1, 3
-"""What state means: of windows that all keys share, and of those that every key has for itself.
+FORMAT, KEYED_FORMAT, SESSION_BY_NUMBER_FORMAT = 1, 3, 4
+"""What state means: of windows that all keys share, of those that every key has for itself, and of sessions by number.
 
 Format 1 of the latter: sessions were kept, and messages near them taken, for as long as the merged session's retention.
-Format 2: sessions did not say how many of their messages no row has shown.
+Format 2: sessions did not say how many of their messages no row has shown. Format 3 of sessions by number: a grown one
+was sent with the next revision, and what had been sent was not kept.
 """
 
 DEFAULT_IDLE_AFTER_MS = 60_000
@@ -76,6 +77,8 @@ class WindowSpec:
     @property
     def format(self) -> int:
         """Format version of the state."""
+        if self.window.kind == "session" and not self.window.by_time:
+            return SESSION_BY_NUMBER_FORMAT
         return KEYED_FORMAT if self.window.kind == "session" or not self.window.by_time else FORMAT
 
     @property
@@ -161,10 +164,6 @@ def window_spec(
     _check_names(schema, keys, aggregates)
     if window.by_time and retention is None:
         raise ValueError("retention=None: windows by event time need a retention, such as '1 hour' ('0 s' is allowed)")
-    if window.by_time and window.kind == "session" and retention_messages is not None:
-        raise ValueError(
-            f"retention_messages={retention_messages!r}: sessions by event time are kept by time alone, give retention"
-        )
     if not window.by_time and window.kind == "session" and retention_messages is not None:
         raise ValueError(
             f"retention_messages={retention_messages!r}: a session by number of messages ends after {window.size}"

@@ -231,7 +231,8 @@ class WindowRun:
         return [*fresh, *again, *(fresh[:1] if self.rng.random() < 0.2 else ())]
 
     def finish(self) -> None:
-        several = self.spec.kind == "sliding" and self.spec.unit == "messages"  # the first ones begin alike
+        # the first sliding ones begin alike, and sessions before and after they have grown
+        several = self.spec.kind in ("sliding", "session") and self.spec.unit == "messages"
         sent = Counter(
             (r.window, r.last_offset if several else None, r.key, r.revision)
             for r in self.rows
@@ -282,7 +283,7 @@ CASES: dict[str, Case] = {
         kind: windows(kind, "time", TIME_RETENTION, COUNT_RETENTION, POLICIES, CLOCKS)
         for kind in ("tumbling", "hopping", "sliding")
     },
-    "session": windows("session", "time", TIME_RETENTION, POLICIES, CLOCKS),
+    "session": windows("session", "time", TIME_RETENTION, COUNT_RETENTION, POLICIES, CLOCKS),
     **{
         f"{kind} by number": windows(kind, "messages", TIME_RETENTION, COUNT_RETENTION, EARLY, CLOCKS)
         for kind in ("tumbling", "hopping", "sliding")

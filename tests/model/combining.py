@@ -23,7 +23,7 @@ from backend.windows.aligned import combining
 from backend.windows.combined_rows import COUNT, is_combined
 from backend.windows.definitions import Window, hopping, tumbling
 from backend.windows.operator import WindowOperator
-from backend.windows.policies import policies
+from backend.windows.policies import every, policies
 from backend.windows.spec import WindowSpec, window_spec
 from tests.model.window_driver import SCHEMA, Driver
 from tests.oracle.windows import Message
@@ -36,6 +36,8 @@ POLICIES = (
     policies(early="5 ms", late="5 ms"),
     policies(early="5 ms", full=False),
     policies(late=None),
+    policies(early=every(2), late="each"),
+    policies(early=every(7, or_after="9 ms"), full=False),
 )
 STEPS = (0, 0, 0, 0, 1, 1, 1, 2, 3, 7, 12, -1, -2, -4, -9, -30, 40)
 

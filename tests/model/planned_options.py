@@ -72,7 +72,7 @@ KINDS: dict[str, Mapping[str, tuple[Any, ...]]] = {
     "tumbling": COUNTED,
     "hopping": COUNTED,
     "sliding": COUNTED,
-    "session": WINDOWS,
+    "session": COUNTED,
     "tumbling by number": COUNTED,
     "hopping by number": COUNTED,
     "sliding by number": COUNTED,

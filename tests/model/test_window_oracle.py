@@ -52,7 +52,7 @@ def specs(draw: st.DrawFn, kind: str, unit: str = "time") -> Spec:
     aligned = unit == "time" and kind in ("tumbling", "hopping")
     keyed = unit == "messages" and kind == "session"  # it ends by messages without its key
     counted = draw(st.sampled_from((None, None, 1, 3, 8)))
-    if kind == "session":
+    if keyed:
         counted = None
     names = draw(st.sampled_from((LIGHT[:3], HEAVY[:3], LIGHT, HEAVY, (*LIGHT, *HEAVY))))
     return Spec(
@@ -229,11 +229,6 @@ def test_calendar_windows_equal_the_oracle_in_every_micro_batch(partitions, data
     drawn = data.draw(specs("tumbling"))
     spec = replace(drawn, origin=0, max_ahead_ms=None, edges=MIDNIGHTS, retention_ms=min(drawn.retention_ms, 35) * hour)
     judge(spec, feed, data.draw(st.sampled_from((1, 1, 3))), win.tumbling("1 day", timezone="Europe/Berlin"))
-
-
-def test_sessions_by_event_time_refuse_a_retention_by_number_of_messages():
-    with pytest.raises(ValueError, match="retention_messages=5"):
-        window_spec(win.session(10), SCHEMA, {"n": agg.count()}, keys=["key"], retention=10, retention_messages=5)
 
 
 @kinds("tumbling", "hopping", "sliding")

@@ -36,7 +36,7 @@ depends on cuts: `errors`, and `last_values` after a drain; with one partition a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.oracle.aggregates import Aggregate, evaluate
@@ -551,6 +551,9 @@ class WindowOracle:
         here = self.came - 1
         for window in self.windows.values():
             if window.key == key:
+                if window.shown is not None:  # it grows: what was sent is another session
+                    window.withdrawn.append(window.shown)
+                    window.shown, window.sent = None, 0
                 window.messages.append(message)
                 window.last = here
                 return [window]
@@ -582,7 +585,7 @@ class WindowOracle:
 
     def _emit(self, window: Window, reason: str) -> None:
         for row in window.withdrawn:
-            self.outbox.append(Row("retracted", row.revision, row.window, row.key, row.values))
+            self.outbox.append(replace(row, reason="retracted"))
         window.withdrawn = []
         row = self.row_of(window, reason)
         window.shown = row

@@ -79,8 +79,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "an archive without its package": (lambda: archive("foo://x", value="a int"), "path='foo://x'"),
     "no retention": (lambda: _window(retention=None), "retention=None"),
     "a retention in words": (lambda: _window(retention="soon"), "retention='soon'"),
-    "a retention by number for sessions": (
-        lambda: window_spec(session("1 s"), SCHEMA, {"n": count()}, retention=0, retention_messages=5),
+    "a retention by number for sessions by number": (
+        lambda: window_spec(session(messages=3), SCHEMA, {"n": count()}, keys=["user"], retention_messages=5),
         "retention_messages=5",
     ),
     "policies as a dict": (lambda: _window(policies={"early": "1 s"}), "policies={'early': '1 s'}"),

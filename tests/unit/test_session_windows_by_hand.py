@@ -227,6 +227,25 @@ def test_state_of_the_format_before_is_refused():
         s.batch([(1, 1, "a", 1)])
 
 
+@pytest.mark.parametrize("values", [sum_("value"), collect_list("value")], ids=["incremental", "full state"])
+def test_retention_by_number_counts_messages_of_the_source_partition(values):
+    s = shard({"sum": values}, retention=1_000, retention_messages=2, policies=policies(late="each"))
+    one = (lambda *found: list(found)) if values.kind == "collect_list" else (lambda *found: sum(found))
+    first = [(0, 0, "a", 1), (1, 20, "b", 2), (2, 30, "b", 4), (3, 5, "a", 8)]
+    # stream time before the message two places earlier than offset 3 was 0: 5 is taken
+    assert s.batch(first) == [
+        ("full", 0, 0, 0, "a", one(1)),
+        ("retracted", 0, 0, 0, "a", one(1)),
+        ("late", 0, 0, 5, "a", one(1, 8)),
+    ]
+    # before offset 5 it was 30, and 6 alone would have ended at 16
+    assert s.batch([(4, 40, "b", 16), (5, 6, "a", 32)]) == []
+    assert s.errors() == [(0, 5, "out_of_retention")]
+    sessions = [key for key in s.visible() if key[0] == Region.WINDOWS]
+    assert len(sessions) == 1, "what no message can touch any more is gone: a's session"
+    assert s.outcome.rejected == [], "nothing covers it, or may come to"
+
+
 @pytest.mark.parametrize("keys", [[], ["key"]])
 def test_negative_times_null_keys_and_no_key(keys):
     s = shard({}, keys=keys)

@@ -8,6 +8,7 @@ import pytest
 
 from backend.aggregates import collect_list, count, max_, sum_
 from backend.keys import encode
+from backend.store.protocol import Region
 from backend.windows.definitions import hopping, session, sliding, tumbling
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
@@ -222,6 +223,36 @@ def test_a_restore_brings_only_the_run_that_is_there():
     assert s.errors() == [(0, 3, "out_of_retention")]
     check_messages(s)
     check_replay(s, [{0: fed}])
+
+
+@pytest.mark.parametrize("aggregate", [sum_("value"), collect_list("value")], ids=["incremental", "full state"])
+def test_a_tuple_session_that_grew_since_it_was_sent_withdraws_its_row(aggregate):
+    s = shard(session(messages=2), {"all": aggregate}, policies=policies(early="each"))
+    one = list if aggregate.kind == "collect_list" else sum
+    s.batch([(0, 1, "a", 1)])
+    assert rows(s) == [("early", 0, None, None, 0, 0, "a", one([1]))]
+    s.batch([(1, 1, "a", 2), (2, 1, "b", 4)])
+    assert rows(s) == [
+        ("retracted", 0, None, None, 0, 0, "a", one([1])),
+        ("early", 0, None, None, 0, 1, "a", one([1, 2])),
+        ("early", 0, None, None, 2, 2, "b", one([4])),
+    ]
+    s.batch([], drain=True)  # nothing grew: the next revisions
+    assert rows(s) == [
+        ("drain", 1, None, None, 0, 1, "a", one([1, 2])),
+        ("drain", 1, None, None, 2, 2, "b", one([4])),
+    ]
+    s.batch([(3, 1, "b", 8)])
+    assert rows(s) == [
+        ("full", 2, None, None, 0, 1, "a", one([1, 2])),
+        ("retracted", 1, None, None, 2, 2, "b", one([4])),
+        ("early", 0, None, None, 2, 3, "b", one([4, 8])),
+    ]
+    s.batch([(4, 1, "c", 1), (5, 1, "c", 1)])
+    assert rows(s)[0] == ("full", 1, None, None, 2, 3, "b", one([4, 8]))
+    s.batch([(6, 1, "d", 1), (7, 1, "d", 1), (8, 1, "e", 1), (9, 1, "e", 1)])
+    kept = [key for key in s.visible() if key[0] == Region.REVISIONS]
+    assert len(kept) == 1, "what was sent of sessions that ended is forgotten: e's is open"
 
 
 def test_a_tuple_session_falls_out_by_time_before_it_ends():

@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.errors import StateCorrupted
 from backend.keys import fixed_bytes, prefix_end
 from backend.messages.key_first import PLACE_BYTES, HeldRows, digests
 from backend.store.protocol import Region
+from backend.store.staging import VERIFY
 from backend.windows.arrivals import started
 from backend.windows.by_number.rows import MESSAGES
 from backend.windows.by_number.runs import WHY, Arrivals, FallingOut, clocks, judge
@@ -18,8 +20,20 @@ from backend.windows.columns.arrays import IntArray, Mask, compress
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.keyed import STREAM_BYTES, keyed
 from backend.windows.merging.nodes import full_values
-from backend.windows.merging.rows import EARLY_WAITS, INDEX, NEVER, WINDOWS, first_waiting, scan_waiting, timed_keys
-from backend.windows.micro_batch import DRAIN, EARLY, FULL, Emission, Turn, numbers
+from backend.windows.merging.rows import (
+    EARLY_WAITS,
+    INDEX,
+    NEVER,
+    SHOWN,
+    WINDOWS,
+    first_waiting,
+    scan_waiting,
+    timed_keys,
+)
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, RETRACTED, Emission, Turn, numbers
+
+Offsets = tuple[IntArray, IntArray]
+"""First and last offsets of sessions."""
 
 _POSITION = bytes([Region.OPERATOR]) + b"P"
 
@@ -37,6 +51,8 @@ class TupleSessionStep:
         self.shows_open = turn.batch.drain or turn.full_off
         """Every open session is sent."""
         self.falling = FallingOut(self.work, None, self.retention_ms, kind.stored_runs)
+        self.showing: list[tuple[bytes, bytes]] = []
+        """Rows of what is sent of sessions that stay open."""
 
     def run(self) -> None:
         """Take the steps."""
@@ -46,6 +62,7 @@ class TupleSessionStep:
         self._split()
         self._merge()
         self._decide()
+        self._read_shown()
         self._read_messages()
         self._emit()
         self._store()
@@ -194,6 +211,20 @@ class TupleSessionStep:
         else:
             self.sends = np.zeros(len(still), np.bool_)
 
+    def _read_shown(self) -> None:
+        """Read the rows that were sent of sessions that are sent again or end; of grown ones they are withdrawn."""
+        self.revision, self.withdraws = self.next.copy(), np.full(len(self.next), -1, np.int64)
+        runs = np.flatnonzero((self.sends | self.ended) & (self.next > 0))
+        self.shown_keys = keyed(SHOWN, self.space.keys.take(pa.array(self.run_key[runs])))
+        values = self.work.get_many(self.shown_keys)
+        if None in values:
+            where = self.shown_keys[values.index(None)].hex()
+            raise StateCorrupted("the row that was sent of a session is missing", where=where, command=VERIFY)
+        kind = self.kind
+        self.shown = kind.shown_codec.decode(values) if values else kind.shown_schema.empty_table()  # type: ignore[arg-type]
+        grown = np.flatnonzero(numbers(self.shown, "_last_offset") != self.last_offset[runs])
+        self.revision[runs[grown]], self.withdraws[runs[grown]] = 0, grown
+
     def _read_messages(self) -> None:
         """Read the messages of sessions that are sent or ended, and lay out those that just came."""
         held, stored = self.kind.held, self.stored
@@ -225,12 +256,38 @@ class TupleSessionStep:
         phases.append((DRAIN if self.turn.batch.drain else EARLY, sent[np.argsort(self.last[sent], kind="stable")]))
         for phase, runs in phases:
             if len(runs):
-                self.turn.results.append(self._table(phase, runs))
-                self.turn.metrics["windows_emitted"] += len(runs)
-        self.next[self.sends] += 1
+                self._withdraw(runs[self.withdraws[runs] >= 0])
+                self._send(phase, runs)
+        self.next[self.sends] = self.revision[self.sends] + 1
         self.since[self.sends | self.ended], self.unsent[self.sends] = NEVER, 0
 
-    def _table(self, phase: int, runs: IntArray) -> pa.Table:
+    def _withdraw(self, runs: IntArray) -> None:
+        """Send again, as retracted, what was sent of sessions before they grew."""
+        if len(runs):
+            shown = self.shown.take(pa.array(self.withdraws[runs]))
+            offsets = self.start_offset[runs], numbers(shown, "_last_offset")
+            self._add(RETRACTED, self.next[runs] - 1, runs, shown.drop_columns(["_last_offset"]), offsets)
+
+    def _send(self, phase: int, runs: IntArray) -> None:
+        """Send sessions; what is sent of open ones is kept, to be withdrawn when they grow."""
+        values = self._values(runs)
+        self._add(phase, self.revision[runs], runs, values, (self.start_offset[runs], self.last_offset[runs]))
+        self.turn.metrics["windows_emitted"] += len(runs)
+        open_ = np.flatnonzero(self.sends[runs])
+        if len(open_):
+            names = self.kind.shown_schema.names[1:]
+            columns = [values.column(name) for name in names]
+            table = pa.table([pa.array(self.last_offset[runs]), *columns], schema=self.kind.shown_schema)
+            codes = self.space.keys.take(pa.array(self.run_key[runs[open_]]))
+            rows = zip(keyed(SHOWN, codes), self.kind.shown_codec.encode(table.take(pa.array(open_))), strict=True)
+            self.showing = sorted(rows)
+
+    def _add(self, phase: int, revision: IntArray, runs: IntArray, values: pa.Table, offsets: Offsets) -> None:
+        codes = self.space.keys.take(pa.array(self.run_key[runs]))
+        emission = Emission(phase, revision, None, None, codes, values, *offsets)
+        self.turn.results.append(emission.table(self.kind.result_schema, self.kind.keys))
+
+    def _values(self, runs: IntArray) -> pa.Table:
         kind = self.kind
         values = kind.incremental.result(self.partials.take(pa.array(runs)))
         if kind.held is not None:
@@ -239,11 +296,7 @@ class TupleSessionStep:
             rows = np.flatnonzero(number[self.all_run] >= 0)
             full = full_values(kind.full, number[self.all_run[rows]], rows, len(runs), self.all_messages)
             values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
-        codes = self.space.keys.take(pa.array(self.run_key[runs]))
-        offsets = self.start_offset[runs], self.last_offset[runs]
-        return Emission(phase, self.next[runs], None, None, codes, values, *offsets).table(
-            kind.result_schema, kind.keys
-        )
+        return values
 
     def _store(self) -> None:
         work, stored = self.work, self.stored
@@ -259,6 +312,8 @@ class TupleSessionStep:
         self.turn.add_open(len(kept) - len(old))
         gone = set(old) - set(codes)
         work.delete_many(sorted(WINDOWS + code for code in gone))
+        work.delete_many(sorted(self.shown_keys))
+        work.put_many([key for key, _ in self.showing], [value for _, value in self.showing])
         count, digest, starts = self._store_messages()
         since_kept = self.since[kept]
         own = [

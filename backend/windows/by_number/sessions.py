@@ -7,11 +7,15 @@ there is one open session per group key, nothing comes late, and what is full le
 the newest event time of its messages and the retention are at or before stream time: backend.windows.by_number.runs has
 the rule.
 
+A session that has grown since it was sent is another window, as by event time: the row that was sent is withdrawn
+(reason `retracted`: the same offsets, revision and values) before the new one.
+
 =============== ============================ =====================================================================
 region          key                          value
 =============== ============================ =====================================================================
 OPERATOR        `P`, stream                  number of the next message
 OPERATOR        `E`, since, group key        empty; an update that waits for the early policy
+REVISIONS       group key                    the row that was sent of the open session: last offset, its aggregates
 WINDOWS         group key                    `_schema`: offsets, number of the last message, partial aggregates
 SESSION_INDEX   stream, number of the last   the group key, in order of ending
 MESSAGES        group key, offset            the fields (full-state aggregates only)
@@ -44,7 +48,7 @@ _OWN = [
     pa.field("_last", pa.int64(), nullable=False),
     pa.field("_start_offset", pa.int64(), nullable=False),
     pa.field("_last_offset", pa.int64(), nullable=False),
-    pa.field("_next", pa.int64(), nullable=False),  # revision of the next row
+    pa.field("_next", pa.int64(), nullable=False),  # revision of the next row, if the session does not grow
     pa.field("_since", pa.int64()),  # batch time of the oldest unsent update
     pa.field("_unsent", pa.int64(), nullable=False),  # messages since the last row, where the early policy counts them
     pa.field("_count", pa.int64(), nullable=False),
@@ -77,6 +81,9 @@ class TupleSessions:
         fields = [spec.schema.field(name) for name in spec.input_fields()]
         self.held = Held(fields, timed=False) if spec.full else None
         self.result_schema = spec.result_schema()
+        sent = [self.result_schema.field(name) for name in spec.aggregates]
+        self.shown_schema = pa.schema([pa.field("_last_offset", pa.int64(), nullable=False), *sent])
+        self.shown_codec = RowCodec(self.shown_schema)
 
     def fold(self, turn: Turn) -> None:
         """Take one micro-batch."""

@@ -84,16 +84,27 @@ class Found:
         return self.space.keys.take(pa.array(key))
 
 
-def find(turn: Turn, terms: Terms, keys: GroupKeys, session_rows: SessionRows) -> Found:
-    """Refuse what is out of retention; read what the other messages concern."""
+def find(turn: Turn, terms: Terms, each: IntArray | None, keys: GroupKeys, session_rows: SessionRows) -> Found:
+    """Refuse what is out of retention; read what the other messages concern.
+
+    Args:
+        turn: The messages.
+        terms: What sessions go by.
+        each: Per message the stream time that retention by number of messages goes by; None without it.
+        keys: Encodes the group key.
+        session_rows: Reads sessions.
+    """
     before = np.maximum(numbers(turn.messages, BEFORE), terms.clock)
     time = numbers(turn.messages, TIME)
     refused = (time + terms.keep <= before) | (time < terms.first_taken)
+    if each is not None:
+        refused |= time + terms.gap + 1 <= each
     out = turn.messages.filter(pa.array(refused))
     turn.refuse(
         refused,
         "out_of_retention",
-        f"a session of it alone ended {terms.retention} ms or more before stream time, or is where sessions are gone",
+        f"a session of it alone ended {terms.retention} ms or more before stream time"
+        f"{'' if each is None else ', or more than the retained messages ago'}, or is where sessions are gone",
     )
     messages, before = turn.messages, before[~refused]
     time = numbers(messages, TIME)

@@ -8,11 +8,14 @@ makes the session longer or merges it with others, the rows that were sent under
 Retention. A message at t is refused iff `t + gap + 1 + retention` is at or before the newest event time before it of
 its own source partition (or, when that was idle, the clock by which windows close): what counts is the session that the
 message would open alone. Whether a session lies near has no say. Kafka Streams judges by the merged session, so that
-there a message is taken or dropped depending on what happened to come before it.
+there a message is taken or dropped depending on what happened to come before it. Retention by number of messages
+(backend.windows.count_retention) refuses iff `t + gap + 1` was at or before the stream time N messages ago, in steps of
+a sixteenth of the gap.
 
 In exchange a session stays until nothing that is taken can touch it. A message that is taken later has
 `t + gap + 1 + retention > clock`; it touches `[first, last]` only if `t <= last + gap`; so the session may go when
-`last + gap + gap + 1 + retention <= clock`. What has gone is said by the bound of `SESSION_INDEX` in the commit, never
+`last + gap + gap + 1 + retention <= clock`, and when `last + gap + gap + 1` is at or before the stream time N messages
+ago of every source partition that is not idle. What has gone is said by the bound of `SESSION_INDEX` in the commit, not
 by today's retention: a message at t is refused as well when `t - gap` is before it, because it might touch a session
 that is gone (a retention that was made longer since takes nothing back). Sessions are therefore the connected
 components of the accepted messages of a group key, and neither they nor their last revisions nor the errors depend on
@@ -49,7 +52,9 @@ from backend.messages.key_first import Held, remove
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.arrivals import LOWEST, started
+from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.grouping import GroupKeys
+from backend.windows.count_retention import Newest
 from backend.windows.merging import rows
 from backend.windows.merging.components import connect
 from backend.windows.merging.found import find
@@ -62,6 +67,7 @@ from backend.windows.micro_batch import Turn
 from backend.windows.spec import WindowSpec
 
 START, LAST = "_start_offset", "_last_offset"
+STEPS = 16
 _MESSAGES = bytes([Region.MESSAGES])
 
 
@@ -75,6 +81,7 @@ class Sessions:
     def __init__(self, spec: WindowSpec) -> None:
         self.spec = spec
         self.gap, self.retention = spec.window.size, spec.retention_ms
+        self.newest = Newest(spec.retention_messages, self._in_steps)
         _, self.full = spec.plans()
         # SAMZA-552's metadata: the offsets of the first and the last message, here as two more aggregates
         own = {START: min_(OFFSET), LAST: max_(OFFSET)}
@@ -88,8 +95,9 @@ class Sessions:
 
     def fold(self, turn: Turn) -> None:
         """Take one micro-batch."""
-        terms = self._terms(turn)
-        found = find(turn, terms, self.keys, self.rows)
+        each, counted = self.newest.judge(turn)
+        terms = self._terms(turn, counted)
+        found = find(turn, terms, each, self.keys, self.rows)
         gathered = gather(found, connect(found, terms), terms)
         ends = finish(gathered, terms)
         events = order_events(found, gathered, ends, terms)
@@ -108,7 +116,12 @@ class Sessions:
         """Count the sessions of all group keys that are open at a watermark: it has not passed last + gap."""
         return len(rows.scan_index(work, started(clock) - self.gap, None))
 
-    def _terms(self, turn: Turn) -> Terms:
+    def _in_steps(self, clocks: IntArray) -> IntArray:
+        """Give clocks in steps of a share of the gap: so the staircase of `Newest` stays small."""
+        step = max(1, self.gap // STEPS)
+        return np.floor_divide(clocks, step) * step
+
+    def _terms(self, turn: Turn, counted: int) -> Terms:
         bound = rows.index_bound(turn.work)
         return Terms(
             self.gap,
@@ -117,6 +130,7 @@ class Sessions:
             started(turn.clock),
             started(turn.clock_after),
             LOWEST if bound is None else bound,
+            counted,
             turn.batch.time_ms,
             turn.batch.drain,
             turn.full_off,

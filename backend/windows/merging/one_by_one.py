@@ -83,6 +83,8 @@ class Terms:
         clock_after: Watermark after it.
         bound: Sessions whose last event time is before this were gone when the micro-batch began: the bound in the
             commit, whatever the retention is today.
+        counted: Stream time N messages ago, of the source partition where that is earliest: what retention by number of
+            messages no longer takes after the micro-batch; `NEVER` without it.
         now: Batch time.
         drain: The input ends with this micro-batch.
         full_off: Full results were turned off since the last micro-batch: what is open, or closes now, is sent once.
@@ -95,6 +97,7 @@ class Terms:
     clock: int
     clock_after: int
     bound: int
+    counted: int
     now: int
     drain: bool
     full_off: bool
@@ -113,7 +116,7 @@ class Terms:
     @property
     def bound_after(self) -> int:
         """The bound after the micro-batch: sessions whose last event time is before it are gone then."""
-        return max(self.bound, self.clock_after - self.stays + 1)
+        return max(self.bound, self.clock_after - self.stays + 1, self.counted - 2 * self.gap)
 
     @property
     def first_taken(self) -> int:
