@@ -551,9 +551,6 @@ class WindowOracle:
         here = self.came - 1
         for window in self.windows.values():
             if window.key == key:
-                if window.shown is not None:  # it grows: what was sent is another session
-                    window.withdrawn.append(window.shown)
-                    window.shown, window.sent = None, 0
                 window.messages.append(message)
                 window.last = here
                 return [window]
@@ -584,6 +581,10 @@ class WindowOracle:
             self._emit(window, reason if self.spec.full else "early")
 
     def _emit(self, window: Window, reason: str) -> None:
+        counted = self.spec.kind == "session" and self.spec.unit == "messages"
+        if counted and window.shown is not None and window.shown.last_offset != window.messages[-1].offset:
+            window.withdrawn.append(window.shown)  # it grew: what was sent is another session
+            window.sent = 0
         for row in window.withdrawn:
             self.outbox.append(replace(row, reason="retracted"))
         window.withdrawn = []
