@@ -43,13 +43,7 @@ class RewindError(Exception):
 
     def __init__(self, what: str, *, where: str = "", why: str = "", command: str = "") -> None:
         self.what, self.where, self.why, self.command = what, where, why, command
-        parts = [f"[rewind:{self.code}] {what}"]
-        if where:
-            parts.append(f"where: {where}")
-        if why:
-            parts.append(f"why: {why}")
-        parts.append(f"next: {command or f'see docs/errors.md#{self.code.lower()}'}")
-        super().__init__(visible("; ".join(parts)))
+        super().__init__(message_of(self.code, what, where, why, command))
 
     @property
     def code(self) -> str:
@@ -59,6 +53,21 @@ class RewindError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Keep the four parts when a worker sends the error to the driver."""
         return _rebuild, (type(self), self.what, self.where, self.why, self.command)
+
+
+def message_of(code: str, what: str, where: str, why: str, command: str) -> str:
+    """Put the parts of an error together, on one line.
+
+    >>> message_of("TopicMissing", "the topic does not exist", "h:1/t", "", "")
+    '[rewind:TopicMissing] the topic does not exist; where: h:1/t; next: see docs/errors.md#topicmissing'
+    """
+    parts = [f"[rewind:{code}] {what}"]
+    if where:
+        parts.append(f"where: {where}")
+    if why:
+        parts.append(f"why: {why}")
+    parts.append(f"next: {command or f'see docs/errors.md#{code.lower()}'}")
+    return visible("; ".join(parts))
 
 
 def _rebuild(kind: type[RewindError], what: str, where: str, why: str, command: str) -> RewindError:

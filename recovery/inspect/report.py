@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backend.batch import NO_TIME
-from backend.errors import RewindError
+from backend.errors import RewindError, message_of
 from backend.texts import visible
 from recovery.inspect.checkpoint_view import Checkpoint, ShardView, region_name
 from recovery.inspect.reset import Reset
@@ -349,10 +349,8 @@ def show_reset(console: Console, data: Mapping[str, Any]) -> None:
 
 
 def error_text(problem: Mapping[str, str]) -> str:
-    """Put an error's parts on one line."""
-    parts = [f"[{problem['code']}] {problem['what']}", problem["where"], problem["why"]]
-    text = "; ".join(part for part in parts if part)
-    return f"{text}; next: {problem['next']}" if problem["next"] else text
+    """Put the parts that `error_json` gave on one line, as the error's own message has them."""
+    return message_of(*(problem[part] for part in ("code", "what", "where", "why", "next")))
 
 
 def size(length: int) -> str:

@@ -254,7 +254,12 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
     for command in ("inspect", "verify"):
         result = CliRunner().invoke(app, [command, str(tmp_path), "--json"])
         assert result.exit_code == 1
-        assert json.loads(result.stdout)["error"]["code"] == "StateUnavailable"
+        error = json.loads(result.stdout)["error"]
+        assert error["code"] == "StateUnavailable"
+        (people,) = CliRunner().invoke(app, [command, str(tmp_path)]).stderr.splitlines()
+        assert people.startswith(f"[rewind:StateUnavailable] {error['what']}; ")
+        assert f"; where: {error['where']}" in people
+        assert people.endswith(f"; next: {error['next']}")
 
 
 def test_verify_of_a_sound_checkpoint(little: Little) -> None:
