@@ -88,10 +88,18 @@ RESULT_FIELDS = [
     pa.field("revision", pa.int32(), nullable=False),  # 0 for the first row of a (window, group key)
     pa.field("window_start", pa.int64()),  # ms; null for tuple windows
     pa.field("window_end", pa.int64()),  # ms, exclusive; sliding and session windows: the last event time (inclusive)
-    pa.field("start_offset", pa.int64()),  # tuple windows: offset of the first message in the window
-    pa.field("last_offset", pa.int64()),  # tuple windows: offset of the last message in the window
+    pa.field("start_partition", pa.int32()),  # windows by number: source partition and offset of the first message,
+    pa.field("start_offset", pa.int64()),
+    pa.field("last_partition", pa.int32()),  # and of the last one; null for others
+    pa.field("last_offset", pa.int64()),
 ]
 """Leading columns of every operator's result table; the group key's fields and the aggregates follow."""
+
+FIRST = {"start_partition": PARTITION, "start_offset": OFFSET}
+LAST = {"last_partition": PARTITION, "last_offset": OFFSET}
+EDGES = FIRST | LAST
+"""Columns of results that say with which messages a window by number of messages begins and ends, and where they come
+from. No two windows of a group key begin with the same message, but sliding ones that hold less than their size."""
 
 KNOWN_REASONS = frozenset(
     [

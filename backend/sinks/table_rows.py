@@ -15,8 +15,7 @@ from backend.keys import encode_columns
 
 ROW_KEY = "row_key"
 """Column that says which rows are one window's, in tables that keep the newest: a digest of 128 bits, as hex."""
-WINDOW = ("shard", "window_start", "window_end")
-"""Windows by event time are known by these and the group key: by partition, each shard has windows of its own."""
+START = "window_start"
 _LAST_US = 2**63 - 1
 
 

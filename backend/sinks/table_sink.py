@@ -22,14 +22,13 @@ from backend.batch import Operator, published_name
 from backend.errors import ManifestMismatch, RewindError, SinkConflict, SinkUnavailable
 from backend.sinks.outbox import OutboxSink, Written
 from backend.sinks.record import check_whole
-from backend.sinks.table_rows import ROW_KEY, WINDOW, newest, plain, plain_type, row_keys, withdrawn
+from backend.sinks.table_rows import ROW_KEY, START, newest, plain, plain_type, row_keys, withdrawn
 from backend.sinks.tables import KINDS, RESULTS
 from backend.texts import one_line
 from backend.windows.operator import WindowOperator
 from recovery.killpoints import kill_point
 
 MODES = ("log", "newest")
-START = WINDOW[1]
 
 
 class Record(NamedTuple):
@@ -231,12 +230,9 @@ def _window_key(operator: Operator) -> Sequence[str]:
     Raises:
         ValueError: The job has none.
     """
-    if not isinstance(operator, WindowOperator) or not operator.spec.window.by_time:
-        raise ValueError(
-            "mode='newest': only rows of windows by event time are known by their window: allowed is mode='log', or"
-            " key=[...]"
-        )
-    return [*WINDOW, *(published_name(name) for name in operator.spec.keys)]
+    if not isinstance(operator, WindowOperator):
+        raise ValueError("mode='newest': the job has no windows: allowed is mode='log', or key=[...]")
+    return ["shard", *operator.spec.window.columns, *(published_name(name) for name in operator.spec.keys)]
 
 
 def two_names(table: str, errors: str | None, allows: Callable[[str], bool], what: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from backend.batch import EDGES, FIRST
 from backend.windows.calendars import CalendarGrid, read_calendar
 
 IntArray = npt.NDArray[np.int64]
@@ -150,6 +151,13 @@ class Window:
     def by_time(self) -> bool:
         """True for windows over event time."""
         return self.unit == "time"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the results that say, with the group key, of which window of a shard a row is."""
+        if self.by_time:
+            return "window_start", "window_end"
+        return tuple(EDGES if self.kind == "sliding" else FIRST)
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry."""

@@ -7,7 +7,7 @@ clock before and after. A kind folds `turn.messages` into `turn.work` and leaves
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import (
+    EDGES,
     ERROR_SCHEMA,
     OFFSET,
     PARTITION,
@@ -211,8 +212,7 @@ class Emission:
         ends: Window ends, or None.
         keys: Encoded group key of each row, binary.
         values: The aggregates.
-        start_offsets: Tuple windows: first offsets.
-        last_offsets: Tuple windows: last offsets.
+        edges: Windows by number of messages: columns named as `EDGES`.
     """
 
     phase: int
@@ -221,8 +221,7 @@ class Emission:
     ends: IntArray | None
     keys: pa.Array
     values: pa.Table
-    start_offsets: IntArray | None = None
-    last_offsets: IntArray | None = None
+    edges: Mapping[str, IntArray] = field(default_factory=dict)
 
     def table(self, schema: pa.Schema, group_keys: KeyDecoder) -> pa.Table:
         """Give the rows in the operator's result schema."""
@@ -230,10 +229,9 @@ class Emission:
         leading: dict[str, pa.Array] = {
             "reason": pa.repeat(REASONS[self.phase], count),
             "revision": pa.array(self.revisions, pa.int32()),
-            "window_start": _or_nulls(self.starts, count),
-            "window_end": _or_nulls(self.ends, count),
-            "start_offset": _or_nulls(self.start_offsets, count),
-            "last_offset": _or_nulls(self.last_offsets, count),
+            "window_start": _or_nulls(self.starts, count, pa.int64()),
+            "window_end": _or_nulls(self.ends, count, pa.int64()),
+            **{name: _or_nulls(self.edges.get(name), count, schema.field(name).type) for name in EDGES},
         }
         coded = self.keys.dictionary_encode()
         decoded = [array.take(coded.indices) for array in group_keys.decode(coded.dictionary)]
@@ -242,8 +240,8 @@ class Emission:
         return pa.table(columns, schema=schema)
 
 
-def _or_nulls(values: IntArray | None, count: int) -> pa.Array:
-    return pa.nulls(count, pa.int64()) if values is None else pa.array(values, pa.int64())
+def _or_nulls(values: IntArray | None, count: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(count, kind) if values is None else pa.array(values, kind)
 
 
 def joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:

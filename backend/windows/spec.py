@@ -34,7 +34,7 @@ from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELD
 from backend.windows.definitions import Duration, Window, _count, duration_ms
 from backend.windows.policies import Policies
 
-FORMAT, KEYED_FORMAT, SESSION_BY_NUMBER_FORMAT = 1, 3, 4
+FORMAT, SESSION_FORMAT, BY_NUMBER_FORMAT = 1, 3, 5
 """What state means: of windows that all keys share, of those that every key has for itself, and of sessions by number.
 
 Format 1 of the latter: sessions were kept, and messages near them taken, for as long as the merged session's retention.
@@ -77,9 +77,9 @@ class WindowSpec:
     @property
     def format(self) -> int:
         """Format version of the state."""
-        if self.window.kind == "session" and not self.window.by_time:
-            return SESSION_BY_NUMBER_FORMAT
-        return KEYED_FORMAT if self.window.kind == "session" or not self.window.by_time else FORMAT
+        if not self.window.by_time:
+            return BY_NUMBER_FORMAT
+        return SESSION_FORMAT if self.window.kind == "session" else FORMAT
 
     @property
     def key_fields(self) -> list[pa.Field]:

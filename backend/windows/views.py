@@ -22,8 +22,6 @@ from backend.windows import ledger
 from backend.windows.aligned.kind import Aligned
 from backend.windows.arrivals import started
 from backend.windows.by_number.kind import Tuples
-from backend.windows.by_number.rows import LAST as LAST_OFFSET
-from backend.windows.by_number.rows import START as FIRST_OFFSET
 from backend.windows.by_number.sessions import TupleSessions
 from backend.windows.columns.arrays import union
 from backend.windows.columns.keyed import split_numbered
@@ -31,6 +29,8 @@ from backend.windows.merging.kind import Sessions
 from backend.windows.merging.rows import codes_of
 from backend.windows.panes import Panes
 from backend.windows.sliding.kind import Sliding
+
+_OFFSETS = ("_start_offset", "_last_offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _tuples(kind: Tuples, work: Workspace, start: int, end: int) -> list[WindowV
         return []
     codes, panes = split_numbered(keys)
     table = kind.codec.decode(values)
-    firsts, lasts = (table.column(name).to_pylist() for name in (FIRST_OFFSET, LAST_OFFSET))
+    firsts, lasts = (table.column(name).to_pylist() for name in _OFFSETS)
     decoded = _keys(kind.keys.decode(codes), len(keys))
     offsets: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = {}
     for key, pane, first, last in zip(decoded, panes.tolist(), firsts, lasts, strict=True):
@@ -144,7 +144,7 @@ def _tuple_sessions(kind: TupleSessions, work: Workspace, start: int, end: int) 
     keys, values = work.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))
     table = kind.decode(values)
     decoded = _keys(kind.keys.decode(pa.array([key[1:] for key in keys], pa.binary())), len(keys))
-    lows, highs, counts = (table.column(name).to_pylist() for name in ("_start_offset", "_last_offset", "_count"))
+    lows, highs, counts = (table.column(name).to_pylist() for name in (*_OFFSETS, "_count"))
     return [
         WindowView(low, high, key, None if kind.held is None else count)
         for low, high, key, count in zip(lows, highs, decoded, counts, strict=True)

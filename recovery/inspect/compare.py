@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.dataset
 import xxhash
 
-from backend.batch import published_name
+from backend.batch import RESULT_FIELDS, published_name
 from backend.store.protocol import Region
+from backend.windows.definitions import Window
 from recovery.inspect.checkpoint_view import Checkpoint
 
 FLOAT_DIGITS = 9
-WINDOW = ("window_start", "window_end", "start_offset")
-NOT_COMPARED = ("reason", "revision", "shard", "version", "sequence", "batch", "id", "retracts", "last_offset")
+NOT_COMPARED = ("reason", "revision", "shard", "version", "sequence", "batch", "id", "retracts")
 CLOCKED = frozenset({Region.COMMIT, Region.REVISIONS, Region.OPERATOR})
 """Regions whose rows hold batch times or sequence numbers."""
 MAX_SAMPLES = 5
@@ -81,8 +81,7 @@ class Difference:
 
 def read_output(checkpoint: Checkpoint, results: Path, errors: Path) -> Output:
     """Read what a run wrote, and the state that it committed."""
-    keys = [published_name(name) for name, _ in checkpoint.manifest.entries.get("operator", {}).get("keys", [])]
-    windows, windows_doubled = last_revisions(_table(results), keys)
+    windows, windows_doubled = last_revisions(_table(results), window_columns(checkpoint.manifest.entries))
     found: dict[Row, int] = {}
     for row in _rows(_table(errors), ("stream", "partition", "offset", "reason")):
         found[row] = found.get(row, 0) + 1
@@ -90,17 +89,35 @@ def read_output(checkpoint: Checkpoint, results: Path, errors: Path) -> Output:
     return Output(windows, found, {s: state_digest(checkpoint, s) for s in checkpoint.shards}, doubled, windows_doubled)
 
 
-def last_revisions(results: pa.Table, keys: Sequence[str]) -> tuple[dict[Row, Row], int]:
+def window_columns(entries: Mapping[str, Any]) -> list[str]:
+    """Give the columns of the results that say of which window and group key a row is; none where there are no windows.
+
+    Args:
+        entries: The manifest's.
+    """
+    operator = entries.get("operator", {})
+    if operator.get("operator") != "window":
+        return []
+    shard = ["shard"] if entries.get("route") == "partition" else []  # each has windows of its own
+    return [*shard, *Window(**operator["window"]).columns, *(published_name(name) for name, _ in operator["keys"])]
+
+
+def last_revisions(results: pa.Table, place: Sequence[str]) -> tuple[dict[Row, Row], int]:
     """Give the aggregates of each window's last revision, and how many rows are there twice.
 
     Without windows (a join, `process`) every row is compared: its number of copies stands for a revision.
+
+    Args:
+        results: What was published.
+        place: As `window_columns` gives them.
     """
-    names = [name for name in results.column_names if name not in NOT_COMPARED]
-    place = [name for name in (*WINDOW, *keys) if name in names]
-    rest = [name for name in names if name not in place]
-    if WINDOW[0] not in results.column_names:
+    leading = [field.name for field in RESULT_FIELDS] if place else []
+    rest = [name for name in results.column_names if name not in (*NOT_COMPARED, *leading, *place)]
+    if not results.num_rows:
+        return {}, 0
+    if not place:
         copies: dict[Row, Row] = {}
-        for row in _rows(results, names):
+        for row in _rows(results, rest):
             copies[row] = (copies.get(row, (0,))[0] + 1,)
         return copies, 0
     order = results.sort_by([("revision", "ascending")])

@@ -120,7 +120,7 @@ def close(one: Any, two: Any) -> bool:
 
 def ordered(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
     """Sort rows by what names them: the order within a micro-batch is looked at elsewhere."""
-    named = [(r.window, r.key, r.revision, r.reason, r.start_offset, r.last_offset, r.values) for r in rows]
+    named = [(r.window, r.key, r.revision, r.reason, r.first, r.last, r.values) for r in rows]
     return sorted(named, key=lambda r: repr(r[:6]))
 
 

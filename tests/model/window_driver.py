@@ -19,6 +19,7 @@ from backend.batch import (
     NO_TIME,
     OFFSET,
     PARTITION,
+    RESULT_FIELDS,
     STREAM,
     TIME,
     MicroBatch,
@@ -71,7 +72,7 @@ class Driver:
         sources: All source partitions, known from the start as a source's listing gives them.
         shards: How many.
         schema: The messages' own fields.
-        by_number: Windows are named by their first offset.
+        by_number: Windows are named by their first message.
         max_ahead_ms: Event times further ahead of the batch time do not move stream time.
     """
 
@@ -182,21 +183,18 @@ class Driver:
         """Give results as the oracle writes them."""
         assert results.schema.equals(self.operator.result_schema), results.schema
         rows = []
-        values = [n for n in results.column_names[6:] if n not in self.keys]
+        values = [n for n in results.column_names[len(RESULT_FIELDS) :] if n not in self.keys]
         for row in results.to_pylist():
-            window = (row["start_offset"],) if self.by_number else (row["window_start"], row["window_end"])
-            rows.append(
-                Row(
-                    row["reason"],
-                    row["revision"],
-                    window,
-                    tuple(row[name] for name in self.keys),
-                    tuple(row[name] for name in values),
-                    row["start_offset"],
-                    row["last_offset"],
-                )
-            )
+            key, aggregates = tuple(row[name] for name in self.keys), tuple(row[name] for name in values)
+            rows.append(Row(row["reason"], row["revision"], *self._named(row, key, aggregates)))
         return rows
+
+    def _named(self, row: dict[str, Any], *values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give what names a row's window, its values, and of windows by number the first and the last message."""
+        if not self.by_number:
+            return (row["window_start"], row["window_end"]), *values
+        first, last = ((row[f"{side}_partition"], row[f"{side}_offset"]) for side in ("start", "last"))
+        return (first + last if self.operator.spec.window.kind == "sliding" else first), *values, first, last
 
     # -- what a restore must give ---------------------------------------------------------------------------------
 

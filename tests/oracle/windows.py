@@ -78,15 +78,24 @@ class Error:
 
 @dataclass(frozen=True)
 class Row:
-    """A result; `window` is what names the window: (start, end) in time, (start offset,) by number of messages."""
+    """A result; `window` is what names the window: (start, end) in time, `first` by number of messages, with `last` of
+    sliding ones. `first` and `last` are partition and offset of a message."""
 
     reason: str
     revision: int
     window: tuple[int, ...]
     key: Key
     values: tuple[Any, ...]
-    start_offset: int | None = None
-    last_offset: int | None = None
+    first: tuple[int, int] | None = None
+    last: tuple[int, int] | None = None
+
+    @property
+    def start_offset(self) -> int | None:
+        return None if self.first is None else self.first[1]
+
+    @property
+    def last_offset(self) -> int | None:
+        return None if self.last is None else self.last[1]
 
 
 @dataclass(frozen=True)
@@ -582,7 +591,7 @@ class WindowOracle:
 
     def _emit(self, window: Window, reason: str) -> None:
         counted = self.spec.kind == "session" and self.spec.unit == "messages"
-        if counted and window.shown is not None and window.shown.last_offset != window.messages[-1].offset:
+        if counted and window.shown is not None and window.shown.last != window.messages[-1].place[1:]:
             window.withdrawn.append(window.shown)  # it grew: what was sent is another session
             window.sent = 0
         for row in window.withdrawn:
@@ -599,9 +608,10 @@ class WindowOracle:
         """Compute a window's row from its messages."""
         fields = [m.fields for m in sorted(window.messages, key=lambda m: m.place)]
         values = tuple(evaluate(aggregate, fields) for aggregate in self.spec.aggregates)
-        offsets = [m.offset for m in window.messages]
         if self.spec.unit == "messages":
-            return Row(reason, window.sent, (offsets[0],), window.key, values, offsets[0], offsets[-1])
+            first, last = (window.messages[at].place[1:] for at in (0, -1))
+            name = first + last if self.spec.kind == "sliding" else first
+            return Row(reason, window.sent, name, window.key, values, first, last)
         return Row(reason, window.sent, (window.first, window.last), window.key, values)
 
     def _send(self) -> None:

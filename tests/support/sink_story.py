@@ -19,7 +19,7 @@ from unittest import mock
 import pyarrow as pa
 
 from backend.aggregates import count, sum_
-from backend.batch import ERROR_SCHEMA
+from backend.batch import EDGES, ERROR_SCHEMA
 from backend.errors import OutputDiffers
 from backend.sinks import table_sink
 from backend.sinks.outbox import write_outbox
@@ -131,8 +131,7 @@ def frame(shard: int, version: int, rows: list[tuple[Any, ...]], bad: list[int])
         "revision": [0] * len(rows),
         "window_start": [row[2] for row in rows],
         "window_end": [row[2] + MINUTE_MS for row in rows],
-        "start_offset": [None] * len(rows),
-        "last_offset": [None] * len(rows),
+        **{name: [None] * len(rows) for name in EDGES},
         "origin": [row[3] for row in rows],
         "n": [row[4] for row in rows],
         'odd "total".x': [row[5] for row in rows],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from backend.batch import MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position, SourcePartition
+from backend.batch import EDGES, MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position, SourcePartition
 from backend.store.memory import MemoryStore
 from backend.store.workspace import Workspace
 from backend.windows.operator import WindowOperator
@@ -67,7 +67,7 @@ class OneShard:
     def results(self) -> list[tuple[Any, ...]]:
         """Give the last results: reason, revision, start, end, then keys and aggregates."""
         assert self.outcome is not None
-        rows = self.outcome.results.drop_columns(["start_offset", "last_offset"]).to_pylist()
+        rows = self.outcome.results.drop_columns(list(EDGES)).to_pylist()
         return [tuple(row.values()) for row in rows]
 
     def errors(self) -> list[tuple[int, int, str]]:

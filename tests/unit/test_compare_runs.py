@@ -7,9 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from backend.batch import EDGES
+from backend.windows.definitions import Window, sliding, tumbling
 from recovery.drill.scenarios import CATALOGUE, choose
-from recovery.inspect.compare import Output, compare, last_revisions
+from recovery.inspect.compare import Output, compare, last_revisions, window_columns
 
+PLACE = ("window_start", "window_end", "k")
 ROW = {"reason": "full", "revision": 0, "window_start": 0, "window_end": 10, "k": "a", "n": 1, "mean": 0.1, "shard": 0}
 
 
@@ -18,27 +21,55 @@ def table(*rows: dict[str, Any]) -> pa.Table:
 
 
 def test_the_last_revision_counts() -> None:
-    last, doubled = last_revisions(table({"revision": 1, "n": 3}, {}, {"k": "b"}), ["k"])
+    last, doubled = last_revisions(table({"revision": 1, "n": 3}, {}, {"k": "b"}), PLACE)
     assert last == {(0, 10, "a"): (3, 0.1), (0, 10, "b"): (1, 0.1)}
     assert doubled == 0
 
 
 def test_a_row_that_is_there_twice_is_doubled() -> None:
-    last, doubled = last_revisions(table({}, {"shard": 1}), ["k"])
+    last, doubled = last_revisions(table({}, {"shard": 1}), PLACE)
     assert len(last) == 1
     assert doubled == 1
 
 
 def test_a_retracted_window_is_gone() -> None:
-    last, _ = last_revisions(table({}, {"reason": "retracted", "revision": 1}), ["k"])
+    last, _ = last_revisions(table({}, {"reason": "retracted", "revision": 1}), PLACE)
     assert last == {}
 
 
 def test_the_last_digits_of_floats_do_not_count() -> None:
-    one, _ = last_revisions(table({"mean": 0.1 + 0.2}), ["k"])
-    two, _ = last_revisions(table({"mean": 0.3}), ["k"])
-    three, _ = last_revisions(table({"mean": 0.3001}), ["k"])
+    one, _ = last_revisions(table({"mean": 0.1 + 0.2}), PLACE)
+    two, _ = last_revisions(table({"mean": 0.3}), PLACE)
+    three, _ = last_revisions(table({"mean": 0.3001}), PLACE)
     assert one == two != three
+
+
+def test_windows_by_number_are_known_by_their_messages() -> None:
+    """The first sliding windows of a key begin alike; another source partition has the same offsets."""
+
+    def row(start: tuple[int, int], last: tuple[int, int], **more: Any) -> dict[str, Any]:
+        edges = dict(zip(EDGES, start + last, strict=True))
+        return {**ROW, "window_start": None, "window_end": None, **edges, **more}
+
+    def place(window: Window, route: str) -> list[str]:
+        operator = {"operator": "window", "window": window.describe(), "keys": [["k", "string"], ["id", "string"]]}
+        return [name for name in window_columns({"operator": operator, "route": route}) if name != "id_"]
+
+    rows = pa.Table.from_pylist([row((0, 5), (0, 5)), row((0, 5), (0, 6), n=2), row((1, 5), (0, 6), n=3)])
+    last, doubled = last_revisions(rows, place(sliding(messages=3), "key"))
+    assert (last, doubled) == (
+        {(0, 5, 0, 5, "a"): (1, 0.1), (0, 5, 0, 6, "a"): (2, 0.1), (1, 5, 0, 6, "a"): (3, 0.1)},
+        0,
+    )
+    grown = [row((0, 5), (0, 5), reason="early"), row((0, 5), (0, 7), revision=1, n=3), row((1, 5), (0, 9), n=3)]
+    last, doubled = last_revisions(pa.Table.from_pylist(grown), place(tumbling(messages=3), "partition"))
+    assert (last, doubled) == ({(0, 0, 5, "a"): (3, 0.1), (0, 1, 5, "a"): (3, 0.1)}, 0)
+
+
+def test_where_a_source_partition_is_a_shard_each_has_windows_of_its_own() -> None:
+    rows = table({}, {"shard": 1})
+    assert last_revisions(rows, ("shard", *PLACE))[1] == 0
+    assert window_columns({"operator": {"operator": "process"}, "route": "partition"}) == []
 
 
 def test_rows_without_windows_are_counted() -> None:

@@ -152,10 +152,10 @@ def test_tumbling_by_number_counts_per_key_and_closes_with_its_last_message():
         ("full", ("a",), 4, 5, (48,)),
     ]
     assert last_values(oracle.rows) == {
-        ((0,), ("a",)): (5,),
-        ((1,), ("b",)): (2,),
-        ((3,), (None,)): (8,),
-        ((4,), ("a",)): (48,),
+        ((0, 0), ("a",)): (5,),
+        ((0, 1), ("b",)): (2,),
+        ((0, 3), (None,)): (8,),
+        ((0, 4), ("a",)): (48,),
     }
 
 
@@ -164,7 +164,11 @@ def test_hopping_and_sliding_by_number():
         Spec("hopping", 3, step=2, unit="messages", aggregates=(("collect_list", "value"),)),
         [[message(n, 0, n) for n in range(5)]],
     )
-    assert last_values(hopping.rows) == {((0,), ()): ([0, 1, 2],), ((2,), ()): ([2, 3, 4],), ((4,), ()): ([4],)}
+    assert last_values(hopping.rows) == {
+        ((0, 0), ()): ([0, 1, 2],),
+        ((0, 2), ()): ([2, 3, 4],),
+        ((0, 4), ()): ([4],),
+    }
     assert [r.reason for r in hopping.rows] == ["full", "full", "drain"]
     sliding = run(
         Spec("sliding", 2, unit="messages", aggregates=(("collect_list", "value"),)),

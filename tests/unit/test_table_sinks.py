@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 
 from backend.aggregates import count
+from backend.batch import EDGES
 from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable
 from backend.process import ProcessOperator
 from backend.sinks import delta_sink, iceberg_sink, sql_sink
 from backend.sinks.tables import pack
-from backend.windows.definitions import tumbling
+from backend.windows.definitions import Window, hopping, session, sliding, tumbling
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from tests.support.sink_story import (
@@ -334,10 +335,51 @@ def test_bad_options_are_refused_before_anything_is_made(
     assert sorted(tmp_path.rglob("windows*")) == before
 
 
-def test_windows_by_number_have_no_newest_row(case: Case, tmp_path: Path) -> None:
-    spec = window_spec(tumbling(messages=3), FIELDS, {"n": count()}, keys=["origin"])
-    with pytest.raises(ValueError, match="only rows of windows by event time are known by their window"):
-        begun(case, tmp_path, job=WindowOperator(spec), mode="newest")
+def by_number(window: Window) -> WindowOperator:
+    return WindowOperator(window_spec(window, FIELDS, {"n": count()}, keys=["origin"]))
+
+
+def counted(*rows: tuple[str, tuple[int, int], tuple[int, int], int]) -> list[dict[str, Any]]:
+    """Rows of windows by number: reason, partition and offset of the first message, and of the last one, messages."""
+    return [
+        {"reason": why, "revision": 0, "origin": "JFK", "n": n, **dict(zip(EDGES, first + last, strict=True))}
+        for why, first, last, n in rows
+    ]
+
+
+@pytest.mark.parametrize("window", [tumbling(messages=3), hopping(messages=3, every=2), session(messages=3)])
+def test_the_newest_row_of_windows_by_number(case: Case, tmp_path: Path, window: Window) -> None:
+    """Two source partitions have the same offsets; the rows of a window that grows begin alike."""
+    job = by_number(window)
+    sink = begun(case, tmp_path, job=job, mode="newest")
+    for version, rows in enumerate(
+        (
+            counted(("early", (0, 5), (0, 5), 1), ("early", (1, 5), (1, 6), 2), ("early", (0, 7), (0, 7), 9)),
+            counted(("retracted", (0, 7), (0, 7), 9), ("full", (0, 5), (1, 7), 3)),
+        )
+    ):
+        published(sink, version, pack(pa.Table.from_pylist(rows, schema=job.result_schema)))
+    found = case.query("SELECT start_partition, start_offset, last_partition, last_offset, n FROM results")
+    assert sorted(found) == [(0, 5, 1, 7, 3), (1, 5, 1, 6, 2)]
+
+
+def test_sliding_windows_by_number_that_begin_alike_are_several(case: Case, tmp_path: Path) -> None:
+    job = by_number(sliding(messages=3))
+    sink = begun(case, tmp_path, job=job, mode="newest")
+    rows = counted(("full", (0, 5), (0, 5), 1), ("full", (0, 5), (1, 5), 2), ("full", (0, 5), (0, 6), 3))
+    published(sink, 0, pack(pa.Table.from_pylist(rows, schema=job.result_schema)))
+    published(sink, 1, pack(pa.Table.from_pylist(counted(("full", (1, 5), (1, 6), 3)), schema=job.result_schema)))
+    assert sorted(case.query("SELECT last_partition, last_offset, n FROM results")) == [
+        (0, 5, 1),
+        (0, 6, 3),
+        (1, 5, 2),
+        (1, 6, 3),
+    ]
+
+
+def test_a_job_without_windows_has_no_newest_row(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"mode='newest': the job has no windows: allowed is mode='log', or key="):
+        begun(case, tmp_path, job=process(pa.schema([("user", pa.string())])), mode="newest")
 
 
 def test_outputs_that_are_one_table_are_refused(tmp_path: Path) -> None:

@@ -18,14 +18,15 @@ region                 key                            value
 ====================== ============================== =========================================================
 OPERATOR               `n`, group key                 next number; live messages, their digest and source; newest one
 OPERATOR               `m`, group key                 places of the live messages by number, if of several sources
-WINDOWS                group key, pane                start_offset, last_offset, partial aggregates
+WINDOWS                group key, pane                first and last message, partial aggregates
 REVISIONS              group key, window              next revision, pending since (early or drained windows only)
 MESSAGES               group key, offset              the fields (full-state aggregates only)
 OPERATOR               `N`, `T`, ...                  what falls out next (backend.windows.by_number.runs)
 ====================== ============================== =========================================================
 
 SAMZA-552 keys the metadata by `start_offset`. Here several group keys have windows at the same time, and offsets of
-several source partitions have no order, so the key is the group key and the number; `start_offset` is in the value.
+several source partitions have no order, so the key is the group key and the number; where the pane begins and ends is
+in the value.
 
 Everything is an array operation over ranks within a group key: no row is looked at alone. A micro-batch therefore does
 exactly what its messages one by one would, and cuts change neither results nor state.
@@ -45,7 +46,7 @@ from backend.messages.key_first import PLACE_BYTES, Held, remove
 from backend.rows import RowCodec
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
-from backend.windows.by_number.rows import LAST, MESSAGES, PLACES, START, all_counters, newest, split_places
+from backend.windows.by_number.rows import EDGE_FIELDS, MESSAGES, PLACES, all_counters, newest, split_places
 from backend.windows.by_number.step import TupleStep
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.keyed import WindowKeys
@@ -68,8 +69,7 @@ class Tuples:
         self.lowest = 1 - self.size if self.sliding else 0
         self.incremental, self.full = spec.plans()
         self.keys = WindowKeys(spec.key_fields)
-        own = [pa.field(name, pa.int64(), nullable=False) for name in (START, LAST)]
-        self.pane_schema = pa.schema([*own, *self.incremental.partial_schema])
+        self.pane_schema = pa.schema([*EDGE_FIELDS, *self.incremental.partial_schema])
         self.codec = RowCodec(self.pane_schema)
         fields = [spec.schema.field(name) for name in spec.input_fields()]
         self.held = Held(fields, timed=False) if spec.full else None

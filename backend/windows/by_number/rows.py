@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from backend.batch import EDGES, FIRST, OFFSET, PARTITION
 from backend.keys import prefix_end
 from backend.messages import clock_bytes
 from backend.messages.key_first import PLACE_BYTES
@@ -14,7 +16,10 @@ from backend.rows import fixed_rows
 from backend.store.protocol import Readable, Region
 
 FORMAT = 2
-START, LAST = "_start_offset", "_last_offset"
+_KINDS = {PARTITION: pa.int32(), OFFSET: pa.int64()}
+EDGE_FIELDS = [pa.field(f"_{name}", _KINDS[source], nullable=False) for name, source in EDGES.items()]
+"""Where what is stored begins and ends: columns as `EDGES`, with `_` before the name."""
+LAST_FIELDS = EDGE_FIELDS[len(FIRST) :]
 COUNTER = np.dtype(
     [
         ("format", "u1"),

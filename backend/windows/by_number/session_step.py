@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.batch import EDGES, FIRST, LAST, NO_TIME, PARTITION, STREAM, TIME
 from backend.errors import StateCorrupted
 from backend.keys import fixed_bytes, prefix_end
 from backend.messages.key_first import PLACE_BYTES, HeldRows, digests
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
 from backend.windows.arrivals import started
-from backend.windows.by_number.rows import MESSAGES
+from backend.windows.by_number.rows import EDGE_FIELDS, LAST_FIELDS, MESSAGES
 from backend.windows.by_number.runs import WHY, Arrivals, FallingOut, clocks, judge
 from backend.windows.columns.arrays import IntArray, Mask, compress
 from backend.windows.columns.grouping import KeySpace
@@ -31,9 +32,6 @@ from backend.windows.merging.rows import (
     timed_keys,
 )
 from backend.windows.micro_batch import DRAIN, EARLY, FULL, RETRACTED, Emission, Turn, numbers
-
-Offsets = tuple[IntArray, IntArray]
-"""First and last offsets of sessions."""
 
 _POSITION = bytes([Region.OPERATOR]) + b"P"
 
@@ -123,7 +121,7 @@ class TupleSessionStep:
         self.turn.refuse(~taken, "out_of_retention", WHY)
         self.opens: Mask = opens[taken]
         self.key, self.position, self.stream = (column[taken] for column in (self.key, self.position, self.stream))
-        self.offset, self.time = (numbers(self.turn.messages, name) for name in (OFFSET, TIME))
+        self.time = numbers(self.turn.messages, TIME)
 
     def _split(self) -> None:
         """Put each group key's messages into sessions."""
@@ -159,7 +157,7 @@ class TupleSessionStep:
 
         def put(name: str, new: IntArray, *, keep: bool) -> IntArray:
             """Give a column of all sessions; `keep` takes the stored value where a session goes on."""
-            column = np.asarray(stored.column(name).fill_null(NEVER), dtype=np.int64)
+            column = np.asarray(stored.column(name).cast(pa.int64()).fill_null(NEVER))
             if keep:
                 new = new.copy()
                 new[goes_on] = column[old]
@@ -167,8 +165,11 @@ class TupleSessionStep:
 
         self.run_key = np.concatenate([self.run_key, self.stored_key[alone]])
         self.last = put("_last", self.position[self.end_row], keep=False)
-        self.start_offset = put("_start_offset", self.offset[self.begin_row], keep=True)
-        self.last_offset = put("_last_offset", self.offset[self.end_row], keep=False)
+        self.edges = {}
+        for name, source in EDGES.items():
+            first = name in FIRST
+            new = numbers(self.turn.messages, source)[self.begin_row if first else self.end_row]
+            self.edges[name] = put(f"_{name}", new, keep=first)
         newest = np.full(count, started(NO_TIME), np.int64)
         np.maximum.at(newest, self.run_of, self.time)
         newest[goes_on] = np.maximum(newest[goes_on], numbers(stored, "_newest")[old])
@@ -222,7 +223,8 @@ class TupleSessionStep:
             raise StateCorrupted("the row that was sent of a session is missing", where=where, command=VERIFY)
         kind = self.kind
         self.shown = kind.shown_codec.decode(values) if values else kind.shown_schema.empty_table()  # type: ignore[arg-type]
-        grown = np.flatnonzero(numbers(self.shown, "_last_offset") != self.last_offset[runs])
+        other = [numbers(self.shown, f"_{name}") != self.edges[name][runs] for name in LAST]
+        grown = np.flatnonzero(np.logical_or.reduce(other))
         self.revision[runs[grown]], self.withdraws[runs[grown]] = 0, grown
 
     def _read_messages(self) -> None:
@@ -265,26 +267,34 @@ class TupleSessionStep:
         """Send again, as retracted, what was sent of sessions before they grew."""
         if len(runs):
             shown = self.shown.take(pa.array(self.withdraws[runs]))
-            offsets = self.start_offset[runs], numbers(shown, "_last_offset")
-            self._add(RETRACTED, self.next[runs] - 1, runs, shown.drop_columns(["_last_offset"]), offsets)
+            ends = {name: numbers(shown, f"_{name}") for name in LAST}
+            values = shown.drop_columns([field.name for field in LAST_FIELDS])
+            self._add(RETRACTED, self.next[runs] - 1, runs, values, ends)
 
     def _send(self, phase: int, runs: IntArray) -> None:
         """Send sessions; what is sent of open ones is kept, to be withdrawn when they grow."""
         values = self._values(runs)
-        self._add(phase, self.revision[runs], runs, values, (self.start_offset[runs], self.last_offset[runs]))
+        self._add(phase, self.revision[runs], runs, values, {})
         self.turn.metrics["windows_emitted"] += len(runs)
         open_ = np.flatnonzero(self.sends[runs])
         if len(open_):
-            names = self.kind.shown_schema.names[1:]
-            columns = [values.column(name) for name in names]
-            table = pa.table([pa.array(self.last_offset[runs]), *columns], schema=self.kind.shown_schema)
+            names = self.kind.shown_schema.names[len(LAST) :]
+            ends = [self._edge(field, runs) for field in LAST_FIELDS]
+            table = pa.table([*ends, *(values.column(name) for name in names)], schema=self.kind.shown_schema)
             codes = self.space.keys.take(pa.array(self.run_key[runs[open_]]))
             rows = zip(keyed(SHOWN, codes), self.kind.shown_codec.encode(table.take(pa.array(open_))), strict=True)
             self.showing = sorted(rows)
 
-    def _add(self, phase: int, revision: IntArray, runs: IntArray, values: pa.Table, offsets: Offsets) -> None:
+    def _edge(self, field: pa.Field, runs: IntArray) -> pa.Array:
+        return pa.array(self.edges[field.name[1:]][runs], field.type)
+
+    def _add(
+        self, phase: int, revision: IntArray, runs: IntArray, values: pa.Table, ends: Mapping[str, IntArray]
+    ) -> None:
+        """Add results; `ends` are columns as `LAST`, where they are not the sessions' own."""
         codes = self.space.keys.take(pa.array(self.run_key[runs]))
-        emission = Emission(phase, revision, None, None, codes, values, *offsets)
+        edges = {name: column[runs] for name, column in self.edges.items()} | dict(ends)
+        emission = Emission(phase, revision, None, None, codes, values, edges)
         self.turn.results.append(emission.table(self.kind.result_schema, self.kind.keys))
 
     def _values(self, runs: IntArray) -> pa.Table:
@@ -318,8 +328,7 @@ class TupleSessionStep:
         since_kept = self.since[kept]
         own = [
             pa.array(self.last[kept]),
-            pa.array(self.start_offset[kept]),
-            pa.array(self.last_offset[kept]),
+            *(self._edge(field, kept) for field in EDGE_FIELDS),
             pa.array(self.next[kept]),
             pa.array(since_kept, mask=since_kept == NEVER),
             pa.array(self.unsent[kept]),

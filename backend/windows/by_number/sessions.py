@@ -8,15 +8,15 @@ the newest event time of its messages and the retention are at or before stream 
 the rule.
 
 A session that has grown since it was sent is another window, as by event time: the row that was sent is withdrawn
-(reason `retracted`: the same offsets, revision and values) before the new one.
+(reason `retracted`: the same first and last message, revision and values) before the new one.
 
 =============== ============================ =====================================================================
 region          key                          value
 =============== ============================ =====================================================================
 OPERATOR        `P`, stream                  number of the next message
 OPERATOR        `E`, since, group key        empty; an update that waits for the early policy
-REVISIONS       group key                    the row that was sent of the open session: last offset, its aggregates
-WINDOWS         group key                    `_schema`: offsets, number of the last message, partial aggregates
+REVISIONS       group key                    the row that was sent of the open session: last message, aggregates
+WINDOWS         group key                    first and last message, number of the last one, partial aggregates
 SESSION_INDEX   stream, number of the last   the group key, in order of ending
 MESSAGES        group key, offset            the fields (full-state aggregates only)
 =============== ============================ =====================================================================
@@ -36,7 +36,7 @@ from backend.keys import prefix_end
 from backend.messages.key_first import PLACE_BYTES, Held, remove
 from backend.rows import RowCodec
 from backend.store.workspace import Workspace
-from backend.windows.by_number.rows import MESSAGES
+from backend.windows.by_number.rows import EDGE_FIELDS, LAST_FIELDS, MESSAGES
 from backend.windows.by_number.session_step import TupleSessionStep
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.keyed import WindowKeys
@@ -46,8 +46,7 @@ from backend.windows.spec import WindowSpec
 
 _OWN = [
     pa.field("_last", pa.int64(), nullable=False),
-    pa.field("_start_offset", pa.int64(), nullable=False),
-    pa.field("_last_offset", pa.int64(), nullable=False),
+    *EDGE_FIELDS,
     pa.field("_next", pa.int64(), nullable=False),  # revision of the next row, if the session does not grow
     pa.field("_since", pa.int64()),  # batch time of the oldest unsent update
     pa.field("_unsent", pa.int64(), nullable=False),  # messages since the last row, where the early policy counts them
@@ -82,7 +81,7 @@ class TupleSessions:
         self.held = Held(fields, timed=False) if spec.full else None
         self.result_schema = spec.result_schema()
         sent = [self.result_schema.field(name) for name in spec.aggregates]
-        self.shown_schema = pa.schema([pa.field("_last_offset", pa.int64(), nullable=False), *sent])
+        self.shown_schema = pa.schema([*LAST_FIELDS, *sent])
         self.shown_codec = RowCodec(self.shown_schema)
 
     def fold(self, turn: Turn) -> None:

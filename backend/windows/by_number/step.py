@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.batch import EDGES, FIRST, NO_TIME, PARTITION, STREAM, TIME
 from backend.errors import StateCorrupted
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
 from backend.windows import revisions
 from backend.windows.arrivals import started
 from backend.windows.by_number.contents import TupleContents
-from backend.windows.by_number.rows import COUNTER, FORMAT, LAST, START, all_counters
+from backend.windows.by_number.rows import COUNTER, EDGE_FIELDS, FORMAT, all_counters
 from backend.windows.by_number.runs import FallingOut, Runs, stored_runs
 from backend.windows.columns.arrays import IntArray, Mask, dense, spread
 from backend.windows.columns.blocks import combine
@@ -217,18 +217,29 @@ class TupleStep:
         return self.kind.codec.decode(values)  # type: ignore[arg-type]
 
     def _merged(self, old: pa.Table, old_group: IntArray, new_group: IntArray, count: int) -> pa.Table:
-        plan, offsets = self.kind.incremental, numbers(self.turn.messages, OFFSET)
-        start, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        backward = self.order[::-1]
-        start[new_group[backward]] = offsets[backward]
-        start[old_group], last[old_group] = numbers(old, START), numbers(old, LAST)
-        last[new_group[self.order]] = offsets[self.order]
+        plan = self.kind.incremental
+        edges = self._edges(old, old_group, new_group, count)
         folded = plan.fold(self.turn.messages, new_group, count)
         if len(old_group):
             folded = folded.take(pa.array(fresh := np.unique(new_group)))
             both = pa.concat_tables([old.select(plan.partial_schema.names).cast(plan.partial_schema), folded])
             folded = plan.merge(both, np.concatenate([old_group, fresh]), count)
-        return pa.table([pa.array(start), pa.array(last), *folded.columns], schema=self.kind.pane_schema)
+        return pa.table([*edges, *folded.columns], schema=self.kind.pane_schema)
+
+    def _edges(self, old: pa.Table, old_group: IntArray, new_group: IntArray, count: int) -> list[pa.Array]:
+        """Give where panes begin and end, as columns of `EDGE_FIELDS`."""
+        columns = []
+        for (name, source), field in zip(EDGES.items(), EDGE_FIELDS, strict=True):
+            order = self.order[::-1] if name in FIRST else self.order  # what is written last stays
+            new = numbers(self.turn.messages, source)[order]
+            column = np.zeros(count, np.int64)
+            if name in FIRST:
+                column[new_group[order]] = new
+            column[old_group] = numbers(old, field.name)
+            if name not in FIRST:
+                column[new_group[order]] = new
+            columns.append(pa.array(column, field.type))
+        return columns
 
     # -- send -----------------------------------------------------------------------------------------------------
 
@@ -274,9 +285,10 @@ class TupleStep:
         if kind.held is not None:
             full = self.contents.values(kind.full, low, high, key)
             values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
-        start, last = numbers(self.panes, START)[row], numbers(self.panes, LAST)[row + length - 1]
+        ends = row + length - 1
+        edges = {name: numbers(self.panes, f"_{name}")[row if name in FIRST else ends] for name in EDGES}
         codes = self.space.keys.take(pa.array(key))
-        emission = Emission(phase, revision, None, None, codes, values, start, last)
+        emission = Emission(phase, revision, None, None, codes, values, edges)
         self.turn.results.append(emission.table(kind.result_schema, kind.keys))
 
     # -- store ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import FullPlan, IncrementalPlan
+from backend.batch import EDGES
 from backend.keys import fixed_bytes
 from backend.messages.key_first import Held, HeldRows, digests
 from backend.store.protocol import Region
@@ -228,8 +229,7 @@ def lay_out(found: Found, events: Events, values: pa.Table, schema: pa.Schema, k
         pa.array(revision, pa.int32()),
         pa.array(first),
         pa.array(last),
-        pa.nulls(len(event), pa.int64()),
-        pa.nulls(len(event), pa.int64()),
+        *(pa.nulls(len(event), schema.field(name).type) for name in EDGES),
     ]
     coded = found.codes(events.key[event]).dictionary_encode()
     group = [array.take(coded.indices) for array in keys.decode(coded.dictionary)]
