@@ -14,8 +14,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from backend import join, kafka, median, stream, tumbling
+from backend import collect_list, join, kafka, median, policies, stream, tumbling
+from backend.spark.session.connector import ensure_connector
 from recovery.testing.events import Event
+from tests.support.taken_back import newest_commit, take_back
 from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.long]
@@ -101,4 +103,44 @@ def test_steps_where_each_source_partition_is_a_shard(spark, kafka_broker, kafka
         for row in sorted(outputs(tmp_path / "results"), key=lambda row: row["revision"])
     }
     assert newest == {key: middle_of(values) for key, values in groups.items()}
+    assert outputs(tmp_path / "errors") == []
+
+
+def test_kafka_by_hand_as_a_dataframe(spark, kafka_broker, kafka_topics, tmp_path):
+    """`spark.readStream.format("kafka")`, with a lost disk and a planned micro-batch in another order."""
+    topic = kafka_topics.create(2)
+    ensure_connector(spark)
+
+    def job(order: int | None) -> Any:
+        options = {"kafka.bootstrap.servers": kafka_broker.settings.servers, "subscribe": topic}
+        raw = spark.readStream.format("kafka").options(**options, startingOffsets="earliest").load()
+        rows = raw.selectExpr(f"from_json(cast(value as string), '{VALUE}') as m").selectExpr(
+            "lower(m.user) as user", "m.n as n", "timestamp_millis(m.ms) as at"
+        )
+        return (
+            stream(rows if order is None else rows.repartition(order, "n"), event_time="at", key="user", name="by hand")
+            .where(pc.field("n") >= 10)
+            .window(tumbling("30 seconds"), retention="1 hour", max_ahead=None, policies=policies(early="each"))
+            .aggregate(middle=median("n"), all=collect_list("n"))
+        )
+
+    produced(kafka_topics, topic, 0, 60)
+    run(spark, job(None), tmp_path, shards=2)
+    produced(kafka_topics, topic, 60, 100)
+    run(spark, job(None), tmp_path, shards=2)
+    planned = newest_commit(tmp_path / "checkpoint")
+    before = sorted(str(row) for row in outputs(tmp_path / "results") if row["version"] <= planned)
+    take_back(tmp_path / "checkpoint", planned)
+    shutil.rmtree(tmp_path / "local")
+    run(spark, job(5), tmp_path, shards=2)
+    rows = outputs(tmp_path / "results")
+    assert sorted(str(row) for row in rows if row["version"] <= planned) == before
+    wanted: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for n in range(10, 100):
+        wanted[USERS[n % 3].lower(), n // 30].append(n)
+    rows.sort(key=lambda row: (row["version"], row["sequence"]))
+    newest = {(row["user"], (int(row["window_start"].timestamp()) - START // 1000) // 30): row for row in rows}
+    assert {name: (row["middle"], sorted(row["all"])) for name, row in newest.items()} == {
+        name: (middle_of(values), values) for name, values in wanted.items()
+    }
     assert outputs(tmp_path / "errors") == []

@@ -47,5 +47,24 @@ def test_hours_over_minutes(spark: Any, tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_hours_over_minutes_with_drivers_that_are_killed(tmp_path: Path) -> None:
     messages = chain_job.write(tmp_path / "archive")
-    killed_and_ended("tests.support.chain_job", tmp_path, KILLS)
+    killed_and_ended("tests.support.chain_job", tmp_path, KILLS, "hours")
     check(tmp_path, messages)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_join_of_two_jobs_results_with_drivers_that_are_killed(tmp_path: Path) -> None:
+    messages = chain_job.write(tmp_path / "archive")
+    killed_and_ended("tests.support.chain_job", tmp_path, KILLS, "pairs")
+    made = pd.DataFrame(messages)  # noqa: F841 - DuckDB finds it by its name
+    found = ds.dataset(tmp_path / "pairs", partitioning="hive").to_table()  # noqa: F841
+    names = "epoch_ms(left_time), epoch_ms(right_time), key, n, worst, peak"
+    with duckdb.connect() as connection:
+        rows = connection.sql(f"SELECT {names} FROM found").fetchall()
+        minute = '"at" // 300000 * 300000'
+        wanted = connection.sql(
+            f"SELECT {minute} AS w, w, key, count(*), max(x), max(x) FILTER (x % 2 = 0) FROM made GROUP BY w, key"
+        ).fetchall()
+    pairs = [row for row in wanted if row[-1] is not None]
+    assert 100 < len(pairs) < len(wanted)
+    assert sorted(rows) == sorted(pairs)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from statistics import median as middle_of
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pytest
 from backend import archive, collect_list, count, first, join, max_, median, policies, stream, sum_, tumbling
 from backend.sources.archive_files import WRITE_SCHEMA, write_archive
 from backend.sources.dataframe import DataFrameSource
+from tests.support.taken_back import newest_commit, take_back
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
@@ -108,12 +110,7 @@ def test_messages_that_are_kept_outlive_a_lost_disk_and_a_micro_batch_in_another
     assert {row["version"] for row in before} == {0, 1}
     segments = sorted(path.name for path in (tmp_path / "checkpoint/rewind/messages").glob("*/*"))
     assert segments, "what is kept is logged"
-    # what a driver leaves that died while the second file's micro-batch ran: planned, not committed
-    for folder, newest in (("offsets", 1), ("commits", 0)):
-        for path in (tmp_path / "checkpoint" / folder).glob("[0-9]*"):
-            if int(path.name) > newest:
-                path.unlink()
-                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    take_back(tmp_path / "checkpoint", 1)  # that of the second file
     shutil.rmtree(tmp_path / "local")
     other = files(spark, tmp_path / "in", maxFilesPerTrigger=1).repartition(5, "amount")
     start(spark, job(other), tmp_path)
@@ -136,6 +133,49 @@ def test_messages_that_are_kept_outlive_a_lost_disk_and_a_micro_batch_in_another
         b'{"user":"u1","amount":null,"at":null}',
     }
     assert [e["offset"] >> 32 for e in errors] == [0, 1]
+
+
+@pytest.mark.long
+def test_the_rate_source_with_a_lost_disk_and_a_micro_batch_in_another_order(spark: Any, tmp_path: Path) -> None:
+    """Two micro-batches of 60 rows are a minute, 20 rows for each of three users."""
+    begin, each = 1_700_000_040_000, 60
+
+    def run(order: int | None, enough: int) -> None:
+        options = {"rowsPerBatch": each, "startTimestamp": begin, "advanceMillisPerBatch": 30_000, "numPartitions": 2}
+        frame = spark.readStream.format("rate-micro-batch").options(**options).load()
+        frame = frame.selectExpr("concat('u', value % 3) as user", "value as amount", "timestamp as at")
+        if order is not None:
+            frame = frame.repartition(order, "amount")
+        job = (
+            stream(frame, event_time="at", key="user", name="rates")
+            .window(tumbling("1 minute"), retention="1 hour", max_ahead=None, policies=policies(early="each"))
+            .aggregate(n=count(), typical=median("amount"), all=collect_list("amount"))
+        )
+        places = {name: tmp_path / name for name in ("checkpoint", "results", "errors")}
+        query = job.start(spark, **places, local_dir=tmp_path / "local", trigger="0 seconds", shards=2)
+        until(lambda: query.progress.micro_batches >= enough, what="micro-batches", alive=lambda: query.is_active)
+        query.stop()
+
+    run(None, 4)
+    planned = newest_commit(tmp_path / "checkpoint")
+    before = [row for row in outputs(tmp_path) if row["version"] <= planned]
+    assert {row["version"] for row in before} >= {0, planned}
+    take_back(tmp_path / "checkpoint", planned)
+    shutil.rmtree(tmp_path / "local")
+    run(5, 8)
+    found = outputs(tmp_path)
+    assert [row for row in found if row["version"] <= planned] == before
+    full = [row for row in found if row["reason"] == "full"]
+    minutes = sorted({row["window_start"] for row in full})
+    assert len(minutes) >= 3
+    wanted = {}
+    for at, start in enumerate(minutes):
+        assert start.timestamp() * 1000 == begin + at * 60_000
+        for user in range(3):
+            values = [n for n in range(at * 2 * each, (at + 1) * 2 * each) if n % 3 == user]
+            wanted[start, f"u{user}"] = (len(values), middle_of(values), values)
+    assert len(full) == len(wanted), "a window twice"
+    assert {(r["window_start"], r["user"]): (r["n"], r["typical"], sorted(r["all"])) for r in full} == wanted
 
 
 def outputs(home: Path) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from recovery.killpoints import order, taken
 from tests.conftest import ROOT, spark_environment
 
-KILLS = int(os.environ.get("SINK_KILLS", "2"))
-"""How many kills of each story are made; a machine of one's own has time for all five (`SINK_KILLS=5`)."""
+KILLS = int(os.environ.get("SINK_KILLS", "5"))
+"""How many kills of each story are made."""
 
 
 def killed_and_ended(module: str, home: Path, kills: Iterable[tuple[str, int]], *arguments: str) -> None:

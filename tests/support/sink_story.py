@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ import pyarrow as pa
 from backend.aggregates import count, sum_
 from backend.batch import EDGES, ERROR_SCHEMA
 from backend.errors import OutputDiffers
-from backend.sinks import table_sink
+from backend.sinks import foreach, parquet, table_sink
+from backend.sinks.kafka import sink as kafka_sink
+from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.outbox import write_outbox
+from backend.sinks.parquet import write_frames
 from backend.sinks.tables import pack
 from backend.windows.definitions import tumbling
 from backend.windows.operator import WindowOperator
@@ -152,6 +155,37 @@ def batch_of(frames: Frames) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(frames, schema=pa.schema([*kinds, ("metrics", pa.string())]))
 
 
+Tasks = Callable[[Any, int, Frames], tuple[Any, ...]]
+"""(sink, version, frames) -> what the sink's `finish` takes: tasks have run, one of them twice."""
+
+
+def to_outbox(sink: Any, version: int, frames: Frames) -> tuple[Any, ...]:
+    """Write as tasks of most sinks do."""
+    folder = sink._outbox.folder(version)
+    given = {"version": version, "uri": sink._outbox.files.uri, "folder": folder}
+    list(write_outbox(iter([batch_of(frames[:1])]), **given))
+    reports = [
+        row for one in frames for part in write_outbox(iter([batch_of([one])]), **given) for row in part.to_pylist()
+    ]
+    return sink._outbox.written(folder, reports), version
+
+
+def to_attempts(sink: Any, version: int, frames: Frames) -> tuple[Any, ...]:
+    """Write as tasks of the Parquet sink do."""
+    attempts = {kind: directory.attempt(version) for kind, directory in sink._directories.items()}
+    given = {"version": version, "attempts": {kind: str(path) for kind, path in attempts.items()}}
+    list(write_frames(iter([batch_of(frames[:1])]), **given))
+    reports = [
+        row for one in frames for part in write_frames(iter([batch_of([one])]), **given) for row in part.to_pylist()
+    ]
+    return reports, version, attempts
+
+
+def collected(sink: Any, version: int, frames: Frames) -> tuple[Any, ...]:
+    """Bring all frames to the driver, as Kafka's exactly-once sink does."""
+    return frames, version
+
+
 @dataclass
 class Player:
     """Spark's driver, which dies.
@@ -160,6 +194,12 @@ class Player:
         make: Makes the sink as a new process does.
         outbox: Where its tasks write.
         story: What happens.
+        deaths: How often it dies.
+        run_tasks: How its tasks write.
+        commits: Methods that commit...
+        tables: ... of these.
+        is_out: Tells whether a micro-batch is published.
+        look: Reads what readers see.
         seen: How often what happened.
     """
 
@@ -167,8 +207,10 @@ class Player:
     outbox: str
     story: Story
     deaths: int
+    run_tasks: Tasks = to_outbox
     commits: tuple[str, ...] = ("append", "replace")
     tables: Callable[[Any], list[Any]] = lambda sink: list(sink._tables.values())
+    is_out: Callable[[Any, int], bool] = lambda sink, version: sink._tables["results"].last().version == version
     look: Callable[[], Any] | None = None
     seen: Counter[str] = field(default_factory=Counter)
 
@@ -202,28 +244,23 @@ class Player:
 
     def start(self, planned: int) -> Any:
         sink = self.make()
-        sink.begin(self.outbox, operator())
+        if hasattr(sink, "begin"):
+            sink.begin(self.outbox, operator())
         sink.resume_from(planned)
         sink.open("q")
         return sink
 
     def publish(self, sink: Any, version: int, frames: Frames) -> list[dict[str, Any]]:
         """Run the tasks, one of them twice, and bring out what the one that counts wrote."""
-        folder = sink._outbox.folder(version)
-        given = {"version": version, "uri": sink._outbox.files.uri, "folder": folder}
-        list(write_outbox(iter([batch_of(frames[:1])]), **given))
-        reports = [
-            row for one in frames for part in write_outbox(iter([batch_of([one])]), **given) for row in part.to_pylist()
-        ]
+        given = self.run_tasks(sink, version, frames)
         table_sink.kill_point("task", version)
-        done: list[dict[str, Any]] = sink.finish(sink._outbox.written(folder, reports), version)
+        done: list[dict[str, Any]] = sink.finish(*given)
         return done
 
     def differ(self, sink: Any, version: int, draw: random.Random) -> None:
         """Run the micro-batch again with another result: refused by name where it is out, and nothing changes."""
-        table = self.tables(sink)[0]
         other = self.story.other(draw, version)
-        if other is None or table.last().version != version:
+        if other is None or not self.is_out(sink, version):
             return
         before = self.look() if self.look is not None else None
         try:
@@ -254,10 +291,12 @@ class Player:
 
             return commit
 
-        with mock.patch.object(table_sink, "kill_point", point):
+        with ExitStack() as patched:
+            for module in (table_sink, foreach, parquet, kafka_sink, kafka_writer):
+                patched.enter_context(mock.patch.object(module, "kill_point", point))
             for table in self.tables(sink):
                 for name in self.commits:
-                    setattr(table, name, around(getattr(table, name)))
+                    patched.enter_context(mock.patch.object(table, name, around(getattr(table, name))))
             yield
 
 

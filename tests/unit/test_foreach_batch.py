@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from backend.errors import OutputDiffers, UnknownFormat, UserCodeFailed
 from backend.sinks import foreach_batch
-from tests.support.sink_story import Player, Story, operator, scratch
+from tests.support.sink_story import Player, Story, check_seen, operator, scratch
 
 
 class Home:
@@ -48,6 +49,51 @@ def ids(written: Any, kind: str) -> list[str]:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path, Story(7, 8))
+
+
+def rows_of(written: Any, kind: str) -> list[tuple[Any, ...]]:
+    """Read results as (id, reason, shard, start in ms, key, n, total), errors as (id, offset)."""
+    rows = [row for batch in written.batches(kind) for row in batch.to_pylist()]
+    if kind == "errors":
+        return [(row["id"], row["offset"]) for row in rows]
+    names = ("id", "reason", "shard", "window_start", "origin", "n", 'odd "total".x')
+    return [tuple(ms(row[name]) if name == "window_start" else row[name] for name in names) for row in rows]
+
+
+def ms(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(("batches", "deaths"), [(5, 9), pytest.param(40, 100, marks=pytest.mark.long)])
+def test_a_function_that_replaces_what_it_wrote_has_every_row_once_wherever_the_driver_dies(
+    batches: int, deaths: int, tmp_path: Path
+) -> None:
+    story = Story(17, batches)
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    def function(results: Any, errors: Any, version: int) -> None:
+        assert kept.setdefault(version, (results, errors)) == (results, errors), "called again with other rows"
+
+    def make() -> Any:
+        sink = foreach_batch(function)
+        sink._frame = rows_of
+        return sink
+
+    player = Player(
+        make,
+        scratch(tmp_path),
+        story,
+        deaths,
+        commits=("_function",),
+        tables=lambda sink: [sink],
+        is_out=lambda sink, version: version in kept,
+        look=lambda: dict(kept),
+    )
+    player.run()
+    given = zip(story.rows, story.errors, strict=True)
+    assert kept == {version: (rows, errors) for version, (rows, errors) in enumerate(given) if rows or errors}
+    assert [path.name for path in Path(scratch(tmp_path)).iterdir()] == ["given.json"]
+    check_seen(player.seen, deaths)
 
 
 def with_rows(story: Story) -> int:

@@ -28,6 +28,8 @@ from backend.sinks.tables import pack, readable, unpack
 from backend.windows.definitions import tumbling
 from backend.windows.spec import window_spec
 from tests.support.collecting import CollectSink
+from tests.support.sink_story import Player, Story, check_seen, to_attempts
+from tests.unit.test_table_sinks import over
 
 RESULT_SCHEMA = pa.schema([*RESULT_FIELDS, pa.field("origin", pa.string()), pa.field("flights", pa.int64())])
 HOUR_MS = 3_600_000
@@ -284,6 +286,37 @@ def test_a_file_that_is_shorter_than_written_is_not_published(tmp_path: Path) ->
     with pytest.raises(StorageFailed, match="the task wrote 2"):
         directory.publish(0, attempt, [("a", 2)])
     assert directory.published() == []
+
+
+@pytest.mark.parametrize(("batches", "deaths"), [(5, 12), pytest.param(40, 100, marks=pytest.mark.long)])
+def test_no_row_comes_twice_and_none_is_missing_wherever_the_driver_dies(
+    batches: int, deaths: int, tmp_path: Path
+) -> None:
+    story = Story(17, batches)
+    columns = 'id, reason, shard, epoch_ms(window_start), origin, n, "odd ""total"".x"'
+
+    def published(kind: str, names: str) -> list[tuple[Any, ...]]:
+        if not list((tmp_path / kind).glob("batch=*")):
+            return []
+        return sorted(over({"o": ds.dataset(tmp_path / kind, format="parquet").to_table()}, f"SELECT {names} FROM o"))
+
+    player = Player(
+        lambda: ParquetSink(tmp_path / "results", tmp_path / "errors"),
+        "",
+        story,
+        deaths,
+        run_tasks=to_attempts,
+        commits=("publish",),
+        tables=lambda sink: list(sink._directories.values()),
+        is_out=lambda sink, version: (tmp_path / "results" / f"batch={version}").exists(),
+        look=lambda: (published("results", columns), published("errors", 'id, "offset"')),
+    )
+    player.run()
+    errors = sorted(row for rows in story.errors for row in rows)
+    assert player.look() == (sorted(story.log), errors)
+    player.start(39)  # clears what the attempts left
+    assert [path.name for path in tmp_path.glob("*/_rewind/*")] == ["owner.json"] * 2
+    check_seen(player.seen, deaths)
 
 
 def test_an_output_of_another_query_is_refused(sink: ParquetSink, tmp_path: Path) -> None:

@@ -395,22 +395,72 @@ def test_outputs_that_are_one_table_are_refused(tmp_path: Path) -> None:
         iceberg_sink("a.b", catalog="")
 
 
-def test_a_delta_commit_per_micro_batch_with_rows_says_which_and_writes_what_changed(tmp_path: Path) -> None:
-    from deltalake import DeltaTable
-
-    case = delta(tmp_path)
-    sink = begun(case, tmp_path, mode="newest")
+def changed(sink: Any) -> None:
+    """Bring out rows of three windows, none, and changes in one of them."""
     brought(sink, 0, *(("full", START_MS, key, 1) for key in ("JFK", "LGA", "EWR")))
     brought(sink, 1)
     for version in range(2, 5):
         brought(sink, version, ("full", START_MS + version * MINUTE_MS, "JFK", version))
     brought(sink, 5, ("retracted", START_MS, "LGA", 1), ("late", START_MS, "EWR", 7))
+
+
+def test_a_delta_commit_per_micro_batch_with_rows_says_which_and_writes_what_changed(tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    case = delta(tmp_path)
+    changed(begun(case, tmp_path, mode="newest"))
     commits = [one for one in reversed(DeltaTable(tmp_path / "windows").history()) if "rewind.version" in one]
     assert [int(one["rewind.version"]) for one in commits] == [0, 2, 3, 4, 5]
     assert {one["rewind.owner"] for one in commits} == {"q/results"}
     done = commits[-1]["operationMetrics"]
     assert [done[f"num_target_rows_{what}"] for what in ("inserted", "updated", "deleted")] == [0, 1, 1]
     assert done["num_target_files_skipped_during_scan"] == 3, "files of other windows are not read"
+
+
+def test_an_iceberg_commit_per_micro_batch_with_rows_says_which_and_leaves_other_files(tmp_path: Path) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    def table() -> Any:
+        catalog = SqlCatalog("c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+        return catalog.load_table("db.windows")
+
+    sink = begun(iceberg(tmp_path), tmp_path, mode="newest")
+    before = len(table().metadata.metadata_log)
+    changed(sink)
+    after = table()
+    assert len(after.metadata.metadata_log) - before == 5, "one commit for each of 0, 2, 3, 4 and 5"
+    said = [(one.summary["rewind.owner"], int(one.summary["rewind.version"])) for one in after.snapshots()]
+    assert list(dict.fromkeys(said)) == [("q/results", version) for version in (0, 2, 3, 4, 5)]
+    last = [one.summary for one in after.snapshots() if one.summary["rewind.version"] == "5"]
+    files = {what: sum(int(one[what] or 0) for one in last) for what in ("deleted-data-files", "deleted-records")}
+    assert files == {"deleted-data-files": 1, "deleted-records": 3}, "files of other windows are left as they are"
+    assert sum(int(one["added-records"] or 0) for one in last) == 2, "JFK, which lay in that file, and EWR"
+
+
+def test_a_sql_transaction_per_micro_batch_with_rows_writes_what_changed(tmp_path: Path) -> None:
+    import sqlalchemy as sa
+
+    sink = begun(sqlite(tmp_path), tmp_path, mode="newest")
+    engine = sink._tables["results"]._engine
+    seen: list[str] = []
+
+    def told(connection: Any, cursor: Any, statement: str, given: Any, context: Any, many: bool) -> None:
+        words = statement.split()
+        table = words[2] if words[0] in ("DELETE", "INSERT") else words[1]
+        if words[0] in ("DELETE", "INSERT", "UPDATE"):
+            seen.append(f"{words[0]} {table} {cursor.rowcount}")
+
+    sa.event.listen(engine, "after_cursor_execute", told)
+    sa.event.listen(engine, "commit", lambda connection: seen.append("commit"))
+    changed(sink)
+    assert seen == [
+        *("UPDATE rewind_commits 1", "DELETE windows 0", "INSERT windows 3", "commit"),
+        *("UPDATE rewind_commits 1", "DELETE windows 0", "INSERT windows 1", "commit") * 3,
+        *("UPDATE rewind_commits 1", "DELETE windows 2", "INSERT windows 1", "commit"),
+    ]
+    with sa.create_engine(engine.url).connect() as connection:
+        found = connection.execute(sa.text("SELECT owner, version FROM rewind_commits WHERE output = 'windows'"))
+        assert found.fetchall() == [("q/results", 5)]
 
 
 def test_a_password_is_told_nowhere_and_an_outage_is_waited_for(tmp_path: Path) -> None:
