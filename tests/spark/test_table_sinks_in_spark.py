@@ -14,6 +14,9 @@ import pytest
 from tests.crash import kill_job
 from tests.support import sink_job
 from tests.support.kills import killed_and_ended
+from tests.unit import test_object_sink
+
+bucket, server = test_object_sink.bucket, test_object_sink.server
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -55,13 +58,18 @@ def tables(home: Path, kind: str) -> list[pa.Table]:
         columns = [starts, *([row[at] for row in rows] for at in range(1, 5))]
         errors = [dict(zip(sink_job.ERRORS, row, strict=True)) for row in bad]
         return [pa.table(columns, ["window_start", *names]), pa.Table.from_pylist(errors)]
+    if kind == "s3":
+        return [
+            pa.concat_tables(test_object_sink.read(f"{sink_job.BUCKET}/{name}"))
+            for name in ("windows", "windows-errors")
+        ]
     return [ds.dataset(home / name, partitioning="hive").to_table() for name in ("windows", "windows-errors")]
 
 
 def check(home: Path, kind: str, rows: list[dict[str, Any]]) -> None:
     windows, errors = kill_job.expected(rows)
     found, bad = tables(home, kind)
-    if kind == "foreach":  # a log of revisions
+    if kind in sink_job.LOGS:  # of revisions
         last = "row_number() OVER (PARTITION BY window_start, key ORDER BY version DESC, sequence DESC) = 1"
         with duckdb.connect() as connection:
             found = connection.sql(f"SELECT * FROM found QUALIFY {last}").to_arrow_table()
@@ -87,3 +95,13 @@ def test_the_newest_rows_in_delta_are_what_sql_says(spark: Any, tmp_path: Path, 
 def test_drivers_that_are_killed(tmp_path: Path, messages: list[dict[str, Any]], kind: str) -> None:
     killed_and_ended("tests.support.sink_job", tmp_path, KILLS, kind)
     check(tmp_path, kind, messages)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_drivers_that_are_killed_over_an_object_store(
+    tmp_path: Path, messages: list[dict[str, Any]], bucket: str
+) -> None:
+    assert bucket == sink_job.BUCKET
+    killed_and_ended("tests.support.sink_job", tmp_path, KILLS, "s3")
+    check(tmp_path, "s3", messages)

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backend import delta_sink, foreach_batch, iceberg_sink, policies, sql_sink
+from backend import delta_sink, foreach_batch, iceberg_sink, parquet_sink, policies, sql_sink
 from tests.crash import kill_job
 
 MESSAGES = 200
+BUCKET = "s3://out"
+LOGS = ("foreach", "s3")
 ERRORS = ("partition", "offset", "reason")
 
 
@@ -20,13 +22,15 @@ def catalog(home: Path) -> dict[str, str]:
 
 
 def sink_of(home: Path, kind: str) -> Any:
-    """Return a sink that keeps the newest rows; `foreach_batch` has a function that makes itself exactly once."""
+    """Return a sink that keeps the newest rows, or `LOGS` of all; the function makes itself exactly once."""
     if kind == "delta":
         return delta_sink(home / "windows", mode="newest")
     if kind == "iceberg":
         return iceberg_sink("db.windows", catalog=catalog(home), mode="newest")
     if kind == "sql":
         return sql_sink(f"sqlite:///{home}/out.db", "windows", mode="newest")
+    if kind == "s3":
+        return parquet_sink(f"{BUCKET}/windows", f"{BUCKET}/windows-errors")
 
     def function(results: Any, errors: Any, version: int) -> None:
         for name, frame in (("windows", results), ("windows-errors", errors)):

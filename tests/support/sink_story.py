@@ -302,7 +302,7 @@ class Player:
 
 def check_seen(seen: Counter[str], deaths: int) -> None:
     """Check that the run shows something: enough deaths, at every place, and other results that were refused."""
-    assert seen["deaths"] == deaths
+    assert seen["deaths"] >= deaths
     assert [place for place in PLACES if not seen[place]] == []
     assert seen["differs"] and seen["again"]
 
