@@ -75,11 +75,8 @@ def _encode(value: object, out: bytearray) -> None:
             raise KeyInvalid("a str of a key cannot be written as UTF-8", why=str(error)) from error
     elif isinstance(value, bytes) and kind is bytes:
         _encode_text(BYTES, value, out)
-    elif isinstance(value, dt.datetime):
-        tag, since = (NAIVE, value - _EPOCH) if value.tzinfo is None else (AWARE, value - _EPOCH.replace(tzinfo=dt.UTC))
-        out += struct.pack(">BQ", tag, since // _MICROSECOND + SIGN64)
     elif isinstance(value, dt.date):
-        out += struct.pack(">BQ", DATE, value.toordinal() - _EPOCH_DAY + SIGN64)
+        out += struct.pack(">BQ", *_date(value))
     elif isinstance(value, tuple):
         out.append(TUPLE)
         for element in value:
@@ -87,6 +84,14 @@ def _encode(value: object, out: bytearray) -> None:
         out.append(0)
     else:
         raise KeyInvalid("a value of a key has a type without an order", why=kind.__name__)
+
+
+def _date(value: dt.date) -> tuple[int, int]:
+    """Give tag and number of a date, or of a datetime, which is one."""
+    if not isinstance(value, dt.datetime):
+        return DATE, value.toordinal() - _EPOCH_DAY + SIGN64
+    tag, since = (NAIVE, value - _EPOCH) if value.tzinfo is None else (AWARE, value - _EPOCH.replace(tzinfo=dt.UTC))
+    return tag, since // _MICROSECOND + SIGN64
 
 
 def _encode_text(tag: int, data: bytes, out: bytearray) -> None:

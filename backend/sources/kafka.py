@@ -364,14 +364,7 @@ def kafka(
     if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 1):
         raise ValueError(f"max_offsets_per_trigger={bound!r}: must be an integer of at least 1, or None")
     _ddl(key)
-    for option, given in (("options", options), ("headers", headers)):
-        if not _texts(given):
-            raise ValueError(f"{option}={given!r}: must be a dictionary of texts, or None")
-    for name in options or {}:
-        if name.lower() in _OURS:
-            raise ValueError(f"options: {name!r} is set by the source itself; see the arguments of kafka()")
-        if name.lower().startswith(_SECRET):
-            raise ValueError(f"options: {name!r} must be given by KafkaSettings, which keeps it out of sight")
+    _check_texts(options, headers)
     if reader is not None and reader not in READERS:
         raise ValueError(f"reader={reader!r}: must be one of {', '.join(READERS)}, or None")
     if not isinstance(value, str) and not callable(getattr(value, "toDDL", None)):
@@ -411,6 +404,17 @@ def _starting(starting: str | Mapping[TopicPartition, int], topics: Sequence[str
             f"starting={starting!r}: must be 'earliest', 'latest', or offsets from 0 for every (topic, partition)"
         )
     return _by_topic(starting)
+
+
+def _check_texts(options: Mapping[str, str] | None, headers: Mapping[str, str] | None) -> None:
+    for option, given in (("options", options), ("headers", headers)):
+        if not _texts(given):
+            raise ValueError(f"{option}={given!r}: must be a dictionary of texts, or None")
+    for name in options or {}:
+        if name.lower() in _OURS:
+            raise ValueError(f"options: {name!r} is set by the source itself; see the arguments of kafka()")
+        if name.lower().startswith(_SECRET):
+            raise ValueError(f"options: {name!r} must be given by KafkaSettings, which keeps it out of sight")
 
 
 def _is_offset(value: object) -> bool:

@@ -113,6 +113,12 @@ class StartOptions:
         duration_ms(self.patience, "patience", least=0)
         if self.changelog is not None:
             check_changelog(self.changelog)
+        self._check_kinds()
+        if self.until not in (None, "end"):
+            raise ValueError(f"until={self.until!r}: allowed are None and 'end'")
+        self._check_numbers()
+
+    def _check_kinds(self) -> None:
         if self.name is not None and (not isinstance(self.name, str) or not self.name.strip()):
             raise ValueError(f"name={self.name!r}: must be a text, or None")
         if self.local_dir is not None and (
@@ -127,16 +133,12 @@ class StartOptions:
             raise ValueError(f"listeners={self.listeners!r}: must be a list of RestoreListener")
         if not isinstance(self.debug_steps, bool):
             raise ValueError(f"debug_steps={self.debug_steps!r}: allowed are True and False")
-        if self.until not in (None, "end"):
-            raise ValueError(f"until={self.until!r}: allowed are None and 'end'")
-        if self.snapshots not in (None, "off") and (
-            isinstance(self.snapshots, bool) or not isinstance(self.snapshots, int) or self.snapshots < 1
-        ):
-            raise ValueError(f"snapshots={self.snapshots!r}: allowed are 'off' and an integer of at least 1")
-        if self.queue_bytes not in (None, "off") and (
-            isinstance(self.queue_bytes, bool) or not isinstance(self.queue_bytes, int) or self.queue_bytes < 1
-        ):
-            raise ValueError(f"queue_bytes={self.queue_bytes!r}: allowed are 'off' and an integer of at least 1")
+
+    def _check_numbers(self) -> None:
+        for name in ("snapshots", "queue_bytes"):
+            value = getattr(self, name)
+            if value not in (None, "off") and not _is_whole(value, 1):
+                raise ValueError(f"{name}={value!r}: allowed are 'off' and an integer of at least 1")
         if isinstance(self.standby, bool) or self.standby not in (0, 1):
             raise ValueError(f"standby={self.standby!r}: allowed are 0 and 1")
         least = {"shards": 1, "retain": 1, "arrow_rows": 1, "poison_limit": 0}
@@ -144,8 +146,12 @@ class StartOptions:
             value = getattr(self, name)
             if name == "shards" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+            if not _is_whole(value, lowest):
                 raise ValueError(f"{name}={value!r}: must be an integer of at least {lowest}")
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, options: StartOptions) -> RewindQuery:

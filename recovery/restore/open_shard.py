@@ -117,9 +117,7 @@ class OpenShard:
             if isinstance(found, Start):
                 return self._start(generation, store)
             if isinstance(found, Ahead):
-                row = read_commit_row(store) if store is not None else None
-                if row is None or row.launch >= self.launch:
-                    raise _ahead(found, self.where)
+                self._check_ahead(found, store)
                 database, store, staged = Unreadable(f"Spark's checkpoint was rolled back: {found.why}"), None, set()
                 continue
             assert pointer is not None, "without a pointer the plan is Start or Ahead"
@@ -159,6 +157,12 @@ class OpenShard:
                 start = database if isinstance(database, At) else None
                 offers = self.packages.offers(pointer.shard, toward=pointer.commit, start=start, broken=self._broken)
                 looked = True
+
+    def _check_ahead(self, found: Ahead, store: RocksStore | None) -> None:
+        """Refuse a database of this launch that is ahead; that of one before it is of a checkpoint that went back."""
+        row = read_commit_row(store) if store is not None else None
+        if row is None or row.launch >= self.launch:
+            raise _ahead(found, self.where)
 
     def _check_length(self, found: Advance | Fetch, offers: tuple[Offer, ...]) -> None:
         wanted = {(step.commit, False) for step in found.steps if not step.local}

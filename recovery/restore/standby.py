@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -179,13 +179,7 @@ def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:
                 if files:
                     assert generation is not None
                     assert row is not None
-                    with RocksStore.open(generation.database, create=False) as store:
-                        for file in files:
-                            store.confirm(file)
-                        after = read_commit_row(store)
-                        if after is not None:
-                            reclaim_if_due(store, after, row.commit.version)
-                        store.settle()
+                    _ingest(generation, files, row.commit.version)
                 else:
                     fresh = directory.new_generation()
                     (scratch / "db").rename(fresh.database)
@@ -193,6 +187,17 @@ def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:
         except StoreLocked:
             return 0
     return job.packages.fetched_bytes - fetched
+
+
+def _ingest(generation: Generation, files: Sequence[Staged], before: int) -> None:
+    """Take steps into a copy that was at a version."""
+    with RocksStore.open(generation.database, create=False) as store:
+        for file in files:
+            store.confirm(file)
+        after = read_commit_row(store)
+        if after is not None:
+            reclaim_if_due(store, after, before)
+        store.settle()
 
 
 def _here(directory: ShardDirectory) -> tuple[Generation | None, CommitRecord | None]:
