@@ -14,7 +14,7 @@ import inspect
 import random
 import reprlib
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +202,7 @@ class Steps:
                 break  # no function is asked about no rows
         at = good[self._rows(places, table)]
         verdict[at] = KEPT
-        values = table.select(self.schema.names).cast(self.schema) if len(at) else self.schema.empty_table()
+        values = self._values(table) if len(at) else self.schema.empty_table()
         columns = [_spread(one, at, rows.num_rows) for one in values.columns]
         # a row that did not come back has no fields
         absent = np.ones(rows.num_rows, bool)
@@ -229,6 +229,28 @@ class Steps:
         first = ~places.duplicated()
         return (good, table, places) if first.all() else (good[first], table.filter(pa.array(first)), places[first])
 
+    def _values(self, table: pa.Table) -> pa.Table:
+        """Return the fields as frames carry them.
+
+        Raises:
+            ValueInvalid: A step gave others than of an empty table.
+        """
+        try:
+            return table.select(self.schema.names).cast(self.schema)
+        except (KeyError, pa.ArrowException) as error:
+            given = [one for one in table.schema.remove_metadata() if one.name not in COORDINATES]
+            raise ValueInvalid(
+                "a step gave other fields than it declared",
+                where=self._where,
+                why=f"{one_line(str(error))}; of an empty table it gives {_said(self.schema)}, now it gave"
+                f" {_said(given)}",
+                command="give the same fields for every batch, or schema= with map_batches",
+            ) from error
+
+    @property
+    def _where(self) -> str:
+        return ", ".join(step_name(number, step) for number, step in enumerate(self.steps))
+
     def _rows(self, places: pd.MultiIndex, table: pa.Table) -> npt.NDArray[np.int64]:
         """Return which of the given rows came back.
 
@@ -239,7 +261,7 @@ class Steps:
         if (found < 0).any() or len(np.unique(found)) != len(found):
             raise ValueInvalid(
                 "a step must make at most one row of each, with the coordinates of that row",
-                where=", ".join(step_name(number, step) for number, step in enumerate(self.steps)),
+                where=self._where,
                 why="a row came back twice" if (found >= 0).all() else "a row came back that was not given",
                 command="leave _topic, _partition and _offset as they are",
             )
@@ -257,7 +279,7 @@ class Steps:
             found = step(table)
         except ValueInvalid:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a worker that exits would be taken for one that died
             if table.num_rows > 1:
                 half = table.num_rows // 2
                 yield from self._run(name, step, table.slice(0, half))
@@ -295,6 +317,10 @@ class Steps:
                     why=f"{given.num_rows} rows at once, and cut before rows {cuts}, gave different rows",
                     command="let it look at each row alone: a replay cuts elsewhere",
                 )
+
+
+def _said(fields: Iterable[pa.Field]) -> str:
+    return ", ".join(f"{one.name} {one.type}" for one in fields)
 
 
 def step_name(number: int, step: Step) -> str:

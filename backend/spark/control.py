@@ -58,9 +58,15 @@ _BEGINNING = -1
 _asking = threading.Lock()
 
 
-def ask_to_drain(checkpoint: str) -> None:
-    """Ask that the next micro-batch to be planned drains; durable on return."""
-    _ask(checkpoint, "drain", True)
+def ask_to_drain(checkpoint: str) -> int:
+    """Ask that the next micro-batch to be planned drains, durable on return; gives the number of the request."""
+    return _ask(checkpoint, "drain", True)
+
+
+def drain_of(checkpoint: str, version: int) -> int:
+    """Give the number of the newest drain that was asked for when a micro-batch was planned, 0 before the first."""
+    control = open_files(checkpoint).read(f"offsets/{version}").decode().splitlines()[-1]  # the last of the sources
+    return max(_asked(json.loads(control)), 0)
 
 
 def ask_to_adopt(checkpoint: str, commits: Mapping[int, str]) -> None:
@@ -73,11 +79,12 @@ def ask_to_adopt(checkpoint: str, commits: Mapping[int, str]) -> None:
     _ask(checkpoint, "adopt", {str(shard): commit for shard, commit in sorted(commits.items())})
 
 
-def _ask(checkpoint: str, kind: str, what: object) -> None:
+def _ask(checkpoint: str, kind: str, what: object) -> int:
     with _asking:
         number = max([time.time_ns() // 1_000_000, *(one + 1 for _, one in _requests(checkpoint))])
         name = f"{DIRECTORY}/{kind}-{number}.json"
         open_files(checkpoint).write(name, [json.dumps({"format": REQUEST_FORMAT, kind: what}).encode()])
+        return number
 
 
 def control_rows(spark: SparkSession, checkpoint: str) -> DataFrame:

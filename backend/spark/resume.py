@@ -31,11 +31,29 @@ def check_resumable(checkpoint: str, sources: Sequence[Source]) -> None:
 
     Raises:
         HistoryLost: An offset that comes next is gone.
+        StateCorrupted: Spark's logs are not whole.
     """
+    _check_no_hole(checkpoint)
     for source, positions in zip(sources, committed_positions(checkpoint), strict=False):
         check = getattr(source, "check_positions", None)
         if check is not None and positions:
             check(positions)
+
+
+def _check_no_hole(checkpoint: str) -> None:
+    """Refuse logs in which more than the micro-batch after the last committed one is planned: Spark would run the last.
+
+    Called while no query runs.
+    """
+    committed, planned = versions_in(checkpoint, "commits"), versions_in(checkpoint, "offsets")
+    if committed and planned and planned[-1] > committed[-1] + 1:
+        raise StateCorrupted(
+            "Spark's own logs have a hole",
+            where=f"{checkpoint}/offsets",
+            why=f"micro-batch {planned[-1]} is planned, and the last one that is committed is {committed[-1]}",
+            command=f"to go on from {committed[-1]}, remove every file of offsets with a higher number; or put commits"
+            " and offsets back from a copy of the checkpoint",
+        )
 
 
 def newest_planned(checkpoint: str) -> int:

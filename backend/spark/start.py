@@ -29,7 +29,7 @@ from backend.places import check_apart, check_usable
 from backend.sources import Source, TopicPartition, remembers
 from backend.sources.dataframe import DataFrameSource
 from backend.sources.kafka import KafkaSource
-from backend.spark.control import ask_to_drain
+from backend.spark.control import ask_to_drain, drain_of
 from backend.spark.explain import explained
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, check_key, describe, number_streams
 from backend.spark.observed import observed
@@ -318,6 +318,7 @@ def _open(
         publish=sink.publish,
         restore=restore,
         drain=lambda: ask_to_drain(checkpoint),
+        drain_of=lambda version: drain_of(checkpoint, version),
         housekeeping=Housekeeping(
             changelog,
             snapshots(checkpoint),

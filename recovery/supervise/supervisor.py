@@ -66,7 +66,8 @@ class QueryPlan:
         launch: Starts Spark's query, told what to call with the frames of each micro-batch.
         publish: Publishes a micro-batch and returns one dict per shard.
         restore: Restores the shards that need it, told why; returns how many.
-        drain: Asks the next micro-batch to drain.
+        drain: Asks the next micro-batch to drain; gives the number of the request.
+        drain_of: Gives the number of the newest request that a planned micro-batch, or one before it, carries.
         targets: (topic, partition) -> offset at which a bounded run ends, per source; None of a source that Spark
             reads: when a micro-batch finds nothing new there. None for a run without end.
         housekeeping: Prunes behind commits.
@@ -87,7 +88,8 @@ class QueryPlan:
     launch: Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
     publish: Callable[[DataFrame, int], list[dict[str, Any]]]
     restore: Callable[[str], int]
-    drain: Callable[[], None]
+    drain: Callable[[], int]
+    drain_of: Callable[[int], int]
     housekeeping: Housekeeping
     shards: int
     targets: tuple[Mapping[tuple[str, int], int] | None, ...] | None = None
@@ -159,8 +161,9 @@ class RewindQuery:
         self._done = threading.Event()
         self._publishing: set[int] = set()
         self._gate, self._ending = threading.Lock(), False
-        self._drained: dict[int, int] = {}
-        self._asked, self._restoring = False, False
+        self._drained: dict[int, tuple[int, int]] = {}  # shard -> micro-batch that drained, and for which request
+        self._asked: int | None = None
+        self._restoring = False
         self._quiet: int | None = None
         self._partitions: dict[int, frozenset[tuple[str, int]]] = {}
         self._committed = -1
@@ -288,8 +291,8 @@ class RewindQuery:
             self._plan.beside.published(int(shard["shard"]), version, metrics)
             if "commit" in metrics:
                 self._plan.housekeeping.made(int(shard["shard"]), Commit.of_name(metrics["commit"]))
-            if metrics.get("drained", -1) == version:
-                self._drained[int(shard["shard"])] = version
+            if metrics.get("drained", -1) == version and self._plan.targets is not None:
+                self._drained[int(shard["shard"])] = version, self._plan.drain_of(version)
             tries = moves(metrics)
             progress.adopted += "adopted" in metrics
             progress.moves += sum(not one.failed for one in tries)
@@ -497,9 +500,10 @@ class RewindQuery:
             self._partitions[number] = known | now
 
     def _reached_end(self, query: StreamingQuery, committed: int) -> bool:
-        if self._asked:
-            drained = len(self._drained) == self._plan.shards and not self._plan.beside.shards
-            return drained and committed >= max(self._drained.values())
+        if self._asked is not None:
+            # a drain of an earlier start, planned or queued and only run now, says nothing of what came since
+            done = [version for version, request in self._drained.values() if request >= self._asked]
+            return len(done) == self._plan.shards and not self._plan.beside.shards and committed >= max(done)
         progress = query.lastProgress
         targets = self._plan.targets or ()
         if progress is None or not _at(progress, targets):
@@ -508,8 +512,7 @@ class RewindQuery:
             # the first one may be an earlier start's: planned before what lies in the source now came
             self._quiet = progress["batchId"]
             return False
-        self._plan.drain()
-        self._asked = True
+        self._asked = self._plan.drain()
         return False
 
 

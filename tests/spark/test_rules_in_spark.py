@@ -20,6 +20,7 @@ from backend.spark.session.settings import apart
 from recovery.commit.outputs import forget_outputs
 from recovery.restore.replay import read_pointers
 from tests.support.collecting import CollectSink
+from tests.support.taken_back import newest_commit, take_back
 from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
@@ -91,6 +92,18 @@ def expected(rows):
         typical = values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
         found[window] = (len(values), values[-1], float(typical))
     return found
+
+
+def test_a_drain_that_runs_again_does_not_end_a_run_before_the_windows_of_new_input_are_sent(spark, tmp_path):
+    """The last driver died in its drain; what comes then is read after that drain, and is to be drained too."""
+    write(tmp_path / "archive", messages(300))
+    ended(start(spark, tmp_path))
+    take_back(tmp_path / "checkpoint", newest_commit(tmp_path / "checkpoint"))
+    write(tmp_path / "more", messages(600, first=300))
+    for path in (tmp_path / "more").glob("*.parquet"):
+        path.rename(tmp_path / "archive" / f"more-{path.name}")
+    ended(start(spark, tmp_path))
+    assert last_revisions(spark, tmp_path) == expected(messages(600))
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from backend.errors import ControlDamaged, UnknownFormat
-from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
+from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain, drain_of
 
 LIMIT = ReadAllAvailable()
 
@@ -127,3 +128,13 @@ def test_a_request_to_adopt_that_is_seen_after_a_later_drain_is_not_lost(tmp_pat
     asked = reader.latestOffset(drained, LIMIT)
     assert rows(reader, drained, asked) == [(False, f'{{"0": "{commit}"}}')]
     assert reader.latestOffset(asked, LIMIT) == asked
+
+
+def test_which_drain_a_micro_batch_carries_is_in_sparks_log(tmp_path):
+    number = ask_to_drain(str(tmp_path))
+    planned = ControlReader(str(tmp_path)).latestOffset({"format": 1, "asked": 0}, None)
+    (tmp_path / "offsets").mkdir()
+    for version, offset in enumerate((ControlReader(str(tmp_path)).initialOffset(), planned)):
+        text = f'v1\n{{"batchWatermarkMs":0}}\n{{"asked":{{"0":5}}}}\n{json.dumps(offset)}'
+        (tmp_path / "offsets" / str(version)).write_text(text)
+    assert [drain_of(str(tmp_path), version) for version in (0, 1)] == [0, number]

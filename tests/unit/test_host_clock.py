@@ -67,7 +67,8 @@ def test_the_query_is_started_again_when_the_clock_goes_back_and_not_when_it_goe
         launch=launch,
         publish=lambda frames, version: [],
         restore=lambda why: 0,
-        drain=lambda: None,
+        drain=lambda: 1,
+        drain_of=lambda version: 1,
         housekeeping=Housekeeping(None, Snapshots("memory://clock"), 100),  # type: ignore[arg-type]
         shards=1,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,16 @@ def test_nothing_planned_leaves_nothing_behind_but_what_is_not_sparks_own(tmp_pa
         clear_unplanned(str(tmp_path))
         assert all(one.exists() for one in kept)
         kept[0].unlink()
+
+
+@pytest.mark.parametrize(
+    ("offsets", "hole"), [((3, 4), False), ((3, 4, 5), False), ((3, 4, 6), True), ((4, 5, 6), True)]
+)
+def test_logs_that_were_taken_back_in_part_are_named(tmp_path: Path, offsets: tuple[int, ...], hole: bool) -> None:
+    for log, versions in (("commits", (3, 4)), ("offsets", offsets)):
+        (tmp_path / log).mkdir()
+        for version in versions:
+            (tmp_path / log / str(version)).write_text('v1\n{}\n{"t": {"0": 5}}')
+    says = pytest.raises(StateCorrupted, match="micro-batch 6 is planned, and the last one that is committed is 4")
+    with says if hole else nullcontext():
+        check_resumable(str(tmp_path), [])

@@ -104,6 +104,7 @@ class Life:
             publish=self._publish,
             restore=self._restore,
             drain=self._drain,
+            drain_of=lambda version: self.drains,
             housekeeping=Housekeeping(None, Snapshots("memory://lifecycle"), 100),  # type: ignore[arg-type]
             shards=1,
             targets=({("t", 0): 9},) if bounded else None,
@@ -171,8 +172,9 @@ class Life:
         assert not told.is_alive()
         return 1
 
-    def _drain(self) -> None:
+    def _drain(self) -> int:
         self.drains += 1
+        return self.drains
 
 
 class Hearing:

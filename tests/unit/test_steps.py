@@ -114,6 +114,39 @@ def test_rows_without_offsets_are_told_apart_by_their_number_in_the_batch() -> N
     assert got["offset"].to_pylist() == [0] * 6
 
 
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (
+            lambda table: table.drop_columns(["x"]),
+            "of an empty table it gives x int64, name string, now it gave name string",
+        ),
+        (
+            lambda table: table.set_column(0, "x", pa.array(["one"] * table.num_rows)),
+            "now it gave x string, name string",
+        ),
+        (lambda table: table.set_column(0, "x", pa.array([0.5] * table.num_rows)), "now it gave x double, name string"),
+    ],
+)
+def test_a_step_that_gives_other_fields_than_of_an_empty_table_is_named(function: Any, why: str) -> None:
+    steps = steps_of(Step("map_batches", {"": lambda table: function(table) if table.num_rows else table}))
+    with pytest.raises(
+        ValueInvalid, match=rf"other fields than it declared; where: step 1, map_batches\(\); why: .*{why}"
+    ):
+        steps(parsed([(0, 0, 1, "a"), (0, 1, 2, "b")]))
+
+
+def test_a_step_that_would_end_the_worker_is_an_error_of_its_message() -> None:
+    def leaves(table: pa.Table) -> pa.Table:
+        if 2 in table["x"].to_pylist():
+            raise SystemExit(3)
+        return table
+
+    got = steps_of(Step("map_batches", {"": leaves}))(parsed([(0, 0, 1, "a"), (0, 1, 2, "b"), (0, 2, 3, "c")]))
+    assert got["verdict"].to_pylist() == [KEPT, POISON, KEPT]
+    assert got["malformed"].to_pylist()[1] == "step 1, map_batches(): SystemExit: 3"
+
+
 def test_what_is_dropped_moves_positions_and_is_no_error_and_poison_is_one() -> None:
     rows: list[Row] = [(0, 0, 5, ""), (0, 1, 13, ""), (0, 2, 99, ""), (0, 3, None, "")]
     steps = steps_of(Step("map_batches", {"": tenth}), Step("where", {"": pc.field("x") < 50}))

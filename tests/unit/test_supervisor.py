@@ -131,7 +131,8 @@ class Job:
             launch=self.launch,
             publish=lambda frames, version: [],
             restore=self.restore,
-            drain=lambda: None,
+            drain=lambda: 1,
+            drain_of=lambda version: 1,
             housekeeping=Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
             shards=1,
             patience_s=0.0,
@@ -443,10 +444,41 @@ def test_partitions_that_come_while_the_query_runs_are_announced_once(caplog):
     assert caplog.text.count("a new partition, 3") == 1
 
 
+def test_a_drain_that_an_earlier_start_asked_for_does_not_end_a_run() -> None:
+    """It was planned and not committed, or queued, and runs again in this start: before what lies in the source now."""
+    requests = {3: 7, 4: 7, 5: 9}
+    query = RewindQuery.__new__(RewindQuery)
+    query._asked, query._quiet, query._drained = None, None, {}
+    query._plan = SimpleNamespace(
+        targets=({("t", 0): 5},),
+        shards=2,
+        drain=lambda: 9,
+        drain_of=requests.__getitem__,
+        beside=SimpleNamespace(shards={}),
+    )  # type: ignore[assignment]
+
+    def ends(version: int, offset: int) -> bool:
+        progress = {"batchId": version, "sources": [{"endOffset": {"t": {"0": offset}}}]}
+        return query._reached_end(SimpleNamespace(lastProgress=progress), version)  # type: ignore[arg-type]
+
+    def drained(version: int, *shards: int) -> None:
+        query._drained.update({shard: (version, query._plan.drain_of(version)) for shard in shards})
+
+    drained(3, 0, 1)
+    assert not ends(3, 3)
+    assert not ends(4, 5), "it asks now"
+    assert not ends(4, 5), "both drained, for somebody else"
+    drained(5, 0)
+    assert not ends(5, 5)
+    drained(5, 1)
+    assert not ends(4, 5), "Spark has not committed it"
+    assert ends(5, 5)
+
+
 def test_a_source_that_spark_reads_is_at_its_end_when_a_micro_batch_of_this_start_finds_nothing_new() -> None:
     drained: list[bool] = []
     query = RewindQuery.__new__(RewindQuery)
-    query._asked, query._quiet = False, None
+    query._asked, query._quiet = None, None
     query._plan = SimpleNamespace(targets=({("t", 0): 5}, None), drain=lambda: drained.append(True))  # type: ignore[assignment]
 
     def after(version: int, topic: int, start: int | None, end: int) -> bool:
@@ -473,7 +505,8 @@ def test_what_a_shard_tells_of_a_micro_batch_reaches_housekeeping_and_listeners(
         launch=lambda publish: publish(None, 3) or Failing(None),
         publish=lambda frames, version: [summary(0, 1, 0, merge_metrics([told]))],  # as every sink does
         restore=lambda why: 0,
-        drain=lambda: None,
+        drain=lambda: 1,
+        drain_of=lambda version: 1,
         housekeeping=Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
         shards=1,
         listeners=(heard, LoggingListener()),
@@ -505,7 +538,8 @@ def test_a_micro_batch_that_is_mostly_refused_is_told_once(caplog: pytest.LogCap
                 launch=lambda publish: publish(None, 3) or Failing(None),
                 publish=lambda frames, version, given=given: given,
                 restore=lambda why: 0,
-                drain=lambda: None,
+                drain=lambda: 1,
+                drain_of=lambda version: 1,
                 housekeeping=Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
                 shards=2,
             )
@@ -550,7 +584,8 @@ def stopped(own: Exception | None = None) -> tuple[RewindQuery, Running]:
         launch=launch,
         publish=publish,
         restore=lambda why: 0,
-        drain=lambda: None,
+        drain=lambda: 1,
+        drain_of=lambda version: 1,
         housekeeping=Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
         shards=1,
     )
@@ -654,7 +689,8 @@ def test_the_query_says_what_it_does() -> None:
         launch=lambda publish: launched.pop(0),  # type: ignore[arg-type]
         publish=lambda frames, version: [],
         restore=job.restore,
-        drain=lambda: None,
+        drain=lambda: 1,
+        drain_of=lambda version: 1,
         housekeeping=Housekeeping(lambda: None, Snapshots("c"), 2),  # type: ignore[arg-type,return-value]
         shards=3,
     )
@@ -689,7 +725,8 @@ def one_shard(**more: Any) -> QueryPlan:
         "launch": lambda publish: Busy(),
         "publish": lambda frames, version: [],
         "restore": lambda why: 1,
-        "drain": lambda: None,
+        "drain": lambda: 1,
+        "drain_of": lambda version: 1,
         "housekeeping": Housekeeping(None, Snapshots("memory://supervisor"), 100),  # type: ignore[arg-type]
         "shards": 1,
     }
