@@ -30,6 +30,7 @@ from backend.errors import (
     ChangelogUnavailable,
     RewindError,
     SinkUnavailable,
+    SourceDamaged,
     SourceUnavailable,
     StateAhead,
     StateCorrupted,
@@ -58,6 +59,8 @@ _REFUSED = re.compile(r"org\.apache\.kafka\.common\.errors\.\w*(?:Authentication
 _SYSTEM_ERRORS = ("08", "53", "58")
 """Classes of SQLSTATE: connections, insufficient resources, system errors (58030: input and output)."""
 _PYTHON = "org.apache.spark.api.python.PythonException"
+_SPARK = "org.apache.spark."
+_UNREADABLE = "[FAILED_READ_FILE."
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 _ABORTED = re.compile(
     r"Job aborted due to stage failure: Task \d+ in stage [\d.]+ failed \d+ times, most recent failure:"
@@ -134,6 +137,7 @@ def read(error: BaseException, look_again: Callable[[], object] = lambda: None) 
             look_again()
         except RewindError as found:
             named = found
+        named = named or _unreadable(links)
     if named is not None:
         if named is not error:
             named.__cause__ = error
@@ -236,6 +240,19 @@ def _named(error: BaseException, links: tuple[Link, ...]) -> RewindError | None:
                 why=one_line(f"{head.kind}: {head.text}"),
                 command="make room on the checkpoint's filesystem and where Spark spills (spark.local.dir):"
                 " df -h, df -i, quota -s",
+            )
+    return None
+
+
+def _unreadable(links: tuple[Link, ...]) -> RewindError | None:
+    """Name a file that Spark cannot read; Spark's own condition stands first in the text, before anything of data."""
+    for head in _heads(links):
+        if head.kind.startswith(_SPARK) and head.text.startswith(_UNREADABLE):
+            return SourceDamaged(
+                "a file that a DataFrame reads cannot be read, or has other types than were declared",
+                why=_useful(head.text),
+                command="put the file right under its name, or take it out: a planned"
+                " micro-batch goes on without files that are gone",
             )
     return None
 

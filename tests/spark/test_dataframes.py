@@ -14,7 +14,20 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from backend import archive, collect_list, count, first, join, max_, median, policies, stream, sum_, tumbling
+from backend import (
+    SourceDamaged,
+    archive,
+    collect_list,
+    count,
+    first,
+    join,
+    max_,
+    median,
+    policies,
+    stream,
+    sum_,
+    tumbling,
+)
 from backend.sources.archive_files import WRITE_SCHEMA, write_archive
 from backend.sources.dataframe import DataFrameSource
 from tests.support.taken_back import newest_commit, take_back
@@ -227,6 +240,14 @@ def test_process_over_the_rate_source(spark: Any, tmp_path: Path) -> None:
     values = sorted(row["value"] for row in spark.read.parquet(str(tmp_path / "r")).collect())
     assert len(values) >= 100
     assert values == list(range(len(values)))
+
+
+def test_a_file_of_other_types_is_named(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"user": ["anna"], "amount": ["many"]}), tmp_path / "in" / "0.parquet")
+    job = stream(files(spark, tmp_path / "in"), event_time="at").window(tumbling("1 minute"), retention="1 hour")
+    with pytest.raises(SourceDamaged, match=r"a file that a DataFrame reads .*0\.parquet"):
+        start(spark, job.aggregate(n=count(), total=sum_("amount")), tmp_path)
 
 
 def test_what_cannot_be_a_source_is_refused_by_name_before_anything_starts(

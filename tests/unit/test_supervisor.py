@@ -23,6 +23,7 @@ from backend.errors import (
     RestoreFailed,
     RewindError,
     SinkUnavailable,
+    SourceDamaged,
     SourceUnavailable,
     SparkUnavailable,
     StateUnavailable,
@@ -442,6 +443,19 @@ def test_partitions_that_come_while_the_query_runs_are_announced_once(caplog):
     again._partitions = {}
     again._announce(progress({"t": {"0": 9, "1": 7, "2": 1, "3": 0}}, start={"t": {"0": 9, "1": 7, "2": 1}}))
     assert caplog.text.count("a new partition, 3") == 1
+
+
+def test_a_file_that_spark_cannot_read_is_named_by_sparks_condition_and_never_by_data() -> None:
+    said = "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file x.parquet. SQLSTATE: KD001"
+    found = read(QueryFailed("", (Link("org.apache.spark.SparkException", said),)))
+    assert (type(found.error), found.kind) == (SourceDamaged, Kind.FINAL)
+    assert "x.parquet" in str(found.error)
+    for link in (
+        Link("org.apache.spark.SparkException", f"[CANNOT_PARSE] the value is {said}"),
+        Link("org.example.Mine", said),
+        Link("org.apache.spark.SparkException", said, io=True),  # a filesystem that does not answer
+    ):
+        assert not isinstance(read(QueryFailed("", (link,))).error, SourceDamaged)
 
 
 def test_a_drain_that_an_earlier_start_asked_for_does_not_end_a_run() -> None:
