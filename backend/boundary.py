@@ -109,9 +109,9 @@ def marking(mark: str) -> Iterator[None]:
 
 def _sendable(error: Exception) -> Exception:
     """Return the error, or, where its traceback is no UTF-8, one that has that traceback as its text, escaped."""
-    told = "".join(traceback.format_exception(error))
-    escaped = told.encode("utf-8", "backslashreplace").decode("utf-8")
-    return error if escaped == told else CrossedError(escaped)
+    trace = "".join(traceback.format_exception(error))
+    escaped = trace.encode("utf-8", "backslashreplace").decode("utf-8")
+    return error if escaped == trace else CrossedError(escaped)
 
 
 def as_storage(error: OSError) -> StorageFailed | None:

@@ -132,7 +132,7 @@ class ProcessContext:
         self.next_due_ms = due if self.next_due_ms is None else min(self.next_due_ms, due)
 
 
-_KEPT = ("kind", "layout", "value_type")
+_FIXED = ("kind", "layout", "value_type")
 """Parts of a store's description that must stay; beside them and the name are its options."""
 
 Function = Callable[[pa.Table, Any], "pa.Table | pa.RecordBatch | None"]
@@ -241,14 +241,14 @@ class ProcessOperator:
             "operator": "process",
             "format": FORMAT,
             "stores": {
-                one["name"]: {"region": Region.USER + number, **{part: one[part] for part in _KEPT}}
+                one["name"]: {"region": Region.USER + number, **{part: one[part] for part in _FIXED}}
                 for number, one in enumerate(described)
             },
             "free": {
                 "fields": list(self._fields),
                 "result_schema": [[field.name, str(field.type)] for field in self._schema],
                 "stores": {
-                    one["name"]: {part: value for part, value in one.items() if part not in ("name", *_KEPT)}
+                    one["name"]: {part: value for part, value in one.items() if part not in ("name", *_FIXED)}
                     for one in described
                 },
             },

@@ -38,7 +38,7 @@ COORDINATES = {
     "_timestamp": ("timestamp", pa.timestamp("us", "UTC")),
 }
 """Columns that a step sees besides the fields, with their names in `backend.sources.COLUMNS`."""
-KEPT, DROPPED, POISON = 0, 1, 2
+PASSED, DROPPED, POISON = 0, 1, 2
 VERDICT = "verdict"
 """Column behind `backend.sources.COLUMNS` that says what the steps made of a row."""
 DEFAULT_POISON_LIMIT = 100
@@ -201,7 +201,7 @@ class Steps:
             if not parts:
                 break  # no function is asked about no rows
         at = good[self._rows(places, table)]
-        verdict[at] = KEPT
+        verdict[at] = PASSED
         values = self._values(table) if len(at) else self.schema.empty_table()
         columns = [_spread(one, at, rows.num_rows) for one in values.columns]
         # a row that did not come back has no fields
@@ -209,9 +209,14 @@ class Steps:
         absent[at] = False
         made = pa.StructArray.from_arrays(columns, fields=list(self.schema), mask=pa.array(absent))
         raw = rows.column("fields") if pa.types.is_null(rows.column("raw").type) else rows.column("raw")
-        told = {name: rows.column(name) for name in rows.schema.names}
-        told |= {"fields": made, "raw": raw, "malformed": pa.array(reasons, pa.string()), VERDICT: pa.array(verdict)}
-        return pa.RecordBatch.from_pydict(told)
+        out_columns = {name: rows.column(name) for name in rows.schema.names}
+        out_columns |= {
+            "fields": made,
+            "raw": raw,
+            "malformed": pa.array(reasons, pa.string()),
+            VERDICT: pa.array(verdict),
+        }
+        return pa.RecordBatch.from_pydict(out_columns)
 
     def _table(self, rows: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], pa.Table, pd.MultiIndex]:
         """Return which rows the steps are given, these with their coordinates, and their places: no place is twice.

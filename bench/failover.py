@@ -2,7 +2,7 @@
 
 Two executors, each a process with one core and a disk of its own. The same messages for both: windows with incremental
 aggregates, and a median, which keeps every message. As soon as a certain micro-batch has begun, the same executor of
-each is killed with its Python workers (SIGKILL), and its disk is lost. Ours fetches the shard's packages on another
+each is killed with its Python workers (SIGKILL), and its disk is lost. Ours fetches the shard's snapshots on another
 executor, Spark's loads its RocksDB snapshot and changelog; nobody restarts a query.
 
 For `spark.locality.wait` (three seconds unless told) Spark holds the dead executor's task back, and gives it to the new

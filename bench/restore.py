@@ -10,7 +10,7 @@ The query stops for it (`queue_bytes="off"`; a restore beside the running query 
 else runs. The time from the query's start until it is back is shown in parts, as the supervisor logs and the restore
 listeners are told: `s to detect` (Spark starts, and the first tasks find no state), `s to probe` (Spark's pointers are
 read, all shards looked at), `s to restore` (from the first shard's start to the last one's end, proofs with it: the
-rate is of this), `s until back` (the query starts again, fetches the packages, and publishes a micro-batch).
+rate is of this), `s until back` (the query starts again, fetches the snapshots, and publishes a micro-batch).
 """
 
 from __future__ import annotations

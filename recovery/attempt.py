@@ -59,7 +59,7 @@ from recovery.share import ShardInput
 from recovery.snapshots.uploads import begin_upload, has_gap, is_due, upload_step
 
 TAKEOVER_BYTES = 1 << 27
-"""What a task fetches of packages at most, where it may queue its input instead: about a second of a fast network."""
+"""What a task fetches of snapshots at most, where it may queue its input instead: about a second of a fast network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,17 +241,17 @@ def _run(
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s):
         kill_point("open", version)
-        shard = OpenShard(directory, job.where, job.packages, job.listeners, job.launch, most_bytes)
-        fetched = job.packages.fetched_bytes if job.packages is not None else 0
+        shard = OpenShard(directory, job.where, job.snapshots, job.listeners, job.incarnation, most_bytes)
+        fetched = job.snapshots.fetched_bytes if job.snapshots is not None else 0
         with watch.step("open"):
             opened = shard.at(at)
         try:
             done = _operate(job, directory, opened, at, version, shares, watch)
-            fetched = job.packages.fetched_bytes - fetched if job.packages is not None else 0
+            fetched = job.snapshots.fetched_bytes - fetched if job.snapshots is not None else 0
             ingest_ms = round(shard.ingest_s * 1000, 3)
             with watch.step("settle"):
                 opened.store.settle()
-            done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **watch.ms, **shard.told.metrics()}
+            done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **watch.ms, **shard.recorder.metrics()}
             return done
         except StateCorrupted:
             directory.condemn()
@@ -409,7 +409,7 @@ def _record(
         rejected=rejected,
         message_count=count,
         message_digest=digest,
-        launch=job.launch,
+        incarnation=job.incarnation,
         segments=segments,
     )
 
@@ -430,7 +430,7 @@ def _log_base(job: ShardJob, store: RocksStore, row: CommitRecord | None, pointe
     if row is None:
         return ""
     lost = ""
-    if row.launch != job.launch or row.commit.version % CHECKED_EVERY == CHECKED_EVERY - 1:
+    if row.incarnation != job.incarnation or row.commit.version % CHECKED_EVERY == CHECKED_EVERY - 1:
         lost = job.changelog.lost(job.shard, row.commit, pointer.changelog if pointer is not None else "")
     if lost or job.changelog.wants_base(job.shard, row.commit):
         kill_point("before_base", row.commit.version)
@@ -439,14 +439,14 @@ def _log_base(job: ShardJob, store: RocksStore, row: CommitRecord | None, pointe
 
 
 def _upload(job: ShardJob, opened: Opened, record: CommitRecord, staged: Staged) -> int:
-    """Publish the staged file, and begin a whole package when one is due; give the bytes of the step.
+    """Publish the staged file, and begin a whole snapshot when one is due; give the bytes of the step.
 
     A failing upload costs a step of the fallback order, never a commit: changelog and source still have everything.
     """
-    if job.packages is None or job.snapshot_every is None:
+    if job.snapshots is None or job.snapshot_every is None:
         return 0
     kill_point("upload", record.commit.version)
     row = opened.row
-    if row is not None and (is_due(row, job.snapshot_every) or has_gap(job.packages, job.shard)):
-        begin_upload(job.packages, opened.store, row, opened.generation.path)
-    return upload_step(job.packages, record, staged)
+    if row is not None and (is_due(row, job.snapshot_every) or has_gap(job.snapshots, job.shard)):
+        begin_upload(job.snapshots, opened.store, row, opened.generation.path)
+    return upload_step(job.snapshots, record, staged)

@@ -31,7 +31,7 @@ from recovery.inspect.screen import plain, tracked
 _HELP = "\n\n".join(" ".join(part.split()) for part in (__doc__ or "").split("\n\n"))
 app = typer.Typer(no_args_is_help=True, help=_HELP, rich_markup_mode="rich")
 
-TABLES_TOLD = "windows, aggregates, messages, rows; of a join left, right; or a store"
+TABLES_HELP = "windows, aggregates, messages, rows; of a join left, right; or a store"
 Location = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Spark's checkpoint location: path or URI")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="module:function, given a SparkSession, returns the pipeline")]
 LocalDir = Annotated[
@@ -164,7 +164,7 @@ def verify(
 @named_errors
 def show(
     checkpoint: Location,
-    table: Annotated[str, typer.Argument(help=TABLES_TOLD, autocompletion=_tables)] = "windows",
+    table: Annotated[str, typer.Argument(help=TABLES_HELP, autocompletion=_tables)] = "windows",
     shard: Annotated[list[int] | None, typer.Option("--shard", help="only these; may be given again")] = None,
     start: Annotated[datetime | None, typer.Option("--from", help="event time, inclusive, UTC; or expiration")] = None,
     end: Annotated[datetime | None, typer.Option("--to", help="event time, exclusive, UTC")] = None,
@@ -198,7 +198,7 @@ def show(
 def export(
     checkpoint: Location,
     out: Annotated[Path, typer.Argument(help="new directory for Parquet files, one per shard")],
-    table: Annotated[str, typer.Option("--table", help=TABLES_TOLD)] = "rows",
+    table: Annotated[str, typer.Option("--table", help=TABLES_HELP)] = "rows",
     version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch")] = None,
     local_dir: LocalDir = None,
     as_json: Json = False,
@@ -235,7 +235,7 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Restore what needs it ahead of a start, with no query running; the next start takes it from there."""
-    from recovery.commit.lease import held
+    from recovery.commit.lease import leased
     from recovery.commit.relocation import settle_in
     from recovery.inspect.displays import ProgressListener
     from recovery.inspect.user_job import find_job, load_pipeline, restore_ahead
@@ -243,7 +243,7 @@ def restore(
 
     find_job(job)  # before Spark is started for it
     with (
-        nullcontext() if dry_run else held(checkpoint, "rewind restore"),
+        nullcontext() if dry_run else leased(checkpoint, "rewind restore"),
         _opened(checkpoint, local_dir, True, master, before=None if dry_run else settle_in) as (opened, session),
     ):
         plans = report.restore_plans(opened)
@@ -296,13 +296,13 @@ def outputs(
     as_json: Json = False,
 ) -> None:
     """Show where the query writes to; with --new, let its next start write to whatever it is then given."""
-    from recovery.commit.lease import held
+    from recovery.commit.lease import leased
     from recovery.commit.outputs import forget_outputs, read_outputs
 
     location = Checkpoint(checkpoint).location
     found = read_outputs(location)
     if new:
-        with held(location, "rewind outputs"):
+        with leased(location, "rewind outputs"):
             forget_outputs(location)
     if as_json:
         report.print_json({"outputs": found, "new": new})

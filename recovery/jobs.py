@@ -23,8 +23,8 @@ from recovery.queue.seals import Decision
 from recovery.snapshots.publisher import Snapshots
 
 SNAPSHOTS_DIRECTORY = "rewind/snapshots"
-LAUNCHES = "rewind/launches.json"
-_LAUNCHES_FORMAT = 1
+INCARNATIONS = "rewind/launches.json"
+_INCARNATIONS_FORMAT = 1
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
@@ -39,12 +39,12 @@ class ShardJob:
         operator: The stateful operator.
         message_fields: Arrow fields of the operator's input, in the order in which frames carry them.
         changelog: Where commits are logged.
-        packages: Copies on the checkpoint's filesystem: where restored and moved shards come from.
-        snapshot_every: Publish each staged file, and a whole package every so many commits; None publishes nothing.
+        snapshots: Copies on the checkpoint's filesystem: where restored and moved shards come from.
+        snapshot_every: Publish each staged file, and a whole snapshot every so many commits; None publishes nothing.
         listeners: Told in this process of each try to fetch something; the metrics carry the same to the driver.
         retain: Staged files kept behind the committed version, for stale copies.
         lock_wait_s: Bound on waiting for the shard's lock.
-        launch: Number of the query's start that the task belongs to, see `CommitRecord`.
+        incarnation: Number of the query's start that the task belongs to, see `CommitRecord`.
         queue: Where the shard's input waits while its state is restored; None where nothing is queued.
         message_log: Where messages are logged that cannot be read again; None where there are none to keep.
     """
@@ -55,12 +55,12 @@ class ShardJob:
     operator: Operator
     message_fields: tuple[pa.Field, ...]
     changelog: Changelog
-    packages: Snapshots | None = None
+    snapshots: Snapshots | None = None
     snapshot_every: int | None = None
     listeners: tuple[RestoreListener, ...] = ()
     retain: int = 2
     lock_wait_s: float = 30.0
-    launch: int = 0
+    incarnation: int = 0
     queue: Queue | None = None
     message_log: MessageLog | None = None
 
@@ -71,7 +71,7 @@ class ShardJob:
 
 
 def snapshots(checkpoint: str) -> Snapshots:
-    """Give the packages beside a checkpoint."""
+    """Give the snapshots beside a checkpoint."""
     return Snapshots(f"{checkpoint.rstrip('/')}/{SNAPSHOTS_DIRECTORY}")
 
 
@@ -108,7 +108,7 @@ def shard_job(
 
     Args:
         local_dir: See `place`.
-        checkpoint: Where packages of restored or moved shards are.
+        checkpoint: Where snapshots of restored or moved shards are.
         changelog_uri: For `open_changelog`.
         operator: The stateful operator.
         message_fields: Arrow fields of its input.
@@ -126,7 +126,7 @@ def shard_job(
         operator=operator,
         message_fields=message_fields,
         changelog=open_changelog(changelog_uri, owner),
-        packages=snapshots(checkpoint),
+        snapshots=snapshots(checkpoint),
         snapshot_every=snapshot_every,
         retain=retain,
         message_log=message_log(checkpoint, logged) if logged else None,
@@ -153,7 +153,7 @@ def place(local_dir: Path, shard: int) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Incarnation:
     """One start of a query, as its tasks know it.
 
     Attributes:
@@ -173,9 +173,9 @@ class Launch:
     sealed: Mapping[int, Decision]
 
 
-def of_launch(
+def of_incarnation(
     make: Callable[[str, int], ShardJob],
-    launch: Launch,
+    start: Incarnation,
     query_id: str,
     shard: int,
     version: int,
@@ -184,16 +184,22 @@ def of_launch(
 
     Args:
         make: Makes the job of a shard under the options of today.
-        launch: The start.
+        start: The start.
         query_id: Spark's query id.
         shard: The shard.
         version: The micro-batch.
     """
-    queue = Queue(queue_files(launch.checkpoint), launch.operators, launch.queues, launch.planned, dict(launch.sealed))
-    return replace(make(query_id, shard), operator=launch.operators.at(version), launch=launch.number, queue=queue)
+    queue = Queue(
+        queue_files(start.checkpoint),
+        start.operators,
+        start.queues,
+        start.planned,
+        dict(start.sealed),
+    )
+    return replace(make(query_id, shard), operator=start.operators.at(version), incarnation=start.number, queue=queue)
 
 
-def next_launch(checkpoint: str) -> int:
+def next_incarnation(checkpoint: str) -> int:
     """Count the starts of a query, restarts by the supervisor too; durable on return.
 
     `<checkpoint>/rewind/launches.json` (format 1): `{"format": 1, "launch": 7}`. What cannot be read counts as none:
@@ -201,9 +207,9 @@ def next_launch(checkpoint: str) -> int:
     """
     files, last = open_files(checkpoint), 0
     try:
-        found = json.loads(files.read(LAUNCHES))
-        last = int(found["launch"]) if found["format"] == _LAUNCHES_FORMAT else 0
+        found = json.loads(files.read(INCARNATIONS))
+        last = int(found["launch"]) if found["format"] == _INCARNATIONS_FORMAT else 0
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         last = 0
-    files.write(LAUNCHES, [json.dumps({"format": _LAUNCHES_FORMAT, "launch": last + 1}).encode()])
+    files.write(INCARNATIONS, [json.dumps({"format": _INCARNATIONS_FORMAT, "launch": last + 1}).encode()])
     return last + 1

@@ -51,7 +51,7 @@ POINTS = (
 )
 """Every point, in the order in which a micro-batch, what the driver tidies up behind it, and a restore pass them.
 
-`during_fetch` and `during_upload` lie behind every file of a package, the last one before its manifest or its use;
+`during_fetch` and `during_upload` lie behind every file of a snapshot, the last one before its manifest or its use;
 `prune_changelog` and `prune_packages` behind every file that the driver deletes; `during_replay` behind every chunk.
 """
 

@@ -27,8 +27,8 @@ class Restoring:
         shard: The shard.
         commit: Name of the commit that it is restored to.
         why: What was found instead of usable state: "no local state", "checksum mismatch in ...", "other lineage".
-        how: `package` and `steps` (in a task, without a restart: a whole copy, or staged files that an older local copy
-            lacks), `changelog`, `replay`, or `catch-up` (replay of what an older local copy lacks).
+        how: `snapshot` and `steps` (in a task, without a restart: a whole copy, or staged files that an older local
+            copy lacks), `changelog`, `replay`, or `catch-up` (replay of what an older local copy lacks).
         records: Rows or messages to restore, None when that is not known beforehand.
         ranges: Offsets to replay, half-open; empty when none are.
         topics: Stream -> topic, as far as they are known.

@@ -64,7 +64,7 @@ class _Extreme:
 
     def __init__(self, alias: str, entry: pa.Field, sign: int) -> None:
         self._name, self._part, self._kind, self._sign = entry.name, f"{alias}.value", entry.type, sign
-        self.partial_fields = [pa.field(self._part, entry.type)]
+        self.accumulator_fields = [pa.field(self._part, entry.type)]
         self.result_field = pa.field(alias, entry.type)
         self._plain = _plain_type(entry.type)
 
@@ -74,8 +74,8 @@ class _Extreme:
     def merge(self, rows: Rows) -> list[pa.Array]:
         return [self._choose(*rows.present(self._part), rows.count)]
 
-    def result(self, partials: pa.Table) -> pa.Array:
-        return partials.column(self._part)
+    def result(self, accumulators: pa.Table) -> pa.Array:
+        return accumulators.column(self._part)
 
     def _choose(self, array: pa.Array, groups: Ints, count: int) -> pa.Array:
         if self._plain is None:  # texts, bytes, booleans, decimals: Arrow's own grouped extremes
@@ -131,8 +131,8 @@ class _Edge:
         self._value = f"{alias}.value"
         self._order = [f"{alias}.{part}" for part in ("stream", "partition", "offset")]
         kinds = (pa.uint16(), pa.int32(), pa.int64())
-        self.partial_fields = [pa.field(self._value, entry.type)]
-        self.partial_fields += [pa.field(name, kind) for name, kind in zip(self._order, kinds, strict=True)]
+        self.accumulator_fields = [pa.field(self._value, entry.type)]
+        self.accumulator_fields += [pa.field(name, kind) for name, kind in zip(self._order, kinds, strict=True)]
         self.result_field = pa.field(alias, entry.type)
 
     def fold(self, rows: Rows) -> list[pa.Array]:
@@ -157,8 +157,9 @@ class _Edge:
         chosen[rows.groups[ordered]] = ordered
         picks = pa.array(chosen, mask=chosen < 0)
         return [
-            rows.column(name).take(picks).cast(part.type) for name, part in zip(names, self.partial_fields, strict=True)
+            rows.column(name).take(picks).cast(part.type)
+            for name, part in zip(names, self.accumulator_fields, strict=True)
         ]
 
-    def result(self, partials: pa.Table) -> pa.Array:
-        return partials.column(self._value)
+    def result(self, accumulators: pa.Table) -> pa.Array:
+        return accumulators.column(self._value)

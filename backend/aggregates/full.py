@@ -140,7 +140,7 @@ class _Top(_Collected):
         # Arrow sorts NaN last in either direction; ascending and then from the end makes it the greatest.
         pairs = pairs.sort_by([("group", "ascending"), ("value", "ascending")])
         sizes = g.counts(groups, rows.count)
-        kept = np.minimum(sizes, self._k)
-        within = np.arange(int(kept.sum())) - np.repeat(kept.cumsum() - kept, kept)
-        picks = np.repeat(sizes.cumsum(), kept) - 1 - within
-        return self._lists(pairs.column("value").combine_chunks().take(pa.array(picks)), kept)
+        lengths = np.minimum(sizes, self._k)
+        within = np.arange(int(lengths.sum())) - np.repeat(lengths.cumsum() - lengths, lengths)
+        picks = np.repeat(sizes.cumsum(), lengths) - 1 - within
+        return self._lists(pairs.column("value").combine_chunks().take(pa.array(picks)), lengths)

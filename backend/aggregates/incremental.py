@@ -71,18 +71,18 @@ def _number(kind: str, alias: str, entry: pa.Field) -> pa.Field:
     return entry
 
 
-def _int_column(partials: pa.Table, name: str) -> Ints:
-    values: Ints = pc.fill_null(partials.column(name), 0).to_numpy()
+def _int_column(accumulators: pa.Table, name: str) -> Ints:
+    values: Ints = pc.fill_null(accumulators.column(name), 0).to_numpy()
     return values
 
 
-def _float_column(partials: pa.Table, name: str) -> Floats:
-    values: Floats = pc.fill_null(partials.column(name), 0.0).to_numpy()
+def _float_column(accumulators: pa.Table, name: str) -> Floats:
+    values: Floats = pc.fill_null(accumulators.column(name), 0.0).to_numpy()
     return values
 
 
-def _seen(partials: pa.Table, name: str) -> Mask:
-    seen: Mask = partials.column(name).is_valid().to_numpy()
+def _seen(accumulators: pa.Table, name: str) -> Mask:
+    seen: Mask = accumulators.column(name).is_valid().to_numpy()
     return seen
 
 
@@ -91,7 +91,7 @@ class _Count:
 
     def __init__(self, alias: str, name: str | None) -> None:
         self._part, self._name = f"{alias}.n", name
-        self.partial_fields = [pa.field(self._part, pa.int64(), nullable=False)]
+        self.accumulator_fields = [pa.field(self._part, pa.int64(), nullable=False)]
         self.result_field = pa.field(alias, pa.int64(), nullable=False)
 
     def fold(self, rows: Rows) -> list[pa.Array]:
@@ -107,8 +107,8 @@ class _Count:
         np.add.at(total, rows.groups, rows.column(self._part).to_numpy())
         return [pa.array(total)]
 
-    def result(self, partials: pa.Table) -> pa.Array:
-        return partials.column(self._part)
+    def result(self, accumulators: pa.Table) -> pa.Array:
+        return accumulators.column(self._part)
 
 
 class _Total:
@@ -155,14 +155,14 @@ class _Total:
     def _floats(hi: Floats, lo: Floats, special: g.Flags, seen: Mask) -> list[pa.Array]:
         return [g.column(hi, seen, pa.float64()), g.column(lo, seen, pa.float64()), g.column(special, seen, pa.uint8())]
 
-    def limbs(self, partials: pa.Table) -> list[Ints]:
+    def limbs(self, accumulators: pa.Table) -> list[Ints]:
         """Give the limbs, zeros where nothing was seen."""
-        return [_int_column(partials, name) for name in self.names]
+        return [_int_column(accumulators, name) for name in self.names]
 
-    def floats(self, partials: pa.Table) -> tuple[Floats, Floats, g.Flags]:
+    def floats(self, accumulators: pa.Table) -> tuple[Floats, Floats, g.Flags]:
         """Give hi, lo and special, zeros where nothing was seen."""
-        special: g.Flags = pc.fill_null(partials.column(self.names[2]), 0).to_numpy()
-        return _float_column(partials, self.names[0]), _float_column(partials, self.names[1]), special
+        special: g.Flags = pc.fill_null(accumulators.column(self.names[2]), 0).to_numpy()
+        return _float_column(accumulators, self.names[0]), _float_column(accumulators, self.names[1]), special
 
 
 class _Sum:
@@ -170,7 +170,7 @@ class _Sum:
 
     def __init__(self, alias: str, entry: pa.Field) -> None:
         self._name, self._total = entry.name, _Total(alias, entry.type)
-        self.partial_fields = self._total.fields
+        self.accumulator_fields = self._total.fields
         if pa.types.is_decimal(entry.type):
             kind = pa.decimal128(min(entry.type.precision + 10, _MAX_DIGITS), entry.type.scale)
         else:
@@ -183,12 +183,12 @@ class _Sum:
     def merge(self, rows: Rows) -> list[pa.Array]:
         return self._total.merge(rows)
 
-    def result(self, partials: pa.Table) -> pa.Array:
-        seen, kind = _seen(partials, self._total.names[0]), self.result_field.type
+    def result(self, accumulators: pa.Table) -> pa.Array:
+        seen, kind = _seen(accumulators, self._total.names[0]), self.result_field.type
         if not self._total.exact:
-            hi, _, special = self._total.floats(partials)
+            hi, _, special = self._total.floats(accumulators)
             return g.column(g.with_special(hi, special), seen, kind)
-        limbs = self._total.limbs(partials)
+        limbs = self._total.limbs(accumulators)
         if pa.types.is_decimal(kind):
             totals = [Fraction(value) if ok else None for value, ok in zip(g.from_limbs(limbs), seen, strict=True)]
             return _decimals(totals, kind, kind.scale)
@@ -202,7 +202,7 @@ class _Mean:
 
     def __init__(self, alias: str, entry: pa.Field) -> None:
         self._name, self._part, self._total = entry.name, f"{alias}.n", _Total(alias, entry.type)
-        self.partial_fields = [*self._total.fields, pa.field(self._part, pa.int64(), nullable=False)]
+        self.accumulator_fields = [*self._total.fields, pa.field(self._part, pa.int64(), nullable=False)]
         self._scale, kind = 0, pa.float64()
         if pa.types.is_decimal(entry.type):
             self._scale = entry.type.scale
@@ -218,13 +218,13 @@ class _Mean:
         np.add.at(n, rows.groups, rows.column(self._part).to_numpy())
         return [*self._total.merge(rows), pa.array(n)]
 
-    def result(self, partials: pa.Table) -> pa.Array:
-        n = _int_column(partials, self._part)
+    def result(self, accumulators: pa.Table) -> pa.Array:
+        n = _int_column(accumulators, self._part)
         seen, divisor, kind = n > 0, np.maximum(n, 1), self.result_field.type
         if not self._total.exact:
-            hi, _, special = self._total.floats(partials)
+            hi, _, special = self._total.floats(accumulators)
             return g.column(g.with_special(hi / divisor, special), seen, kind)
-        limbs = self._total.limbs(partials)
+        limbs = self._total.limbs(accumulators)
         if pa.types.is_decimal(kind):
             totals = g.from_limbs(limbs)
             means = [Fraction(t, int(k)) if k else None for t, k in zip(totals, n, strict=True)]
@@ -257,7 +257,7 @@ class _Spread:
     def __init__(self, alias: str, entry: pa.Field, kind: str) -> None:
         self._name, self._part, self._root = entry.name, f"{alias}.n", kind == "stddev"
         self._first, self._second = (_Total(f"{alias}.{part}", pa.float64()) for part in ("sum", "squares"))
-        self.partial_fields = [
+        self.accumulator_fields = [
             pa.field(self._part, pa.int64(), nullable=False),
             *self._first.fields,
             *self._second.fields,
@@ -282,10 +282,10 @@ class _Spread:
         np.add.at(n, rows.groups, rows.column(self._part).to_numpy())
         return [pa.array(n), *self._first.merge(rows), *self._second.merge(rows)]
 
-    def result(self, partials: pa.Table) -> pa.Array:
-        n = _int_column(partials, self._part)
-        hi, lo, special = self._first.floats(partials)
-        square_hi, square_lo, square_special = self._second.floats(partials)
+    def result(self, accumulators: pa.Table) -> pa.Array:
+        n = _int_column(accumulators, self._part)
+        hi, lo, special = self._first.floats(accumulators)
+        square_hi, square_lo, square_special = self._second.floats(accumulators)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             # sum of squares - sum**2 / n, at twice double precision until the difference is taken
             mean_hi, mean_lo = _divide(hi, lo, n.astype(np.float64))

@@ -25,7 +25,7 @@ class Incremental(Protocol):
     """An aggregate bound to a schema, kept as flat partial columns."""
 
     @property
-    def partial_fields(self) -> list[pa.Field]:
+    def accumulator_fields(self) -> list[pa.Field]:
         """Columns of the partial state."""
 
     @property
@@ -38,7 +38,7 @@ class Incremental(Protocol):
     def merge(self, rows: Rows) -> list[pa.Array]:
         """Make one partial per group from partials."""
 
-    def result(self, partials: pa.Table) -> pa.Array:
+    def result(self, accumulators: pa.Table) -> pa.Array:
         """Give one result per partial."""
 
 

@@ -19,15 +19,15 @@ class IncrementalPlan:
     """Aggregates kept as partial states: fold messages, merge partials in any sequence, take results.
 
     Attributes:
-        partial_schema: Flat columns `<name>.<part>`; `_messages` alone without aggregates.
+        accumulator_schema: Flat columns `<name>.<part>`; `_messages` alone without aggregates.
         result_fields: One per aggregate, in their order.
         input_fields: Message fields that `fold` reads beside `backend.batch.MESSAGE_FIELDS`.
     """
 
     def __init__(self, bound: Sequence[Incremental], input_fields: Sequence[str]) -> None:
         self._bound = list(bound)
-        fields = [part for item in self._bound for part in item.partial_fields]
-        self.partial_schema: pa.Schema = pa.schema(fields or [pa.field(MESSAGES, pa.int64(), nullable=False)])
+        fields = [part for item in self._bound for part in item.accumulator_fields]
+        self.accumulator_schema: pa.Schema = pa.schema(fields or [pa.field(MESSAGES, pa.int64(), nullable=False)])
         self.result_fields: list[pa.Field] = [item.result_field for item in self._bound]
         self.input_fields: list[str] = list(input_fields)
 
@@ -40,30 +40,30 @@ class IncrementalPlan:
             n: Number of groups; a group without messages gets the empty partial.
 
         Returns:
-            `partial_schema`, n rows: row g is group g's.
+            `accumulator_schema`, n rows: row g is group g's.
         """
         rows = Rows(messages, groups, n)
         if not self._bound:
-            return pa.table([pa.array(counts(groups, n))], schema=self.partial_schema)
-        return self._partials([item.fold(rows) for item in self._bound])
+            return pa.table([pa.array(counts(groups, n))], schema=self.accumulator_schema)
+        return self._accumulators([item.fold(rows) for item in self._bound])
 
-    def merge(self, partials: pa.Table, groups: Ints, n: int) -> pa.Table:
-        """Make one partial per group from partials (`partial_schema`); their order does not matter."""
-        rows = Rows(partials, groups, n)
+    def merge(self, accumulators: pa.Table, groups: Ints, n: int) -> pa.Table:
+        """Make one partial per group from partials (`accumulator_schema`); their order does not matter."""
+        rows = Rows(accumulators, groups, n)
         if not self._bound:
             total = np.zeros(n, np.int64)
             np.add.at(total, groups, rows.column(MESSAGES).to_numpy())
-            return pa.table([pa.array(total)], schema=self.partial_schema)
-        return self._partials([item.merge(rows) for item in self._bound])
+            return pa.table([pa.array(total)], schema=self.accumulator_schema)
+        return self._accumulators([item.merge(rows) for item in self._bound])
 
-    def result(self, partials: pa.Table) -> pa.Table:
+    def result(self, accumulators: pa.Table) -> pa.Table:
         """Give `result_fields`, one row per partial; the partials stay usable."""
         if not self._bound:
-            return partials.select([])
-        return pa.table([item.result(partials) for item in self._bound], schema=pa.schema(self.result_fields))
+            return accumulators.select([])
+        return pa.table([item.result(accumulators) for item in self._bound], schema=pa.schema(self.result_fields))
 
-    def _partials(self, columns: list[list[pa.Array]]) -> pa.Table:
-        return pa.table([array for part in columns for array in part], schema=self.partial_schema)
+    def _accumulators(self, columns: list[list[pa.Array]]) -> pa.Table:
+        return pa.table([array for part in columns for array in part], schema=self.accumulator_schema)
 
 
 class FullPlan:
@@ -87,8 +87,8 @@ class FullPlan:
         columns = []
         for item, incremental in self._bound:
             if incremental:
-                kept = cast(Incremental, item)
-                columns.append(kept.result(pa.table(kept.fold(rows), schema=pa.schema(kept.partial_fields))))
+                folded = cast(Incremental, item)
+                columns.append(folded.result(pa.table(folded.fold(rows), schema=pa.schema(folded.accumulator_fields))))
             else:
                 columns.append(cast(Full, item).result(rows))
         return pa.table(columns, schema=pa.schema(self.result_fields))

@@ -53,7 +53,7 @@ class _Distinct:
 
     def __init__(self, alias: str, name: str, precision: int) -> None:
         self._name, self._part, self._precision = name, f"{alias}.theta", precision
-        self.partial_fields = [pa.field(self._part, pa.binary())]
+        self.accumulator_fields = [pa.field(self._part, pa.binary())]
         self.result_field = pa.field(alias, pa.int64(), nullable=False)
 
     def fold(self, rows: Rows) -> list[pa.Array]:
@@ -98,8 +98,8 @@ class _Distinct:
         data: bytes = union.get_result(True).serialize()
         return data
 
-    def result(self, partials: pa.Table) -> pa.Array:
-        sketches = partials.column(self._part).to_pylist()
+    def result(self, accumulators: pa.Table) -> pa.Array:
+        sketches = accumulators.column(self._part).to_pylist()
         return pa.array([0 if data is None else round(_load(data).get_estimate()) for data in sketches], pa.int64())
 
 

@@ -142,7 +142,7 @@ class _Reducer:
     ) -> None:
         self._alias, self._fields, self._part, self._coder = alias, list(fields), f"{alias}.state", coder
         self._functions = functions
-        self.partial_fields = [pa.field(self._part, pa.binary())]
+        self.accumulator_fields = [pa.field(self._part, pa.binary())]
         self.result_field = pa.field(alias, output)
 
     def fold(self, rows: Rows) -> list[pa.Array]:
@@ -168,8 +168,8 @@ class _Reducer:
         rows = [self._coder.encode(self._alias, states[group]) if group in states else None for group in range(count)]
         return pa.array(rows, pa.binary())
 
-    def result(self, partials: pa.Table) -> pa.Array:
-        data = partials.column(self._part).to_pylist()
+    def result(self, accumulators: pa.Table) -> pa.Array:
+        data = accumulators.column(self._part).to_pylist()
         states = (self._functions.init() if row is None else self._coder.decode(self._alias, row) for row in data)
         with self._named("result"):
             results = [self._functions.result(state) for state in states]

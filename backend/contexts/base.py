@@ -159,8 +159,8 @@ class Context:
             runs = self._seen.setdefault((message.stream, message.partition), offsets_seen.Seen())
             runs.add(message.offset)
             runs.forget()
-        told = outcome.metrics.get("opened") or outcome.metrics.get("expired")
-        moved = bool(told) or dict(self._work.bounds) != bounds
+        found = outcome.metrics.get("opened") or outcome.metrics.get("expired")
+        moved = bool(found) or dict(self._work.bounds) != bounds
         errors = [*(_error(*one) for one in refused), *outcome.errors.to_pylist()]
         return outcome.results.to_pylist(), errors, moved
 
@@ -184,7 +184,7 @@ class Context:
 
         if why(messages) is None:
             return {}
-        return {id(message): told for message in messages if (told := why([message])) is not None}
+        return {id(message): found for message in messages if (found := why([message])) is not None}
 
     def _advance(
         self, messages: Sequence[Message], unfit: Mapping[int, str], now: int

@@ -110,7 +110,7 @@ class _Step(Meeting):
         results = self.out.release(self.work, self.ledger, self.pairs, self.batch.time_ms, drain=self.batch.drain)
         keys = self._store()
         for side in (LEFT, RIGHT):
-            if self.spec.sides[side].kept:
+            if self.spec.sides[side].outer:
                 results += self._unmatched(side, clocks[1 - side], keys[side])
         self._expire()
         self.cells.write(self.work)
@@ -149,19 +149,19 @@ class _Step(Meeting):
         waiting: list[dict[int, bytes]] = []
         for side, rows in enumerate(self.new):
             named = self.spec.sides[side]
-            kept: Mask = self.codec.storable(rows.known, named)
+            fitting: Mask = self.codec.storable(rows.known, named)
             for place, here in self.cells.groups(rows.at, rows.stream, rows.partition):
                 if self._dead(side, place, int(rows.offset[here].max())):
-                    kept[here] = False
-            table, stored = self.tables[side], rows.where(kept)
-            found = self.codec.encode(table if kept.all() else table.filter(pa.array(kept)), named)
+                    fitting[here] = False
+            table, stored = self.tables[side], rows.where(fitting)
+            found = self.codec.encode(table if fitting.all() else table.filter(pa.array(fitting)), named)
             stored = stored if not len(found.order) else stored.take(found.order)
             hashes = digests(found.keys, found.values)
             self.cells.add(stored.at, stored.stream, stored.partition, stored.offset, hashes)
             self.work.put_many(found.keys, found.values)
             self.work.put_many(found.index, [b""] * len(found.index))
             self._put_clocks(side, stored)
-            at = np.flatnonzero(kept)[found.order] if named.kept else np.empty(0, np.int64)
+            at = np.flatnonzero(fitting)[found.order] if named.outer else np.empty(0, np.int64)
             waiting.append(dict(zip(at.tolist(), found.keys, strict=False)))
         return waiting
 
@@ -177,8 +177,8 @@ class _Step(Meeting):
         if self.spec.ranged:
             earliest, _ = reach(self.spec, side, rows.time)
             wanted &= other.expiry(earliest) <= rows.clock
-        kept = rows.where(wanted)
-        state.put_clocks(self.work, side, kept.clock, kept.stream, kept.partition, kept.offset)
+        fitting = rows.where(wanted)
+        state.put_clocks(self.work, side, fitting.clock, fitting.stream, fitting.partition, fitting.offset)
 
     def _slowest(self, side: int) -> int:
         """Give the smallest stream time of a side's source partitions, idle ones too."""

@@ -169,8 +169,8 @@ def read_layout(
             "'join_fields', or give within"
         )
     if unit == "tuple":
-        kept = max((side.window.size if side.window else 0) + (side.retention_messages or 0) for side in sides)
-        large = kept > most
+        needed = max((side.window.size if side.window else 0) + (side.retention_messages or 0) for side in sides)
+        large = needed > most
     else:
         large = ranged and (within[0] or 0) + (within[1] or 0) > most_ms
     if message_key != "auto":

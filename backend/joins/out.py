@@ -24,7 +24,7 @@ ON_TIME, LATE = 0, 1
 Half = tuple[IntArray, pa.Table]
 """Event times and fields of one side's rows."""
 
-_HELD = bytes([Region.AGGREGATES])
+_WAITING = bytes([Region.AGGREGATES])
 
 
 class Out:
@@ -61,20 +61,20 @@ class Out:
 
         Args:
             work: Where held rows are.
-            ledger: Its `held_ms` and `sequence` are kept up to date.
+            ledger: Its `waiting_ms` and `sequence` are kept up to date.
             rows: Pairs, and which of them came late.
             now_ms: Batch time.
             drain: Hold nothing back.
         """
-        if not any(self._periods) and ledger.held_ms == (None, None):
+        if not any(self._periods) and ledger.waiting_ms == (None, None):
             return [table for table, _ in rows]
         oldest = [
-            now_ms if held is None and any((late == bool(kind)).any() for _, late in rows) else held
-            for kind, held in enumerate(ledger.held_ms)
+            now_ms if waiting is None and any((late == bool(kind)).any() for _, late in rows) else waiting
+            for kind, waiting in enumerate(ledger.waiting_ms)
         ]
         due = [
-            held is not None and (drain or now_ms - held >= period)
-            for held, period in zip(oldest, self._periods, strict=True)
+            waiting is not None and (drain or now_ms - waiting >= period)
+            for waiting, period in zip(oldest, self._periods, strict=True)
         ]
         sent = self._stored(work, [kind for kind in (ON_TIME, LATE) if due[kind]])
         for table, late in rows:
@@ -83,12 +83,16 @@ class Out:
                 sent.append(table if now.all() else table.filter(pa.array(now)))
             if not now.all():
                 self._hold(work, ledger, table.filter(pa.array(~now)), late[~now])
-        ledger.held_ms = (None if due[ON_TIME] else oldest[ON_TIME], None if due[LATE] else oldest[LATE])
+        ledger.waiting_ms = (None if due[ON_TIME] else oldest[ON_TIME], None if due[LATE] else oldest[LATE])
         return sent
 
     def due_ms(self, ledger: JoinLedger) -> int | None:
         """Give the batch time at which held rows are to be sent."""
-        times = [held + period for held, period in zip(ledger.held_ms, self._periods, strict=True) if held is not None]
+        times = [
+            waiting + period
+            for waiting, period in zip(ledger.waiting_ms, self._periods, strict=True)
+            if waiting is not None
+        ]
         return min(times, default=None)
 
     def _hold(self, work: Workspace, ledger: JoinLedger, table: pa.Table, late: Mask) -> None:
@@ -102,7 +106,7 @@ class Out:
         keys: list[bytes] = []
         values: list[bytes] = []
         for kind in kinds:
-            found = work.scan_arrays(_key(kind, 0), _HELD + bytes([kind + 1]))
+            found = work.scan_arrays(_key(kind, 0), _WAITING + bytes([kind + 1]))
             keys += found[0]
             values += found[1]
         if not keys:
@@ -113,4 +117,4 @@ class Out:
 
 
 def _key(kind: int, number: int) -> bytes:
-    return _HELD + bytes([kind]) + number.to_bytes(8, "big")
+    return _WAITING + bytes([kind]) + number.to_bytes(8, "big")

@@ -214,7 +214,7 @@ class Meeting:
             self._write_pairs(side, rows, mine, others, other)
             self.matched[side][mine] = True
             has_met[other] = True
-        if spec.sides[1 - side].kept and has_met.any():
+        if spec.sides[1 - side].outer and has_met.any():
             self._note_matched(1 - side, others, np.flatnonzero(has_met))
 
     def _write_pairs(self, side: int, rows: Rows, mine: IntArray, others: Rows, other: IntArray) -> None:

@@ -156,7 +156,7 @@ class JoinRows:
 
     def storable(self, known: Mask, side: Side) -> Mask:
         """Tell which messages are worth storing."""
-        return np.ones(len(known), np.bool_) if side.kept else known
+        return np.ones(len(known), np.bool_) if side.outer else known
 
     def replay_rows(self, messages: pa.Table) -> tuple[list[bytes], list[bytes]]:
         """Give the rows of accepted messages of both sides, index rows included, sorted by key."""

@@ -85,7 +85,7 @@ class Side:
         window: Its windows; None is one unbounded window.
         retention_ms: See `join_spec`; None for none.
         retention_messages: See `join_spec`; None for none.
-        kept: Rows without a partner come out, too.
+        outer: Rows without a partner come out, too.
     """
 
     number: int
@@ -95,7 +95,7 @@ class Side:
     window: Window | None
     retention_ms: int | None
     retention_messages: int | None
-    kept: bool
+    outer: bool
 
     @property
     def name(self) -> str:

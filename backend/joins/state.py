@@ -35,7 +35,7 @@ _MARK_BYTES = 3 + 8 + 14
 _SET = bytes([FORMAT])
 
 
-Kept = tuple[int | None, int | None]
+Retention = tuple[int | None, int | None]
 """Retention of a side: by time, milliseconds, and by number of messages; None for none."""
 
 
@@ -54,7 +54,7 @@ class JoinLedger(msgspec.Struct, array_like=True):
         firsts: (stream, partition, offset): first offsets, for windows by number.
         waiting: Messages that wait for a first partner, where rows without one come out.
         sequence: Number of the next row that is held back.
-        held_ms: Batch time of the oldest row that is held back: on time, late; None for none.
+        waiting_ms: Batch time of the oldest row that is held back: on time, late; None for none.
         retentions: Per side the retention by time and by number of messages that the commit was made with; empty where
             an older release wrote the row.
         closed: Per side the smallest `at` that is taken, because a shorter retention was in force before; never goes
@@ -74,8 +74,8 @@ class JoinLedger(msgspec.Struct, array_like=True):
     firsts: list[tuple[int, int, int]] = []
     waiting: int = 0
     sequence: int = 0
-    held_ms: tuple[int | None, int | None] = (None, None)
-    retentions: tuple[Kept, ...] = ()
+    waiting_ms: tuple[int | None, int | None] = (None, None)
+    retentions: tuple[Retention, ...] = ()
     closed: tuple[int, int] = (NO_TIME, NO_TIME)
     older: list[tuple[int, int, int, int, int]] = []
 

@@ -111,14 +111,14 @@ class SideView:
         rows = self._rows.split(keys, values)[self._side.number]
         if self._spec.by_number:
             rows.at = rows.offset
-        kept = self._alive(rows)
+        picked = self._alive(rows)
         if start is not None:
-            kept &= rows.at >= start
+            picked &= rows.at >= start
         if end is not None:
-            kept &= rows.at < end
+            picked &= rows.at < end
         if equal is not None and rows.equal is not None:
-            kept &= pc.equal(rows.equal, pa.scalar(equal, pa.binary())).to_numpy(zero_copy_only=False)
-        rows = rows.where(kept)
+            picked &= pc.equal(rows.equal, pa.scalar(equal, pa.binary())).to_numpy(zero_copy_only=False)
+        rows = rows.where(picked)
         if session is None or not len(rows):
             return rows
         codes = self._session_codes(rows)

@@ -84,8 +84,8 @@ def described(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, 
 
 
 def _identities(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, TopicIdentity]:
-    told = described(admin, topics, timeout_s)
-    return {topic: TopicIdentity(_hex(about.topic_id), len(about.partitions)) for topic, about in told.items()}
+    answers = described(admin, topics, timeout_s)
+    return {topic: TopicIdentity(_hex(about.topic_id), len(about.partitions)) for topic, about in answers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class End:
 
     Attributes:
         offset: The offset after the latest.
-        epoch: Of the partition's leader, which rises with each new leader (KIP-101); None where the broker is silent.
+        leader_epoch: It rises with each new leader of the partition (KIP-101); None where the broker is silent.
     """
 
     offset: int
-    epoch: int | None
+    leader_epoch: int | None
 
 
 Known = Mapping[str, TopicIdentity]
@@ -184,10 +184,12 @@ def _look(
         wanted = [(topic, number) for topic in topics for number in range(found[topic].partitions)]
         if likely != sorted(wanted):
             asked = ask(wanted)
-        told = [{(at.topic, at.partition): answer(admin, one, timeout_s) for at, one in each.items()} for each in asked]
-        if any(each[key].offset < 0 for each in told for key in wanted):  # its broker died: the client says no more
+        answers = [
+            {(at.topic, at.partition): answer(admin, one, timeout_s) for at, one in each.items()} for each in asked
+        ]
+        if any(each[key].offset < 0 for each in answers for key in wanted):  # its broker died: the client says no more
             raise KafkaException(KafkaError(KafkaError._TRANSPORT, "an answer without an offset"))
-        return [{key: End(each[key].offset, each[key].leader_epoch) for key in wanted} for each in told]
+        return [{key: End(each[key].offset, each[key].leader_epoch) for key in wanted} for each in answers]
 
     try:
         return while_it_settles(looked, unknown_s=SETTLE_S if known else NEW_TOPIC_S)
@@ -277,8 +279,8 @@ def configuration(
 
     def asked() -> dict[str, str]:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        told = answer(admin, admin.describe_configs([resource], request_timeout=timeout_s)[resource], timeout_s)
-        return {name: entry.value for name, entry in told.items()}
+        answers = answer(admin, admin.describe_configs([resource], request_timeout=timeout_s)[resource], timeout_s)
+        return {name: entry.value for name, entry in answers.items()}
 
     return while_it_settles(asked, timeout_s=settle_s)
 

@@ -34,9 +34,9 @@ def named_loss(text: str) -> RewindError | None:
     if found is None:
         return None
     kind = found.group(1) or ""
-    told = text[found.end() :].partition("Reason:")[2].strip() or text[found.end() :].strip()
-    why = f"{kind}: {' '.join(told.split())[:_WHY_CHARACTERS]}"
-    changed = _CHANGED.search(told)
+    reason = text[found.end() :].partition("Reason:")[2].strip() or text[found.end() :].strip()
+    why = f"{kind}: {' '.join(reason.split())[:_WHY_CHARACTERS]}"
+    changed = _CHANGED.search(reason)
     if "DELETED" in kind or (changed is not None and int(changed.group(2)) < int(changed.group(1))):
         return SourceWentBack(
             "a topic lost offsets at its end, or was deleted and made again",

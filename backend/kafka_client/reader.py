@@ -43,8 +43,8 @@ def next_messages(consumer: Any, at_most: int, wait_s: float) -> list[Any]:
     """
     first = consumer.poll(wait_s)
     if first is None:
-        consumer.told.check()
+        consumer.errors.check()
         return []
     if first.error() is None:
-        consumer.told.begin()
+        consumer.errors.begin()
     return [first, *consumer.consume(at_most - 1, timeout=0)]

@@ -30,7 +30,7 @@ LONGEST_LOOK_S = 16.0
 T = TypeVar("T")
 
 
-class Told:
+class ClientErrors:
     """What a client said beside its answers since a request began; called by the client.
 
     Attributes:
@@ -75,7 +75,7 @@ class Told:
 
 
 def hearing(kind: type, configuration: Mapping[str, Any]) -> Any:
-    """Make a client of confluent-kafka that has a `Told` as `told`.
+    """Make a client of confluent-kafka that has a `ClientErrors` as `errors`.
 
     Args:
         kind: `Consumer`, `Producer` or `AdminClient`.
@@ -88,8 +88,8 @@ def hearing(kind: type, configuration: Mapping[str, Any]) -> Any:
 def _with_an_ear(kind: type) -> type:
     class Hearing(kind):  # type: ignore[misc]
         def __init__(self, configuration: Mapping[str, Any]) -> None:
-            self.told = Told()
-            super().__init__({**configuration, "error_cb": self.told})
+            self.errors = ClientErrors()
+            super().__init__({**configuration, "error_cb": self.errors})
 
     return Hearing
 
@@ -107,16 +107,16 @@ def answer(admin: Any, asked: Future[T], timeout_s: float) -> T:
         TimeoutError: None in time.
     """
     deadline = time.monotonic() + timeout_s
-    admin.told.begin()
+    admin.errors.begin()
     while True:
         left_s = deadline - time.monotonic()
         try:
             return asked.result(max(0.0, min(LOOK_S, left_s)))
         except TimeoutError:
             admin.poll(0)
-            admin.told.check()
+            admin.errors.check()
             if left_s <= LOOK_S:
-                raise TimeoutError(_silence(admin.told)) from None
+                raise TimeoutError(_silence(admin.errors)) from None
 
 
 def in_pieces(client: Any, ask: Callable[[float], T], timeout_s: float) -> T:
@@ -134,7 +134,7 @@ def in_pieces(client: Any, ask: Callable[[float], T], timeout_s: float) -> T:
 
     deadline = time.monotonic() + timeout_s
     piece_s = LOOK_S
-    client.told.begin()
+    client.errors.begin()
     while True:
         left_s = deadline - time.monotonic()
         began = time.monotonic()
@@ -144,9 +144,9 @@ def in_pieces(client: Any, ask: Callable[[float], T], timeout_s: float) -> T:
             silent = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
             over = error.args[0].retriable() or error.args[0].code() in silent
             client.poll(0)
-            client.told.check()
+            client.errors.check()
             if not over or left_s <= piece_s or time.monotonic() - began < min(piece_s, left_s) / 2:
-                raise _explained(error, client.told) from None  # what came at once is for the caller to judge
+                raise _explained(error, client.errors) from None  # what came at once is for the caller to judge
         piece_s = min(piece_s * 2, LONGEST_LOOK_S)
 
 
@@ -218,16 +218,16 @@ def missing() -> frozenset[int]:
     return frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 
 
-def _explained(error: Any, told: Told) -> Any:
+def _explained(error: Any, errors: ClientErrors) -> Any:
     """Return a client's error with what it said beside it."""
     from confluent_kafka import KafkaError, KafkaException
 
     about = error.args[0]
-    if not told.last:
+    if not errors.last:
         return KafkaException(about)
-    text = f"{about.str()}; the client says: {told.last}"
+    text = f"{about.str()}; the client says: {errors.last}"
     return KafkaException(KafkaError(about.code(), text, about.fatal(), about.retriable()))
 
 
-def _silence(told: Told) -> str:
-    return f"no answer in time; the client says: {told.last}" if told.last else "no answer in time"
+def _silence(errors: ClientErrors) -> str:
+    return f"no answer in time; the client says: {errors.last}" if errors.last else "no answer in time"

@@ -35,8 +35,8 @@ ESCAPED: Final = b"\x00\xff"
 SIGN64 = 1 << 63
 ALL64 = (1 << 64) - 1
 QUIET_NAN = 0x7FF8_0000_0000_0000
-_EPOCH = dt.datetime(1970, 1, 1)
-_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
+_UNIX_EPOCH = dt.datetime(1970, 1, 1)
+_UNIX_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
@@ -89,8 +89,10 @@ def _encode(value: object, out: bytearray) -> None:
 def _date(value: dt.date) -> tuple[int, int]:
     """Give tag and number of a date, or of a datetime, which is one."""
     if not isinstance(value, dt.datetime):
-        return DATE, value.toordinal() - _EPOCH_DAY + SIGN64
-    tag, since = (NAIVE, value - _EPOCH) if value.tzinfo is None else (AWARE, value - _EPOCH.replace(tzinfo=dt.UTC))
+        return DATE, value.toordinal() - _UNIX_EPOCH_DAY + SIGN64
+    tag, since = (
+        (NAIVE, value - _UNIX_EPOCH) if value.tzinfo is None else (AWARE, value - _UNIX_EPOCH.replace(tzinfo=dt.UTC))
+    )
     return tag, since // _MICROSECOND + SIGN64
 
 
@@ -147,9 +149,9 @@ def _decode(key: bytes, at: int) -> tuple[Any, int]:
     if tag == FLOAT:
         return struct.unpack(">d", struct.pack(">Q", bits ^ (SIGN64 if bits & SIGN64 else ALL64)))[0], at
     if tag == DATE:
-        return dt.date.fromordinal(bits - SIGN64 + _EPOCH_DAY), at
+        return dt.date.fromordinal(bits - SIGN64 + _UNIX_EPOCH_DAY), at
     if tag in (AWARE, NAIVE):
-        moment = _EPOCH + (bits - SIGN64) * _MICROSECOND
+        moment = _UNIX_EPOCH + (bits - SIGN64) * _MICROSECOND
         return (moment.replace(tzinfo=dt.UTC) if tag == AWARE else moment), at
     raise ValueError(f"unknown tag {tag:#04x}")
 
@@ -179,5 +181,5 @@ def prefix_end(prefix: bytes) -> bytes | None:
     >>> prefix_end(b"\x01\xff")
     b'\x02'
     """
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None

@@ -29,7 +29,7 @@ from backend.store.protocol import Readable, Region
 from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
-from backend.windows.micro_batch import Turn
+from backend.windows.micro_batch import Execution
 
 Digests = npt.NDArray[np.uint64]
 
@@ -46,7 +46,7 @@ class KeyEncoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRows:
+class StoredMessages:
     """Stored messages of several ranges, one range after the other.
 
     Attributes:
@@ -59,13 +59,13 @@ class HeldRows:
     values: list[bytes]
     owner: IntArray
 
-    def where(self, rows: IntArray) -> HeldRows:
+    def where(self, rows: IntArray) -> StoredMessages:
         """Give some of the rows."""
         picked = rows.tolist()
-        return HeldRows([self.keys[at] for at in picked], [self.values[at] for at in picked], self.owner[rows])
+        return StoredMessages([self.keys[at] for at in picked], [self.values[at] for at in picked], self.owner[rows])
 
 
-class Held:
+class MessagesByKey:
     """Reads and writes messages by group key.
 
     Args:
@@ -92,24 +92,24 @@ class Held:
         both = sorted([*zip(keys, values, strict=True), *((key, b"") for key in index_keys(keys))])
         return [key for key, _ in both], [value for _, value in both]
 
-    def put(self, turn: Turn, keys: Sequence[bytes], values: Sequence[bytes]) -> Digests:
+    def put(self, execution: Execution, keys: Sequence[bytes], values: Sequence[bytes]) -> Digests:
         """Store messages and count them; gives the digest of each."""
-        turn.work.put_many(*sorted_rows(keys, values))
-        turn.work.put_many(places := index_keys(keys), [b""] * len(places))
+        execution.work.put_many(*sorted_rows(keys, values))
+        execution.work.put_many(places := index_keys(keys), [b""] * len(places))
         found = digests(keys, values)
-        turn.ledger.messages += len(keys)
-        turn.ledger.digest = (turn.ledger.digest + total(found)) & _MASK
+        execution.ledger.messages += len(keys)
+        execution.ledger.digest = (execution.ledger.digest + total(found)) & _MASK
         return found
 
-    def drop(self, turn: Turn, rows: HeldRows) -> Digests:
+    def drop(self, execution: Execution, rows: StoredMessages) -> Digests:
         """Take messages out again; gives the digest of each."""
-        remove(turn.work, rows.keys)
+        remove(execution.work, rows.keys)
         found = digests(rows.keys, rows.values)
-        turn.ledger.messages -= len(found)
-        turn.ledger.digest = (turn.ledger.digest - total(found)) & _MASK
+        execution.ledger.messages -= len(found)
+        execution.ledger.digest = (execution.ledger.digest - total(found)) & _MASK
         return found
 
-    def read(self, state: Readable, ranges: Iterable[tuple[bytes, bytes]]) -> HeldRows:
+    def read(self, state: Readable, ranges: Iterable[tuple[bytes, bytes]]) -> StoredMessages:
         """Read half-open key ranges."""
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -119,11 +119,11 @@ class Held:
             keys += found[0]
             values += found[1]
             sizes.append(len(found[0]))
-        return HeldRows(keys, values, np.repeat(np.arange(len(sizes)), sizes))
+        return StoredMessages(keys, values, np.repeat(np.arange(len(sizes)), sizes))
 
     def read_counted(
         self, state: Readable, starts: Sequence[bytes], stops: Iterable[bytes], counts: IntArray, what: str
-    ) -> HeldRows:
+    ) -> StoredMessages:
         """Read half-open key ranges that hold as many messages as the metadata counts.
 
         Raises:
@@ -141,7 +141,7 @@ class Held:
             )
         return found
 
-    def table(self, rows: HeldRows) -> pa.Table:
+    def table(self, rows: StoredMessages) -> pa.Table:
         """Give stored messages as a table with the columns `columns`."""
         return decode_messages(self.layout, self._codec, rows.keys, rows.values)
 

@@ -4,7 +4,7 @@ Key: `<timestamp>_<offset>` (backend.messages has the bytes). Value: the fields 
 read, as a row of `backend.rows`.
 
 A message that is too late for some of its windows only (hopping windows) leaves a second row in `Region.OPERATOR`: tag
-`x`, the same key without its region, and as value its skip (8 bytes; backend.windows.columns.facts). A
+`x`, the same key without its region, and as value its skip (8 bytes; backend.windows.columns.pane_rows). A
 message refused although a replay would find its place retained (several source partitions) leaves one with tag `r`.
 Both go when the bound passes them.
 """
@@ -26,7 +26,7 @@ from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
 from backend.windows.columns.grouping import start_bytes
-from backend.windows.micro_batch import Turn, numbers
+from backend.windows.micro_batch import Execution, numbers
 from backend.windows.panes import Pane
 
 SKIPPED = b"x"
@@ -34,7 +34,7 @@ REFUSED = b"r"
 _PLACE = (STREAM, PARTITION, OFFSET, TIME)
 
 
-class Kept:
+class MessagesByTime:
     """Reads and writes the messages in retention.
 
     Args:
@@ -101,22 +101,25 @@ def refused(work: Workspace) -> list[tuple[int, int, int]]:
     return sorted(zip(*(unpack_fixed(rows, kind).tolist() for rows, kind in parts), strict=True))
 
 
-def take_out(turn: Turn, keys: Sequence[bytes], panes: Sequence[Pane]) -> None:
+def take_out(execution: Execution, keys: Sequence[bytes], panes: Sequence[Pane]) -> None:
     """Take accepted messages out again; a replay leaves them out.
 
     Args:
-        turn: Its ledger forgets them.
+        execution: Its ledger forgets them.
         keys: Their keys in the store.
         panes: The pane of each, which forgets it.
     """
-    for key, pane, value in zip(keys, panes, turn.work.get_many(keys), strict=True):
+    for key, pane, value in zip(keys, panes, execution.work.get_many(keys), strict=True):
         if value is None:
             raise StateCorrupted("a message that was accepted is not in the store", where=key.hex(), command=VERIFY)
         lost = digest([key], [value])
         pane.count, pane.digest = pane.count - 1, (pane.digest - lost) % 2**64
-        turn.ledger.messages, turn.ledger.digest = turn.ledger.messages - 1, (turn.ledger.digest - lost) % 2**64
-    turn.work.delete_many([*keys, *(_mark(SKIPPED, key) for key in keys)])
-    turn.work.put_many(sorted(_mark(REFUSED, key) for key in keys), [b""] * len(keys))
+        execution.ledger.messages, execution.ledger.digest = (
+            execution.ledger.messages - 1,
+            (execution.ledger.digest - lost) % 2**64,
+        )
+    execution.work.delete_many([*keys, *(_mark(SKIPPED, key) for key in keys)])
+    execution.work.put_many(sorted(_mark(REFUSED, key) for key in keys), [b""] * len(keys))
 
 
 def drop_marks(work: Workspace, bound: int) -> None:

@@ -15,7 +15,7 @@ from backend.errors import StoreLocked
 from backend.rocks.errors import translated
 
 _MOVED_TRIES = 3
-_LOCK_HELD = re.compile(r"lock hold by current process|While lock file")
+_LOCK_TAKEN = re.compile(r"lock hold by current process|While lock file")
 
 
 def open_locked(path: Path, native: Options, wait_s: float, read_only: bool) -> Rdict:
@@ -37,7 +37,7 @@ def open_locked(path: Path, native: Options, wait_s: float, read_only: bool) -> 
                 moved += 1  # the writer's compaction took a file away between the manifest and us
                 time.sleep(0.02 * moved)
                 continue
-            if not _LOCK_HELD.search(str(error)):
+            if not _LOCK_TAKEN.search(str(error)):
                 raise translated(error, path) from error
             left_s = deadline - time.monotonic()
             if left_s <= 0:

@@ -5,7 +5,7 @@ RocksDB puts an ingested file at the lowest level where it overlaps with nothing
 anything until they expire. In one SST with the metadata they overlap with everything, and are merged level by level.
 So what a restore replays stands in a part of its own, where it is worth a file of the database.
 
-It stays one file, so that a pointer, a package and a check of its digest name one thing. Layout (format 1), integers
+It stays one file, so that a pointer, a snapshot and a check of its digest name one thing. Layout (format 1), integers
 big-endian::
 
     +--------+--------+-----+----------------------+--------+--------+----------+

@@ -95,11 +95,11 @@ class Dedupe:
     @property
     def state(self) -> dict[str, Any]:
         """What is remembered, as JSON takes it."""
-        told = {
+        entries = {
             name: [seen.version, seen.whole, {str(number): f"{piece:x}" for number, piece in seen.pieces.items()}]
             for name, seen in self._seen.items()
         }
-        return {"format": FORMAT, "seen": told}
+        return {"format": FORMAT, "seen": entries}
 
 
 def _decode(state: Mapping[str, Any]) -> dict[str, _Seen]:

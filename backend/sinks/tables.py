@@ -138,9 +138,9 @@ def _within_dates(errors: pa.Table) -> pa.Table:
     beyond = pc.fill_null(pc.or_(pc.less(times, -_LAST_MS), pc.greater(times, _LAST_MS)), False)
     if not pc.any(beyond).as_py():
         return errors
-    told = pc.binary_join_element_wise(errors["detail"], pc.binary_join_element_wise(
+    extended = pc.binary_join_element_wise(errors["detail"], pc.binary_join_element_wise(
         "the event time is", times.cast(pa.string()), "ms", " "), "; ", null_handling="skip")  # fmt: skip
-    detail = pc.if_else(beyond, told, errors["detail"])
+    detail = pc.if_else(beyond, extended, errors["detail"])
     errors = errors.set_column(at, errors.schema.field(at), pc.if_else(beyond, None, times))
     return errors.set_column(errors.schema.get_field_index("detail"), errors.schema.field("detail"), detail)
 

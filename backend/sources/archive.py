@@ -175,11 +175,11 @@ class ArchiveSource:
         index = reader.index()
         found = []
         for key, own in sorted(ranges.items()):
-            self._check_held(index, key, (own[0][0], own[-1][1]))
+            self._check_available(index, key, (own[0][0], own[-1][1]))
             found += [piece for bounds in own for piece in reader.plan(index, key, *bounds)]
         return found, partial(read_piece, self.path, reader.arrow_schema), reader.schema
 
-    def _check_held(
+    def _check_available(
         self, index: Mapping[TopicPartition, PartitionIndex], key: TopicPartition, bounds: OffsetRange
     ) -> None:
         earliest, latest = index[key].range if key in index else (0, 0)

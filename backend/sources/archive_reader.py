@@ -47,8 +47,8 @@ def row_schema(value: ValueFormat, names: Collection[str] | None = None) -> Stru
     if value.name != "typed":
         return record_schema(BinaryType())
     fields = value.fields().fields
-    kept = fields if names is None else [field for field in fields if field.name in names] or fields[:1]
-    return record_schema(StructType(kept))
+    chosen = fields if names is None else [field for field in fields if field.name in names] or fields[:1]
+    return record_schema(StructType(chosen))
 
 
 @dataclass

@@ -216,11 +216,11 @@ def check_seen(
             )
         if now is None or same or not begun:
             continue
-        held, holds = _words(old), _words(now)
+        before, holds = _words(old), _words(now)
         raise SourceWentBack(
             "a file of the archive was replaced after it was read",
             where=f"{uri}/{old.path}",
-            why=f"it held {held} in {old.bytes} bytes, now {holds} in {now.bytes}",
+            why=f"it held {before} in {old.bytes} bytes, now {holds} in {now.bytes}",
             command=f"put the file back as it was, and new messages into new files, {_ANEW}",
         )
 

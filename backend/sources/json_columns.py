@@ -67,7 +67,7 @@ _SPECIAL = {
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), float("inf")),
     **dict.fromkeys(("-Infinity", "-INF"), float("-inf")),
 }
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICRO = timedelta(microseconds=1)
 
 Convert = Callable[[Any], Any]
@@ -377,7 +377,7 @@ def _date(value: Any) -> int:
     if found is None:
         raise Malformed
     year, month, day = (int(part or 1) for part in found.groups())
-    return (datetime(year, month, day, tzinfo=UTC) - _EPOCH).days
+    return (datetime(year, month, day, tzinfo=UTC) - _UNIX_EPOCH).days
 
 
 def _timestamp(zone: tzinfo | None, value: Any) -> int:
@@ -400,7 +400,7 @@ def _timestamp(zone: tzinfo | None, value: Any) -> int:
 
 def instant(local: datetime, zone: tzinfo) -> int:
     """Return the microseconds since the epoch of a local time; of two the earlier, in a gap as far behind it."""
-    return (local.replace(tzinfo=zone) - _EPOCH) // _MICRO
+    return (local.replace(tzinfo=zone) - _UNIX_EPOCH) // _MICRO
 
 
 def instants(local: pa.Array, timezone: str) -> pa.Array:

@@ -113,7 +113,7 @@ class KafkaSource:
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
         """
-        wanted = self._held(ranges)
+        wanted = self._available(ranges)
         if self.direct or not wanted:
             from backend.spark.reading import replayed
 
@@ -128,7 +128,7 @@ class KafkaSource:
         }
         return self._rows(spark, options, streaming=False)
 
-    def _held(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:
+    def _available(self, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:
         """Give the ranges that are not empty, sorted, having seen that the topics hold them."""
         wanted = {key: bounds for key, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
         here = self.offsets() if wanted else {}
@@ -204,7 +204,7 @@ class KafkaSource:
         """Return pieces of offset ranges, what reads one (confluent-kafka), and the schema; raises as `batch` does."""
         from backend.sources.kafka_reader import cut, read_records
 
-        self._held({key: (own[0][0], own[-1][1]) for key, own in ranges.items()})
+        self._available({key: (own[0][0], own[-1][1]) for key, own in ranges.items()})
         total = sum(end - start for own in ranges.values() for start, end in own)
         per_task = max(1, min(DEFAULT_OFFSETS_PER_TASK, -(-total // replay_tasks(spark))))
         found = [

@@ -33,7 +33,7 @@ STALL_S = 120.0  # Spark's connector waits as long
 WAIT_S = 1.0
 BULK = 10_000
 """Messages taken at a time, if so many have come: the client holds no more than `queued.max.messages.kbytes`."""
-KEPT_CLIENTS = 2
+IDLE_CLIENTS = 2
 
 READING = {
     "group.id": "rewind-reader",  # asked for by the client; no group is joined
@@ -50,7 +50,7 @@ READING = {
     "log_level": "0",
 }
 
-_kept: dict[str, Any] = {}
+_idle: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: i
     from confluent_kafka import KafkaException, TopicPartition
 
     with _client(configuration, topic) as consumer, _uncollected():
-        consumer.told.begin()
+        consumer.errors.begin()
         consumer.assign([TopicPartition(topic, partition, start)])
         following, progress, why = start, time.monotonic(), "no answer"
         while following < end:
@@ -124,8 +124,8 @@ def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: i
                 progress = time.monotonic()
             del records
             for message in failed:
-                seen, told = _judged(message, configuration, f"{topic}-{partition}", following)
-                following, why = max(following, seen), told or why
+                seen, refusal = _judged(message, configuration, f"{topic}-{partition}", following)
+                following, why = max(following, seen), refusal or why
             if following < end and time.monotonic() - progress > STALL_S:
                 raise SourceUnavailable(
                     "Kafka gives no more messages",
@@ -206,19 +206,19 @@ def _client(configuration: Mapping[str, str], topic: str) -> Iterator[Consumer]:
 
     wanted = {**READING, **configuration}
     name = json.dumps([topic, wanted], sort_keys=True)
-    consumer = _kept.pop(name, None) or hearing(Consumer, wanted)
+    consumer = _idle.pop(name, None) or hearing(Consumer, wanted)
     try:
         yield consumer
         consumer.unassign()
     except BaseException:  # a task that is cancelled, too
         consumer.close()
         raise
-    if name in _kept:  # two readers at once in this process
+    if name in _idle:  # two readers at once in this process
         consumer.close()
         return
-    while len(_kept) >= KEPT_CLIENTS:
-        _kept.pop(next(iter(_kept))).close()
-    _kept[name] = consumer
+    while len(_idle) >= IDLE_CLIENTS:
+        _idle.pop(next(iter(_idle))).close()
+    _idle[name] = consumer
 
 
 @contextmanager

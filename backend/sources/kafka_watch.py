@@ -41,14 +41,14 @@ class TopicWatch:
         known: Which topics they must be.
 
     Attributes:
-        epochs: Of each partition's leader, as of the last look; the caller keeps them.
+        leader_epochs: Of each partition's leader, as of the last look; the caller keeps them.
     """
 
     def __init__(self, settings: KafkaSettings, topics: Sequence[str], known: Mapping[str, TopicIdentity]) -> None:
         self._settings, self._topics, self._known = settings, topics, known
         self._admin: Any = None
         self._seen: Iterable[TopicPartition] = ()
-        self.epochs: dict[TopicPartition, int] = {}
+        self.leader_epochs: dict[TopicPartition, int] = {}
 
     def look(self, positions: Callable[[], Mapping[TopicPartition, int]]) -> bool:
         """Look at all partitions: a question for the topics and one for their ends, from the second look on at once.
@@ -57,7 +57,7 @@ class TopicWatch:
             positions: Gives the next offset to read as of the last committed micro-batch; asked if a leader is new.
 
         Returns:
-            Whether `epochs` changed.
+            Whether `leader_epochs` changed.
 
         Raises:
             SourceWentBack: A topic is another one, or a partition has lost what was committed.
@@ -70,26 +70,34 @@ class TopicWatch:
             self._settings, self._topics, self._admin, committed_only=False, known=self._known, expected=self._seen
         )
         self._seen = found.keys()
-        epochs = {key: end.epoch for key, end in found.items() if end.epoch is not None and end.epoch >= 0}
-        risen = {key: self.epochs[key] for key, epoch in epochs.items() if self.epochs.get(key, epoch) != epoch}
+        leader_epochs = {
+            key: end.leader_epoch
+            for key, end in found.items()
+            if end.leader_epoch is not None and end.leader_epoch >= 0
+        }
+        risen = {
+            key: self.leader_epochs[key]
+            for key, leader_epoch in leader_epochs.items()
+            if self.leader_epochs.get(key, leader_epoch) != leader_epoch
+        }
         if risen:
             following = positions()
-            for key, epoch in sorted(risen.items()):
+            for key, leader_epoch in sorted(risen.items()):
                 if following.get(key, 0) > 0:
-                    check_end(self._settings, key, following[key], epoch)
-        changed = any(self.epochs.get(key) != epoch for key, epoch in epochs.items())
-        self.epochs |= epochs
+                    check_end(self._settings, key, following[key], leader_epoch)
+        changed = any(self.leader_epochs.get(key) != leader_epoch for key, leader_epoch in leader_epochs.items())
+        self.leader_epochs |= leader_epochs
         return changed
 
 
-def check_end(settings: KafkaSettings, key: TopicPartition, position: int, epoch: int) -> None:
+def check_end(settings: KafkaSettings, key: TopicPartition, position: int, leader_epoch: int) -> None:
     """Check that a partition still holds what was written below a position under an epoch or older ones.
 
     Args:
         settings: The cluster.
         key: Topic and partition.
         position: The next offset to read.
-        epoch: A leader's epoch under which the log reached the position.
+        leader_epoch: A leader's epoch under which the log reached the position.
 
     Raises:
         SourceWentBack: Its end was cut off below the position.
@@ -102,7 +110,7 @@ def check_end(settings: KafkaSettings, key: TopicPartition, position: int, epoch
     more = {"enable.partition.eof": "true", "fetch.message.max.bytes": "1024", "log_level": "0"}
     consumer = hearing(Consumer, settings.for_client() | config | more)
     try:
-        consumer.assign([TopicPartition(*key, position, leader_epoch=epoch)])
+        consumer.assign([TopicPartition(*key, position, leader_epoch=leader_epoch)])
         deadline = time.monotonic() + VALIDATED_S
         while time.monotonic() < deadline:
             message = next(iter(next_messages(consumer, 1, WAIT_S)), None)

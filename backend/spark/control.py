@@ -203,8 +203,8 @@ def _offset(asked: int, adopt: Mapping[str, tuple[int, str]] = MappingProxyType(
     began = {"start": start} if start else {}
     if not adopt:
         return {"format": OFFSET_FORMAT, "asked": asked, **began}
-    told = [[int(shard), *adopt[shard]] for shard in sorted(adopt, key=int)]
-    return {"format": ADOPTING_FORMAT, "asked": asked, "adopt": told, **began}
+    adoptions = [[int(shard), *adopt[shard]] for shard in sorted(adopt, key=int)]
+    return {"format": ADOPTING_FORMAT, "asked": asked, "adopt": adoptions, **began}
 
 
 def _adopt(offset: dict[str, Any]) -> dict[str, tuple[int, str]]:

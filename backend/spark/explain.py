@@ -80,9 +80,9 @@ def _windows(spec: WindowSpec) -> Iterator[tuple[str, str]]:
     window, unit = spec.window, "messages" if not spec.window.by_time else ""
     size = f"{window.size} {window.calendar}" if window.calendar else _length(window.size, unit)
     step = f" every {_length(window.step, unit)}" if window.kind == "hopping" and window.step else ""
-    kept = [_length(spec.retention_ms)] if spec.window.by_time or spec.retention_ms else []
-    kept += [f"{spec.retention_messages} messages"] if spec.retention_messages is not None else []
-    yield "windows", f"{window.kind} {size}{step}, retention {' or '.join(kept) or 'none'}"
+    limits = [_length(spec.retention_ms)] if spec.window.by_time or spec.retention_ms else []
+    limits += [f"{spec.retention_messages} messages"] if spec.retention_messages is not None else []
+    yield "windows", f"{window.kind} {size}{step}, retention {' or '.join(limits) or 'none'}"
     yield "results", ", ".join(f"{name} = {one.kind}({_listed(one.fields)})" for name, one in spec.aggregates.items())
     state = f"a partial aggregate per window and key of {_listed(spec.incremental)}" if spec.incremental else ""
     full = f"every message in retention, for {_listed(spec.full)}" if spec.full else ""
@@ -93,8 +93,8 @@ def _join(spec: JoinSpec) -> Iterator[tuple[str, str]]:
     between = "" if spec.before is None else f", {_length(spec.before)} before to {_length(spec.after or 0)} after"
     on = _listed(spec.left.on) or "no fields"
     yield "join", f"{spec.how} on {on}{between}"
-    kept = [_length(side.retention_ms) if side.retention_ms is not None else "for ever" for side in spec.sides]
-    yield "state", f"the messages of both sides: left {kept[0]}, right {kept[1]}"
+    limits = [_length(side.retention_ms) if side.retention_ms is not None else "for ever" for side in spec.sides]
+    yield "state", f"the messages of both sides: left {limits[0]}, right {limits[1]}"
 
 
 def _logged(job: Job) -> str:

@@ -258,8 +258,8 @@ class Job:
             what, direct = self._pack_input(spark, side), _direct(side.source)
             select = selecting(side.parse(what.timezone, None), what, partial(int, time_ms), stage)
             if direct is not None:
-                held = {key: [bounds] for key, bounds in wanted.items()}
-                pieces, read, _ = direct.pieces(spark, held, side.names(what))
+                available = {key: [bounds] for key, bounds in wanted.items()}
+                pieces, read, _ = direct.pieces(spark, available, side.names(what))
                 parts.append(replayed(spark, pieces, read, schema, select))
             else:
                 parts.append(side.source.batch(spark, wanted).mapInArrow(crossing(select), schema))

@@ -43,7 +43,7 @@ def observed(states: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     schema = ", ".join([*(f"{name} bigint" for name in SUMS), *(f"{name} double" for name in LONGEST)])
-    told = f.from_json("metrics", schema)
-    sums = [f.sum(told.getField(name)).alias(name) for name in SUMS]
-    longest = [f.max(told.getField(name)).alias(name) for name in LONGEST]
+    parsed = f.from_json("metrics", schema)
+    sums = [f.sum(parsed.getField(name)).alias(name) for name in SUMS]
+    longest = [f.max(parsed.getField(name)).alias(name) for name in LONGEST]
     return states.observe(NAME, *sums, *longest)

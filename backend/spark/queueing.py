@@ -12,7 +12,7 @@ from backend.spark.session.jvm import context_of
 from recovery.commit.lease import Lease
 from recovery.commit.option_sets import ByVersion, versions_in
 from recovery.commit.pointer import Pointer, RestoringPointer
-from recovery.jobs import Launch, next_launch, queue_files
+from recovery.jobs import Incarnation, next_incarnation, queue_files
 from recovery.killpoints import kill_point
 from recovery.queue.seals import decisions_in, prune_seals, read_seal, write_seal
 from recovery.restore.replay import read_pointers
@@ -63,7 +63,7 @@ def queues_in(spark: SparkSession, checkpoint: str, shards: int) -> dict[int, Po
     return {shard: one.since for shard, one in pointers.items() if isinstance(one, RestoringPointer)}
 
 
-def launch_of(checkpoint: str, operators: ByVersion[Operator], queues: bool) -> Launch:
+def incarnation_of(checkpoint: str, operators: ByVersion[Operator], queues: bool) -> Incarnation:
     """Count a start of the query, and read what binds the tasks of the micro-batch that it runs again.
 
     Args:
@@ -74,7 +74,7 @@ def launch_of(checkpoint: str, operators: ByVersion[Operator], queues: bool) -> 
     commits, planned = versions_in(checkpoint, "commits"), newest_planned(checkpoint)
     prune_seals(checkpoint, min(commits, default=0), planned)
     again = planned if planned > max(commits, default=-1) else -1
-    return Launch(checkpoint, next_launch(checkpoint), operators, queues, again, read_seal(checkpoint, again))
+    return Incarnation(checkpoint, next_incarnation(checkpoint), operators, queues, again, read_seal(checkpoint, again))
 
 
 def seal_by(sink: Sink, function: Seal) -> None:
@@ -89,7 +89,7 @@ def seal_by(sink: Sink, function: Seal) -> None:
     take(function)
 
 
-def seal(started: Launch, lease: Lease, version: int, rows: Iterable[Mapping[str, Any]]) -> None:
+def seal(started: Incarnation, lease: Lease, version: int, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write down what shards decided in a micro-batch.
 
     Raises:

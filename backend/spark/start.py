@@ -35,7 +35,7 @@ from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time
 from backend.spark.observed import observed
 from backend.spark.pack.routing import grouping_values
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
-from backend.spark.queueing import launch_of, queue_limit, queues_in, seal, seal_by
+from backend.spark.queueing import incarnation_of, queue_limit, queues_in, seal, seal_by
 from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
 from backend.spark.session.jvm import context_of, cores, give_workers_time
 from backend.spark.session.settings import settings
@@ -53,13 +53,13 @@ from recovery.commit.pointer import Pointer
 from recovery.commit.relocation import check_alone, settle_in
 from recovery.failures import UNREACHABLE, Failure, Kind, text_of
 from recovery.files import open_files
-from recovery.jobs import message_log, of_launch, shard_job, snapshots
+from recovery.jobs import message_log, of_incarnation, shard_job, snapshots
 from recovery.restore.all_shards import restore_beside, restore_shards
 from recovery.restore.lineage import check_lineage
 from recovery.supervise.beside import Beside
 from recovery.supervise.housekeeping import Housekeeping
 from recovery.supervise.patience import DEFAULT, Patience
-from recovery.supervise.spark_logs import end_told_by_us, told_by_us
+from recovery.supervise.spark_logs import end_reported_by_us, reported_by_us
 from recovery.supervise.supervisor import QueryPlan, RewindQuery
 from recovery.supervise.under_way import UnderWay
 
@@ -255,7 +255,7 @@ def _open(
     check_alone(checkpoint, stored, entries["changelog"])
     changelog().check(job.shards, new=not used)
     job.check_sources(checkpoint, new=not used)
-    job = job.pinned({topic: TopicIdentity(**told) for topic, told in entries["topics"].items()})
+    job = job.pinned({topic: TopicIdentity(**entry) for topic, entry in entries["topics"].items()})
     settled = settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
     watch = SourceWatch(checkpoint, [side.source for side in job.inputs])
     watch.look()
@@ -278,15 +278,15 @@ def _open(
     keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
     shards = {value: shard for shard, value in enumerate(job.grouping)}
 
-    def launch(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
+    def start_query(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
         lease.check()
         clear_unplanned(checkpoint)
-        started = launch_of(checkpoint, terms.map(lambda one: one.operator), queue_bytes is not None)
+        started = incarnation_of(checkpoint, terms.map(lambda one: one.operator), queue_bytes is not None)
         if restoring or started.queues:
             seal_by(sink, partial(seal, started, lease))
-        made = partial(of_launch, make, started)
+        made = partial(of_incarnation, make, started)
         plan = ProcessorPlan(shards, made, terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms)
-        with settings(spark, job.shards, options.arrow_rows, few_rows=job.direct), told_by_us(spark):
+        with settings(spark, job.shards, options.arrow_rows, few_rows=job.direct), reported_by_us(spark):
             packed = job.streaming(
                 spark, checkpoint, terms.map(lambda one: job.pack_plan(one.max_ahead_ms, one.operator))
             )
@@ -298,7 +298,7 @@ def _open(
                 writer = writer.queryName(options.name)
             every_ms = duration_ms(options.trigger, "trigger", least=0)
             query = writer.trigger(processingTime=f"{every_ms} milliseconds").start()
-        end_told_by_us(spark, str(query.id))
+        end_reported_by_us(spark, str(query.id))
         return query
 
     listeners = (under_way := UnderWay(), *options.listeners)
@@ -314,7 +314,7 @@ def _open(
     return QueryPlan(
         spark=spark,
         checkpoint=checkpoint,
-        launch=launch,
+        start_query=start_query,
         publish=sink.publish,
         restore=restore,
         drain=lambda: ask_to_drain(checkpoint),
@@ -380,8 +380,8 @@ def known_sources(pipeline: Pipeline, stored: Manifest | None, checkpoint: str) 
     for number, side in enumerate(pipeline.streams):
         source = side.source
         if remembers(source):
-            told = entries[number]["source"] if number < len(entries) else {}
-            topics = told["topics"] if told.get("kind") == "archive" else []
+            entry = entries[number]["source"] if number < len(entries) else {}
+            topics = entry["topics"] if entry.get("kind") == "archive" else []
             source = source.remembering(topics, checkpoint, number)
         streams.append(replace(side, source=source))
     return replace(pipeline, streams=tuple(streams))
@@ -481,8 +481,8 @@ def build_job(
         inputs.append(one)
         schemas.append(arrow_schema(fields))
         message_types.update({_read_as(name, field): field.with_name(_read_as(name, field)) for field in schemas[-1]})
-    told = first_offsets() if len(inputs) > 1 else []
-    operator = pipeline.make(schemas, {(stream, partition): first for stream, partition, first in told})
+    firsts = first_offsets() if len(inputs) > 1 else []
+    operator = pipeline.make(schemas, {(stream, partition): first for stream, partition, first in firsts})
     if pipeline.routing is not None:
         inputs = [replace(side, key=key) for side, key in zip(inputs, pipeline.routing(operator), strict=True)]
         for one in inputs:
@@ -583,7 +583,7 @@ def _spark_has_committed(checkpoint: str) -> bool:
 
 
 def snapshot_every(option: str | int | None, checkpoint: str) -> int | None:
-    """Give every how many commits a shard's package is published; None for never.
+    """Give every how many commits a shard's snapshot is published; None for never.
 
     >>> snapshot_every(None, "/data/c"), snapshot_every(None, "s3a://bucket/c"), snapshot_every(7, "/data/c")
     (None, 50, 7)
@@ -629,7 +629,7 @@ def topics_of(job: Job, stored: Manifest | None) -> dict[str, Any]:
         ask = getattr(side.source, "identities", None)
         found.update(ask() if ask is not None else {})
     before = (stored.entries.get("topics") or {}) if stored is not None else {}
-    for note in compare({topic: TopicIdentity(**told) for topic, told in before.items()}, found):
+    for note in compare({topic: TopicIdentity(**entry) for topic, entry in before.items()}, found):
         log.warning("%s", note)
     return {topic: asdict(identity) for topic, identity in found.items()}
 

@@ -241,7 +241,7 @@ class Pipeline:
 
         Args:
             spark: The session; its settings are left as they were.
-            checkpoint: Spark's checkpoint location; Rewind's manifest, changelog and packages lie beside Spark's files.
+            checkpoint: Spark's checkpoint location; Rewind's manifest, changelog and snapshots lie beside Spark's.
             results: Directory of the windows' results, Parquet, one directory `batch=<id>` per micro-batch.
             errors: Directory of the errors.
             sink: Instead of `results` and `errors`: any `backend.sinks.Sink`.
@@ -257,7 +257,7 @@ class Pipeline:
             until: Default: run until stopped; `"end"` reads what the source holds at the start, drains, and ends.
             changelog: A URI for `open_changelog`. Default: beside the checkpoint.
             retain: Staged files and commits kept behind the committed version; 2 by default.
-            snapshots: `"off"`, or every how many commits a whole package of a shard goes to the checkpoint's filesystem
+            snapshots: `"off"`, or every how many commits a snapshot of a shard goes to the checkpoint's filesystem
                 (each staged file goes there with its commit). A shard can then move to another executor without a
                 restart of the query. Default: `"off"` on a local checkpoint, else 50.
             arrow_rows: Rows per Arrow batch in the pack stage, 200,000 by default: larger is faster, each costs its

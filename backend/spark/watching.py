@@ -12,7 +12,7 @@ from backend.sources.spark_offsets import offset_json, positions_in
 from backend.spark.resume import committed_positions
 from recovery.files import open_files
 
-EPOCHS = "rewind/epochs.json"
+LEADER_EPOCHS = "rewind/epochs.json"
 FORMAT = 1
 
 
@@ -29,9 +29,9 @@ class SourceWatch:
         self._watches: list[tuple[int, Any]] = [
             (number, source.watch()) for number, source in enumerate(sources) if hasattr(source, "watch")
         ]
-        epochs = self._read() if self._watches else {}
+        leader_epochs = self._read() if self._watches else {}
         for _, watch in self._watches:
-            watch.epochs |= epochs
+            watch.leader_epochs |= leader_epochs
 
     def look(self) -> None:
         """Look at every source; what is new of the epochs is durable on return.
@@ -44,9 +44,11 @@ class SourceWatch:
         for number, watch in self._watches:
             changed = watch.look(lambda number=number: self._committed(number)) or changed
         if changed:
-            epochs = {key: epoch for _, watch in self._watches for key, epoch in watch.epochs.items()}
-            content = {"format": FORMAT, "epochs": offset_json(epochs)}
-            open_files(self._checkpoint).write(EPOCHS, [json.dumps(content).encode()])
+            leader_epochs = {
+                key: leader_epoch for _, watch in self._watches for key, leader_epoch in watch.leader_epochs.items()
+            }
+            content = {"format": FORMAT, "epochs": offset_json(leader_epochs)}
+            open_files(self._checkpoint).write(LEADER_EPOCHS, [json.dumps(content).encode()])
 
     def _committed(self, number: int) -> dict[TopicPartition, int]:
         positions = committed_positions(self._checkpoint)
@@ -55,7 +57,7 @@ class SourceWatch:
     def _read(self) -> dict[TopicPartition, int]:
         """Read the epochs; nothing where there is no file: then a loss before this start is not seen."""
         try:
-            content = json.loads(open_files(self._checkpoint).read(EPOCHS))
+            content = json.loads(open_files(self._checkpoint).read(LEADER_EPOCHS))
             written = content.get("format")
         except FileNotFoundError:
             return {}
@@ -64,7 +66,7 @@ class SourceWatch:
         if written != FORMAT:
             raise UnknownFormat(
                 "the epochs of the source's partitions have an unknown format",
-                where=f"{self._checkpoint}/{EPOCHS}",
+                where=f"{self._checkpoint}/{LEADER_EPOCHS}",
                 why=f"format {written!r}, this release reads {FORMAT}",
                 command="install the release that wrote it",
             )

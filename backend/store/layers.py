@@ -87,8 +87,8 @@ def merge_visible(base: tuple[list[bytes], list[bytes]], own: Slice) -> tuple[li
         return base
     keys, values = merge_layers([base, own]) if base[0] else (list(own[0]), list(own[1]))
     if None in own[1]:
-        kept = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-        return [key for key, _ in kept], [value for _, value in kept]
+        present = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+        return [key for key, _ in present], [value for _, value in present]
     return keys, values  # type: ignore[return-value]
 
 

@@ -47,7 +47,7 @@ class Stored:
         return len(self.pane)
 
 
-class PartialStore:
+class AccumulatorStore:
     """Reads and writes partial aggregates.
 
     Args:
@@ -58,7 +58,7 @@ class PartialStore:
 
     def __init__(self, grid: Assigner, plan: IncrementalPlan, *, skip_bytes: int = 2) -> None:
         self._grid, self._skip_bytes = grid, skip_bytes
-        self.schema = pa.schema([*plan.partial_schema, pa.field(FIRST_CLOCK, pa.int64(), nullable=False)])
+        self.schema = pa.schema([*plan.accumulator_schema, pa.field(FIRST_CLOCK, pa.int64(), nullable=False)])
         self._codec = RowCodec(self.schema)
 
     def scan(self, state: Readable, panes: IntArray) -> Stored:
@@ -85,8 +85,8 @@ class PartialStore:
         """Read single rows; those that are not there are left out."""
         wanted = self._keys(panes, skips, keys)
         found = state.get_many(wanted)
-        kept = [(key, value) for key, value in zip(wanted, found, strict=True) if value is not None]
-        return self._decode([key for key, _ in kept], [value for _, value in kept])
+        present = [(key, value) for key, value in zip(wanted, found, strict=True) if value is not None]
+        return self._decode([key for key, _ in present], [value for _, value in present])
 
     def put(self, work: Workspace, panes: IntArray, skips: IntArray, keys: pa.Array, table: pa.Table) -> None:
         """Write rows; they are in order of key when sorted by pane, skip, group key."""

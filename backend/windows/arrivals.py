@@ -14,7 +14,7 @@ from backend.windows.accumulators import FIRST_CLOCK
 from backend.windows.columns.arrays import IntArray, compress, dense, firsts, union
 from backend.windows.columns.grouping import GroupKeys
 from backend.windows.definitions import Assigner
-from backend.windows.micro_batch import Turn, numbers
+from backend.windows.micro_batch import Execution, numbers
 
 LOWEST = -(2**62) - 2**61
 """Stands for a clock that has not started: below every event time, and no window's end is at or before it."""
@@ -27,7 +27,7 @@ class Placed:
     Attributes:
         pane: Pane numbers.
         skip: Windows over the pane that are out of retention for the message.
-        epoch: See backend.windows.columns.facts.
+        interval: See backend.windows.columns.pane_rows.
         clock: Watermark before the message.
         key: Number of the group key.
         keys: The distinct encoded group keys, by number.
@@ -36,7 +36,7 @@ class Placed:
 
     pane: IntArray
     skip: IntArray
-    epoch: IntArray
+    interval: IntArray
     clock: IntArray
     key: IntArray
     keys: pa.Array
@@ -50,7 +50,7 @@ class Arrived:
     Attributes:
         pane: Pane numbers.
         skip: Skips.
-        epoch: Epochs.
+        interval: Epochs.
         key: Numbers of group keys.
         clock: Watermark before the first message of each.
         count: Messages of each; empty where nobody asked for them.
@@ -59,7 +59,7 @@ class Arrived:
 
     pane: IntArray
     skip: IntArray
-    epoch: IntArray
+    interval: IntArray
     key: IntArray
     clock: IntArray
     count: IntArray
@@ -74,33 +74,37 @@ def started(clock: int) -> int:
     return max(clock, LOWEST)
 
 
-def place(turn: Turn, grid: Assigner, retention_ms: int, gone: IntArray | None, group_keys: GroupKeys) -> Placed:
+def place(
+    execution: Execution, grid: Assigner, retention_ms: int, gone: IntArray | None, group_keys: GroupKeys
+) -> Placed:
     """Place the turn's messages; those that no window can take go to the errors.
 
     Args:
-        turn: The messages.
+        execution: The messages.
         grid: The windows.
         retention_ms: Retention by time.
         gone: Per message the last window that is out of retention by number of messages; None without limit.
         group_keys: Encodes the group key.
     """
-    pane, skip, own = _judge(turn, grid, retention_ms, gone)
-    if turn.exact:
-        clock, ends = own, _ends_passed(grid, pane, turn.clock, own)
+    pane, skip, own = _judge(execution, grid, retention_ms, gone)
+    if execution.exact:
+        clock, ends = own, _ends_passed(grid, pane, execution.clock, own)
         # the clock of one source partition never goes back: count the rows between the ends instead of comparing each
         edges = np.searchsorted(clock, ends, "left")
-        epoch = np.repeat(np.arange(len(ends) + 1), np.diff(np.concatenate([[0], edges, [len(clock)]])))
+        interval = np.repeat(np.arange(len(ends) + 1), np.diff(np.concatenate([[0], edges, [len(clock)]])))
     else:
-        clock, ends = np.full(len(pane), turn.clock, np.int64), np.empty(0, np.int64)
-        epoch = np.zeros(len(pane), np.int64)
-    key, keys = group_keys.encode(turn.messages)
-    return Placed(pane, skip, epoch, clock, key, keys, ends)
+        clock, ends = np.full(len(pane), execution.clock, np.int64), np.empty(0, np.int64)
+        interval = np.zeros(len(pane), np.int64)
+    key, keys = group_keys.encode(execution.messages)
+    return Placed(pane, skip, interval, clock, key, keys, ends)
 
 
-def _judge(turn: Turn, grid: Assigner, retention_ms: int, gone: IntArray | None) -> tuple[IntArray, IntArray, IntArray]:
+def _judge(
+    execution: Execution, grid: Assigner, retention_ms: int, gone: IntArray | None
+) -> tuple[IntArray, IntArray, IntArray]:
     """Refuse what is out of retention; gives pane, skip and own clock of the rest."""
-    own = np.maximum(numbers(turn.messages, BEFORE), turn.clock)
-    pane = grid.pane_of(numbers(turn.messages, TIME))
+    own = np.maximum(numbers(execution.messages, BEFORE), execution.clock)
+    pane = grid.pane_of(numbers(execution.messages, TIME))
     skip = np.zeros(len(pane), np.int64)
     first = grid.first_window(pane[:1] if len(pane) < 2 else np.array([pane.min()]))
     if not len(pane) or (gone is None and grid.last_ended_at(started(int(own.max())) - retention_ms) < first[0]):
@@ -112,7 +116,7 @@ def _judge(turn: Turn, grid: Assigner, retention_ms: int, gone: IntArray | None)
     skip = np.maximum(dead - first + 1, 0)
     refused = skip > last - first
     also = "" if gone is None else ", or more than the retained messages ago"
-    turn.refuse(
+    execution.refuse(
         refused, "out_of_retention", f"every window of it ended {retention_ms} ms or more before stream time{also}"
     )
     return (pane[~refused], skip[~refused], own[~refused]) if refused.any() else (pane, skip, own)
@@ -149,9 +153,9 @@ def _spots(placed: Placed) -> tuple[IntArray, tuple[IntArray, IntArray, IntArray
     """Number the distinct (pane, skip, epoch) in their order."""
     pane, panes = compress(placed.pane)
     skips = int(placed.skip.max(initial=0)) + 1
-    epochs = len(placed.ends) + 1
-    if skips == 1 and epochs == 1:
+    intervals = len(placed.ends) + 1
+    if skips == 1 and intervals == 1:
         return pane, (panes, np.zeros(len(panes), np.int64), np.zeros(len(panes), np.int64))
     # below 2**62: panes and epochs are at most as many as there are rows, skips at most MAX_OVERLAP
-    spot, spots = dense((pane * skips + placed.skip) * epochs + placed.epoch, len(panes) * skips * epochs)
-    return spot, (panes[spots // (skips * epochs)], spots // epochs % skips, spots % epochs)
+    spot, spots = dense((pane * skips + placed.skip) * intervals + placed.interval, len(panes) * skips * intervals)
+    return spot, (panes[spots // (skips * intervals)], spots // intervals % skips, spots % intervals)

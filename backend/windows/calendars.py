@@ -27,8 +27,8 @@ UNITS = {"day": ("D", 1, 0), "week": ("D", 7, 4), "month": ("M", 1, 0), "quarter
 MAX_COUNT = 10_000
 _TEXT = re.compile(r"\s*(\d+)\s*(" + "|".join(UNITS) + r")s?\s*", re.IGNORECASE)
 _DAY_MS = 86_400_000
-_EPOCH = datetime(1970, 1, 1)
-_KNOWN = range((datetime.min - _EPOCH).days + 1, (datetime.max - _EPOCH).days)
+_UNIX_EPOCH = datetime(1970, 1, 1)
+_KNOWN = range((datetime.min - _UNIX_EPOCH).days + 1, (datetime.max - _UNIX_EPOCH).days)
 _ENDS = np.array([-(2**63) + 2**45, 2**63 - 2**45], np.int64)
 
 
@@ -162,6 +162,6 @@ def _midnight(timezone: str, day: int) -> int:
     """Return when a day, counted from 1970-01-01, begins in a time zone: milliseconds."""
     if day not in _KNOWN:
         return day * _DAY_MS
-    offset = (_EPOCH + timedelta(days=day)).replace(tzinfo=ZoneInfo(timezone)).utcoffset()
+    offset = (_UNIX_EPOCH + timedelta(days=day)).replace(tzinfo=ZoneInfo(timezone)).utcoffset()
     assert offset is not None
     return day * _DAY_MS - offset // timedelta(milliseconds=1)

@@ -48,8 +48,8 @@ def fold(messages: pa.Table, plan: IncrementalPlan, group: IntArray, count: int)
     """Return one partial per group, of messages or of combined rows; see `IncrementalPlan.fold`."""
     if not is_combined(messages):
         return plan.fold(messages, group, count)
-    names = [partial_name(at) for at in range(len(plan.partial_schema))]
-    return plan.merge(messages.select(names).rename_columns(plan.partial_schema.names), group, count)
+    names = [accumulator_name(at) for at in range(len(plan.accumulator_schema))]
+    return plan.merge(messages.select(names).rename_columns(plan.accumulator_schema.names), group, count)
 
 
 def messages_of(rows: pa.Table) -> pa.Table:
@@ -76,14 +76,14 @@ def messages_of(rows: pa.Table) -> pa.Table:
 
 def error_rows(rows: pa.Table, reason: str, detail: str) -> pa.Table:
     """Return rows of the errors output for the messages of combined rows."""
-    told = messages_of(rows)
-    columns = {name: told.column(name) for name in told.column_names}
-    columns |= {"reason": pa.repeat(reason, told.num_rows), "detail": pa.repeat(detail, told.num_rows)}
-    arrays = [columns[f.name] if f.name in columns else pa.nulls(told.num_rows, f.type) for f in ERROR_SCHEMA]
+    table = messages_of(rows)
+    columns = {name: table.column(name) for name in table.column_names}
+    columns |= {"reason": pa.repeat(reason, table.num_rows), "detail": pa.repeat(detail, table.num_rows)}
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(table.num_rows, f.type) for f in ERROR_SCHEMA]
     return pa.table([array.cast(f.type) for array, f in zip(arrays, ERROR_SCHEMA, strict=True)], schema=ERROR_SCHEMA)
 
 
-def partial_name(at: int) -> str:
+def accumulator_name(at: int) -> str:
     """Return the name of a partial column."""
     return f"_partial_{at}"
 

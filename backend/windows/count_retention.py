@@ -25,7 +25,7 @@ from backend.store.protocol import Region
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray
 from backend.windows.ledger import decode_row
-from backend.windows.micro_batch import Turn, numbers
+from backend.windows.micro_batch import Execution, numbers
 from backend.windows.watermark import is_idle
 
 FORMAT = 1
@@ -69,40 +69,40 @@ class Newest:
     def __init__(self, keep: int | None, last_closed: Callable[[IntArray], IntArray]) -> None:
         self._keep, self._last_closed = keep, last_closed
 
-    def judge(self, turn: Turn) -> tuple[IntArray | None, int]:
+    def judge(self, execution: Execution) -> tuple[IntArray | None, int]:
         """Count the turn's messages; call it once per turn.
 
         Returns:
             Per message the last window that is out of retention for it (None without limit), and the last one that is
             for all messages after the turn.
         """
-        data = turn.work.get(_KEY)
+        data = execution.work.get(_KEY)
         if self._keep is None:
             if data is not None:
-                turn.work.delete(_KEY)
+                execution.work.delete(_KEY)
             return None, NONE_GONE
         row = _Row(FORMAT, NONE_GONE, [])
         if data is not None:
             row = decode_row(data, _decoder, FORMAT, "the staircase of stream time")
         stairs = {(s, p): stair for s, p, stair in row.stairs}
         before = row.gone
-        source = numbers(turn.messages, STREAM) * 2**32 + numbers(turn.messages, PARTITION)
-        closed = self._last_closed(np.maximum(numbers(turn.messages, BEFORE), started(NO_TIME)))
+        source = numbers(execution.messages, STREAM) * 2**32 + numbers(execution.messages, PARTITION)
+        closed = self._last_closed(np.maximum(numbers(execution.messages, BEFORE), started(NO_TIME)))
         gone = np.full(len(closed), NONE_GONE, np.int64)
         edges = np.flatnonzero(np.diff(source, prepend=source[:1] - 1, append=source[-1:] + 1)).tolist()
         for low, high in pairwise(edges):
             stair = stairs.setdefault((int(source[low] >> 32), int(source[low] % 2**32)), Staircase(0, [], []))
             gone[low:high] = self._climb(stair, self._keep, closed[low:high])
         gone = np.maximum(gone, before)  # an idle partition may have fallen behind what is gone for all
-        row.gone = max(before, self._gone_for_all(turn, stairs))
+        row.gone = max(before, self._gone_for_all(execution, stairs))
         row.stairs = [(s, p, stair) for (s, p), stair in sorted(stairs.items())]
         if len(closed) or row.gone != before:
-            turn.work.put(_KEY, _encoder.encode(row))
+            execution.work.put(_KEY, _encoder.encode(row))
         return gone, row.gone
 
-    def _gone_for_all(self, turn: Turn, stairs: dict[SourcePartition, Staircase]) -> int:
+    def _gone_for_all(self, execution: Execution, stairs: dict[SourcePartition, Staircase]) -> int:
         """Give the last window that no later message of a source partition that is not idle can be in."""
-        batch, idle_after = turn.batch, turn.idle_after_ms
+        batch, idle_after = execution.batch, execution.idle_after_ms
         ends = {at: self._standing(stairs.get(at)) for at in batch.after}
         awake = [ends[at] for at, position in batch.after.items() if not is_idle(position, batch.time_ms, idle_after)]
         return min(awake) if awake else max(ends.values(), default=NONE_GONE)

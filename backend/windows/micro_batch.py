@@ -1,7 +1,8 @@
-"""A turn: one micro-batch on its way through an operator. What all kinds of windows share.
+"""An execution: one micro-batch on its way through an operator. What all kinds of windows share.
 
-`WindowOperator` makes the turn: it has already put aside event times that nobody can take, and computed the closing
-clock before and after. A kind folds `turn.messages` into `turn.work` and leaves results, errors and bookkeeping here.
+`WindowOperator` makes it: it has already put aside event times that nobody can take, and computed the watermark
+before and after. A kind folds `execution.messages` into `execution.work` and leaves results, errors and bookkeeping
+here.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ REASONS = ("retracted", "full", "late", "early", "drain")
 
 
 @dataclass
-class Turn:
+class Execution:
     """One micro-batch on its way through an operator.
 
     Attributes:

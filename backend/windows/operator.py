@@ -1,16 +1,18 @@
 """The window operator: common checks, then the kind of window at hand.
 
-How a kind plugs in (`Kind`): `WindowOperator.process` reads the `Ledger`, makes a `Turn`, puts event times aside that
-nobody can take, and calls `Kind.fold(turn)`, which
+How a kind plugs in (`Kind`): `WindowOperator.process` reads the `Ledger`, makes an `Execution`, puts event times aside
+that nobody can take, and calls `Kind.fold(execution)`, which
 
-* refuses further messages with `turn.refuse(mask, reason, detail)`;
-* reads and writes state through `turn.work` only: rows keyed start first
+* refuses further messages with `execution.refuse(mask, reason, detail)`;
+* reads and writes state through `execution.work` only: rows keyed start first
   (backend.windows.columns.grouping), so that `raise_bound` expires them;
-* appends result tables to `turn.results` in order of emission (`Emission.table` lays out the columns);
+* appends result tables to `execution.results` in order of emission (`Emission.table` lays out the columns);
 * keeps what waits to be sent in `Region.REVISIONS` (backend.windows.revisions; `Waiting` applies the policies) and
-  the time it is due in `turn.ledger.due_ms`;
-* keeps `turn.ledger.messages` and `.digest` (message store), `turn.replay_from` and `turn.rejected` up to date;
-* keeps the number of open windows, `turn.ledger.open`, up to date (`turn.add_open`), so that nobody has to count.
+  the time it is due in `execution.ledger.due_ms`;
+* keeps `execution.ledger.messages` and `.digest` (message store), `execution.replay_from` and
+  `execution.rejected` up to date;
+* keeps the number of open windows, `execution.ledger.open`, up to date (`execution.add_open`), so that nobody has to
+  count.
 
 The ledger is written back here. Nothing survives in an operator between two calls.
 """
@@ -32,7 +34,7 @@ from backend.windows.aligned.kind import Aligned
 from backend.windows.by_number.kind import Tuples
 from backend.windows.by_number.sessions import TupleSessions
 from backend.windows.merging.kind import Sessions
-from backend.windows.micro_batch import Turn, joined, numbers
+from backend.windows.micro_batch import Execution, joined, numbers
 from backend.windows.shared import Shared
 from backend.windows.sliding.kind import Sliding
 from backend.windows.spec import WindowSpec
@@ -42,7 +44,7 @@ from backend.windows.watermark import came, exact, next_idle_ms, watermark_after
 class Kind(Protocol):
     """One kind of window."""
 
-    def fold(self, turn: Turn) -> None:
+    def fold(self, execution: Execution) -> None:
         """Take one micro-batch."""
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
@@ -102,28 +104,30 @@ class WindowOperator:
         before = ledger.clock
         after = watermark_after(before, batch.after, batch.time_ms, self.spec.idle_after_ms)
         idle_after = self.spec.idle_after_ms
-        turn = Turn(batch, work, batch.messages, ledger, before, after, exact(batch.before, batch.after), idle_after)
-        turn.full_off, turn.policies_changed = full_off, policies != (ledger.policies, ledger.early_messages)
-        self._check_times(turn)
-        self.kind.fold(turn)
+        execution = Execution(
+            batch, work, batch.messages, ledger, before, after, exact(batch.before, batch.after), idle_after
+        )
+        execution.full_off, execution.policies_changed = full_off, policies != (ledger.policies, ledger.early_messages)
+        self._check_times(execution)
+        self.kind.fold(execution)
         if not isinstance(self.kind, Shared):  # others write down each revision
             ledger.full_since = ledger.full_since[-1:]
         ledger.clock = after
         if ledger.open is None:  # an older release wrote the state: count once
             ledger.open = self.kind.count_open(work, after)
-        turn.metrics["windows_open"] = ledger.open
+        execution.metrics["windows_open"] = ledger.open
         work.put(ledgers.KEY, ledgers.encode(ledger))
         idle = next_idle_ms(after, batch.after, batch.time_ms, self.spec.idle_after_ms)
         due = min((time for time in (ledger.due_ms, idle) if time is not None), default=None)
         return Outcome(
-            results=joined(turn.results, self._result_schema),
-            errors=joined(turn.errors, ERROR_SCHEMA),
+            results=joined(execution.results, self._result_schema),
+            errors=joined(execution.errors, ERROR_SCHEMA),
             next_due_ms=due,
-            replay_from=turn.replay_from,
-            rejected=turn.rejected,
+            replay_from=execution.replay_from,
+            rejected=execution.rejected,
             message_count=ledger.messages,
             message_digest=ledger.digest,
-            metrics=turn.metrics,
+            metrics=execution.metrics,
         )
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
@@ -147,15 +151,17 @@ class WindowOperator:
         """Return this operator under other options; see `backend.batch.Operator.with_options`."""
         return WindowOperator(self.spec.with_options(options))
 
-    def _check_times(self, turn: Turn) -> None:
+    def _check_times(self, execution: Execution) -> None:
         """Refuse what the pack stage would have: standalone there is none before the operator."""
-        if not turn.messages.num_rows:
+        if not execution.messages.num_rows:
             return
-        times = numbers(turn.messages, TIME)
-        turn.refuse((times < MIN_TIME) | (times > MAX_TIME), "out_of_range", f"allowed are {MIN_TIME} to {MAX_TIME} ms")
+        times = numbers(execution.messages, TIME)
+        execution.refuse(
+            (times < MIN_TIME) | (times > MAX_TIME), "out_of_range", f"allowed are {MIN_TIME} to {MAX_TIME} ms"
+        )
         if self.spec.max_ahead_ms is not None:
-            latest = turn.batch.time_ms + self.spec.max_ahead_ms
-            turn.refuse(numbers(turn.messages, TIME) > latest, "in_future", f"later than {latest} ms")
+            latest = execution.batch.time_ms + self.spec.max_ahead_ms
+            execution.refuse(numbers(execution.messages, TIME) > latest, "in_future", f"later than {latest} ms")
 
 
 def combining_of(operator: Operator) -> Combining | None:

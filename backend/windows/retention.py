@@ -14,8 +14,8 @@ refused from now on, and how far the bound moves next:
 
 What waits under a policy is decided by today's policies: `WindowOperator` has everything that waits looked at when they
 change, and an update whose policy was turned off is due at once (`Waiting`). Open windows wait for their full result:
-when those are turned off, all that is open is sent once, as early (`Turn.full_off`). What was sent in full is told from
-the policies of its time (`Ledger.full_sent`), never from today's.
+when those are turned off, all that is open is sent once, as early (`Execution.full_off`). What was sent in full
+is known from the policies of its time (`Ledger.full_sent`), never from today's.
 
 The end of a window that could take messages is `end`; gone and the bound are about window numbers, so this module knows
 neither panes nor times: the kind says which window a start belongs to (`Expiring`).
@@ -32,7 +32,7 @@ from backend.store.protocol import Region
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.grouping import start_of
 from backend.windows.count_retention import NONE_GONE, Newest
-from backend.windows.micro_batch import Turn
+from backend.windows.micro_batch import Execution
 
 
 class Expiring(Protocol):
@@ -62,15 +62,15 @@ class Gone:
     each: IntArray | None
 
     @classmethod
-    def of(cls, kind: Expiring, turn: Turn) -> Gone:
+    def of(cls, kind: Expiring, execution: Execution) -> Gone:
         """Judge a turn; call it once per turn, because it counts the messages."""
-        bound = turn.work.bounds.get(Region.REVISIONS)
+        bound = execution.work.bounds.get(Region.REVISIONS)
         before = NONE_GONE if bound is None else kind.window_at(start_of(bound)) - 1
-        each, counted = kind.newest.judge(turn)
-        if before > max(kind.gone_by_time(turn.clock), NONE_GONE):
-            floor = np.full(turn.messages.num_rows, before, np.int64)
+        each, counted = kind.newest.judge(execution)
+        if before > max(kind.gone_by_time(execution.clock), NONE_GONE):
+            floor = np.full(execution.messages.num_rows, before, np.int64)
             each = floor if each is None else np.maximum(each, floor)
-        return cls(before, max(before, counted, kind.gone_by_time(turn.clock_after)), each)
+        return cls(before, max(before, counted, kind.gone_by_time(execution.clock_after)), each)
 
     @property
     def moves(self) -> bool:

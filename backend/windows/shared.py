@@ -15,23 +15,23 @@ import pyarrow as pa
 from backend.aggregates import IncrementalPlan
 from backend.batch import OFFSET, PARTITION, STREAM, TIME, Proof
 from backend.messages import digest, time_first
-from backend.messages.time_first import Kept
+from backend.messages.time_first import MessagesByTime
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows import combined_rows, panes
-from backend.windows.accumulators import FIRST_CLOCK, PartialStore
+from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore
 from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least
 from backend.windows.columns.grouping import GroupKeys, KeySpace, start_bytes
 from backend.windows.count_retention import Newest
-from backend.windows.micro_batch import Turn, numbers
+from backend.windows.micro_batch import Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.spec import WindowSpec
 
 
-def store_partials(
-    turn: Turn,
-    store: PartialStore,
+def store_accumulators(
+    execution: Execution,
+    store: AccumulatorStore,
     plan: IncrementalPlan,
     space: KeySpace,
     content: pa.Table,
@@ -42,7 +42,7 @@ def store_partials(
     """Write the merged partials of touched groups.
 
     Args:
-        turn: Where to.
+        execution: Where to.
         store: Its layout.
         plan: The incremental aggregates.
         space: The group keys.
@@ -68,7 +68,7 @@ def store_partials(
     group, codes, was = (np.cumsum(touched) - 1)[group[needed]], codes[touched], was[touched]
     table = _merged(plan, content.take(pa.array(rows[needed])), group, len(codes))
     at, skip = panes_[codes // (len(skips) * size)], skips[codes // size % len(skips)]
-    store.put(turn.work, at, skip, space.keys.take(pa.array(codes % size)), table)
+    store.put(execution.work, at, skip, space.keys.take(pa.array(codes % size)), table)
     return at[~was], skip[~was]
 
 
@@ -80,39 +80,48 @@ def _merged(plan: IncrementalPlan, content: pa.Table, group: IntArray, count: in
     return merged.append_column(pa.field(FIRST_CLOCK, pa.int64(), nullable=False), pa.array(clock))
 
 
-def store_messages(turn: Turn, store: Kept, pane: IntArray, skip: IntArray, stays: Mask, bound: int) -> list[int]:
+def store_messages(
+    execution: Execution, store: MessagesByTime, pane: IntArray, skip: IntArray, stays: Mask, bound: int
+) -> list[int]:
     """Write the turn's messages that stay; gives the digest per pane, in order of pane.
 
     Args:
-        turn: The messages; its ledger counts them.
+        execution: The messages; its ledger counts them.
         store: Their layout.
         pane: Pane of each message; in order of time.
         skip: Skip of each message.
         stays: Which are in retention after the turn.
         bound: The messages' bound after the turn: what was refused at or above it has to be remembered.
     """
-    messages = turn.messages.filter(pa.array(stays))
+    messages = execution.messages.filter(pa.array(stays))
     keys, values, of = store.rows(messages)
-    turn.work.put_many(keys, values)
+    execution.work.put_many(keys, values)
     skip = skip[stays]
-    time_first.put_marks(turn.work, time_first.SKIPPED, messages.filter(pa.array(skip > 0)), skip[skip > 0])
-    for refused in turn.refused:
-        time_first.put_marks(turn.work, time_first.REFUSED, refused.filter(pa.array(numbers(refused, TIME) >= bound)))
+    time_first.put_marks(execution.work, time_first.SKIPPED, messages.filter(pa.array(skip > 0)), skip[skip > 0])
+    for refused in execution.refused:
+        time_first.put_marks(
+            execution.work, time_first.REFUSED, refused.filter(pa.array(numbers(refused, TIME) >= bound))
+        )
     pane = pane[stays][of]  # ascending, because the keys begin with the time
     edges = np.flatnonzero(np.diff(pane, prepend=pane[:1] - 1, append=pane[-1:] + 1)).tolist()
     digests = [digest(keys[low:high], values[low:high]) for low, high in pairwise(edges)]
-    turn.ledger.messages += len(keys)
-    turn.ledger.digest = (turn.ledger.digest + sum(digests)) % 2**64
+    execution.ledger.messages += len(keys)
+    execution.ledger.digest = (execution.ledger.digest + sum(digests)) % 2**64
     return digests
 
 
 def store_panes(
-    turn: Turn, known: Panes, pane: IntArray, stays: Mask, digests: list[int] | None, fresh: tuple[IntArray, IntArray]
+    execution: Execution,
+    known: Panes,
+    pane: IntArray,
+    stays: Mask,
+    digests: list[int] | None,
+    fresh: tuple[IntArray, IntArray],
 ) -> None:
     """Write the metadata of touched panes.
 
     Args:
-        turn: The messages.
+        execution: The messages.
         known: Their panes as committed, read already.
         pane: Pane of each message.
         stays: Which are in retention after the turn.
@@ -123,9 +132,9 @@ def store_panes(
     if not len(panes_):
         return
     touched = [known.known.get(at) or known.fresh(at) for at in panes_.tolist()]
-    turn.metrics["opened"] += sum(row.count == 0 for row in touched)
+    execution.metrics["opened"] += sum(row.count == 0 for row in touched)
     counts = np.zeros(len(panes_), np.int64)
-    np.add.at(counts, number, combined_rows.counts(turn.messages)[stays])
+    np.add.at(counts, number, combined_rows.counts(execution.messages)[stays])
     new = np.bincount(np.searchsorted(panes_, fresh[0]), minlength=len(panes_)).tolist()
     for row, count, groups, added in zip(touched, counts.tolist(), new, digests or [0] * len(touched), strict=True):
         row.count += count
@@ -134,9 +143,9 @@ def store_panes(
     skipping = fresh[1] > 0
     for at, skip in zip(np.searchsorted(panes_, fresh[0][skipping]), fresh[1][skipping].tolist(), strict=True):
         touched[at].skips = sorted({*touched[at].skips, skip})
-    for at, found in _source_ranges(number, turn.messages, stays):
+    for at, found in _source_ranges(number, execution.messages, stays):
         panes.extend(touched[at], found)
-    panes.write(turn.work, touched)
+    panes.write(execution.work, touched)
 
 
 def _source_ranges(
@@ -158,20 +167,20 @@ def _source_ranges(
     return found.items()
 
 
-def expire(turn: Turn, gone: Panes | None, bounds: Mapping[Region, int]) -> None:
+def expire(execution: Execution, gone: Panes | None, bounds: Mapping[Region, int]) -> None:
     """Move the bounds past what is out of retention; results of it were sent before.
 
     Args:
-        turn: Its ledger forgets the messages.
+        execution: Its ledger forgets the messages.
         gone: The panes that go, read already; None where no message is kept.
         bounds: Region -> the first start time that stays.
     """
     if gone is not None:
-        turn.ledger.messages -= sum(pane.count for pane in gone.known.values())
-        turn.ledger.digest = (turn.ledger.digest - sum(pane.digest for pane in gone.known.values())) % 2**64
-        time_first.drop_marks(turn.work, bounds[Region.MESSAGES])
+        execution.ledger.messages -= sum(pane.count for pane in gone.known.values())
+        execution.ledger.digest = (execution.ledger.digest - sum(pane.digest for pane in gone.known.values())) % 2**64
+        time_first.drop_marks(execution.work, bounds[Region.MESSAGES])
     for region, bound in bounds.items():
-        turn.work.raise_bound(region, start_bytes(region, bound))
+        execution.work.raise_bound(region, start_bytes(region, bound))
 
 
 class Shared:
@@ -185,7 +194,9 @@ class Shared:
         self.spec = spec
         self.incremental, self.full = spec.plans()
         self.group_keys = GroupKeys(spec.key_fields)
-        self.kept = Kept([spec.schema.field(name) for name in spec.input_fields()]) if spec.full else None
+        self.message_store = (
+            MessagesByTime([spec.schema.field(name) for name in spec.input_fields()]) if spec.full else None
+        )
         self.result_schema = spec.result_schema()
 
     newest: Newest
@@ -198,29 +209,29 @@ class Shared:
         """Return the last window that is out of retention by time at a watermark, at least `NONE_GONE`."""
         raise NotImplementedError
 
-    def step(self, turn: Turn, gone: Gone) -> None:
+    def step(self, execution: Execution, gone: Gone) -> None:
         """Take one micro-batch that is not quiet."""
         raise NotImplementedError
 
-    def fold(self, turn: Turn) -> None:
+    def fold(self, execution: Execution) -> None:
         """Take one micro-batch."""
-        gone = Gone.of(self, turn)
-        if not turn.quiet or gone.moves:
-            self.step(turn, gone)
-        if self.kept is not None:
-            note_replay(turn)
+        gone = Gone.of(self, execution)
+        if not execution.quiet or gone.moves:
+            self.step(execution, gone)
+        if self.message_store is not None:
+            note_replay(execution)
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of accepted messages."""
-        return self.kept.rows(messages)[:2] if self.kept is not None else ([], [])
+        return self.message_store.rows(messages)[:2] if self.message_store is not None else ([], [])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, pane by pane."""
-        if self.kept is not None:
+        if self.message_store is not None:
             yield from panes.proofs(work)
 
 
-def note_replay(turn: Turn) -> None:
+def note_replay(execution: Execution) -> None:
     """Say where a replay begins and what it leaves out; after the bounds have moved."""
-    turn.replay_from = panes.start_offsets(panes.all_panes(turn.work))
-    turn.rejected = time_first.refused(turn.work)
+    execution.replay_from = panes.start_offsets(panes.all_panes(execution.work))
+    execution.rejected = time_first.refused(execution.work)

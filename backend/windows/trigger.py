@@ -16,9 +16,9 @@ from backend.store.protocol import Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows import revisions
 from backend.windows.columns.arrays import IntArray, Mask
-from backend.windows.columns.facts import Pairs
 from backend.windows.columns.grouping import KeySpace, start_bytes
-from backend.windows.micro_batch import Turn
+from backend.windows.columns.pane_rows import Pairs
+from backend.windows.micro_batch import Execution
 from backend.windows.policies import Policies
 from backend.windows.revisions import UNKNOWN, Revisions
 
@@ -33,7 +33,7 @@ class Progress:
         gone_after: ... is out of retention after it.
         now_ms: Batch time.
         drain: The input ends with this micro-batch.
-        full_off: As in `Turn`.
+        full_off: As in `Execution`.
     """
 
     closed_before: int
@@ -53,14 +53,14 @@ class StoredRevisions:
     """The revisions that a micro-batch concerns: of windows that go, close, or are due, as ranges; others one by one.
 
     Args:
-        turn: The micro-batch.
+        execution: The micro-batch.
         progress: Where the windows stand.
         gone_before: The last window that was out of retention before it.
         start: Gives the start that a window's number stands for in the keys.
     """
 
-    def __init__(self, turn: Turn, progress: Progress, gone_before: int, start: Callable[[int], int]) -> None:
-        self._work, ledger = turn.work, turn.ledger
+    def __init__(self, execution: Execution, progress: Progress, gone_before: int, start: Callable[[int], int]) -> None:
+        self._work, ledger = execution.work, execution.ledger
         self.all = progress.shows_open or (ledger.due_ms is not None and ledger.due_ms <= progress.now_ms)
         """Everything that waits is looked at."""
         self._ranges: list[tuple[int, int]] = []
@@ -226,8 +226,8 @@ class Waiting:
         """Write what differs from the usual, of windows still in retention; `starts` gives their starts."""
         alive = self.pairs.window > self._progress.gone_after
         usual = (self._next == UNKNOWN) & ~self._waits
-        kept, dropped = alive & ~usual, alive & usual & self._stored
-        revisions.put(work, revisions.concat([self._rows(kept, space, starts), *self._extra]))
+        remaining, dropped = alive & ~usual, alive & usual & self._stored
+        revisions.put(work, revisions.concat([self._rows(remaining, space, starts), *self._extra]))
         if dropped.any():
             revisions.delete(work, self._rows(dropped, space, starts))
 

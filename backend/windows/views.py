@@ -101,7 +101,7 @@ def _aligned(kind: Aligned, work: Workspace, start: int, end: int) -> list[Windo
 def _sliding(kind: Sliding, work: Workspace, start: int, end: int) -> list[WindowView]:
     clock = started(ledger.read(work).clock)
     low = max(start, clock - kind.spec.retention_ms)
-    stored = kind.partials.scan_from(work, low)
+    stored = kind.accumulators.scan_from(work, low)
     own = (stored.skip == 0) & (stored.pane < end + kind.size)
     times = stored.pane[own].tolist()
     keys = _keys(kind.group_keys.decode(stored.keys.filter(pa.array(own))), len(times))
@@ -146,7 +146,7 @@ def _tuple_sessions(kind: TupleSessions, work: Workspace, start: int, end: int) 
     decoded = _keys(kind.keys.decode(pa.array([key[1:] for key in keys], pa.binary())), len(keys))
     lows, highs, counts = (table.column(name).to_pylist() for name in (*_OFFSETS, "_count"))
     return [
-        WindowView(low, high, key, None if kind.held is None else count)
+        WindowView(low, high, key, None if kind.message_store is None else count)
         for low, high, key, count in zip(lows, highs, decoded, counts, strict=True)
         if high >= start and low < end
     ]
@@ -185,12 +185,12 @@ def messages(
     if by not in (None, *axes):
         raise ValueError(f"get_messages: by={by!r}: allowed are None, {' and '.join(map(repr, axes))}")
     column_name = axes[by] if by is not None else next(iter(axes.values()))
-    if isinstance(kind, (Aligned, Sliding)) and kind.kept is not None:
+    if isinstance(kind, (Aligned, Sliding)) and kind.message_store is not None:
         low, high = (start, end) if column_name == TIME else (MIN_TIME, MAX_TIME + 1)
-        found, _ = kind.kept.read(work, np.array([low]), np.array([high]))
-    elif isinstance(kind, (Sessions, Tuples, TupleSessions)) and kind.held is not None:
-        rows = kind.held.read(work, [(bytes([Region.MESSAGES]), bytes([Region.MESSAGES + 1]))])
-        found = kind.held.table(rows)
+        found, _ = kind.message_store.read(work, np.array([low]), np.array([high]))
+    elif isinstance(kind, (Sessions, Tuples, TupleSessions)) and kind.message_store is not None:
+        rows = kind.message_store.read(work, [(bytes([Region.MESSAGES]), bytes([Region.MESSAGES + 1]))])
+        found = kind.message_store.table(rows)
     else:
         raise ValueError("get_messages: no messages are kept, because no aggregate needs them (median does)")
     column = found.column(column_name)

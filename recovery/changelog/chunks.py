@@ -174,13 +174,13 @@ def cut(stream: Iterable[bytes], size: int = CHUNK_BYTES) -> Iterator[tuple[byte
     >>> list(cut([b"abcd"], 2))
     [(b'ab', False), (b'cd', True)]
     """
-    held = bytearray()
+    buffer = bytearray()
     for data in stream:
-        held += data
-        while len(held) > size:  # never the last piece: something is left for it
-            yield bytes(held[:size]), False
-            del held[:size]
-    yield bytes(held), True
+        buffer += data
+        while len(buffer) > size:  # never the last piece: something is left for it
+            yield bytes(buffer[:size]), False
+            del buffer[:size]
+    yield bytes(buffer), True
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Assembler:
         Args:
             above: Records of this version and older ones do not count: their writers died, or nobody needs them.
         """
-        return min((partial.first for partial in self._open.values() if partial.version > above), default=None)
+        return min((unfinished.first for unfinished in self._open.values() if unfinished.version > above), default=None)
 
     def add(self, key: ChunkKey, value: bytes, offset: int) -> tuple[Stored, bytes] | None:
         """Take a piece; give the record and its bytes when it was the last one.
@@ -236,13 +236,13 @@ class Assembler:
             self._open[key.append_id] = _Open(offset, key.commit.version, [])
             while len(self._open) > MAX_OPEN:
                 del self._open[next(iter(self._open))]
-        partial = self._open.get(key.append_id)
-        if partial is None or key.index != len(partial.pieces):
+        unfinished = self._open.get(key.append_id)
+        if unfinished is None or key.index != len(unfinished.pieces):
             self._open.pop(key.append_id, None)
             return None
-        partial.pieces.append(value)
+        unfinished.pieces.append(value)
         if not key.last:
             return None
         del self._open[key.append_id]
-        data = b"".join(partial.pieces)
-        return Stored(key.kind, key.commit, key.append_id, partial.first, offset, len(data), key.growth), data
+        data = b"".join(unfinished.pieces)
+        return Stored(key.kind, key.commit, key.append_id, unfinished.first, offset, len(data), key.growth), data

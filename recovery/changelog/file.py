@@ -171,16 +171,16 @@ class FileChangelog:
 
     def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
         """Delete files that no retained commit needs, and drafts of writers that died."""
-        kept = sorted(set(keep))
-        if not kept:
+        retained = sorted(set(keep))
+        if not retained:
             return []
         self.check(shard + 1, new=False)
         entries = self.entries(shard)
         present = {(entry.commit, entry.kind) for entry in entries}
         needed: set[tuple[Commit, Kind]] = set()
-        for commit in reversed(kept):
+        for commit in reversed(retained):
             self._mark(shard, commit, present, needed)
-        oldest = kept[0].version
+        oldest = retained[0].version
         doomed = [
             entry.location
             for entry in entries

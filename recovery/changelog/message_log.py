@@ -100,11 +100,11 @@ class MessageLog:
         mine = self.of(messages)
         if not mine.num_rows:
             return list(before)
-        kept, taken, tier = _to_merge(before)
+        remaining, taken, tier = _to_merge(before)
         tables = [self.read(shard, segment) for segment in taken]
         data = encode(shard, commit, pa.concat_tables([*(table.cast(mine.schema) for table in tables), mine]))
         length = self.files.write(_name(shard, commit), [data])
-        return [*kept, Segment(commit, tier, length)]
+        return [*remaining, Segment(commit, tier, length)]
 
     def read(self, shard: int, segment: Segment) -> pa.Table:
         """Read a segment's messages, without `BEFORE`.
@@ -182,18 +182,18 @@ def needed(
 
 def _to_merge(before: Sequence[Segment]) -> tuple[list[Segment], list[Segment], int]:
     """Return which segments stay, which a new one takes along, and its tier."""
-    kept, taken, tier, length = list(before), list[Segment](), 0, 0
-    while len(kept) >= FAN_IN - 1 and all(segment.tier == tier for segment in kept[1 - FAN_IN :]):
+    remaining, taken, tier, length = list(before), list[Segment](), 0, 0
+    while len(remaining) >= FAN_IN - 1 and all(segment.tier == tier for segment in remaining[1 - FAN_IN :]):
         fits = list[Segment]()
-        for segment in reversed(kept[1 - FAN_IN :]):
+        for segment in reversed(remaining[1 - FAN_IN :]):
             length += segment.length
             if length > MERGED_BYTES:
                 break
             fits.insert(0, segment)
         if not fits:
             break
-        kept, taken, tier = kept[: -len(fits)], [*fits, *taken], tier + 1
-    return kept, taken, tier
+        remaining, taken, tier = remaining[: -len(fits)], [*fits, *taken], tier + 1
+    return remaining, taken, tier
 
 
 def encode(shard: int, commit: Commit, messages: pa.Table) -> bytes:

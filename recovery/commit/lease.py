@@ -52,7 +52,7 @@ PATIENCE = 4
 """Periods without a renewal after which a holder on another host is dead."""
 MAX_PERIOD_S = 60.0
 _NAME = re.compile(r"\d{12}-[0-9a-f]{32}\.json")
-_held: set[str] = set()
+_ours: set[str] = set()
 """Names of this process's leases."""
 
 
@@ -97,7 +97,7 @@ class Lease:
             if self._ended.is_set():
                 self.lost = self._taken("this query has ended")
             elif self._name not in names or names[-1] != self._name:
-                newer = _told(_read(self._files, names[-1])[0]) if names and names[-1] > self._name else ""
+                newer = _holder(_read(self._files, names[-1])[0]) if names and names[-1] > self._name else ""
                 self.lost = self._taken(newer or "its lease was deleted")
             else:
                 self._seen_s = time.monotonic()
@@ -118,11 +118,11 @@ class Lease:
         except Exception as error:
             log.warning("the lease of %s is not given back, it runs out by itself: %s", self._checkpoint, error)
         finally:
-            _held.discard(self._name)
+            _ours.discard(self._name)
 
     def _begin(self) -> None:
         self._write(self._content, durable=True)
-        _held.add(self._name)
+        _ours.add(self._name)
         self._thread.start()
 
     def _renew(self) -> None:
@@ -188,7 +188,7 @@ def take(checkpoint: str, what: str) -> Lease:
 
 
 @contextmanager
-def held(checkpoint: str, what: str) -> Iterator[Lease]:
+def leased(checkpoint: str, what: str) -> Iterator[Lease]:
     """Hold a checkpoint for a command; raises as `take`."""
     lease = take(checkpoint, what)
     try:
@@ -220,7 +220,7 @@ def check_free(checkpoint: str) -> list[str]:
     raise CheckpointInUse(
         "the checkpoint is in use",
         where=f"{checkpoint}/{DIRECTORY}/{names[-1]}",
-        why=f"held by {_told(content)}",
+        why=f"held by {_holder(content)}",
         command=f"stop it ({_how_to_stop(content)}), then try again",
     )
 
@@ -231,12 +231,12 @@ def _lives(files: Files, name: str, content: dict[str, Any], data: bytes, checkp
         return False
     here = _here()
     same = here["boot"] is not None and all(content.get(part) == here[part] for part in ("host", "boot"))
-    if same or name in _held:
+    if same or name in _ours:
         if content.get("place") != real_place(checkpoint):
             return False  # a copy of a checkpoint that is held where it was copied from
         started = _started(content.get("pid"))
         alive = started is not None and started == content.get("started")
-        return name in _held or (alive and content.get("pid") != here["pid"])
+        return name in _ours or (alive and content.get("pid") != here["pid"])
     return _renews(files, name, content, data)
 
 
@@ -244,7 +244,7 @@ def _renews(files: Files, name: str, content: dict[str, Any], data: bytes) -> bo
     """Watch a lease for as long as its holder may take to renew it."""
     period = content.get("period_s")
     period_s = min(max(float(period), 0.0), MAX_PERIOD_S) if isinstance(period, int | float) else PERIOD_S
-    log.warning("waiting up to %.0f s to see whether %s still runs", period_s * PATIENCE, _told(content))
+    log.warning("waiting up to %.0f s to see whether %s still runs", period_s * PATIENCE, _holder(content))
     deadline = time.monotonic() + period_s * PATIENCE
     while time.monotonic() < deadline:
         time.sleep(period_s / 10)
@@ -293,7 +293,7 @@ def _started(pid: object) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def _told(content: dict[str, Any]) -> str:
+def _holder(content: dict[str, Any]) -> str:
     if not content:
         return "a holder that this release cannot read"
     return f"{content.get('what')}, process {content.get('pid')} on {content.get('host')}, since {content.get('since')}"

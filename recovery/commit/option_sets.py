@@ -151,10 +151,10 @@ def following(stored: Sequence[OptionSet], options: Mapping[str, Any], planned: 
         planned: Versions that Spark has planned and retains, rising: a set that none of them needs is dropped.
     """
     newest, oldest = (planned[-1], planned[0]) if planned else (-1, 0)
-    kept = [one for one in stored if one.since <= newest]
-    if not kept or kept[-1].options != options:
-        kept.append(OptionSet(newest + 1 if kept else 0, options))
-    return sets_from(kept, oldest)
+    remaining = [one for one in stored if one.since <= newest]
+    if not remaining or remaining[-1].options != options:
+        remaining.append(OptionSet(newest + 1 if remaining else 0, options))
+    return sets_from(remaining, oldest)
 
 
 def sets_from(sets: Sequence[OptionSet], version: int) -> tuple[OptionSet, ...]:

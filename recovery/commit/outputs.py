@@ -128,8 +128,8 @@ def _named(outputs: Mapping[str, Any]) -> list[Any]:
 
 
 def _text(outputs: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{name} {outputs[name]}" for name in _PLACES.get(str(outputs.get("kind")), ()) if outputs[name])
-    return f"{outputs.get('kind')}" + (f" ({told})" if told else "")
+    places = ", ".join(f"{name} {outputs[name]}" for name in _PLACES.get(str(outputs.get("kind")), ()) if outputs[name])
+    return f"{outputs.get('kind')}" + (f" ({places})" if places else "")
 
 
 def _json(value: Mapping[str, object]) -> dict[str, Any]:

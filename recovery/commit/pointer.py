@@ -87,7 +87,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
         rejected: (stream, partition, offset) that a replay leaves out.
         message_count: Live messages.
         message_digest: Their digest.
-        launch: Which start of the query made it: a later start has a larger number.
+        incarnation: Which start of the query made it: a later start has a larger number.
         segments: Of the message log, what has messages that are kept, oldest first.
     """
 
@@ -102,7 +102,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
     rejected: list[tuple[int, int, int]] = []
     message_count: int = 0
     message_digest: int = 0
-    launch: int = 0
+    incarnation: int = msgspec.field(default=0, name="launch")
     format: int = FORMAT
     segments: list[Segment] = []
 
@@ -276,7 +276,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A package on the checkpoint's filesystem.
+    """A snapshot on the checkpoint's filesystem.
 
     Attributes:
         commit: What it brings the state to.

@@ -1,4 +1,4 @@
-"""The demo's job, a process of its own: started, killed, and started again by `recovery.demo.story`.
+"""The demo's job, a process of its own: started, killed, and started again by `recovery.demo.chapters`.
 
 What happens is told on standard output, one JSON object per line: `started`, `micro_batch`, `adopted`, `restoring`,
 `restored`, `ended`, `failed`.
@@ -108,17 +108,17 @@ class Forgetful(Wrapped):
 
 def follow(query: RewindQuery) -> None:
     """Tell of each micro-batch until the query ends."""
-    told, adopted = -1, 0
+    observed, adopted = -1, 0
     ended = False
     while not ended:
         ended = query.await_termination(0.1)
         progress = query.progress
-        if progress.version > told:
-            told = progress.version
-            tell("micro_batch", version=told, rows=progress.rows, results=progress.results, errors=progress.errors)
+        if progress.version > observed:
+            observed = progress.version
+            tell("micro_batch", version=observed, rows=progress.rows, results=progress.results, errors=progress.errors)
         if progress.adopted > adopted:
             adopted = progress.adopted
-            tell("adopted", version=told, run=str(query.query.runId), restores=progress.restores)
+            tell("adopted", version=observed, run=str(query.query.runId), restores=progress.restores)
 
 
 def main() -> int:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recovery.demo.chapters import Demo, Failed
 from recovery.demo.job import ARCHIVE
 from recovery.demo.produce import create_topic, in_order, produce
-from recovery.demo.story import Failed, Story
 from recovery.drill.flights import AIRPORTS, TOPIC
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ HEAD_START = 0.4
 PER_SECOND = 20_000
 
 
-class KafkaStory(Story):
+class KafkaDemo(Demo):
     """Runs the demo in a directory and on a broker.
 
     Args:

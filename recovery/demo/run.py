@@ -10,26 +10,26 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from recovery.demo.kafka import KafkaStory
+from recovery.demo.chapters import DEFAULT_OFFSETS, Demo, Failed, Observed
+from recovery.demo.kafka import KafkaDemo
 from recovery.demo.proof import Comparison, Proof
-from recovery.demo.story import DEFAULT_OFFSETS, Failed, Story, Told
 from recovery.inspect.screen import plain
 
 
-def show(console: Console, proof: Proof, told: Told, seconds: float) -> None:
+def show(console: Console, proof: Proof, observed: Observed, seconds: float) -> None:
     """Print the table and what is not equal."""
-    beside = f"{told.queued} micro-batches queued, {told.others:,} rows of others meanwhile"
+    beside = f"{observed.queued} micro-batches queued, {observed.others:,} rows of others meanwhile"
     rows = [
         ("messages", f"{proof.messages:,}"),
         ("windows (airport and hour)", f"{proof.windows.total:,}"),
         ("late, counted in a later revision", f"{proof.late:,}"),
         ("errors: out of retention", f"{proof.too_late:,}"),
         ("errors: malformed (cancelled flights)", f"{proof.malformed:,}"),
-        ("micro-batches", f"{told.micro_batches}"),
+        ("micro-batches", f"{observed.micro_batches}"),
         ("a disk taken under the query", beside),
-        ("  restored beside it", _restored(told.beside, told.beside_s)),
-        ("the job killed, all disks lost", f"{told.restores} shards restored"),
-        ("  restored", _restored(told.replayed, told.restore_s)),
+        ("  restored beside it", _restored(observed.beside, observed.beside_s)),
+        ("the job killed, all disks lost", f"{observed.restores} shards restored"),
+        ("  restored", _restored(observed.replayed, observed.restore_s)),
         ("rows emitted twice", f"{proof.duplicates:,}"),
         ("last revision", _verdict(proof.windows, "windows")),
         ("first emission", _verdict(proof.full, "windows")),
@@ -70,39 +70,39 @@ def main() -> int:
     options = parser.parse_args()
     console = Console()
     with ExitStack() as stack:
-        return _run(_story(options, console, stack), console, break_restore=options.break_restore)
+        return _run(_demo(options, console, stack), console, break_restore=options.break_restore)
 
 
-def _story(options: argparse.Namespace, console: Console, stack: ExitStack) -> Story:
+def _demo(options: argparse.Namespace, console: Console, stack: ExitStack) -> Demo:
     """Make the story; a broker that it needs ends with the stack."""
     out = options.out.absolute()
     if not options.kafka:
-        return Story(out, console, days=options.days, offsets=options.offsets)
+        return Demo(out, console, days=options.days, offsets=options.offsets)
     from recovery.testing.broker import open_broker
 
     began = time.monotonic()
     broker, close = open_broker()
     stack.callback(close)
     console.print(f"broker: {broker.settings.servers} in {time.monotonic() - began:.1f} s", highlight=False)
-    return KafkaStory(out, console, days=options.days, offsets=options.offsets, settings=broker.settings)
+    return KafkaDemo(out, console, days=options.days, offsets=options.offsets, settings=broker.settings)
 
 
-def _run(story: Story, console: Console, *, break_restore: bool) -> int:
+def _run(demo: Demo, console: Console, *, break_restore: bool) -> int:
     began = time.monotonic()
     try:
-        story.prepare()
-        story.disaster()
-        story.restart(break_restore=break_restore)
-        proof = story.prove()
+        demo.prepare()
+        demo.disaster()
+        demo.restart(break_restore=break_restore)
+        proof = demo.prove()
     except Failed as failure:
         console.print(plain(f"FAILED: {failure}"), soft_wrap=True)
-        console.print(plain(f"logs: {story.out}/*.log"), soft_wrap=True)
+        console.print(plain(f"logs: {demo.out}/*.log"), soft_wrap=True)
         return 1
-    show(console, proof, story.told, time.monotonic() - began)
+    show(console, proof, demo.observed, time.monotonic() - began)
     if not proof.holds:
         console.print("FAILED: the output differs from the recomputation", highlight=False)
         return 1
-    if story.told.replayed == 0 or story.told.beside == 0 or story.told.queued == 0:
+    if demo.observed.replayed == 0 or demo.observed.beside == 0 or demo.observed.queued == 0:
         console.print("FAILED: nothing was replayed, so nothing was shown", highlight=False)
         return 1
     return 0

@@ -56,10 +56,10 @@ def corrupt_database(out: Path, chance: random.Random) -> Done:
     for path in files:
         sound = path.read_bytes()
         # data blocks come first; index, properties and footer are at the end
-        told = _flip(path, chance, 0, len(sound) // 2)
+        said = _flip(path, chance, 0, len(sound) // 2)
         found = _damage_found(path.parent)
         if found is not None:
-            return f"{told}; a check names it: {found}", (int(home.name),)
+            return f"{said}; a check names it: {found}", (int(home.name),)
         path.write_bytes(sound)
     raise ValueError(f"{home}: a bit flipped in any of {len(files)} files, and reading every row does not find it")
 

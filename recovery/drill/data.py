@@ -1,4 +1,4 @@
-"""The data of the drill's own job: departures that it makes itself, so that a drill needs nothing but the package.
+"""The data of the drill's own job: departures that it makes itself, so that a drill needs nothing but the snapshot.
 
 They have the form of the demo's flights (`recovery.drill.flights`) and their troubles: three source partitions, event
 times out of order by up to a day, values that do not parse. The same numbers of days gives the same departures.

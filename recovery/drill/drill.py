@@ -214,8 +214,8 @@ class Drill:
 
     def _host(self, scenario: Scenario, run: Run) -> Path:
         out, runner = self._directory(scenario.name), self._cluster_ready()
-        runner.ask(out=str(out), hosts=True, turns=scenario.turns)
-        if scenario.turns:
+        runner.ask(out=str(out), hosts=True, alternate=scenario.alternate)
+        if scenario.alternate:
             run.version, run.broken_at = 0, time.time()
             self._note(run, "moving", what="the other executor runs the tasks at every micro-batch")
             self._listen(runner, run)
@@ -306,7 +306,7 @@ class Drill:
         least = BEFORE + 1
         return random.Random(f"{self.seed} {how}").randint(max(least, versions // 3), max(least, versions * 2 // 3))
 
-    def _launch(self, master: str, conf: Mapping[str, str] | None = None) -> Runner:
+    def _start_runner(self, master: str, conf: Mapping[str, str] | None = None) -> Runner:
         return Runner(self.job, master, self.env, self._log, self.out / "order", conf)
 
     def _ready(self) -> Runner:
@@ -315,7 +315,7 @@ class Drill:
             self._runner.close()
             self._runner = None
         if self._runner is None:
-            self._runner = self._launch(MASTER)
+            self._runner = self._start_runner(MASTER)
         return self._runner
 
     def _cluster_ready(self) -> Runner:
@@ -331,7 +331,7 @@ class Drill:
                 "spark.shuffle.io.maxRetries": "1",  # of an executor that is dead: not four times five seconds
                 "spark.shuffle.io.retryWait": "200ms",
             }
-            self._cluster = self._launch(HOSTS_MASTER, conf)
+            self._cluster = self._start_runner(HOSTS_MASTER, conf)
         return self._cluster
 
     def _follow(self, runner: Runner, run: Run, out: Path, **how: Any) -> None:
@@ -341,12 +341,12 @@ class Drill:
 
     def _listen(self, runner: Runner, run: Run, *, quiet: bool = False) -> None:
         run.error = "the process died"
-        launched, needless = None, ""
+        started_at, needless = None, ""
         for event in runner.events():
             if event["event"] == "launched":
-                launched = event["at"]
-            elif event["event"] == "ready" and launched is not None:
-                self.spark_start_s = event["at"] - launched
+                started_at = event["at"]
+            elif event["event"] == "ready" and started_at is not None:
+                self.spark_start_s = event["at"] - started_at
             elif not (quiet and event["event"] == "failed"):
                 run.events.append(event)
             if event["event"] in ("ended", "zombies"):

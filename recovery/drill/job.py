@@ -1,9 +1,9 @@
 """The runs of a drill, in a process of their own that `recovery.drill.drill` starts, tells what to run, and kills.
 
-It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "turns": ...,
+It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "alternate": ...,
 "zombie": ...}`. What happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready`
 (Spark is up), then per run `begun`, `started`, `progress`, `restoring`, `suspended`, `restored`, `fetched` (a task took
-its shard's state from packages, which is no restore), `ended` or `failed`, and `idle`.
+its shard's state from snapshots, which is no restore), `ended` or `failed`, and `idle`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from backend.sources.dataframe import is_ranked
 from recovery.attempt import run_attempt
 from recovery.commit.manifest import read_manifest
 from recovery.commit.pointer import Pointer, state_of
-from recovery.drill.turns import InTurns, Turns
+from recovery.drill.alternation import AlternatingSink, Alternation
 from recovery.failures import read
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.inspect.user_job import job_of, load_pipeline, session, shard_maker
@@ -40,7 +40,14 @@ if TYPE_CHECKING:
     from backend.spark.stream import Pipeline
     from recovery.listener import Restoring
 
-CHECKPOINT, RESULTS, ERRORS, LOCAL, HOSTS, TURNS = "checkpoint", "results", "errors", "local", "hosts", "turns"
+CHECKPOINT, RESULTS, ERRORS, LOCAL, HOSTS, ALTERNATION = (
+    "checkpoint",
+    "results",
+    "errors",
+    "local",
+    "hosts",
+    "alternation",
+)
 DEFAULT_JOB = "recovery.drill.job:departures"
 DATA = "REWIND_DRILL_DATA"
 OFFSETS = "REWIND_DRILL_OFFSETS"
@@ -131,17 +138,17 @@ class Aged(Wrapped):
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> Any:
         """Refuse what is gone, as every source does."""
-        self._check_held(spark, ranges)
+        self._check_available(spark, ranges)
         return self.source.batch(spark, ranges)
 
     def pieces(
         self, spark: SparkSession, ranges: Mapping[TopicPartition, Sequence[OffsetRange]], names: Any = None
     ) -> Any:
         """Refuse what is gone, of a source that is read in the Python workers."""
-        self._check_held(spark, {key: (own[0][0], own[-1][1]) for key, own in ranges.items()})
+        self._check_available(spark, {key: (own[0][0], own[-1][1]) for key, own in ranges.items()})
         return cast("Direct", self.source).pieces(spark, ranges, names)
 
-    def _check_held(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+    def _check_available(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         here = self.offsets(spark)
         for key, (start, end) in sorted(ranges.items()):
             if start < end and start < here[key][0]:
@@ -176,7 +183,7 @@ def aged(pipeline: Pipeline, share: float) -> Pipeline:
     return replace(pipeline, streams=tuple(replace(side, source=Aged(side.source, share)) for side in pipeline.streams))
 
 
-def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = False, turns: bool = False) -> None:
+def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = False, alternate: bool = False) -> None:
     """Run the job to the end of what its sources hold, telling of progress.
 
     Args:
@@ -184,9 +191,9 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
         pipeline: The job.
         out: The run's directory.
         hosts: Executors have a disk each, and take shards from each other.
-        turns: There are two of them, and each runs every other micro-batch alone.
+        alternate: There are two of them, and each runs every other micro-batch alone.
     """
-    alternating = Turns(spark, out / TURNS) if turns else None
+    alternating = Alternation(spark, out / ALTERNATION) if alternate else None
     own_disks: dict[str, Any] = {"local_dir": f"$SPARK_EXECUTOR_DIRS/{LOCAL}", "snapshots": SNAPSHOT_EVERY}
     query = pipeline.start(
         spark,
@@ -199,13 +206,13 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
     )
     run = str(query.query.runId)
     tell("started", run=run)
-    told, ended = -1, False
+    seen, ended = -1, False
     try:
         while not ended:
             ended = query.await_termination(0.05)
-            if query.progress.version > told:
-                told = query.progress.version
-                tell("progress", version=told, rows=query.progress.rows, results=query.progress.results)
+            if query.progress.version > seen:
+                seen = query.progress.version
+                tell("progress", version=seen, rows=query.progress.rows, results=query.progress.results)
     finally:
         if alternating is not None:
             alternating.end()
@@ -218,9 +225,9 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
     tell("ended", version=query.progress.version, restores=query.progress.restores, commits=commits, same=same)
 
 
-def _output(out: Path, turns: Turns | None) -> dict[str, Any]:
-    if turns is not None:
-        return {"sink": InTurns(out / RESULTS, out / ERRORS, turns)}
+def _output(out: Path, alternate: Alternation | None) -> dict[str, Any]:
+    if alternate is not None:
+        return {"sink": AlternatingSink(out / RESULTS, out / ERRORS, alternate)}
     return {"results": out / RESULTS, "errors": out / ERRORS}
 
 
@@ -263,7 +270,7 @@ def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
             return
         if asked.get("aged"):
             pipeline = aged(pipeline, float(asked["aged"]))
-        run(spark, pipeline, out, hosts=bool(asked.get("hosts")), turns=bool(asked.get("turns")))
+        run(spark, pipeline, out, hosts=bool(asked.get("hosts")), alternate=bool(asked.get("alternate")))
     except Exception as error:
         tell("failed", error=said(error))
     finally:

@@ -69,7 +69,7 @@ class Runner:
             "REWIND_KILL": str(order),
         }
         self.order = order
-        self._told: SimpleQueue[Event | None] = SimpleQueue()
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._idle = threading.Event()
         with log.open("a") as errors:
             self.process = subprocess.Popen(
@@ -86,9 +86,9 @@ class Runner:
                 event = json.loads(line)
                 if event["event"] == "idle":
                     self._idle.set()
-                self._told.put(event if event["event"] != "idle" else None)
+                self._events.put(event if event["event"] != "idle" else None)
         self._idle.set()
-        self._told.put(None)
+        self._events.put(None)
 
     @property
     def alive(self) -> bool:
@@ -110,7 +110,7 @@ class Runner:
 
     def events(self) -> Iterator[Event]:
         """Give what it tells, until it has done what it was asked, or is dead."""
-        while (event := self._told.get()) is not None:
+        while (event := self._events.get()) is not None:
             yield event
 
     def family(self) -> list[psutil.Process]:

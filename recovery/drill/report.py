@@ -150,17 +150,17 @@ def _section(one: dict[str, Any], control: list[dict[str, Any]]) -> str:
         ("ended in", one["error"] or ""),
         ("failed because", one["why"]),
     ]
-    facts = "".join(f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in said if value)
-    told = "".join(
+    items = "".join(f"<dt>{name}</dt><dd>{_text(value)}</dd>" for name, value in said if value)
+    events = "".join(
         f"<li>{at:.1f} s: {_text(_said(event))}</li>"
         for at, event in _timed(one["events"])
         if event["event"] not in ("progress", "begun")
     )
     return (
         f'<section><h2>{_text(one["name"])} <small class="{"ok" if one["passed"] else "bad"}">'
-        f"{'passed' if one['passed'] else 'FAILED'}</small></h2><p>{_text(one['text'])}</p><dl>{facts}</dl>"
+        f"{'passed' if one['passed'] else 'FAILED'}</small></h2><p>{_text(one['text'])}</p><dl>{items}</dl>"
         f"{_plot(one['events'], control)}{_digests(one['proof'])}"
-        f"<details><summary>what happened</summary><ul>{told}</ul></details></section>"
+        f"<details><summary>what happened</summary><ul>{events}</ul></details></section>"
     )
 
 

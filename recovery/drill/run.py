@@ -54,5 +54,5 @@ def unmoved(scenario: Scenario, run: Run) -> str:
         return ""
     moved = sum(event["event"] == "fetched" for event in run.events)
     versions = max((event["version"] for event in run.events if event["event"] == "progress"), default=0)
-    least = versions - 1 if scenario.turns else 1
+    least = versions - 1 if scenario.alternate else 1
     return f"shards moved {moved} times, at least {least} expected" if moved < least else ""

@@ -34,10 +34,10 @@ class Scenario:
         damage: Done to the dead job's directory; gives what was done, and to which shards.
         kill_point: A Python worker dies at this point of an attempt; with `killed` the driver too, with a worker that
             dies at this point of the restore.
-        hosts: The job runs on two executors with a disk each, and snapshots are on. With `turns` the other executor
+        hosts: The job runs on two executors with a disk each, and snapshots are on. With `alternate` the other executor
             runs the tasks at every micro-batch. Without, one executor is killed inside a micro-batch, and its disk is
             lost. Shards must move, and the query goes on.
-        turns: See `hosts`.
+        alternate: See `hosts`.
         aged: Share of every source partition that is gone when the job starts again.
         zombie: Attempts with old pointers come back after the run.
         restores: `all` damaged shards must be restored, `some` of them may be (a damage that nothing reads is not
@@ -51,7 +51,7 @@ class Scenario:
     damage: Damage | None = None
     kill_point: str = ""
     hosts: bool = False
-    turns: bool = False
+    alternate: bool = False
     aged: float = 0.0
     zombie: bool = False
     restores: str = NONE
@@ -77,7 +77,7 @@ CATALOGUE = (
         "move",
         "every shard moves to the other one of two executors at every micro-batch; the query goes on",
         hosts=True,
-        turns=True,
+        alternate=True,
     ),
     Scenario(
         "lose-executor-with-snapshots",
@@ -161,4 +161,6 @@ def choose(names: Sequence[str]) -> list[Scenario]:
 
 def in_order(scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Put scenarios in the order in which the fewest processes are started: what kills comes first."""
-    return sorted(scenarios, key=lambda one: (one.hosts, not one.turns, not one.killed, not one.kill_point, one.killed))
+    return sorted(
+        scenarios, key=lambda one: (one.hosts, not one.alternate, not one.killed, not one.kill_point, one.killed)
+    )

@@ -62,7 +62,7 @@ class ShardView:
         history: The committed state, as the changelog has it; None when nothing is committed or it cannot be read.
         problem: Why not.
         log: The changelog's records.
-        packages: Number of packages, and their bytes.
+        snapshots: Number of snapshots, and their bytes.
         local: Its database on this host; None when there is none.
         regions: Rows per region of the committed state.
         windows: (start, end) in ms of retained panes, in order; None for other kinds of windows.
@@ -73,7 +73,7 @@ class ShardView:
     history: History | None
     problem: RewindError | None
     log: Sequence[Entry]
-    packages: tuple[int, int]
+    snapshots: tuple[int, int]
     local: LocalCopy | None
     regions: Mapping[int, int] = field(default_factory=dict)
     windows: Sequence[tuple[int, int]] | None = None
@@ -163,12 +163,12 @@ class Checkpoint:
         """
         last = max(self.versions(), default=-1)
         if version is not None and version > last:
-            told = (
+            allowed = (
                 f"at most {last}, the newest committed micro-batch"
                 if last >= 0
                 else "none: there is no micro-batch yet"
             )
-            raise ValueError(f"version={version}: allowed are {told}")
+            raise ValueError(f"version={version}: allowed are {allowed}")
         newest = self._newest(shard)
         if newest is None or version is None or newest.version <= version:
             return newest
@@ -220,7 +220,7 @@ class Checkpoint:
                 history = self.changelog.read(shard, commit)
         except RewindError as error:
             problem = error
-        packages = [package for package in self._packages(shard) if package is not None]
+        snapshots = [snapshot for snapshot in self._snapshots(shard) if snapshot is not None]
         regions: dict[int, int] = {}
         windows = None
         if history is not None:
@@ -232,7 +232,7 @@ class Checkpoint:
             history,
             problem,
             list(self.changelog.entries(shard)),
-            (len(packages), sum(packages)),
+            (len(snapshots), sum(snapshots)),
             self.local(shard),
             regions,
             windows,
@@ -265,9 +265,9 @@ class Checkpoint:
             return LocalCopy(path, None, length, staged, error)
         return LocalCopy(path, commit, length, staged)
 
-    def _packages(self, shard: int) -> list[int | None]:
+    def _snapshots(self, shard: int) -> list[int | None]:
         try:
-            return [package.length for package in self.snapshots.packages(shard)]
+            return [snapshot.length for snapshot in self.snapshots.manifests(shard)]
         except RewindError:
             return [None]
 

@@ -59,7 +59,7 @@ def window_operator(entry: Mapping[str, Any]) -> WindowOperator:
         window_spec(
             Window(**entry["window"]),
             schema,
-            {name: _aggregate(name, told) for name, told in entry["aggregates"].items()},
+            {name: _aggregate(name, one) for name, one in entry["aggregates"].items()},
             keys=[name for name, _ in entry["keys"]],
             retention=entry["retention_ms"] if entry["window"]["unit"] == "time" else None,
             retention_messages=entry["retention_messages"],
@@ -99,26 +99,26 @@ def known_join(entry: Mapping[str, Any]) -> JoinSpec | None:
 
 
 def _side(number: int, entry: Mapping[str, Any], free: Mapping[str, Any]) -> Side:
-    told = entry[SIDES[number]]
+    side = entry[SIDES[number]]
     return Side(
         number,
-        pa.schema([pa.field(name, type_of(kind)) for name, kind in told["fields"]]),
-        tuple(told["on"]),
-        tuple(told["out"]),
-        Window(**told["window"]) if told["window"] is not None else None,
+        pa.schema([pa.field(name, type_of(kind)) for name, kind in side["fields"]]),
+        tuple(side["on"]),
+        tuple(side["out"]),
+        Window(**side["window"]) if side["window"] is not None else None,
         free["retention_ms"][number],
         free["retention_messages"][number],
         entry["how"] in (SIDES[number], "outer"),
     )
 
 
-def _aggregate(name: str, told: Mapping[str, Any]) -> agg.Aggregate:
-    kind, fields = told["kind"], told["fields"]
+def _aggregate(name: str, entry: Mapping[str, Any]) -> agg.Aggregate:
+    kind, fields = entry["kind"], entry["fields"]
     if kind in _PLAIN:
         return _PLAIN[kind](*fields)
     if kind in _WITH_OPTION:
         make, option = _WITH_OPTION[kind]
-        return make(*fields, **{option: told[option]})
+        return make(*fields, **{option: entry[option]})
     if kind == "over_all":  # keeps nothing but the messages
         return agg.over_all(*fields, function=_refuse, output=pa.null())
     raise ValueError(f"aggregates[{name!r}]: only the job itself knows how {kind} is kept")
@@ -130,18 +130,18 @@ def _refuse(messages: pa.Table) -> Any:
 
 def store_of(name: str, entry: Mapping[str, Any]) -> tuple[Declaration, int] | None:
     """Give the declaration and the region of a named store of `process()`; None when it has no such store."""
-    kept = entry.get("stores", {}).get(name)
-    if entry.get("operator") != "process" or kept is None:
+    stored = entry.get("stores", {}).get(name)
+    if entry.get("operator") != "process" or stored is None:
         return None
     free = entry.get("free", {}).get("stores", {}).get(name, {})
-    return _declaration(name, kept, free), int(kept["region"])
+    return _declaration(name, stored, free), int(stored["region"])
 
 
-def _declaration(name: str, kept: Mapping[str, Any], free: Mapping[str, Any]) -> Declaration:
-    kind = kept["kind"]
+def _declaration(name: str, stored: Mapping[str, Any], free: Mapping[str, Any]) -> Declaration:
+    kind = stored["kind"]
     if kind == "window":
         durations = (free["retention_ms"], free["window_size_ms"], free["grace_ms"])
-        return WindowOptions(name, *durations, bool(kept["layout"].get("retain_duplicates")))
+        return WindowOptions(name, *durations, bool(stored["layout"].get("retain_duplicates")))
     if kind == "session":
         return SessionOptions(name, free["retention_ms"])
     if kind in ("value", "list", "map"):

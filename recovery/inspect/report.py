@@ -76,7 +76,7 @@ def _shard_json(shard: ShardView, topics: Mapping[int, str]) -> dict[str, Any]:
             "bytes": sum(segment.length for segment in record.segments) if record is not None else 0,
         },
         "queue": {"micro_batches": len(shard.queue), "bytes": sum(shard.queue.values())},
-        "packages": {"count": shard.packages[0], "bytes": shard.packages[1]},
+        "snapshots": {"count": shard.snapshots[0], "bytes": shard.snapshots[1]},
         "local": None
         if local is None
         else {
@@ -142,7 +142,7 @@ def show_checkpoint(console: Console, data: Mapping[str, Any]) -> None:
     line = f"committed micro-batches that Spark still knows: {known}; changelog: {data['changelog']}"
     console.print(plain(line), soft_wrap=True)
     state = Table("shard", "version", "batch time", "open windows", "closing next")
-    places = Table("shard", "messages", "changelog", "packages", "local copy")
+    places = Table("shard", "messages", "changelog", "snapshots", "local copy")
     for shard in data["shards"]:
         cells = _cells(shard)
         state.add_row(*map(plain, cells[:5]))
@@ -168,7 +168,7 @@ def show_checkpoint(console: Console, data: Mapping[str, Any]) -> None:
 
 
 def _cells(shard: Mapping[str, Any]) -> list[str]:
-    windows, log, packages, local = shard["windows"], shard["changelog"], shard["packages"], shard["local"]
+    windows, log, snapshots, local = shard["windows"], shard["changelog"], shard["snapshots"], shard["local"]
     here = "none"
     if local is not None:
         found = local["commit"]
@@ -183,7 +183,7 @@ def _cells(shard: Mapping[str, Any]) -> list[str]:
         _short((windows or {}).get("closing_next")) or "",
         "" if shard["messages"] is None else f"{shard['messages']:,}",
         f"{log['records']} records, {log['bases']} bases, {size(log['bytes'])}",
-        f"{packages['count']}, {size(packages['bytes'])}",
+        f"{snapshots['count']}, {size(snapshots['bytes'])}",
         here,
     ]
 
@@ -243,9 +243,9 @@ def as_of_json(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 def _as_of(shard: Mapping[str, Any]) -> str:
     places = [f"{at['topic']}/{at['partition']} before offset {at['next_offset']}" for at in shard["positions"]]
-    told = [*places[:_MOST_PLACES], *([f"{len(places)} source partitions"] if len(places) > _MOST_PLACES else [])]
+    shown = [*places[:_MOST_PLACES], *([f"{len(places)} source partitions"] if len(places) > _MOST_PLACES else [])]
     queued = f"; {shard['queued']} micro-batches are queued behind it" if shard["queued"] else ""
-    return f"shard {shard['shard']} as of micro-batch {shard['version']}: {', '.join(told)}{queued}"
+    return f"shard {shard['shard']} as of micro-batch {shard['version']}: {', '.join(shown)}{queued}"
 
 
 def write_rows(parts: Sequence[pa.Table], limit: int, form: str, as_of: Sequence[Mapping[str, Any]]) -> None:
@@ -335,7 +335,7 @@ def restore_plans(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 def reset_json(plan: Reset, *, dry_run: bool) -> dict[str, Any]:
     """Give what a reset deletes."""
     paths = [{"path": path, "bytes": length} for path, length in plan.paths]
-    return {"dry_run": dry_run, "deleted": paths, "kept": list(plan.kept), "offsets": list(plan.offsets)}
+    return {"dry_run": dry_run, "deleted": paths, "kept": list(plan.stays), "offsets": list(plan.offsets)}
 
 
 def show_reset(console: Console, data: Mapping[str, Any]) -> None:
@@ -343,7 +343,7 @@ def show_reset(console: Console, data: Mapping[str, Any]) -> None:
     verb = "would delete" if data["dry_run"] else "deletes"
     lines = [f"{verb} {one['path']}" + (f" ({size(one['bytes'])})" if one["bytes"] is not None else "")
              for one in data["deleted"]]  # fmt: skip
-    lines += [f"keeps {kept}" for kept in data["kept"]]
+    lines += [f"keeps {stays}" for stays in data["kept"]]
     for line in [*lines, *data["offsets"]]:
         console.print(plain(line), soft_wrap=True)
 

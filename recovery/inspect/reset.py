@@ -38,7 +38,7 @@ class Reset:
         home: Its local state on this host; None where the checkpoint does not say which it is.
         outputs: Directories of results and errors whose micro-batches go too; what else lies in them stays.
         paths: Everything that is deleted, with its bytes where they are known.
-        kept: What a reader might expect to go, and stays, and what that means for the next start.
+        stays: What a reader might expect to go, and stays, and what that means for the next start.
         offsets: Source offsets that are consumed already and will be read again, or are lost: one sentence each.
         local_only: Only the local state goes.
     """
@@ -47,7 +47,7 @@ class Reset:
     home: Path | None
     outputs: tuple[str, ...]
     paths: tuple[tuple[str, int | None], ...]
-    kept: tuple[str, ...]
+    stays: tuple[str, ...]
     offsets: tuple[str, ...]
     local_only: bool
 
@@ -71,16 +71,16 @@ def plan_reset(
     mark = half_reset.read_mark(location)
     if mark is not None:
         home = _home(local_dir, mark.query_id)
-        kept: tuple[str, ...] = (
+        stays: tuple[str, ...] = (
             *(() if home is not None else ("local state: the checkpoint does not say any more which it is",)),
             *_others(mark.outputs),
         )
-        return Reset(location, home, mark.outputs, _paths(location, home, mark.outputs), kept, (), local_only=False)
+        return Reset(location, home, mark.outputs, _paths(location, home, mark.outputs), stays, (), local_only=False)
     opened = Checkpoint(location, local_dir)
     home = _home(local_dir, _query_id(opened))
     if local_only:
-        kept = ("results and errors", f"{location}: the next start restores from it")
-        return Reset(location, home, (), _paths(None, home, ()), kept, (), local_only=True)
+        stays = ("results and errors", f"{location}: the next start restores from it")
+        return Reset(location, home, (), _paths(None, home, ()), stays, (), local_only=True)
     directories, notes = _outputs(opened, delete=outputs)
     notes += _others(directories)
     if opened.changelog_uri != manifest.changelog_uri(location, None):
@@ -108,7 +108,7 @@ def carry_out(plan: Reset) -> None:
         StoreLocked: A task works on a shard on this host; nothing was deleted.
     """
     files = open_files(plan.location)
-    held = lease.take(plan.location, "rewind reset")
+    taken = lease.take(plan.location, "rewind reset")
     gone = False
     try:
         with _locks(plan.home):
@@ -123,7 +123,7 @@ def carry_out(plan: Reset) -> None:
                 _delete_checkpoint(files)
                 gone = True
     finally:
-        held.release(forget=gone)
+        taken.release(forget=gone)
     if gone and not files.list(lease.DIRECTORY):  # the empty folders, unless a new query has begun there
         files.delete_folder("")
 
@@ -134,9 +134,9 @@ def _delete_checkpoint(files: Files) -> None:
         if folder != _OURS:
             files.delete_folder(folder)
     files.delete([*files.list(), *files.list(temporary=True)])
-    kept = lease.DIRECTORY.rpartition("/")[2]
+    stays = lease.DIRECTORY.rpartition("/")[2]
     for folder in files.folders(_OURS):
-        if folder != kept:
+        if folder != stays:
             files.delete_folder(f"{_OURS}/{folder}")
     last = (manifest.NAME, half_reset.NAME)
     ours = [f"{_OURS}/{name}" for name in (*files.list(_OURS), *files.list(_OURS, temporary=True))]

@@ -123,7 +123,7 @@ def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> tuple[Memo
 
 def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     if not _is_paned(checkpoint):
-        return _kept_windows(checkpoint, shard, wanted)
+        return _stored_windows(checkpoint, shard, wanted)
     if wanted.key is not None:
         raise ValueError(
             f"key={wanted.key!r}: a row of this table is a window with all its keys: allowed is none; the tables"
@@ -146,7 +146,7 @@ def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     return pa.Table.from_pylist(rows, WINDOWS)
 
 
-def _kept_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give windows that are kept one by one: sliding ones, sessions, and those by number of messages."""
     schema, found = table_schema(checkpoint, "windows"), _committed(checkpoint, shard, wanted)
     if found is None:
@@ -157,7 +157,7 @@ def _kept_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Tabl
         raise ValueError("from, to: windows by number of messages have no event time; allowed are none")
     low = wanted.start if wanted.start is not None else MIN_TIME
     high = wanted.end if wanted.end is not None else MAX_TIME
-    kept = views.windows(operator.kind, Workspace(found[0], found[1].bounds), low, high)
+    listed = views.windows(operator.kind, Workspace(found[0], found[1].bounds), low, high)
     names, (first, last) = _key_names(operator), _EDGES[by_time]
     rows = [
         {
@@ -168,7 +168,7 @@ def _kept_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Tabl
             "messages": view.messages,
             "offsets": " ".join(f"{s}/{p}:{low}-{high}" for (s, p), (low, high) in sorted(view.offsets.items())),
         }
-        for view in kept
+        for view in listed
         if wanted.has_key(*(view.key or ("",)))
     ]
     return pa.Table.from_pylist(rows, schema)
@@ -296,8 +296,8 @@ def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
     if table == "windows" and operator.get("operator") == "window":
         edges = _EDGES[operator["window"]["unit"] == "time"]
         ends = [pa.field(edge, pa.int64(), nullable=False) for edge in edges]
-        told = [pa.field("messages", pa.int64()), pa.field("offsets", pa.string(), nullable=False)]
-        return pa.schema([_SHARD, *ends, *keys, *told])
+        last = [pa.field("messages", pa.int64()), pa.field("offsets", pa.string(), nullable=False)]
+        return pa.schema([_SHARD, *ends, *keys, *last])
     if table == "aggregates" and _is_paned(checkpoint):
         return pa.schema([_SHARD, pa.field("start", pa.int64()), *keys, pa.field("partial_bytes", pa.int64())])
     if table == "rows":

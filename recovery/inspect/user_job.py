@@ -140,7 +140,7 @@ def job_of(pipeline: Pipeline, spark: SparkSession, location: str, manifest: Man
     )
     check_same(location, manifest, Manifest(job.shards, job.grouping, {**manifest.entries, **describe(job, {})}))
     topics_of(job, manifest)
-    return job.pinned({topic: TopicIdentity(**told) for topic, told in (manifest.entries.get("topics") or {}).items()})
+    return job.pinned({topic: TopicIdentity(**one) for topic, one in (manifest.entries.get("topics") or {}).items()})
 
 
 def shard_maker(checkpoint: Checkpoint, job: Job) -> Callable[[str, int], ShardJob]:

@@ -1,7 +1,7 @@
 """Check everything that is stored for a checkpoint: bytes, lineage, indexes, counts, digests.
 
 Each check gives findings; `rewind verify` prints them and exits with 0 only if none is a problem. A local database or a
-package that is behind, or damaged, is a *note* when the changelog is sound: it is a disposable copy, found out before
+snapshot that is behind, or damaged, is a *note* when the changelog is sound: it is a disposable copy, found out before
 it is used. Damage to the changelog or the manifest is a *problem*: it is the truth.
 """
 
@@ -63,7 +63,7 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
                 yield from (_note("changelog", f"shard {shard}", note) for note in history.notes)
             except RewindError:
                 continue  # named by the check of the changelog
-        yield from _packages(checkpoint, shard)
+        yield from _snapshots(checkpoint, shard)
         local = checkpoint.local(shard)
         if local is not None:
             yield from _local(local, shard, commit, record)
@@ -125,13 +125,13 @@ def _messages(checkpoint: Checkpoint, record: CommitRecord) -> Iterator[Finding]
         yield Finding(SOUND, "message log", f"shard {record.shard}", text)
 
 
-def _packages(checkpoint: Checkpoint, shard: int) -> Iterator[Finding]:
+def _snapshots(checkpoint: Checkpoint, shard: int) -> Iterator[Finding]:
     wrong = checkpoint.snapshots.verify(shard)
     for error in wrong:
-        yield _of(error, NOTE, "package")
+        yield _of(error, NOTE, "snapshot")
     offers = checkpoint.snapshots.offers(shard)
     if offers and not wrong:
-        yield Finding(SOUND, "package", f"shard {shard}", f"{len(offers)} packages match their digests")
+        yield Finding(SOUND, "snapshot", f"shard {shard}", f"{len(offers)} snapshots match their digests")
 
 
 def _local(local: LocalCopy, shard: int, commit: Commit | None, record: CommitRecord | None) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Restore shards on Spark's own engine: probe all of them, replay what is missing, build packages, prove them.
+"""Restore shards on Spark's own engine: probe all of them, replay what is missing, build snapshots, prove them.
 
 The planner says how: from nothing, or from an older copy that lies here and lacks only what came since. A copy that
 cannot be caught up with (it is damaged, or something else than the committed state comes out) is noted as broken, and
@@ -34,7 +34,7 @@ from recovery.listener import Listeners, RestoreListener, Restoring
 from recovery.restore.planner import CatchUp, Fetch, Local, Lost, Nothing, Rebuild, Remote, plan
 from recovery.restore.probe import Unusable, probe, share_all
 from recovery.restore.read_again import mend_queue
-from recovery.restore.replay import DIRECTORY, ReplayableJob, build_package, read_pointers, write_chunks
+from recovery.restore.replay import DIRECTORY, ReplayableJob, build_snapshot, read_pointers, write_chunks
 from recovery.restore.standby import bring_copies
 from recovery.restore.versions import committed_record, with_versions
 from recovery.snapshots.publisher import Snapshots
@@ -106,7 +106,7 @@ def restore_beside(
     """Restore shards beside the running query, and ask them to adopt their queues.
 
     Nothing that tasks of the query use is looked at: a restore begins with nothing, and its files are its own. Its
-    packages are brought to the disks where the shards were looked for before they are asked: their tasks fetch nothing.
+    snapshots are brought to the disks where the shards were looked for before they are asked: tasks fetch nothing.
 
     Args:
         spark: The session.
@@ -117,7 +117,7 @@ def restore_beside(
         check_lease: Raises once a newer start has the checkpoint: it alone asks then.
         listeners: Told of each shard.
         arrow_rows: Rows per Arrow batch.
-        refused: Shards that could not adopt their queues with the packages that there are.
+        refused: Shards that could not adopt their queues with the snapshots that there are.
 
     Raises:
         CheckpointTaken: A newer start has taken the checkpoint over; nothing was asked.
@@ -130,7 +130,7 @@ def restore_beside(
     there = {
         shard: pointer.commit
         for shard, pointer in pointers.items()
-        if shard not in refused and _leads(of(shard).packages, pointer)
+        if shard not in refused and _leads(of(shard).snapshots, pointer)
     }
     brought = there.keys() - bring_copies(spark, of, there).keys()  # what a task may not fetch, but is to be had
     lost = {shard: pointer for shard, pointer in pointers.items() if shard not in brought}
@@ -149,9 +149,9 @@ def restore_beside(
     kill_point("after_ask")
 
 
-def _leads(packages: Snapshots | None, pointer: Pointer) -> bool:
-    """Return whether packages lead to a commit, by their manifests."""
-    offers = packages.offers(pointer.shard, toward=pointer.commit) if packages is not None else ()
+def _leads(snapshots: Snapshots | None, pointer: Pointer) -> bool:
+    """Return whether snapshots lead to a commit, by their manifests."""
+    offers = snapshots.offers(pointer.shard, toward=pointer.commit) if snapshots is not None else ()
     return isinstance(plan(pointer, Local(Nothing()), Remote(offers)), Fetch)
 
 
@@ -216,7 +216,7 @@ def plan_restores(
         chosen = plan(pointer, Local(here), Remote(record=record, source=source, topics=topics), in_task=False)
         if isinstance(chosen, Lost):
             raise with_versions(chosen.error, changelog, pointers, source)
-        assert isinstance(chosen, Rebuild | CatchUp), "the supervisor was offered no packages"
+        assert isinstance(chosen, Rebuild | CatchUp), "the supervisor was offered no snapshots"
         plans[shard] = replace(chosen, why=found[shard].why or why)
     return plans
 
@@ -301,7 +301,7 @@ class _Run:
             for shard, data, start, names in items:
                 older = Commit.of_name(start) if start is not None else None
                 try:
-                    restored = build_package(make(shard), decode(data).commit, checkpoint, names, older)
+                    restored = build_snapshot(make(shard), decode(data).commit, checkpoint, names, older)
                 except RewindError as error:
                     if older is None:
                         raise

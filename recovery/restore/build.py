@@ -101,8 +101,8 @@ def above_bounds(rows: Rows, bounds: dict[int, bytes]) -> Rows:
         gone = {bytes([Region.MESSAGES]) + key[1 + TIME_BYTES :] for key in keys[index:cut]}
         del keys[index:cut], values[index:cut]
         if gone:
-            kept = [at for at, key in enumerate(keys) if key not in gone]
-            keys, values = [keys[at] for at in kept], [values[at] for at in kept]
+            picked = [at for at, key in enumerate(keys) if key not in gone]
+            keys, values = [keys[at] for at in picked], [values[at] for at in picked]
     bound = bounds.get(Region.MESSAGES)
     if bound is not None:
         cut = bisect_left(keys, bound)

@@ -1,8 +1,8 @@
 """Open a shard's database exactly at its pointer: look, ask the planner, try, note what is broken, ask again.
 
-Nothing here reads the source: what cannot be had from the local disk or from packages is `StateUnavailable`, and the
+Nothing here reads the source: what cannot be had from the local disk or from snapshots is `StateUnavailable`, and the
 supervisor restores it. A piece that turns out damaged is left out of the next plan, so the fallback order goes one step
-at a time: the staged file here, the same one among the packages, older packages and more steps. Each try is reported.
+at a time: the staged file here, the same one among the snapshots, older snapshots and more steps. Each try is reported.
 """
 
 from __future__ import annotations
@@ -65,22 +65,22 @@ class OpenShard:
     Attributes:
         directory: The shard's directories.
         where: Names the shard in errors.
-        packages: Copies on the checkpoint's filesystem, None when there is no such place.
+        snapshots: Copies on the checkpoint's filesystem, None when there is no such place.
         listeners: Told of each try to fetch something.
-        launch: The query's start that asks. A database that is newer than the pointer and was made by an earlier start
-            is no sign of a zombie: Spark was rolled back in between, and the database is done without.
-        most_bytes: Packages of more bytes are not fetched here; None fetches them.
-        told: The same, written down: what the task tells the driver.
+        incarnation: The query's start that asks. A database that is newer than the pointer and was made by an earlier
+            one is no sign of a zombie: Spark was rolled back in between, and the database is done without.
+        most_bytes: Snapshots of more bytes are not fetched here; None fetches them.
+        recorder: The same, written down: what the task tells the driver.
         ingest_s: Seconds that ingesting staged files took, checks of their digests included.
     """
 
     directory: ShardDirectory
     where: str
-    packages: Snapshots | None = None
+    snapshots: Snapshots | None = None
     listeners: tuple[RestoreListener, ...] = ()
-    launch: int = 0
+    incarnation: int = 0
     most_bytes: int | None = None
-    told: Recorder = field(default_factory=Recorder)
+    recorder: Recorder = field(default_factory=Recorder)
     ingest_s: float = 0.0
     _broken: set[Broken] = field(default_factory=set)
     _damaged_here: set[Commit] = field(default_factory=set)
@@ -89,7 +89,7 @@ class OpenShard:
         """Open the database at the pointer.
 
         Raises:
-            StateUnavailable: It is not here and no package leads to it, or more than `most_bytes` of them do.
+            StateUnavailable: It is not here and no snapshot leads to it, or more than `most_bytes` of them do.
             StateAhead: The local state is newer than the pointer; nothing was touched.
         """
         generation = self.directory.current()
@@ -110,7 +110,7 @@ class OpenShard:
         began = database.commit.version if isinstance(database, At) and database.commit is not None else -1
         staged = _staged(pointer, generation)
         offers: tuple[Offer, ...] = ()
-        looked = self.packages is None
+        looked = self.snapshots is None
         why = ""
         while True:
             found = plan(pointer, Local(database, frozenset(staged - self._damaged_here)), Remote(offers))
@@ -135,10 +135,10 @@ class OpenShard:
                 # what was ingested stays: it is of the pointer's own lineage
                 row = read_commit_row(store)
                 database = At(row.commit if row is not None else None)
-            elif isinstance(found, Fetch) and looked and self.packages is not None:
+            elif isinstance(found, Fetch) and looked and self.snapshots is not None:
                 kill_point("fetch", pointer.commit.version)
                 fresh = self.directory.new_generation()
-                restoring = Restoring(pointer.shard, pointer.commit.name, why or found.why, "package")
+                restoring = Restoring(pointer.shard, pointer.commit.name, why or found.why, "snapshot")
                 why = self._try(pointer, found, generation, fresh, None, restoring)
                 if not why:
                     made = RocksStore.open(fresh.database, create=False)
@@ -150,30 +150,30 @@ class OpenShard:
                 raise StateUnavailable(
                     f"the state of commit {pointer.commit.name} is not here",
                     where=self.where,
-                    why="; ".join(filter(None, [_why(found), self.told.failures])),
+                    why="; ".join(filter(None, [_why(found), self.recorder.failures])),
                     command=RESTORE_COMMAND,
                 )
-            if self.packages is not None:
+            if self.snapshots is not None:
                 start = database if isinstance(database, At) else None
-                offers = self.packages.offers(pointer.shard, toward=pointer.commit, start=start, broken=self._broken)
+                offers = self.snapshots.offers(pointer.shard, toward=pointer.commit, start=start, broken=self._broken)
                 looked = True
 
     def _check_ahead(self, found: Ahead, store: RocksStore | None) -> None:
         """Refuse a database of this launch that is ahead; that of one before it is of a checkpoint that went back."""
         row = read_commit_row(store) if store is not None else None
-        if row is None or row.launch >= self.launch:
+        if row is None or row.incarnation >= self.incarnation:
             raise _ahead(found, self.where)
 
     def _check_length(self, found: Advance | Fetch, offers: tuple[Offer, ...]) -> None:
         wanted = {(step.commit, False) for step in found.steps if not step.local}
-        if isinstance(found, Fetch) and found.package is not None:
-            wanted.add((found.package, True))
+        if isinstance(found, Fetch) and found.snapshot is not None:
+            wanted.add((found.snapshot, True))
         length = sum(offer.length for offer in offers if (offer.commit, offer.full) in wanted)
         if self.most_bytes is not None and length > self.most_bytes:
             raise StateUnavailable(
                 "the state is not here, and fetching it would take long",
                 where=self.where,
-                why=f"{length:,} bytes of packages, a task fetches {self.most_bytes:,} at most",
+                why=f"{length:,} bytes of snapshots, a task fetches {self.most_bytes:,} at most",
                 command=RESTORE_COMMAND,
             )
 
@@ -199,12 +199,12 @@ class OpenShard:
         What is damaged is noted. The usual case, this host's own staged file, is no restore and is not reported unless
         it is damaged.
         """
-        watch = Listeners((*self.listeners, self.told))
+        watch = Listeners((*self.listeners, self.recorder))
         fetches = any(not step.local for step in found.steps) or store is None
         started, before = time.monotonic(), self._fetched_bytes
         if fetches:
             watch.start(restoring)
-        piece: Step | None = None  # None: the package that the steps are applied to
+        piece: Step | None = None  # None: the snapshot that the steps are applied to
         made = None
         try:
             if isinstance(found, Fetch):
@@ -218,10 +218,10 @@ class OpenShard:
                 self.ingest_s += time.monotonic() - ingesting
                 kill_point("after_ingest", piece.commit.version)
             if isinstance(found, Fetch):
-                piece = None if found.package is not None else piece
+                piece = None if found.snapshot is not None else piece
                 _check_row(pointer, target, read_commit_row(store))
         except RewindError as error:
-            # a package is a copy, done without whatever is wrong with it; a disk that fails here is not the package's
+            # a snapshot is a copy, done without whatever is wrong with it; a disk that fails here is not the snapshot's
             if not isinstance(found, Fetch) and not isinstance(error, StateCorrupted):
                 raise
             self._note(found, piece)
@@ -238,10 +238,10 @@ class OpenShard:
 
     def _base(self, pointer: Pointer, found: Fetch, target: Generation) -> RocksStore:
         """Make the database that the steps are applied to."""
-        if found.package is None:
+        if found.snapshot is None:
             return RocksStore.open(target.database)
-        assert self.packages is not None, "an offer comes from packages"
-        self.packages.fetch(pointer.shard, found.package, target.database)
+        assert self.snapshots is not None, "an offer comes from snapshots"
+        self.snapshots.fetch(pointer.shard, found.snapshot, target.database)
         return RocksStore.open(target.database, create=False)
 
     def _file(self, pointer: Pointer, step: Step, current: Generation | None, target: Generation) -> Staged:
@@ -251,12 +251,12 @@ class OpenShard:
             if current is not None and current != target:
                 os.link(current.staged(step.commit), path)
             return Staged(path, pointer.staged_length, pointer.staged_digest, 0)
-        assert self.packages is not None, "an offer comes from packages"
-        file = self.packages.fetch_step(pointer.shard, step.commit, path)
+        assert self.snapshots is not None, "an offer comes from snapshots"
+        file = self.snapshots.fetch_step(pointer.shard, step.commit, path)
         named = (pointer.staged_length, pointer.staged_digest)
         if step.commit == pointer.commit and (file.length, file.digest) != named:
             raise StateCorrupted(
-                "a package's staged file is not the one that the pointer names",
+                "a snapshot's staged file is not the one that the pointer names",
                 where=f"shard {pointer.shard}, commit {step.commit.name}",
                 why=f"digest {file.digest}, {pointer.staged_digest} was committed",
                 command="rewind verify <checkpoint>",
@@ -270,12 +270,12 @@ class OpenShard:
         elif piece is not None:
             self._broken.add((piece.commit, False))
         elif isinstance(found, Fetch):
-            full = found.package is not None
-            self._broken.add((found.package or found.steps[0].commit, full))
+            full = found.snapshot is not None
+            self._broken.add((found.snapshot or found.steps[0].commit, full))
 
     @property
     def _fetched_bytes(self) -> int:
-        return self.packages.fetched_bytes if self.packages is not None else 0
+        return self.snapshots.fetched_bytes if self.snapshots is not None else 0
 
 
 def _open_current(generation: Generation | None) -> tuple[RocksStore | None, Database]:
@@ -350,7 +350,7 @@ def _check_row(pointer: Pointer, generation: Generation, row: CommitRecord | Non
 def _why(found: Plan) -> str:
     if isinstance(found, Queue):
         return f"its input is queued since commit {found.since.name}"
-    return found.why if isinstance(found, Missing | Fetch) else "no package leads to it"
+    return found.why if isinstance(found, Missing | Fetch) else "no snapshot leads to it"
 
 
 def _ahead(found: Ahead, where: str) -> RewindError:

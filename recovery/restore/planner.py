@@ -1,6 +1,6 @@
 """The planner: a pure function from what was found to what to do. It reads nothing and changes nothing.
 
-What is committed is what the pointer names. Local databases, staged files and packages are disposable copies of it; the
+What is committed is what the pointer names. Local databases, staged files and snapshots are disposable copies; the
 changelog and the source are the truth. The table, first row that fits (the rows of section 5.2 of the design):
 
 ====================================================== ===========================================================
@@ -12,8 +12,8 @@ a restoring pointer, whatever is found                 `Queue`: nothing leads to
 database at the pointer                                `Use`
 database at the parent, the pointer's staged file      `Advance` by that file
 database newer than the pointer, in a task             `Ahead`: the task fails and touches nothing
-database an ancestor; staged files or packages between `Advance` by all of them
-a package at an ancestor (or the pointer), and the     `Fetch` it, advance by them
+database an ancestor; staged files or snapshots between `Advance` by all of them
+a snapshot at an ancestor (or the pointer), and the     `Fetch` it, advance by them
 files between
 the changelog holds the commit, no messages to replay  `Rebuild` from the changelog alone
 in a task, none of these                               `Missing`: the supervisor restores
@@ -69,7 +69,7 @@ class Remote:
     """What is known beyond this executor. Whoever did not look leaves the default.
 
     Attributes:
-        offers: Packages.
+        offers: Snapshots.
         record: The changelog's record of the pointer's commit, when its lineage is complete down to a base.
         changelog_error: Why the changelog cannot be read.
         source: Per source partition the earliest offset there is, and the end (exclusive); None: not looked at.
@@ -89,7 +89,7 @@ class Step:
 
     Attributes:
         commit: What it brings the state to.
-        local: It lies in the generation's `staged` directory; otherwise it is fetched from the packages.
+        local: It lies in the generation's `staged` directory; otherwise it is fetched from the snapshots.
     """
 
     commit: Commit
@@ -115,15 +115,15 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Make a new generation from a package, then ingest files, in this order.
+    """Make a new generation from a snapshot, then ingest files, in this order.
 
     Attributes:
-        package: Commit of the package; None for an empty database, when the steps reach back to the first commit.
+        snapshot: Commit of the snapshot; None for an empty database, when the steps reach back to the first commit.
         steps: What to apply to it.
         why: What was found instead of a usable database.
     """
 
-    package: Commit | None
+    snapshot: Commit | None
     steps: tuple[Step, ...]
     why: str
 
@@ -197,7 +197,7 @@ Plan = Start | Use | Advance | Fetch | Ahead | Missing | Queue | Rebuild | Catch
 
 @dataclass(slots=True)
 class _Steps:
-    """Where a step to each commit can be had: here first, then from a package."""
+    """Where a step to each commit can be had: here first, then from a snapshot."""
 
     parents: dict[Commit, tuple[Commit | None, bool]] = field(default_factory=dict)
 
@@ -220,7 +220,7 @@ def plan(pointer: Pointer | None, local: Local, remote: Remote = Remote(), *, in
             pointer. The supervisor, with no task running, may.
 
     Requires:
-        `local` was looked at under the shard's LOCK (or with no task running); `remote.offers` lists only packages
+        `local` was looked at under the shard's LOCK (or with no task running); `remote.offers` lists only snapshots
         whose manifest is sound; a piece that turned out damaged is left out when asking again, which gives the next
         best plan.
 
@@ -311,7 +311,7 @@ def _path(target: Commit, start: Commit | None, steps: _Steps) -> tuple[Step, ..
 
 
 def _fetch(pointer: Pointer, steps: _Steps, offers: Iterable[Offer], why: str) -> Fetch | None:
-    """Choose the newest package from which steps lead to the pointer: the fewest files to ingest."""
+    """Choose the newest snapshot from which steps lead to the pointer: the fewest files to ingest."""
     full = sorted((offer.commit for offer in offers if offer.full), reverse=True)
     for commit in full:
         path = _path(pointer.commit, commit, steps)

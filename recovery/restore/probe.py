@@ -98,8 +98,8 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
 
 
 def _opened(job: ShardJob, directory: ShardDirectory, pointer: Pointer | None) -> Opened:
-    """Open a shard; what is newer than the pointer is put aside, and packages may lead to the pointer then."""
-    open_shard = partial(OpenShard, directory, job.where, job.packages, job.listeners)
+    """Open a shard; what is newer than the pointer is put aside, and snapshots may lead to the pointer then."""
+    open_shard = partial(OpenShard, directory, job.where, job.snapshots, job.listeners)
     try:
         return open_shard().at(pointer)
     except StateAhead as error:
@@ -113,7 +113,7 @@ def _opened(job: ShardJob, directory: ShardDirectory, pointer: Pointer | None) -
 
 
 def share_all(spark: SparkSession, pointers: Mapping[int, Pointer], make: Callable[[int], ShardJob]) -> int:
-    """Publish packages of all shards, in one Spark job; give how many. An executor that has no state gives none."""
+    """Publish snapshots of all shards, in one Spark job; give how many. An executor that has no state gives none."""
 
     def look(items: Iterable[tuple[int, bytes]]) -> Iterator[int]:
         for shard, data in items:
@@ -127,25 +127,25 @@ def share_all(spark: SparkSession, pointers: Mapping[int, Pointer], make: Callab
 
 
 def share(job: ShardJob, pointer: Pointer) -> bool:
-    """Publish the state of a shard that lies here as a package of its commit, for other hosts.
+    """Publish the state of a shard that lies here as a snapshot of its commit, for other hosts.
 
     Returns:
-        False when there is one already, or no place for packages.
+        False when there is one already, or no place for snapshots.
 
     Raises:
         StateUnavailable: The state does not lie here.
     """
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s):
-        opened = OpenShard(directory, job.where, job.packages, job.listeners).at(pointer)
+        opened = OpenShard(directory, job.where, job.snapshots, job.listeners).at(pointer)
         try:
-            offers = job.packages.offers(job.shard, toward=pointer.commit) if job.packages is not None else ()
-            if job.packages is None or any(offer.full and offer.commit == pointer.commit for offer in offers):
+            offers = job.snapshots.offers(job.shard, toward=pointer.commit) if job.snapshots is not None else ()
+            if job.snapshots is None or any(offer.full and offer.commit == pointer.commit for offer in offers):
                 return False
             assert opened.row is not None, "a pointer's database has a commit row"
             with scratch_directory(job.local_dir / job.query_id, "share") as scratch:
                 opened.store.checkpoint(scratch / "copy")
-                job.packages.publish(opened.row, scratch / "copy")
+                job.snapshots.publish(opened.row, scratch / "copy")
         finally:
             opened.store.close()
     return True

@@ -71,7 +71,7 @@ def make_again(
     files: Files,
     pointer: RestoringPointer,
     job: ReplayableJob,
-    held: Ranges,
+    available: Ranges,
     read: Callable[[Draft, Ranges], list[Packed]],
     began: Mapping[SourcePartition, int] = MappingProxyType({}),
 ) -> int:
@@ -81,7 +81,7 @@ def make_again(
         files: `<checkpoint>/rewind/queue`.
         pointer: The committed one.
         job: The job.
-        held: What the sources hold: first offset and end, exclusive.
+        available: What the sources hold: first offset and end, exclusive.
         read: Gives the packed rows of the shard for offsets of a micro-batch.
         began: Where the query began to read source partitions, as far as that was said.
 
@@ -90,7 +90,7 @@ def make_again(
     """
     lost = lost_of(files, pointer)
     for draft in lost:
-        ranges = _ranges(job, files, draft, held, began)
+        ranges = _ranges(job, files, draft, available, began)
         if not draft.put(files, _assembled(job, draft, read(draft, ranges) if ranges else [])):
             raise _gone(files, draft, "the source gives other messages than those that were queued")
         log.warning("%s was lost, and is made again from the source", entry_name(pointer.shard, draft.entry.commit))
@@ -109,7 +109,7 @@ def _max_ahead(checkpoint: str) -> ByVersion[int | None]:
 
 
 def _ranges(
-    job: ReplayableJob, files: Files, draft: Draft, held: Ranges, began: Mapping[SourcePartition, int]
+    job: ReplayableJob, files: Files, draft: Draft, available: Ranges, began: Mapping[SourcePartition, int]
 ) -> Ranges:
     """Return the offsets of a micro-batch; a source partition that has brought nothing before begins where it does."""
     before = draft.entry.positions
@@ -122,7 +122,7 @@ def _ranges(
         topic = job.topics.get(stream, f"stream {stream}")
         if stream in job.ranked:
             raise _gone(files, draft, f"{topic} is a DataFrame, which cannot be read again")
-        earliest, end = held.get(key, (0, 0))
+        earliest, end = available.get(key, (0, 0))
         first = old or began.get(key, 0)
         if position.next_offset > end or (first and position.next_offset <= earliest):
             why = f"{topic} partition {partition} has offsets {earliest} to {end}, {old} to {position.next_offset}"

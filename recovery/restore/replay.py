@@ -1,9 +1,9 @@
-"""Replay on Spark's own engine: read exactly the missing offsets, and build a shard's package out of them.
+"""Replay on Spark's own engine: read exactly the missing offsets, and build a shard's snapshot out of them.
 
 The source and the changelog are the truth. A replay is a batch read of the offset ranges that the commit records name,
 through the same parse and pack input as the stream; each Arrow batch becomes, per shard, one sorted chunk of
 message-store rows on the checkpoint's filesystem, so memory is bounded by the Arrow batch. Then each shard is built
-from its changelog and its chunks, proven by count and digest, and published as a package, which any executor takes.
+from its changelog and its chunks, proven by count and digest, and published as a snapshot, which any executor takes.
 
 Files of a run: `<checkpoint>/rewind/replay/<run uuid>/<shard>/<rows>-<uuid>.arrow`, removed when the run ends.
 """
@@ -257,15 +257,15 @@ def _chunk(files: Files, operator: Operator, messages: pa.Table, record: CommitR
     return pa.RecordBatch.from_pylist([report], _REPORT_ARROW)
 
 
-def build_package(
+def build_snapshot(
     job: ShardJob, commit: Commit, checkpoint: str, names: Sequence[str], start: Commit | None = None
 ) -> Restored:
-    """Build one shard's database from its changelog and chunks, and publish it as a package of its commit.
+    """Build one shard's database from its changelog and chunks, and publish it as a snapshot of its commit.
 
     Args:
         job: The shard.
         commit: The committed commit.
-        checkpoint: Where chunks and packages are.
+        checkpoint: Where chunks and snapshots are.
         names: Chunks below the checkpoint.
         start: Begin with the local database, which is at this commit.
 

@@ -1,4 +1,4 @@
-"""A copy of each shard on hosts that do not own it, so that a takeover catches up and fetches no whole package.
+"""A copy of each shard on hosts that do not own it, so that a takeover catches up and fetches no whole snapshot.
 
 The copies are kept by small Spark jobs, whose tasks fall where cores are free: on each disk one of them does the work;
 a host that none of them reaches now is reached by a later one. They keep the executors' Python workers warm besides.
@@ -131,19 +131,19 @@ def _on_this_disk(jobs: list[ShardJob], commits: list[Commit], everywhere: bool)
 def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:
     """Bring the copy of a shard that lies here closer to a commit; return the bytes fetched.
 
-    One call fetches a whole package, or steps of at most `most_bytes`, but at least one. Nothing is done where the
+    One call fetches a whole snapshot, or steps of at most `most_bytes`, but at least one. Nothing is done where the
     shard is owned (it is locked, or the commit was staged here), where the copy is there already or newer, and where
-    no package leads to the commit.
+    no snapshot leads to the commit.
 
     Args:
-        job: Of the shard, with packages.
+        job: Of the shard, with snapshots.
         commit: Committed by Spark.
         most_bytes: Bound on the steps.
 
     Raises:
-        StateCorrupted: A package, or the copy, is damaged; the copy is as it was.
+        StateCorrupted: A snapshot, or the copy, is damaged; the copy is as it was.
     """
-    assert job.packages is not None, "a standby copies packages"
+    assert job.snapshots is not None, "a standby copies snapshots"
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     known = directory.current()
     if known is not None and known.staged(commit).exists():
@@ -156,19 +156,19 @@ def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:
     if row is not None and row.commit.version >= commit.version:
         return 0
     start = At(row.commit) if row is not None else None
-    way = job.packages.offers(job.shard, toward=commit, start=start)[::-1]  # oldest first
+    way = job.snapshots.offers(job.shard, toward=commit, start=start)[::-1]  # oldest first
     if not way:
         return 0
-    fetched = job.packages.fetched_bytes
+    fetched = job.snapshots.fetched_bytes
     files: list[Staged] = []
     with scratch_directory(directory.path.parent, _KIND) as scratch:
         if way[0].full:
-            job.packages.fetch(job.shard, way[0].commit, scratch / "db")
+            job.snapshots.fetch(job.shard, way[0].commit, scratch / "db")
         elif row is not None and way[0].parent == row.commit:
-            before = job.packages.fetched_bytes
+            before = job.snapshots.fetched_bytes
             for step in way:
-                files.append(job.packages.fetch_step(job.shard, step.commit, scratch / f"{step.commit.name}.sst"))
-                if job.packages.fetched_bytes - before >= most_bytes:
+                files.append(job.snapshots.fetch_step(job.shard, step.commit, scratch / f"{step.commit.name}.sst"))
+                if job.snapshots.fetched_bytes - before >= most_bytes:
                     break
         else:
             return 0
@@ -186,7 +186,7 @@ def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:
                     directory.adopt(fresh)
         except StoreLocked:
             return 0
-    return job.packages.fetched_bytes - fetched
+    return job.snapshots.fetched_bytes - fetched
 
 
 def _ingest(generation: Generation, files: Sequence[Staged], before: int) -> None:

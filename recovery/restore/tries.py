@@ -19,7 +19,7 @@ from recovery.listener import Listeners, RestoreListener, Restoring
 
 MOVES = "moves"
 """Name among a shard's metrics; absent when nothing was fetched."""
-FETCHES = frozenset({"package", "steps"})
+FETCHES = frozenset({"snapshot", "steps"})
 """How a task comes by its state: `Restoring.how`."""
 MAX_TRIES = 64
 """A fallback order has no more steps worth telling."""

@@ -1,7 +1,7 @@
 """Back in time: which versions a checkpoint can be taken back to.
 
 An operator takes a checkpoint back by removing the newest entries of `commits/` and `offsets/`: then Spark goes on from
-the newest one left, and the shards with it, by packages or by changelog and source. What retention or pruning took
+the newest one left, and the shards with it, by snapshots or by changelog and source. What retention or pruning took
 cannot be had any more; then the error says what can.
 """
 
@@ -62,7 +62,7 @@ def with_versions(error: RewindError, changelog: Changelog, shards: Iterable[int
 def versions_to_be_had(changelog: Changelog, shards: Iterable[int], source: Source) -> list[int]:
     """Give the newest versions to which every shard can be restored from changelog and source, in order.
 
-    A version that only packages lead to is not among them. Records of attempts that Spark did not commit may stand in
+    A version that only snapshots lead to is not among them. Records of attempts that Spark did not commit may stand in
     for those that it did: both can be restored, or neither.
     """
     logged = {shard: [entry.commit for entry in changelog.entries(shard)] for shard in shards}

@@ -1,8 +1,8 @@
-"""The manifest of a package: which files it has, where they are, and what each must be.
+"""The manifest of a snapshot: which files it has, where they are, and what each must be.
 
-JSON (format 1): `{"checksum": "<xxh3-128 of body>", "body": {...}}`, the body a `Package`. A manifest is written last
+JSON (format 1): `{"checksum": "<xxh3-128 of body>", "body": {...}}`, the body a `Snapshot`. A manifest is written last
 and read with suspicion: one whose checksum, name, shard or file names are not what they must be is refused, so that
-nothing outside of the package is ever read or written for it.
+nothing outside of the snapshot is ever read or written for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COMMAND = "rewind verify <checkpoint>"
 
 
 class PackedFile(msgspec.Struct, frozen=True):
-    """One file of a package.
+    """One file of a snapshot.
 
     Attributes:
         name: Plain name in the database's directory.
@@ -35,19 +35,19 @@ class PackedFile(msgspec.Struct, frozen=True):
 
     @property
     def shared(self) -> str | None:
-        """Name by content; None for a file that belongs to one package alone."""
+        """Name by content; None for a file that belongs to one snapshot alone."""
         return f"{self.digest}_{self.length}.sst" if self.name.endswith(".sst") else None
 
 
-class Package(msgspec.Struct, frozen=True):
-    """A package's manifest.
+class Snapshot(msgspec.Struct, frozen=True):
+    """A snapshot's manifest.
 
     Attributes:
-        format: Format version of the package.
+        format: Format version of the snapshot.
         shard: The shard.
         commit: What it brings the state to.
         parent: The commit before it; a step is applied to that.
-        folder: Folder of a full package's small files; empty for a step.
+        folder: Folder of a full snapshot's small files; empty for a step.
         files: The database's files, or the one staged file.
     """
 
@@ -74,13 +74,13 @@ class _Envelope(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-def encode_manifest(package: Package) -> bytes:
+def encode_manifest(snapshot: Snapshot) -> bytes:
     """Encode a manifest, checksum first."""
-    body = msgspec.json.encode(package)
+    body = msgspec.json.encode(snapshot)
     return msgspec.json.encode(_Envelope(xxhash.xxh3_128_hexdigest(body), msgspec.Raw(body)))
 
 
-def decode_manifest(data: bytes, shard: int, name: str, where: str) -> Package:
+def decode_manifest(data: bytes, shard: int, name: str, where: str) -> Snapshot:
     """Decode a manifest and check everything about it that can be checked without its files.
 
     Args:
@@ -101,43 +101,43 @@ def decode_manifest(data: bytes, shard: int, name: str, where: str) -> Package:
         version = msgspec.json.decode(body, type=dict).get("format")
         if version != FORMAT:
             raise UnknownFormat(
-                "a package has an unknown format",
+                "a snapshot has an unknown format",
                 where=where,
                 why=f"format {version!r}, this release reads {FORMAT}",
                 command="install the release that wrote it",
             )
-        package = msgspec.json.decode(body, type=Package)
+        snapshot = msgspec.json.decode(body, type=Snapshot)
     except UNDECODABLE as error:
         raise damaged(where, f"the manifest cannot be decoded: {error}") from error
-    _check_manifest(package, shard, name, where)
-    return package
+    _check_manifest(snapshot, shard, name, where)
+    return snapshot
 
 
 def manifest_name(commit: Commit, *, full: bool) -> str:
-    """Give the name of a package's manifest in its shard's folder."""
+    """Give the name of a snapshot's manifest in its shard's folder."""
     return f"{commit.name}.{'full' if full else 'step'}.json"
 
 
-def where_of(package: Package, file: PackedFile) -> str:
-    """Give where a package's file is, below the base directory."""
-    if not package.full:
-        return f"{package.shard}/{package.commit.name}.step.sst"
+def where_of(snapshot: Snapshot, file: PackedFile) -> str:
+    """Give where a snapshot's file is, below the base directory."""
+    if not snapshot.full:
+        return f"{snapshot.shard}/{snapshot.commit.name}.step.sst"
     if file.shared is not None:
-        return f"{package.shard}/{SHARED}/{file.shared}"
-    return f"{package.shard}/{package.folder}/{file.name}"
+        return f"{snapshot.shard}/{SHARED}/{file.shared}"
+    return f"{snapshot.shard}/{snapshot.folder}/{file.name}"
 
 
-def _check_manifest(package: Package, shard: int, name: str, where: str) -> None:
+def _check_manifest(snapshot: Snapshot, shard: int, name: str, where: str) -> None:
     """Refuse a manifest that is not what its name says, or whose names would leave their directory."""
-    if package.shard != shard or manifest_name(package.commit, full=package.full) != name:
-        raise damaged(where, f"it is of commit {package.commit.name} of shard {package.shard}")
-    folder = PurePosixPath(package.folder)
-    if package.full and (len(folder.parts) != 2 or not all(_plain(part) for part in folder.parts)):
-        raise damaged(where, f"{package.folder!r} is not a folder of this package")
-    for file in package.files:
+    if snapshot.shard != shard or manifest_name(snapshot.commit, full=snapshot.full) != name:
+        raise damaged(where, f"it is of commit {snapshot.commit.name} of shard {snapshot.shard}")
+    folder = PurePosixPath(snapshot.folder)
+    if snapshot.full and (len(folder.parts) != 2 or not all(_plain(part) for part in folder.parts)):
+        raise damaged(where, f"{snapshot.folder!r} is not a folder of this snapshot")
+    for file in snapshot.files:
         if not _plain(file.name) or not _plain(file.digest):
             raise damaged(where, f"{file.name!r} is not a plain file name")
-    if not package.files:
+    if not snapshot.files:
         raise damaged(where, "it names no files")
 
 
@@ -146,8 +146,8 @@ def _plain(name: str) -> bool:
 
 
 def damaged(where: str, why: str) -> StateCorrupted:
-    """Make the error of a package that cannot be used."""
-    return StateCorrupted("a package cannot be used", where=where, why=why, command=_COMMAND)
+    """Make the error of a snapshot that cannot be used."""
+    return StateCorrupted("a snapshot cannot be used", where=where, why=why, command=_COMMAND)
 
 
 def differs(where: str, file: PackedFile, found: tuple[int, str]) -> StateCorrupted:

@@ -1,15 +1,15 @@
-"""Packages: copies of a shard's database on the checkpoint's filesystem, for whichever executor needs them next.
+"""Snapshots: copies of a shard's database on the checkpoint's filesystem, for whichever executor needs them next.
 
-A *full* package is a database at one commit; a *step* is one staged file, which turns its parent's state into its
-commit's. A restore and a shard that moves use the same packages. Layout under the base directory (format 1)::
+A *full* snapshot is a database at one commit; a *step* is one staged file, which turns its parent's state into its
+commit's. A restore and a shard that moves use the same snapshots. Layout under the base directory (format 1)::
 
-    <shard>/<version>_<uuid>.full.json              manifest of a full package, written last
-    <shard>/<version>_<uuid>/<package uuid>/<name>  its small files
-    <shard>/shared/<xxh3-128>_<bytes>.sst           SST files, named by content: uploaded once, used by many packages
+    <shard>/<version>_<uuid>.full.json              manifest of a full snapshot, written last
+    <shard>/<version>_<uuid>/<snapshot uuid>/<name>  its small files
+    <shard>/shared/<xxh3-128>_<bytes>.sst           SST files, named by content: uploaded once, used by many snapshots
     <shard>/<version>_<uuid>.step.json              manifest of a step, written last
     <shard>/<version>_<uuid>.step.sst               its file
 
-Without its manifest a package does not exist. A package is a disposable copy: every file is
+Without its manifest a snapshot does not exist. A snapshot is a disposable copy: every file is
 checked against the manifest's length and digest before it is used.
 """
 
@@ -34,15 +34,15 @@ from recovery.files import Files, make_directory, open_files
 from recovery.killpoints import kill_point, passing
 from recovery.snapshots.manifest import (
     SHARED,
-    Package,
     PackedFile,
+    Snapshot,
     damaged,
     differs,
     encode_manifest,
     manifest_name,
     where_of,
 )
-from recovery.snapshots.reader import Packages
+from recovery.snapshots.reader import SnapshotReader
 
 _LEFT_OUT = frozenset({"LOCK", "LOG"})
 IDLE_S = 3600.0
@@ -60,16 +60,16 @@ class Published:
     """What publishing came to.
 
     Attributes:
-        package: The manifest.
+        snapshot: The manifest.
         uploaded: Bytes that were not there yet.
     """
 
-    package: Package
+    snapshot: Snapshot
     uploaded: int
 
 
-class Snapshots(Packages):
-    """All packages under one base directory.
+class Snapshots(SnapshotReader):
+    """All snapshots under one base directory.
 
     Args:
         base: `<checkpoint>/rewind/snapshots`: path, fsspec URI, or an opened directory.
@@ -87,12 +87,12 @@ class Snapshots(Packages):
     # ------------------------------------------------------------------------------------------------------ publish
 
     def publish(self, record: CommitRecord, directory: Path) -> Published:
-        """Publish a database as a full package; only SST files that are not there yet are uploaded.
+        """Publish a database as a full snapshot; only SST files that are not there yet are uploaded.
 
         Args:
             record: The commit row of the database.
             directory: A closed database or a checkpoint of an open one; its SST files may become hard links of the
-                package's and must not be written to (RocksDB never does).
+                snapshot's and must not be written to (RocksDB never does).
 
         Raises:
             ValueError: There is no file, or something other than plain files.
@@ -102,53 +102,53 @@ class Snapshots(Packages):
             raise ValueError(f"not a database's directory of plain files: {directory}")
         folder = f"{record.commit.name}/{uuid.uuid4().hex}"
         packed = [PackedFile(path.name, *file_digest(path)) for path in paths]
-        package = Package(record.shard, record.commit, record.parent, folder, packed)
-        uploaded = self._put_missing(package, paths)
-        uploaded += self._write_manifest(package)
+        snapshot = Snapshot(record.shard, record.commit, record.parent, folder, packed)
+        uploaded = self._put_missing(snapshot, paths)
+        uploaded += self._write_manifest(snapshot)
         # nothing named these files before: pruning may have taken those that were there when a slow upload began
-        uploaded += self._put_missing(package, paths)
-        return Published(package, uploaded)
+        uploaded += self._put_missing(snapshot, paths)
+        return Published(snapshot, uploaded)
 
-    def _put_missing(self, package: Package, paths: Sequence[Path]) -> int:
-        present = self._present(package, self.files.list(f"{package.shard}/{SHARED}"))
+    def _put_missing(self, snapshot: Snapshot, paths: Sequence[Path]) -> int:
+        present = self._present(snapshot, self.files.list(f"{snapshot.shard}/{SHARED}"))
         uploaded = 0
-        for path, file in zip(paths, package.files, strict=True):
+        for path, file in zip(paths, snapshot.files, strict=True):
             if file not in present:
-                uploaded += self.files.put(path, where_of(package, file), link=file.shared is not None)
-                kill_point("during_upload", package.commit.version)
+                uploaded += self.files.put(path, where_of(snapshot, file), link=file.shared is not None)
+                kill_point("during_upload", snapshot.commit.version)
         return uploaded
 
     def publish_step(self, record: CommitRecord, staged: Staged) -> Published:
         """Publish a commit's staged file."""
-        package = Package(
+        snapshot = Snapshot(
             record.shard, record.commit, record.parent, "", [PackedFile("staged.sst", staged.length, staged.digest)]
         )
-        uploaded = self.files.put(staged.path, where_of(package, package.files[0]), link=True)
+        uploaded = self.files.put(staged.path, where_of(snapshot, snapshot.files[0]), link=True)
         kill_point("during_upload", record.commit.version)
-        return Published(package, uploaded + self._write_manifest(package))
+        return Published(snapshot, uploaded + self._write_manifest(snapshot))
 
     # --------------------------------------------------------------------------------------------------------- read
 
-    def fetch(self, shard: int, commit: Commit, target: Path) -> Package:
-        """Copy a full package to a new local directory and check every digest; durable on return.
+    def fetch(self, shard: int, commit: Commit, target: Path) -> Snapshot:
+        """Copy a full snapshot to a new local directory and check every digest; durable on return.
 
         Raises:
             FileExistsError: There is something at `target` already.
             StateCorrupted: A piece is missing or differs from the manifest; `target` is gone again.
         """
-        package = self._manifest(shard, manifest_name(commit, full=True))
+        snapshot = self._manifest(shard, manifest_name(commit, full=True))
         if target.exists():
-            raise FileExistsError(f"a package is fetched to a new directory: {target}")
+            raise FileExistsError(f"a snapshot is fetched to a new directory: {target}")
         make_directory(target.parent)
         target.mkdir(mode=0o700)
         try:
-            for file in package.files:
-                self._fetch_file(package, file, target / file.name, link=file.shared is not None)
+            for file in snapshot.files:
+                self._fetch_file(snapshot, file, target / file.name, link=file.shared is not None)
             sync(target)
         except BaseException:
             shutil.rmtree(target)
             raise
-        return package
+        return snapshot
 
     def fetch_step(self, shard: int, commit: Commit, target: Path) -> Staged:
         """Copy a step's file to a local path and check its digest; one that is there already and matches stays.
@@ -157,28 +157,28 @@ class Snapshots(Packages):
             StateCorrupted: It is missing or differs from the manifest.
         """
         name = manifest_name(commit, full=False)
-        package = self._steps.get((shard, name)) or self._manifest(shard, name)
-        file = package.files[0]
+        snapshot = self._steps.get((shard, name)) or self._manifest(shard, name)
+        file = snapshot.files[0]
         if target.exists():
             if file_digest(target) == (file.length, file.digest):
                 return Staged(target, file.length, file.digest, 0)
             target.unlink()
-        self._fetch_file(package, file, target, link=True)
+        self._fetch_file(snapshot, file, target, link=True)
         sync(target.parent)
         return Staged(target, file.length, file.digest, 0)
 
     def verify(self, shard: int) -> list[RewindError]:
-        """Check every file of every package against its manifest; give what is wrong."""
+        """Check every file of every snapshot against its manifest; give what is wrong."""
         wrong: list[RewindError] = []
         checked: dict[str, RewindError | None] = {}
         for name in self._manifests(shard):
             try:
-                package = self._manifest(shard, name)
+                snapshot = self._manifest(shard, name)
             except RewindError as error:
                 wrong.append(error)
                 continue
-            for file in package.files:
-                where = where_of(package, file)
+            for file in snapshot.files:
+                where = where_of(snapshot, file)
                 if where not in checked:
                     checked[where] = self._check(where, file)
                     if (error_found := checked[where]) is not None:
@@ -190,8 +190,8 @@ class Snapshots(Packages):
     def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
         """Delete what no retained commit needs; only the driver calls it, after a commit.
 
-        A package goes only when its version is not above that of the oldest retained commit, and one that has lost a
-        file stands in for no older one. A shared file goes when no package has named it for `idle_s`: an upload that
+        A snapshot goes only when its version is not above that of the oldest retained commit, and one that has lost a
+        file stands in for no older one. A shared file goes when no snapshot has named it for `idle_s`: an upload that
         runs has written its manifest by then, and a slower one uploads again what it then misses.
 
         Args:
@@ -202,13 +202,13 @@ class Snapshots(Packages):
         Returns:
             Names deleted, or to be deleted; a folder ends in `/`.
         """
-        kept = sorted(set(keep))
-        if not kept:
+        retained = sorted(set(keep))
+        if not retained:
             return []
-        oldest = kept[0].version
+        oldest = retained[0].version
         manifests = self._manifests(shard)
         shared = self.files.list(f"{shard}/{SHARED}")
-        needed = self._needed(shard, kept, set(manifests), shared)
+        needed = self._needed(shard, retained, set(manifests), shared)
         doomed = [name for name in manifests if int(name[:20]) <= oldest and name not in needed]
         alive = [name for name in manifests if name not in doomed]
         doomed += [
@@ -236,11 +236,11 @@ class Snapshots(Packages):
         return [*names, *(f"{folder}/" for folder in folders)]
 
     def _needed(
-        self, shard: int, kept: Iterable[Commit], manifests: Collection[str], shared: Mapping[str, int]
+        self, shard: int, retained: Iterable[Commit], manifests: Collection[str], shared: Mapping[str, int]
     ) -> set[str]:
         """Give the manifests that lead to the retained commits; a path that leads to nothing is not needed."""
         needed: set[str] = set()
-        for commit in kept:
+        for commit in retained:
             path = self._back(shard, commit, None, manifests, (), shared)
             if path and (path[-1].full or path[-1].parent is None):
                 needed.update(manifest_name(offer.commit, full=offer.full) for offer in path)
@@ -249,11 +249,11 @@ class Snapshots(Packages):
     def _idle_shared(
         self, shard: int, alive: Iterable[str], shared: Iterable[str]
     ) -> tuple[dict[str, float], list[str]]:
-        """Split the shared files that no package names: since when the others wait, and those that waited enough."""
+        """Split the shared files that no snapshot names: since when the others wait, and those that waited enough."""
         used: set[str | None] = set()
         for name in alive:
-            if name.endswith(".full.json") and (package := self._sound(shard, name)) is not None:
-                used.update(file.shared for file in package.files)
+            if name.endswith(".full.json") and (snapshot := self._sound(shard, name)) is not None:
+                used.update(file.shared for file in snapshot.files)
         idle = {*shared, *self.files.list(f"{shard}/{SHARED}", temporary=True)} - used
         before: Mapping[str, float] = {}
         try:
@@ -267,22 +267,22 @@ class Snapshots(Packages):
 
     # ------------------------------------------------------------------------------------------------------ details
 
-    def _write_manifest(self, package: Package) -> int:
-        name = f"{package.shard}/{manifest_name(package.commit, full=package.full)}"
-        return self.files.write(name, [encode_manifest(package)])
+    def _write_manifest(self, snapshot: Snapshot) -> int:
+        name = f"{snapshot.shard}/{manifest_name(snapshot.commit, full=snapshot.full)}"
+        return self.files.write(name, [encode_manifest(snapshot)])
 
-    def _fetch_file(self, package: Package, file: PackedFile, target: Path, *, link: bool) -> None:
-        where = where_of(package, file)
+    def _fetch_file(self, snapshot: Snapshot, file: PackedFile, target: Path, *, link: bool) -> None:
+        where = where_of(snapshot, file)
         try:
             self.files.get(where, target, link=link)
         except FileNotFoundError as error:
-            raise damaged(f"{self.files.uri}/{where}", "a file of a package is missing") from error
+            raise damaged(f"{self.files.uri}/{where}", "a file of a snapshot is missing") from error
         found = file_digest(target)
         self.fetched_bytes += found[0]
         if found != (file.length, file.digest):
             target.unlink()
             raise differs(f"{self.files.uri}/{where}", file, found)
-        kill_point("during_fetch", package.commit.version)
+        kill_point("during_fetch", snapshot.commit.version)
 
     def _check(self, where: str, file: PackedFile) -> RewindError | None:
         digest = xxhash.xxh3_128()
@@ -292,6 +292,6 @@ class Snapshots(Packages):
                 digest.update(chunk)
                 length += len(chunk)
         except FileNotFoundError:
-            return damaged(f"{self.files.uri}/{where}", "a file of a package is missing")
+            return damaged(f"{self.files.uri}/{where}", "a file of a snapshot is missing")
         found = (length, digest.hexdigest())
         return differs(f"{self.files.uri}/{where}", file, found) if found != (file.length, file.digest) else None

@@ -1,6 +1,6 @@
-"""What packages there are, and the way over them to a commit: the reading half of `recovery.snapshots.publisher`.
+"""What snapshots there are, and the way over them to a commit: the reading half of `recovery.snapshots.publisher`.
 
-As many manifests are read as there are steps on the way, however many packages there are: a listing gives their names,
+As many manifests are read as there are steps on the way, however many snapshots there are: a listing gives their names,
 and each step's manifest names the commit before it.
 """
 
@@ -11,17 +11,17 @@ from collections.abc import Collection, Mapping, Sequence
 from backend.errors import StateCorrupted, UnknownFormat
 from recovery.commit.pointer import At, Commit, Offer
 from recovery.files import Files
-from recovery.snapshots.manifest import Package, PackedFile, damaged, decode_manifest, manifest_name
+from recovery.snapshots.manifest import PackedFile, Snapshot, damaged, decode_manifest, manifest_name
 
 _KNOWN_STEPS = 4096
 """So many manifests of steps are remembered: they are never written twice."""
 
 Broken = tuple[Commit, bool]
-"""A package that turned out damaged: its commit, and whether it is a full one."""
+"""A snapshot that turned out damaged: its commit, and whether it is a full one."""
 
 
-class Packages:
-    """The packages under one base directory, to look at.
+class SnapshotReader:
+    """The snapshots under one base directory, to look at.
 
     Args:
         files: The directory.
@@ -29,17 +29,17 @@ class Packages:
 
     def __init__(self, files: Files) -> None:
         self.files = files
-        self._steps: dict[tuple[int, str], Package] = {}
+        self._steps: dict[tuple[int, str], Snapshot] = {}
 
     def shards(self) -> Sequence[int]:
-        """List the shards that have packages, sorted."""
+        """List the shards that have snapshots, sorted."""
         return sorted(int(name) for name in self.files.folders() if name.isdecimal())
 
-    def packages(self, shard: int) -> Sequence[Package]:
-        """Read the manifests of a shard, oldest commit first; steps before full packages of the same commit.
+    def manifests(self, shard: int) -> Sequence[Snapshot]:
+        """Read the manifests of a shard, oldest commit first; steps before full snapshots of the same commit.
 
         Raises:
-            StateCorrupted: A manifest cannot be read. `offers` leaves such packages out instead.
+            StateCorrupted: A manifest cannot be read. `offers` leaves such snapshots out instead.
             UnknownFormat: A newer release wrote one.
         """
         return [self._manifest(shard, name) for name in self._manifests(shard)]
@@ -52,12 +52,12 @@ class Packages:
         start: At | None = None,
         broken: Collection[Broken] = (),
     ) -> tuple[Offer, ...]:
-        """Give what the planner can choose from; a package whose manifest is damaged is not offered.
+        """Give what the planner can choose from; a snapshot whose manifest is damaged is not offered.
 
         Args:
             shard: The shard.
-            toward: Only what leads to this commit, from the newest full package before it: as many manifests are read
-                as there are steps between them, however many packages there are. None: all packages.
+            toward: Only what leads to this commit, from the newest full snapshot before it: as many manifests are read
+                as there are steps between them, however many snapshots there are. None: all snapshots.
             start: A database that is there already. When steps lead from it to `toward`, only they are offered.
             broken: Left out.
         """
@@ -85,15 +85,15 @@ class Packages:
         broken: Collection[Broken],
         whole: Mapping[str, int] | None = None,
     ) -> list[Offer]:
-        """Walk from a commit back over steps: to `start`, or to the newest full package; less where a step is missing.
+        """Walk from a commit back over steps: to `start`, or to the newest full snapshot; less where a step is missing.
 
         Args:
             shard: The shard.
             toward: Where the walk begins.
-            start: Where it ends; full packages are passed by then.
+            start: Where it ends; full snapshots are passed by then.
             names: Manifests that there are.
             broken: Left out.
-            whole: Shared files that there are: a full package counts only with all its files. None: not looked at.
+            whole: Shared files that there are: a full snapshot counts only with all its files. None: not looked at.
         """
         found: list[Offer] = []
         at: Commit | None = toward
@@ -120,28 +120,30 @@ class Packages:
             if name.endswith((".full.json", ".step.json")) and name[:20].isdecimal()
         )
 
-    def _present(self, package: Package, shared: Mapping[str, int]) -> list[PackedFile]:
-        """Give the files of a full package that are there, by name and length."""
-        own = self.files.list(f"{package.shard}/{package.folder}")
-        lengths = (shared.get(file.shared) if file.shared is not None else own.get(file.name) for file in package.files)
-        return [file for file, length in zip(package.files, lengths, strict=True) if length == file.length]
+    def _present(self, snapshot: Snapshot, shared: Mapping[str, int]) -> list[PackedFile]:
+        """Give the files of a full snapshot that are there, by name and length."""
+        own = self.files.list(f"{snapshot.shard}/{snapshot.folder}")
+        lengths = (
+            shared.get(file.shared) if file.shared is not None else own.get(file.name) for file in snapshot.files
+        )
+        return [file for file, length in zip(snapshot.files, lengths, strict=True) if length == file.length]
 
-    def _sound(self, shard: int, name: str) -> Package | None:
+    def _sound(self, shard: int, name: str) -> Snapshot | None:
         """Read a manifest, or remember a step's; None for one that cannot be used."""
         known = self._steps.get((shard, name))
         if known is not None:
             return known
         try:
-            package = self._manifest(shard, name)
+            snapshot = self._manifest(shard, name)
         except (StateCorrupted, UnknownFormat):
             return None
-        if not package.full:
+        if not snapshot.full:
             if len(self._steps) >= _KNOWN_STEPS:
                 self._steps.clear()
-            self._steps[shard, name] = package
-        return package
+            self._steps[shard, name] = snapshot
+        return snapshot
 
-    def _manifest(self, shard: int, name: str) -> Package:
+    def _manifest(self, shard: int, name: str) -> Snapshot:
         where = f"{self.files.uri}/{shard}/{name}"
         try:
             data = self.files.read(f"{shard}/{name}")
@@ -150,8 +152,8 @@ class Packages:
         return decode_manifest(data, shard, name, where)
 
 
-def _offer(package: Package) -> Offer:
-    return Offer(package.commit, package.parent, package.full, sum(file.length for file in package.files))
+def _offer(snapshot: Snapshot) -> Offer:
+    return Offer(snapshot.commit, snapshot.parent, snapshot.full, sum(file.length for file in snapshot.files))
 
 
 def _is_before(at: Commit | None, start: Commit | None) -> bool:

@@ -1,9 +1,9 @@
-"""Uploads of a shard's packages: what is slow or fails costs a step of the fallback order, never a commit.
+"""Uploads of a shard's snapshots: what is slow or fails costs a step of the fallback order, never a commit.
 
 A *step* (the staged file) is waited for within a bound, so that the commit's state can usually be had elsewhere as soon
-as Spark commits it. A *full* package is made of a hard-link checkpoint beside the next micro-batches, one at a time per
-worker process; a shard whose turn comes while one is under way waits for its next turn. After a step that did not get
-there nothing leads to later commits, so a full package is due at once.
+as Spark commits it. A *full* snapshot is made of a hard-link checkpoint beside the next micro-batches, one at a time
+per worker process; a shard whose turn comes while one is under way waits for its next turn. After a step that did not
+get there nothing leads to later commits, so a full snapshot is due at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _gaps: dict[tuple[str, int], int] = {}
 
 
 def is_due(row: CommitRecord, every: int) -> bool:
-    """Tell whether the commit that a database is at should become a package.
+    """Tell whether the commit that a database is at should become a snapshot.
 
     The first commit of a shard is, so that there is something for the steps to build on; then whenever the version
     passes a multiple of `every`, whatever worker it runs on.
@@ -45,14 +45,14 @@ def is_due(row: CommitRecord, every: int) -> bool:
     return row.commit.version // every != row.parent.version // every
 
 
-def has_gap(packages: Snapshots, shard: int) -> bool:
-    """Tell whether a step of a shard is missing, and no full package has bridged that yet."""
-    return (packages.files.uri, shard) in _gaps
+def has_gap(snapshots: Snapshots, shard: int) -> bool:
+    """Tell whether a step of a shard is missing, and no full snapshot has bridged that yet."""
+    return (snapshots.files.uri, shard) in _gaps
 
 
-def upload_step(packages: Snapshots, record: CommitRecord, staged: Staged) -> int:
+def upload_step(snapshots: Snapshots, record: CommitRecord, staged: Staged) -> int:
     """Publish a commit's staged file; give the bytes, 0 when it failed or takes longer than `STEP_WAIT_S`."""
-    place = packages.files.uri, record.shard
+    place = snapshots.files.uri, record.shard
     before = _steps.get(place)
     if before is not None and before.is_alive():
         log.warning("shard %d: commit %s is not uploaded: the one before it still is", place[1], record.commit.name)
@@ -62,7 +62,7 @@ def upload_step(packages: Snapshots, record: CommitRecord, staged: Staged) -> in
 
     def upload() -> None:
         try:
-            uploaded.append(packages.publish_step(record, staged).uploaded)
+            uploaded.append(snapshots.publish_step(record, staged).uploaded)
         except Exception as error:  # filesystems raise kinds of their own
             log.warning("shard %d: commit %s was not uploaded: %s", record.shard, record.commit.name, error)
             _gaps[place] = max(record.commit.version, _gaps.get(place, -1))
@@ -76,11 +76,11 @@ def upload_step(packages: Snapshots, record: CommitRecord, staged: Staged) -> in
     return sum(uploaded)
 
 
-def begin_upload(packages: Snapshots, store: RocksStore, row: CommitRecord, scratch: Path) -> threading.Thread | None:
+def begin_upload(snapshots: Snapshots, store: RocksStore, row: CommitRecord, scratch: Path) -> threading.Thread | None:
     """Publish the database as it is now, in a thread; give the thread, None when it cannot be done now.
 
     Args:
-        packages: Where to.
+        snapshots: Where to.
         store: Open at `row`.
         row: Its commit.
         scratch: An existing directory on the database's filesystem; what dead uploads left there is removed.
@@ -93,24 +93,24 @@ def begin_upload(packages: Snapshots, store: RocksStore, row: CommitRecord, scra
         store.checkpoint(copy)
         lock = hold(copy)
         assert lock is not None, "nobody else knows this name, and the caller holds the shard's lock"
-        thread = threading.Thread(target=_upload, args=(packages, row, copy, lock), name="rewind-upload", daemon=True)
+        thread = threading.Thread(target=_upload, args=(snapshots, row, copy, lock), name="rewind-upload", daemon=True)
         thread.start()
     except Exception as error:  # a full disk, above all
         _busy.release()
-        log.warning("shard %d: package of commit %s was not begun: %s", row.shard, row.commit.name, error)
+        log.warning("shard %d: snapshot of commit %s was not begun: %s", row.shard, row.commit.name, error)
         shutil.rmtree(copy, ignore_errors=True)
         return None
     return thread
 
 
-def _upload(packages: Snapshots, row: CommitRecord, copy: Path, lock: int) -> None:
+def _upload(snapshots: Snapshots, row: CommitRecord, copy: Path, lock: int) -> None:
     try:
-        packages.publish(row, copy)
-        place = packages.files.uri, row.shard
+        snapshots.publish(row, copy)
+        place = snapshots.files.uri, row.shard
         if _gaps.get(place, -1) <= row.commit.version:
             _gaps.pop(place, None)
     except Exception as error:  # filesystems raise kinds of their own
-        log.warning("shard %d: package of commit %s was not uploaded: %s", row.shard, row.commit.name, error)
+        log.warning("shard %d: snapshot of commit %s was not uploaded: %s", row.shard, row.commit.name, error)
     finally:
         shutil.rmtree(copy, ignore_errors=True)
         os.close(lock)

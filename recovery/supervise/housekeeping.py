@@ -1,4 +1,4 @@
-"""What the driver tidies up after commits: changelog records and packages that no retained commit needs.
+"""What the driver tidies up after commits: changelog records and snapshots that no retained commit needs.
 
 Only the driver prunes, and only what lies behind every checkpoint version that Spark keeps
 (`spark.sql.streaming.minBatchesToRetain`), so that a rolled-back checkpoint still finds its state.
@@ -31,7 +31,7 @@ class Housekeeping:
 
     Args:
         changelog: Opens the changelog; called when something is pruned.
-        snapshots: The packages.
+        snapshots: The snapshots.
         keep_versions: Checkpoint versions that Spark keeps.
         every: Commits between two prunings.
         checkpoint: Spark's checkpoint location, where shards queue their input; None where none does.
@@ -78,7 +78,7 @@ class Housekeeping:
             }
         return {shard: commit for shard, commit in found.items() if commit is not None}
 
-    def _kept(self, committed: int, oldest: int) -> dict[int, list[Commit]]:
+    def _retained(self, committed: int, oldest: int) -> dict[int, list[Commit]]:
         """Forget what lies before the newest commit that is not after `oldest`; return, by shard, what is committed."""
         found = {}
         with self._lock:
@@ -99,7 +99,7 @@ class Housekeeping:
         self._next = committed + self._every
         deleted: list[str] = []
         oldest = committed - self._keep
-        for shard, keep in self._kept(committed, oldest).items():
+        for shard, keep in self._retained(committed, oldest).items():
             if keep[0].version > oldest:
                 continue  # the version that Spark still keeps was made before this start: keep everything
             try:

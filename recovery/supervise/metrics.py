@@ -27,7 +27,7 @@ _COUNTERS = {
     "errors": "Error rows emitted",
     "restores": "Times that the query was stopped to restore state",
     "adopted": "Times that a shard, restored beside the query, adopted what it had queued",
-    "moves": "Times that a task fetched its shard's state from packages",
+    "moves": "Times that a task fetched its shard's state from snapshots",
     "copied": "Bytes that a standby has given to copies of shards on other hosts",
 }
 

@@ -56,7 +56,7 @@ _OWN_ERRORS = _OwnErrors()
 
 
 @contextmanager
-def told_by_us(spark: SparkSession) -> Iterator[None]:
+def reported_by_us(spark: SparkSession) -> Iterator[None]:
     """Start a query in a block such that Spark does not print what is expected of its tasks."""
     for name in _PY4J:
         logging.getLogger(name).addFilter(_OWN_ERRORS)  # the same one again changes nothing
@@ -73,7 +73,7 @@ def told_by_us(spark: SparkSession) -> Iterator[None]:
         context.setLocalProperty(PROPERTY, before)
 
 
-def end_told_by_us(spark: SparkSession, query_id: str) -> None:
+def end_reported_by_us(spark: SparkSession, query_id: str) -> None:
     """Let Spark not print the end of a query: the supervisor does, in one line."""
     _deny(context_of(spark), _EXECUTION, rf"(?s)Query .*\bid = {query_id}, .* terminated with error.*")
 

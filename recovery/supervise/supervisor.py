@@ -63,7 +63,7 @@ class QueryPlan:
     Attributes:
         spark: The session.
         checkpoint: Spark's checkpoint location.
-        launch: Starts Spark's query, told what to call with the frames of each micro-batch.
+        start_query: Starts Spark's query, told what to call with the frames of each micro-batch.
         publish: Publishes a micro-batch and returns one dict per shard.
         restore: Restores the shards that need it, told why; returns how many.
         drain: Asks the next micro-batch to drain; gives the number of the request.
@@ -85,7 +85,7 @@ class QueryPlan:
 
     spark: SparkSession
     checkpoint: str
-    launch: Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
+    start_query: Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
     publish: Callable[[DataFrame, int], list[dict[str, Any]]]
     restore: Callable[[str], int]
     drain: Callable[[], int]
@@ -115,7 +115,7 @@ class Progress:
         errors: Error rows.
         restores: Restores that the query was stopped for.
         adopted: Times that a shard, restored beside the query, adopted what it had queued.
-        moves: Times that a task fetched its shard's state, or what its copy lacked, from packages; no restart is
+        moves: Times that a task fetched its shard's state, or what its copy lacked, from snapshots; no restart is
             needed for that.
         copied: Bytes that a standby has given to copies on other hosts.
         last: Metrics per shard of the newest micro-batch.
@@ -170,7 +170,7 @@ class RewindQuery:
         self._raised: BaseException | None = None
         self._patience = Patience(plan.patience_s, plan.checkpoint)
         self.progress = Progress(under_way=plan.under_way)
-        self._query = self._first_launch()
+        self._query = self._first_start()
         self._thread = threading.Thread(target=self._drive, name="rewind-supervisor", daemon=True)
         self._thread.start()
 
@@ -179,19 +179,19 @@ class RewindQuery:
 
         Also what shards have queued, and how far restores are.
         """
-        told, spark = self.progress, self._query.lastProgress if self._query is not None else None
-        late = sum(int(one.get("metrics", {}).get("errors_out_of_retention", 0)) for one in told.last)
+        progress, spark = self.progress, self._query.lastProgress if self._query is not None else None
+        late = sum(int(one.get("metrics", {}).get("errors_out_of_retention", 0)) for one in progress.last)
         state = "running" if self.is_active else "failed" if self._error is not None else "ended"
         if self.is_active and self._restoring:
             state = "restoring"
-        elif self.is_active and told.waiting:
-            state = f"waiting: {told.waiting}"
-        mended = [f"; shard {shard}: {count} micro-batches queued" for shard, count in told.queued.items()]
-        mended += [f"; shard {shard} under restore: {amount}" for shard, amount in told.restoring.items()]
+        elif self.is_active and progress.waiting:
+            state = f"waiting: {progress.waiting}"
+        mended = [f"; shard {shard}: {count} micro-batches queued" for shard, count in progress.queued.items()]
+        mended += [f"; shard {shard} under restore: {amount}" for shard, amount in progress.restoring.items()]
         lag = "unknown" if spark is None else f"{sum(map(_lag, spark['sources']))} messages"
         return (
             f"<RewindQuery {self._plan.checkpoint}: {state}; shards {self._plan.shards}, "
-            f"micro-batch {told.version}, lag {lag}, too late {late}{''.join(mended)}>"
+            f"micro-batch {progress.version}, lag {lag}, too late {late}{''.join(mended)}>"
         )
 
     @property
@@ -314,11 +314,11 @@ class RewindQuery:
             time.sleep(POLL_S)
         raise InterruptedError(INTERRUPTED)
 
-    def _first_launch(self) -> StreamingQuery:
+    def _first_start(self) -> StreamingQuery:
         """Start Spark's query; what passes is waited for, as after a failure of the query."""
         while True:
             try:
-                return self._plan.launch(self._publish)
+                return self._plan.start_query(self._publish)
             except Exception as error:
                 failure = read(error)
                 if failure.kind is Kind.FINAL:
@@ -400,7 +400,7 @@ class RewindQuery:
             return None
         self._raised = None
         try:
-            self._query = self._launch()
+            self._query = self._start_query()
         except Exception as error:
             return read(error, self._plan.look_again)
         return self._watched()
@@ -464,13 +464,13 @@ class RewindQuery:
         )
         query.stop()
         self._raised = None
-        self._query = self._launch()
+        self._query = self._start_query()
         return self._query
 
-    def _launch(self) -> StreamingQuery:
+    def _start_query(self) -> StreamingQuery:
         """Start Spark's query, when a restore beside the one before has ended."""
         self._plan.beside.join()
-        return self._plan.launch(self._publish)
+        return self._plan.start_query(self._publish)
 
     def _stop_between(self, query: StreamingQuery) -> None:
         """Stop Spark's query between two micro-batches: one that runs is waited for, at most `STOP_S` seconds."""

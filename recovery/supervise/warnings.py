@@ -37,8 +37,8 @@ def warnings_of(version: int, shards: Sequence[Mapping[str, Any]]) -> list[str]:
             for name, value in one.items():
                 if name.startswith("errors_"):
                     reasons[name.removeprefix("errors_")] = reasons.get(name.removeprefix("errors_"), 0) + int(value)
-        told = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items()))
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items()))
         # what waited from micro-batches before may be refused too
         many = f"{errors} of {received} messages" if errors <= received else f"{errors} messages, of which some waited,"
-        found.append(f"micro-batch {version}: {many} were refused ({told})")
+        found.append(f"micro-batch {version}: {many} were refused ({counts})")
     return found

@@ -149,7 +149,7 @@ class LocalBroker:
                 if fresh:  # ports stay once clients know them; a fresh broker may find them taken and picks others
                     self._ports = (_free_port(), _free_port(), _free_port())
                     self._format()
-                if self._launch():
+                if self._start_process():
                     if fresh and self._users:
                         add_scram_users(self.settings, self._users)
                     return
@@ -230,7 +230,7 @@ class LocalBroker:
                 why=(done.stdout + done.stderr)[-1000:],
             )
 
-    def _launch(self) -> bool:
+    def _start_process(self) -> bool:
         """Start the process and its guard; True when the broker answers, False when it ended or is too slow."""
         assert self._folder is not None
         with (self._folder / "broker.log").open("ab") as log:

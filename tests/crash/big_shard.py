@@ -136,7 +136,7 @@ def build(directory: Path, messages: int) -> None:
     shard = replace(job(directory), local_dir=directory / "new")
     commit = decode((directory / AFTER).read_bytes()).commit
     names = json.loads((directory / "chunks.json").read_text())
-    restored = replay.build_package(shard, commit, str(directory / "checkpoint"), names)
+    restored = replay.build_snapshot(shard, commit, str(directory / "checkpoint"), names)
     assert restored.messages == messages
 
 

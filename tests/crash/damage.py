@@ -78,7 +78,7 @@ class Job:
             operator=self.operator,
             message_fields=self.fields,
             changelog=FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=3),
-            packages=snapshots(self.checkpoint),
+            snapshots=snapshots(self.checkpoint),
             snapshot_every=2,
             lock_wait_s=0.0,
         )
@@ -87,7 +87,7 @@ class Job:
         """Run and commit the next micro-batch."""
         version = len(self.pointers)
         done = run_attempt(self.shard_job(), self.pointer(), version, lambda before: self._input(version))
-        with uploads._busy:  # a package that is being uploaded is there when this returns
+        with uploads._busy:  # a snapshot that is being uploaded is there when this returns
             pass
         self.pointers.append(encode(done.pointer))
         self.outputs[version] = (done.outcome.results.to_pylist(), done.outcome.errors.to_pylist())
@@ -115,7 +115,7 @@ class Job:
         job = self.shard_job()
         directory = ShardDirectory(job.local_dir, QUERY, 0)
         with directory.lock(0.0):
-            opened = OpenShard(directory, job.where, job.packages).at(self.pointer())
+            opened = OpenShard(directory, job.where, job.snapshots).at(self.pointer())
             with opened.store as store:
                 return dict(store.scan(bytes([Region.COMMIT + 1]), None))
 
@@ -131,7 +131,7 @@ class Job:
         names = [r["name"] for out in write(iter([_arrow(rows, self.fields)])) for r in out.to_pylist()]
         if self.hook is not None:
             self.hook([Path(self.checkpoint) / name for name in names])
-        replay.build_package(job, pointer.commit, self.checkpoint, names)
+        replay.build_snapshot(job, pointer.commit, self.checkpoint, names)
 
     def _input(self, version: int) -> ShardInput:
         first = BATCH_ROWS * version

@@ -61,8 +61,8 @@ def try_on(job: Job) -> RewindError | None:
 def no_draft_counts(job: Job) -> None:
     """What was written by half lies under no name that anybody reads: all that is there is whole."""
     shard_job = job.shard_job()
-    assert shard_job.packages is not None
-    assert [*shard_job.changelog.verify(0), *shard_job.packages.verify(0)] == []
+    assert shard_job.snapshots is not None
+    assert [*shard_job.changelog.verify(0), *shard_job.snapshots.verify(0)] == []
 
 
 def limited(sizes: list[int]) -> int:

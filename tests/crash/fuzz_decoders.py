@@ -48,7 +48,7 @@ from recovery.changelog.records import decode as decode_log
 from recovery.commit import manifest, pointer
 from recovery.commit.pointer import Commit, CommitRecord, Pointer
 from recovery.commit.shard_directory import ShardDirectory
-from recovery.snapshots.manifest import Package, PackedFile, decode_manifest, encode_manifest, manifest_name
+from recovery.snapshots.manifest import PackedFile, Snapshot, decode_manifest, encode_manifest, manifest_name
 
 HEADROOM_BYTES = 768 * 1024 * 1024
 COMMIT, PARENT = Commit(7, "a" * 32), Commit(6, "b" * 32)
@@ -125,7 +125,7 @@ def sealed(data: bytes) -> bytes:
     return data + xxhash.xxh3_64_digest(data)
 
 
-def seal_package(data: bytes) -> bytes:
+def seal_snapshot(data: bytes) -> bytes:
     """Take the bytes for the body."""
     return b'{"checksum":"%s","body":%s}' % (xxhash.xxh3_128_hexdigest(data).encode(), data)
 
@@ -209,7 +209,7 @@ def decoders(scratch: Path) -> list[Decoder]:
         RECORD, Changes([k for k, _ in ROWS], [v if at % 3 else None for at, (_, v) in enumerate(ROWS)])
     )
     base = b"".join(encode_base(RECORD, ROWS))
-    package = Package(0, COMMIT, PARENT, f"{COMMIT.name}/{'c' * 32}", [PackedFile("1.sst", 5, "e" * 32)])
+    snapshot = Snapshot(0, COMMIT, PARENT, f"{COMMIT.name}/{'c' * 32}", [PackedFile("1.sst", 5, "e" * 32)])
     name = manifest_name(COMMIT, full=True)
     settled = manifest.Manifest(2, (5, 7), {"operator": {"a": [1, 2]}, "changelog": "x", "query": "q"})
     manifest.write_manifest(str(scratch), settled)
@@ -239,7 +239,7 @@ def decoders(scratch: Path) -> list[Decoder]:
         scratch, f"archive/{INDEX_NAME}", lambda: read_index_file(archive, str(scratch / "archive"))
     )
 
-    def look_package(data: bytes) -> object:
+    def look_snapshot(data: bytes) -> object:
         return decode_manifest(data, 0, name, "here")
 
     return [
@@ -254,8 +254,10 @@ def decoders(scratch: Path) -> list[Decoder]:
         ),
         Decoder("Kafka piece", [delta], read_piece),
         Decoder("Kafka sink commit", [row], lambda data: kafka_commits.decode(data, "here")),
-        Decoder("package manifest", [encode_manifest(package)], look_package),
-        Decoder("package manifest body", [msgspec.json.encode(package)], lambda data: look_package(seal_package(data))),
+        Decoder("snapshot manifest", [encode_manifest(snapshot)], look_snapshot),
+        Decoder(
+            "snapshot manifest body", [msgspec.json.encode(snapshot)], lambda data: look_snapshot(seal_snapshot(data))
+        ),
         Decoder(
             "manifest.json",
             [(scratch / manifest.NAME).read_bytes()],

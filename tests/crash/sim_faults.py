@@ -168,7 +168,7 @@ class Faults:
                     if self.job(shard, 0).changelog.prune(shard, keep):
                         self.note("changelog pruned", f"shard {shard}")
                 if self.chance(0.15) and snapshots(self.checkpoint).prune(shard, keep):
-                    self.note("packages pruned", f"shard {shard}")
+                    self.note("snapshots pruned", f"shard {shard}")
         if self.stale and self.chance(0.2):
             self._zombie(*self.stale.pop(self.random.randrange(len(self.stale))))
         if self.chance(0.1):

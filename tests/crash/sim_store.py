@@ -32,7 +32,7 @@ class SimStore:
         mark = path / _MARK
         if mark.exists() and mark.read_text() in cls._disks:
             return cls(cls._disks[mark.read_text()])
-        if (path / _ROWS).exists():  # a copy that arrived in a package
+        if (path / _ROWS).exists():  # a copy that arrived in a snapshot
             twin = MemoryStore.open(path)
         elif create:
             path.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
 """The whole protocol in one process: a seeded Spark driver that fails in every way it can, and the real recovery code.
 
 `python -m tests.crash.simulation <seed>` runs one seed again and tells what happened. Everything random comes from
-the seed; time is virtual. Real: the pack stage and its inverse, the operator, the attempt, the changelog, packages,
+the seed; time is virtual. Real: the pack stage and its inverse, the operator, the attempt, the changelog, snapshots,
 restore. Simulated: Spark (offset log, state, commits, tasks, executors on two hosts), the source, and death (`Death` is
 raised at kill points, and nothing that runs in the dying process after it counts).
 
@@ -52,8 +52,7 @@ from recovery.listener import Restoring
 from recovery.restore import all_shards as rebuild
 from recovery.restore import build as restore
 from recovery.restore import open_shard, probe, replay
-from recovery.snapshots import publisher as package
-from recovery.snapshots import uploads
+from recovery.snapshots import publisher, uploads
 from tests.crash.sim_faults import PUBLISHING, QUERY, RESTORING, Death, Faults
 from tests.crash.sim_job import START_MS, Planned, changed_spec, operator_of, pieces_of, source_of, spec_of, written_ms
 from tests.crash.sim_store import SimStore
@@ -85,13 +84,13 @@ RARE = (
     "base written",
     "base damaged",
     "changelog pruned",
-    "packages pruned",
+    "snapshots pruned",
     "source trimmed to what is needed",
-    "moved to a package",
+    "moved to a snapshot",
     "rolled back to nothing",
     "shared with the other host",
     "died again in the restore after a death",
-    "package uploaded beside a commit",
+    "snapshot uploaded beside a commit",
     *(f"died at {point}" for point in POINTS),
 )
 """What must have happened in the runs of a suite, each at least once: every kill point is one that killed."""
@@ -163,7 +162,7 @@ class World(Faults):
             operator=operator,
             message_fields=self.fields,
             changelog=log,
-            packages=snapshots(self.checkpoint),
+            snapshots=snapshots(self.checkpoint),
             snapshot_every=self.snapshot_every,
             listeners=(_Moved(self, host),),
             retain=2,
@@ -439,7 +438,7 @@ class World(Faults):
         raise AssertionError("the restore does not end")
 
     def _share(self, version: int) -> None:
-        """Nothing is wrong where it was looked at: put packages where the other host finds them."""
+        """Nothing is wrong where it was looked at: put snapshots where the other host finds them."""
         for shard in range(self.shards):
             pointer = self.pointer(version, shard)
             if pointer is not None and probe.share(self.job(shard, self.home.get(shard, 0)), pointer):
@@ -460,7 +459,7 @@ class World(Faults):
         record = job.changelog.read(shard, pointer.commit).record
         if not self._catch_up(job, pointer, why):
             names = self._chunks(shard, record)
-            replay.build_package(job, pointer.commit, self.checkpoint, names)
+            replay.build_snapshot(job, pointer.commit, self.checkpoint, names)
         self.note("restored", f"shard {shard} at batch {version}: {why}")
         if record.message_count:
             self.note("restored with messages replayed", record.message_count)
@@ -476,7 +475,7 @@ class World(Faults):
             return False
         names = self._chunks(shard, rebuild.wanted(chosen))
         try:
-            replay.build_package(job, pointer.commit, self.checkpoint, names, chosen.start)
+            replay.build_snapshot(job, pointer.commit, self.checkpoint, names, chosen.start)
         except RewindError as error:
             self.note("an older copy did not make it whole", error)
             return False
@@ -555,7 +554,7 @@ class World(Faults):
             directory = ShardDirectory(job.local_dir, QUERY, shard)
             try:
                 with directory.lock(0.0):
-                    opened = open_shard.OpenShard(directory, job.where, job.packages).at(pointer)
+                    opened = open_shard.OpenShard(directory, job.where, job.snapshots).at(pointer)
                     store, row = opened.store, opened.row
                     assert row is not None
                     assert row.commit == pointer.commit
@@ -582,7 +581,7 @@ def _content(tables: list[pa.Table]) -> tuple[int, str]:
 
 
 class _Moved:
-    """Notes that a host took a shard's state from a package."""
+    """Notes that a host took a shard's state from a snapshot."""
 
     def __init__(self, world: World, host: int) -> None:
         self.world, self.host = world, host
@@ -597,7 +596,7 @@ class _Moved:
         pass
 
     def end(self, restoring: Restoring, *_: object) -> None:
-        self.world.note("moved to a package", f"shard {restoring.shard} host {self.host}")
+        self.world.note("moved to a snapshot", f"shard {restoring.shard} host {self.host}")
 
 
 def _comparable(rows: list[Any]) -> list[Any]:
@@ -623,7 +622,7 @@ def simulated(world: World) -> Iterator[None]:
         def start(self) -> None:
             self.run()
             if self.name == "rewind-upload":
-                world.note("package uploaded beside a commit")
+                world.note("snapshot uploaded beside a commit")
 
         def join(self, timeout_s: float) -> None:
             pass
@@ -639,7 +638,7 @@ def simulated(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(uuid, "uuid4", uuid4))
         stack.enter_context(mock.patch.object(uploads, "threading", SimpleNamespace(Thread=AtOnce)))
-        for module in (attempt, killpoints, open_shard, package, replay, restore):
+        for module in (attempt, killpoints, open_shard, publisher, replay, restore):
             stack.enter_context(mock.patch.object(module, "kill_point", world.at))
         if not world.rocks:
             for module in (attempt, open_shard, probe, replay, restore):

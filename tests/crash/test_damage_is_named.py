@@ -35,7 +35,7 @@ from recovery.commit.pointer import COMMIT_KEY, Commit, Pointer, decode, encode,
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.jobs import ShardJob, shard_job, snapshots
 from recovery.restore import probe
-from recovery.restore.replay import build_package
+from recovery.restore.replay import build_snapshot
 from tests.support.windows import QUERY, make_windows, windows_operator
 
 
@@ -166,7 +166,7 @@ def test_the_changelog(home: Path, pointer: Pointer, newest: bool, damage: str) 
     elsewhere = replace(job(home), local_dir=home.parent / "elsewhere")
     (home.parent / "elsewhere" / QUERY).mkdir(parents=True)
     with refused(home, kind, path.name):
-        build_package(elsewhere, pointer.commit, str(home / "checkpoint"), [])
+        build_snapshot(elsewhere, pointer.commit, str(home / "checkpoint"), [])
 
 
 # -- the database and its files -------------------------------------------------------------------------------------
@@ -272,16 +272,16 @@ NEWER = b'{"format":2}'
     ids=["empty", "cut", "newer"],
 )
 def test_a_packages_manifest(home: Path, pointer: Pointer, content: bytes) -> None:
-    packages = snapshots(str(home / "checkpoint"))
+    copies = snapshots(str(home / "checkpoint"))
     record = job(home).changelog.read(0, pointer.commit).record
     with RocksStore.open(generation(home) / "db") as store:
         store.checkpoint(home.parent / "copy")
-    packages.publish(record, home.parent / "copy")
+    copies.publish(record, home.parent / "copy")
     (manifest,) = (home / "checkpoint" / "rewind" / "snapshots" / "0").glob("*.full.json")
     manifest.write_bytes(content)
     kind = UnknownFormat if NEWER in content else StateCorrupted
     with refused(home, kind, manifest.name):
-        packages.packages(0)
-    assert packages.offers(0) == (), "it is never used"
+        copies.manifests(0)
+    assert copies.offers(0) == (), "it is never used"
     attempt(home, pointer)
     assert manifest.read_bytes() == content

@@ -245,7 +245,7 @@ def test_windows_and_errors_are_those_of_plain_loops(story: Story) -> None:
 
 
 def test_what_was_lost_was_fetched_and_restored_and_nothing_else(story: Story) -> None:
-    # a shard whose package was published before the other one's restore died again is fetched then
+    # a shard whose snapshot was published before the other one's restore died again is fetched then
     restored = [event["shard"] for event in story.events if event["event"] == "restored"]
     assert restored
     assert len(restored) == len(set(restored))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from recovery.demo.kafka import KafkaStory
-from recovery.demo.story import Failed
+from recovery.demo.chapters import Failed
+from recovery.demo.kafka import KafkaDemo
 from recovery.drill.flights import TOPIC
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.long]
@@ -20,15 +20,15 @@ def test_a_disaster_on_kafka_changes_nothing(spark: Any, kafka_broker: Any, kafk
     kafka_topics.adopt(TOPIC, f"{TOPIC}-changelog")
     text = io.StringIO()
     console = Console(file=text, width=200)
-    story = KafkaStory(tmp_path / "demo", console, days=30, offsets=300, settings=kafka_broker.settings)
+    story = KafkaDemo(tmp_path / "demo", console, days=30, offsets=300, settings=kafka_broker.settings)
     story.prepare()
     story.disaster()
     story.restart()
-    assert story.told.replayed > 0
+    assert story.observed.replayed > 0
     proof = story.prove(spark)
     assert proof.holds, proof
     assert proof.malformed > 0
     assert not list((tmp_path / "demo" / "checkpoint" / "rewind").glob("changelog/*"))
-    again = KafkaStory(tmp_path / "again", console, days=1, offsets=400, settings=kafka_broker.settings)
+    again = KafkaDemo(tmp_path / "again", console, days=1, offsets=400, settings=kafka_broker.settings)
     with pytest.raises(Failed, match="already"):
         again.prepare()

@@ -299,7 +299,7 @@ def test_a_client_that_had_fetched_more_gives_the_next_range_exactly(kafka_broke
         found = list(fetch(configuration, topic, partition, start, end))
         assert [offset for records in found for offset in records.offsets] == list(range(start, end))
         assert [value for records in found for value in records.values] == [b"%d" % n for n in range(start, end)]
-    assert len(kafka_fetch._kept) == 1
+    assert len(kafka_fetch._idle) == 1
 
 
 def test_nothing_secret_is_told_by_plans(spark, kafka_broker, kafka_topics):

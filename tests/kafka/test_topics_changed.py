@@ -80,10 +80,10 @@ def test_a_partition_that_lost_its_end_is_refused_and_one_that_only_has_a_new_le
     watch = job.source.watch()
     assert watch.look(positions(topic, 100))
     assert not watch.look(positions(topic, 100))
-    before = watch.epochs[topic, 0]
+    before = watch.leader_epochs[topic, 0]
     broker.restart()
     assert watch.look(positions(topic, 100)), "a broker that comes back leads with a new epoch"
-    assert watch.epochs[topic, 0] > before
+    assert watch.leader_epochs[topic, 0] > before
     last = job.start(until="end")
     ended(last)
     broker.kill()
@@ -103,7 +103,7 @@ def test_a_partition_that_lost_its_end_is_refused_and_one_that_only_has_a_new_le
         watch.look(positions(topic, 100))
     assert f"{topic}-0" in caught.value.where
     kept = job.source.watch()
-    kept.epochs = {(topic, 0): before}
+    kept.leader_epochs = {(topic, 0): before}
     assert kept.look(positions(topic, 60)), "what was committed is still there"
     with pytest.raises(SourceWentBack, match="lost messages at its end"):
         ended(job.start(until="end"))

@@ -56,7 +56,7 @@ class Cluster:
             operator,
             tuple(pa.field(f.name, f.type) for f in SPEC.message_schema if f.name in SPEC.input_fields),
             FileChangelog(str(self.root / "changelog")),
-            packages=snapshots(str(self.root)),
+            snapshots=snapshots(str(self.root)),
             message_log=self.log,
         )
 
@@ -113,7 +113,7 @@ class Cluster:
         ranges = {key: bounds for key, bounds in replay.replay_ranges(record).items() if key[0] == TOPIC}
         batches = [self.arrow(TOPIC, self.topic[low:high], low) for low, high in ranges.values()]
         names = [report["name"] for batch in write(iter(batches)) for report in batch.to_pylist()]
-        restored = replay.build_package(job, self.pointer.commit, str(self.root), names)
+        restored = replay.build_snapshot(job, self.pointer.commit, str(self.root), names)
         assert restored.messages == record.message_count, "count and digest were proven on the way"
 
 

@@ -23,7 +23,7 @@ RARE = (
     "result of a task lost",
     "shard moved to another host",
     "staged file damaged",
-    "package lost after the row was asked for",
+    "snapshot lost after the row was asked for",
     "entry lost",
     "entries made again from the source",
     "row of the control stream that means nothing",

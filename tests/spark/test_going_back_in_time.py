@@ -47,7 +47,7 @@ def test_packages_lead_back_and_no_restart_is_needed(spark, tmp_path: Path, rows
     query.await_termination()
     back = [one for one in listener.tries if "rolled back" in one.why]
     assert {(one.shard, one.commit, one.how, one.failed) for one in back} == {
-        (shard, pointer.commit.name, "package", "") for shard, pointer in ended.items()
+        (shard, pointer.commit.name, "snapshot", "") for shard, pointer in ended.items()
     }
     assert query.progress.restores == 0
     assert last_revisions(spark, tmp_path) == expected(rows)
@@ -58,7 +58,7 @@ def test_changelog_and_source_lead_back(spark, tmp_path: Path, rows, ended) -> N
     listener = Recorder()
     query = start(spark, tmp_path, snapshots="off", queue_bytes="off", listeners=(listener,))
     query.await_termination()
-    replayed = {(one.shard, one.commit, one.how, one.failed) for one in listener.tries if one.how != "package"}
+    replayed = {(one.shard, one.commit, one.how, one.failed) for one in listener.tries if one.how != "snapshot"}
     assert replayed == {(shard, pointer.commit.name, "replay", "") for shard, pointer in ended.items()}
     assert query.progress.restores == 1
     assert last_revisions(spark, tmp_path) == expected(rows)

@@ -227,7 +227,7 @@ def test_a_stop_during_a_new_start_leaves_nothing_running(
 ) -> None:
     """Before: `stop()` returned, and Spark's query ran on without a supervisor."""
     write(tmp_path / "archive", [0, 30, 70])
-    launch, stoppers = RewindQuery._launch, []
+    launch, stoppers = RewindQuery._start_query, []
 
     def again(query: RewindQuery) -> Any:
         early = launch(query) if "runs" in moment else None
@@ -236,7 +236,7 @@ def test_a_stop_during_a_new_start_leaves_nothing_running(
         assert query._stopping.wait(PATIENCE_S)
         return early if early is not None else launch(query)
 
-    monkeypatch.setattr(RewindQuery, "_launch", again)
+    monkeypatch.setattr(RewindQuery, "_start_query", again)
     query = start(spark, tmp_path, sink=FailsOnce())
     ended(query)
     stoppers[0].join(PATIENCE_S)

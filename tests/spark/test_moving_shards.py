@@ -115,7 +115,7 @@ def test_a_shard_alternates_between_two_executors_at_every_micro_batch(
     shards = [line["shards"][0] for line in published]
     how = [[(one.how, one.failed) for one in moves(shard)] for shard in shards]
     assert how[0] == []
-    assert how[1] in ([("package", "")], [("steps", "")]), "the first move brings everything"
+    assert how[1] in ([("snapshot", "")], [("steps", "")]), "the first move brings everything"
     assert all(one == [("steps", "")] for one in how[2:]), "later ones what the other executor staged"
     fetched = [shard["fetched_bytes"] for shard in shards]
     assert fetched[2:] == [shard["staged_bytes"] for shard in shards[1:-1]]
@@ -132,8 +132,8 @@ def test_executors_die_in_turn_and_the_query_goes_on(home: Path, told: Told, mes
     published = [line for line in told["kill"] if line["event"] == "published"]
     moved = [line["version"] for line in published for shard in line["shards"] if moves(shard)]
     assert {version for version in moved if version > KILLS[0]}, "somebody took over what was lost"
-    packages = [path.name for path in (home / "kill").glob("checkpoint/rewind/snapshots/*/*.full.json")]
-    assert len(packages) > MICRO_BATCHES["many"] // SNAPSHOT_EVERY
+    snapshots = [path.name for path in (home / "kill").glob("checkpoint/rewind/snapshots/*/*.full.json")]
+    assert len(snapshots) > MICRO_BATCHES["many"] // SNAPSHOT_EVERY
 
 
 def test_who_takes_over_with_a_copy_fetches_no_whole_package(home: Path, told: Told, messages: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ def test_the_other_shard_goes_on_and_the_lost_one_catches_up(spark: Any, tmp_pat
     queued = [version for version, decision in decided.items() if decision == "queued"]
     [adopted] = [version for version, decision in decided.items() if decision == "adopted"]
     assert queued == list(range(LOST_AT + 1, adopted))
-    assert sink.said[adopted][0]["fetched_bytes"] == 0  # its package lay where it runs
+    assert sink.said[adopted][0]["fetched_bytes"] == 0  # its snapshot lay where it runs
     assert not any("decision" in shards.get(1, {}) for shards in sink.said.values())
     whole = [shards[1]["rows"] for version, shards in sink.said.items() if version in queued and 1 in shards]
     assert sum(whole) > 0  # the other shard ran every micro-batch in its own

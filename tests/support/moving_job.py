@@ -23,9 +23,9 @@ import psutil
 from backend import archive, count, median, policies, stream, sum_, tumbling
 from backend.sinks.parquet import ParquetSink
 from backend.spark.session.jvm import Executors
+from recovery.drill.alternation import Alternation, until
 from recovery.drill.job import tell
 from recovery.drill.process import each, executors, inside
-from recovery.drill.turns import Turns, until
 from recovery.inspect.user_job import session
 
 VALUE = "key string, at timestamp, x long"
@@ -38,7 +38,7 @@ KILLS = (2, 5)
 FIRST = 2
 """Micro-batches of `placed` before it is started with copies."""
 COPIED_BY = 5
-"""Micro-batches, of which a whole package was published, before the copies are waited for."""
+"""Micro-batches, of which a whole snapshot was published, before the copies are waited for."""
 
 
 class Reporting(ParquetSink):
@@ -59,7 +59,7 @@ class Reporting(ParquetSink):
 
 
 def state_bytes(out: Path) -> int:
-    """Give the bytes of the newest whole package of shard 0; 0 before there is one."""
+    """Give the bytes of the newest whole snapshot of shard 0; 0 before there is one."""
     manifests = sorted(out.glob("checkpoint/rewind/snapshots/0/*.full.json"))
     body = json.loads(manifests[-1].read_text())["body"] if manifests else {"files": []}
     return sum(file["length"] for file in body["files"])
@@ -77,7 +77,7 @@ def start(spark: Any, data: Path, out: Path, sink: ParquetSink, shards: int, row
 
 
 def alternate(spark: Any, data: Path, out: Path, rows: int) -> None:
-    turns = Turns(spark, out / "turns")
+    turns = Alternation(spark, out / "turns")
     query = start(spark, data, out, Reporting(out, turns.next), 1, rows)
     run = str(query.query.runId)
     try:

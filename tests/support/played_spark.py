@@ -249,7 +249,7 @@ class Undisturbed:
         with ExitStack() as stack:
             stack.enter_context(simulated(self))  # type: ignore[arg-type]
             stack.enter_context(mock.patch.object(processor, "kill_point", self.at))
-            if self.seed % 2:  # a task that may queue fetches no package
+            if self.seed % 2:  # a task that may queue fetches no snapshot
                 stack.enter_context(mock.patch.object(attempt, "TAKEOVER_BYTES", 1))
             stack.enter_context(mock.patch.object(processor, "query_and_version", lambda: (QUERY, self.version)))
             yield
@@ -292,10 +292,10 @@ class Undisturbed:
             operator=self.story.operators.at(version),
             message_fields=self.story.fields,
             changelog=FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=3),
-            packages=snapshots(self.checkpoint),
+            snapshots=snapshots(self.checkpoint),
             snapshot_every=3 if self.begins and self.seed % 4 == 1 else None,
             lock_wait_s=0.0,
-            launch=self.launch,
+            incarnation=self.launch,
             queue=Queue(files, self.story.operators, self.begins, self.planned, dict(self.sealed)),
         )
 
@@ -381,7 +381,7 @@ class Undisturbed:
         job = self.job(shard, self.home.get(shard, 0), len(self.states))
         directory = ShardDirectory(job.local_dir, QUERY, shard)
         with directory.lock(0.0):
-            opened = open_shard.OpenShard(directory, job.where, job.packages).at(pointer)
+            opened = open_shard.OpenShard(directory, job.where, job.snapshots).at(pointer)
             row, store = opened.row, opened.store
             assert row is not None
             rows = store.scan(bytes([Region.MESSAGES]), None)
@@ -557,7 +557,7 @@ class Disturbed(Undisturbed):
                     self.asked[shard] = pointer.since.commit.name
                     if self.chance(0.1):
                         shutil.rmtree(Path(self.checkpoint) / "rewind/snapshots" / str(shard), ignore_errors=True)
-                        self.note("package lost after the row was asked for")
+                        self.note("snapshot lost after the row was asked for")
             if isinstance(pointer, RestoringPointer) and self.chance(0.1):
                 self.lose_entry(pointer)
         if self.stale and self.chance(0.3):
@@ -624,7 +624,7 @@ class Disturbed(Undisturbed):
         ]
         reports = write(self.story.arrow(part, 0) for part in pieces)
         names = [report["name"] for batch in reports for report in batch.to_pylist()]
-        replay.build_package(job, pointer.commit, self.checkpoint, names, start)
+        replay.build_snapshot(job, pointer.commit, self.checkpoint, names, start)
 
     def supervise(self, version: int) -> None:
         """Restore what cannot be opened where it is looked for, with no task running; then ask for adoptions."""

@@ -38,7 +38,7 @@ def messages(partitions: list[int] | None = None, **columns: Any) -> pa.Table:
 def split(table: pa.Table, groups: list[int], aggregate: agg.Aggregate, n: int) -> list[list[Any]]:
     """Give the results of one fold, and of every cut of the rows in two, merged in both sequences."""
     plan = agg.compile_incremental({"r": aggregate}, table.schema)
-    assert plan.partial_schema.names == [f"r.{name.removeprefix('r.')}" for name in plan.partial_schema.names]
+    assert plan.accumulator_schema.names == [f"r.{name.removeprefix('r.')}" for name in plan.accumulator_schema.names]
     where = np.array(groups, np.int64)
     out = [plan.result(plan.fold(table, where, n))["r"].to_pylist()]
     for cut in range(len(groups) + 1):
@@ -46,7 +46,7 @@ def split(table: pa.Table, groups: list[int], aggregate: agg.Aggregate, n: int) 
         for sequence in (parts, parts[::-1]):
             both = pa.concat_tables(sequence)
             merged = plan.merge(both, np.concatenate([np.arange(n), np.arange(n)]), n)
-            assert merged.schema.equals(plan.partial_schema)
+            assert merged.schema.equals(plan.accumulator_schema)
             out.append(plan.result(merged)["r"].to_pylist())
     return out
 
@@ -386,10 +386,10 @@ def test_several_aggregates_under_names() -> None:
 def test_no_aggregate_at_all_still_counts_messages() -> None:
     table = messages(x=INTS)
     plan = agg.compile_incremental({}, table.schema)
-    partials = plan.fold(table, np.array(GROUPS), 4)
-    assert partials.to_pydict() == {"_messages": [3, 2, 1, 0]}
-    assert plan.merge(partials, np.array([0, 0, 1, 1]), 2).to_pydict() == {"_messages": [5, 1]}
-    assert plan.result(partials).num_rows == 4
+    accumulators = plan.fold(table, np.array(GROUPS), 4)
+    assert accumulators.to_pydict() == {"_messages": [3, 2, 1, 0]}
+    assert plan.merge(accumulators, np.array([0, 0, 1, 1]), 2).to_pydict() == {"_messages": [5, 1]}
+    assert plan.result(accumulators).num_rows == 4
     assert plan.result_fields == []
     full = agg.compile_full({}, table.schema)
     assert full.result(table, np.array(GROUPS), 4).num_rows == 4

@@ -27,7 +27,7 @@ from recovery.changelog.file import FileChangelog
 from recovery.changelog.records import Kind
 from recovery.commit.pointer import decode, encode
 from recovery.commit.shard_directory import ShardDirectory
-from recovery.jobs import ShardJob, next_launch
+from recovery.jobs import ShardJob, next_incarnation
 from recovery.restore.open_shard import RECLAIM_EVERY, OpenShard, read_commit_row
 from recovery.restore.probe import unusable
 from recovery.restore.tries import moves
@@ -176,33 +176,33 @@ def test_a_task_without_its_state_says_so_and_fetches_when_it_can(job, tmp_path)
     with pytest.raises(StateUnavailable, match="no local state"):
         run_attempt(elsewhere, second, 2, given([2]))
 
-    packages = Snapshots(str(tmp_path / "packages"))
-    publish(job, packages, second)
-    done = run_attempt(replace(elsewhere, packages=packages), second, 2, given([2]))
+    snapshots = Snapshots(str(tmp_path / "snapshots"))
+    publish(job, snapshots, second)
+    done = run_attempt(replace(elsewhere, snapshots=snapshots), second, 2, given([2]))
     assert counted(done) == {"a": 3}
 
 
-def publish(job, packages, pointer):
-    """Publish the current generation, brought to the pointer, as a package."""
+def publish(job, snapshots, pointer):
+    """Publish the current generation, brought to the pointer, as a snapshot."""
     opened = OpenShard(directory(job), "here").at(pointer)
     with opened.store as store:
         copy = job.local_dir / "copy"
         store.checkpoint(copy)
-        packages.publish(opened.row, copy)
+        snapshots.publish(opened.row, copy)
 
 
 def test_a_package_of_another_commit_is_not_taken(job, tmp_path):
     first = run_attempt(job, None, 0, given([0])).pointer
-    packages = Snapshots(str(tmp_path / "packages"))
-    publish(job, packages, first)
+    snapshots = Snapshots(str(tmp_path / "snapshots"))
+    publish(job, snapshots, first)
     second = run_attempt(job, first, 1, given([1])).pointer
     with pytest.raises(StateUnavailable):
-        run_attempt(replace(job, local_dir=tmp_path / "other", packages=packages), second, 2, given([2]))
+        run_attempt(replace(job, local_dir=tmp_path / "other", snapshots=snapshots), second, 2, given([2]))
 
 
 def test_a_shard_that_moves_takes_a_package_and_the_steps_after_it(job, tmp_path):
-    packages = Snapshots(str(tmp_path / "packages"))
-    hosts = [replace(job, local_dir=tmp_path / name, packages=packages, snapshot_every=4) for name in ("one", "two")]
+    snapshots = Snapshots(str(tmp_path / "snapshots"))
+    hosts = [replace(job, local_dir=tmp_path / name, snapshots=snapshots, snapshot_every=4) for name in ("one", "two")]
     pointer = None
     for version in range(13):
         pointer = run_attempt(hosts[version % 2], pointer, version, given([version])).pointer
@@ -219,8 +219,8 @@ def wait_for_uploads():
 
 
 def test_a_stale_copy_catches_up_from_where_it_is(job, tmp_path):
-    packages = Snapshots(str(tmp_path / "packages"))
-    one, two = (replace(job, local_dir=tmp_path / name, packages=packages, snapshot_every=100) for name in ("1", "2"))
+    snapshots = Snapshots(str(tmp_path / "snapshots"))
+    one, two = (replace(job, local_dir=tmp_path / name, snapshots=snapshots, snapshot_every=100) for name in ("1", "2"))
     pointer = run_attempt(one, None, 0, given([0])).pointer
     pointer = run_attempt(one, pointer, 1, given([1])).pointer
     wait_for_uploads()
@@ -234,13 +234,13 @@ def test_a_stale_copy_catches_up_from_where_it_is(job, tmp_path):
 
 
 def test_a_damaged_step_is_done_without_and_never_gives_a_wrong_state(job, tmp_path):
-    packages = Snapshots(str(tmp_path / "packages"))
-    one, two = (replace(job, local_dir=tmp_path / name, packages=packages, snapshot_every=3) for name in ("1", "2"))
+    snapshots = Snapshots(str(tmp_path / "snapshots"))
+    one, two = (replace(job, local_dir=tmp_path / name, snapshots=snapshots, snapshot_every=3) for name in ("1", "2"))
     pointer = None
     for version in range(6):
         pointer = run_attempt(one, pointer, version, given([version])).pointer
         wait_for_uploads()
-    steps = sorted((tmp_path / "packages").rglob("*.sst"), key=lambda path: path.stat().st_mtime)
+    steps = sorted((tmp_path / "snapshots").rglob("*.sst"), key=lambda path: path.stat().st_mtime)
     for path in steps:
         path.unlink()
     with pytest.raises(StateUnavailable):
@@ -255,15 +255,15 @@ def test_a_zombie_with_the_old_generation_open_cannot_harm_the_new_one(job, tmp_
     zombie = RocksStore.open(old.database, create=False)
     try:
         # the state is restored elsewhere and adopted while the zombie still has the old directory open
-        packages = Snapshots(str(tmp_path / "packages"))
+        snapshots = Snapshots(str(tmp_path / "snapshots"))
         copy = tmp_path / "copy"
         zombie.checkpoint(copy)
         with RocksStore.open(copy, create=False) as store:
             store.confirm(Staged(old.staged(second.commit), second.staged_length, second.staged_digest, 0))
             row = read_commit_row(store)
-        packages.publish(row, copy)
+        snapshots.publish(row, copy)
         directory(job).condemn()
-        done = run_attempt(replace(job, packages=packages), second, 2, given([2]))
+        done = run_attempt(replace(job, snapshots=snapshots), second, 2, given([2]))
         assert directory(job).current().uuid != old.uuid
         with suppress(StateCorrupted):  # its directory may be gone
             zombie.write(Changes([bytes([Region.AGGREGATES]) + b"a"], [b"666"]))
@@ -458,51 +458,51 @@ def test_an_unknown_generation_file_is_refused(job):
         directory(job).current()
 
 
-def ahead_of(job, packages):
+def ahead_of(job, snapshots):
     """Run four micro-batches; give the pointers."""
     pointers = [None]
     for version in range(4):
-        pointers.append(run_attempt(replace(job, packages=packages), pointers[-1], version, given([version])).pointer)
+        pointers.append(run_attempt(replace(job, snapshots=snapshots), pointers[-1], version, given([version])).pointer)
     return pointers[1:]
 
 
 def test_a_later_start_of_the_query_goes_back_with_spark(job, tmp_path):
-    packages = Snapshots(str(tmp_path / "packages"))
-    first = replace(job, launch=1, snapshot_every=2)
-    pointers = ahead_of(first, packages)
-    for other in (first, replace(first, launch=0)):  # a zombie of this start, or of an earlier one
+    snapshots = Snapshots(str(tmp_path / "snapshots"))
+    first = replace(job, incarnation=1, snapshot_every=2)
+    pointers = ahead_of(first, snapshots)
+    for other in (first, replace(first, incarnation=0)):  # a zombie of this start, or of an earlier one
         with pytest.raises(StateAhead):
-            run_attempt(replace(other, packages=packages), pointers[0], 1, given([1]))
-    later = replace(first, launch=2)
+            run_attempt(replace(other, snapshots=snapshots), pointers[0], 1, given([1]))
+    later = replace(first, incarnation=2)
     with pytest.raises(StateUnavailable, match="rolled back"):
         run_attempt(later, pointers[0], 1, given([1]))  # nothing leads there but changelog and source
-    done = run_attempt(replace(later, packages=packages), pointers[0], 1, given([1]))
+    done = run_attempt(replace(later, snapshots=snapshots), pointers[0], 1, given([1]))
     assert counted(done) == {"a": 2}
-    assert [(one.how, one.failed) for one in moves(done.metrics)] == [("package", "")]
-    again = run_attempt(replace(later, packages=packages), done.pointer, 2, given([2]))
+    assert [(one.how, one.failed) for one in moves(done.metrics)] == [("snapshot", "")]
+    again = run_attempt(replace(later, snapshots=snapshots), done.pointer, 2, given([2]))
     assert counted(again) == {"a": 3}
 
 
 def test_a_later_start_begins_anew_when_spark_went_back_to_nothing(job, tmp_path):
-    ahead_of(replace(job, launch=1), None)
-    done = run_attempt(replace(job, launch=2), None, 0, given([0]))
+    ahead_of(replace(job, incarnation=1), None)
+    done = run_attempt(replace(job, incarnation=2), None, 0, given([0]))
     assert counted(done) == {"a": 1}
 
 
 def test_starts_are_counted(tmp_path):
     checkpoint = str(tmp_path / "checkpoint")
-    assert [next_launch(checkpoint) for _ in range(3)] == [1, 2, 3]
+    assert [next_incarnation(checkpoint) for _ in range(3)] == [1, 2, 3]
     (tmp_path / "checkpoint" / "rewind" / "launches.json").write_text("{")
-    assert next_launch(checkpoint) == 1
+    assert next_incarnation(checkpoint) == 1
 
 
 def test_a_probe_puts_aside_what_is_ahead_and_takes_packages(job, tmp_path):
-    packages = Snapshots(str(tmp_path / "packages"))
-    with_packages = replace(job, packages=packages, snapshot_every=2)
-    pointers = ahead_of(with_packages, packages)
+    snapshots = Snapshots(str(tmp_path / "snapshots"))
+    with_snapshots = replace(job, snapshots=snapshots, snapshot_every=2)
+    pointers = ahead_of(with_snapshots, snapshots)
     assert "the local database is ahead" in str(unusable(job, pointers[0]))
-    pointers = ahead_of(replace(with_packages, local_dir=tmp_path / "other"), packages)
-    assert unusable(replace(with_packages, local_dir=tmp_path / "other"), pointers[0]) is None
+    pointers = ahead_of(replace(with_snapshots, local_dir=tmp_path / "other"), snapshots)
+    assert unusable(replace(with_snapshots, local_dir=tmp_path / "other"), pointers[0]) is None
 
 
 def test_a_changelog_that_lost_its_records_gets_a_base_at_the_first_commit_of_the_next_start(job, tmp_path):
@@ -510,7 +510,7 @@ def test_a_changelog_that_lost_its_records_gets_a_base_at_the_first_commit_of_th
     for version in range(3):
         pointer = run_attempt(job, pointer, version, given([version])).pointer
     shutil.rmtree(tmp_path / "changelog" / "0")
-    done = run_attempt(replace(job, launch=1), pointer, 3, given([3]))
+    done = run_attempt(replace(job, incarnation=1), pointer, 3, given([3]))
     assert "missing" in done.metrics["changelog_lost"]
     assert [entry.kind for entry in job.changelog.entries(0)] == [Kind.BASE, Kind.DELTA]
     restored = job.changelog.read(0, done.pointer.commit)
@@ -518,7 +518,7 @@ def test_a_changelog_that_lost_its_records_gets_a_base_at_the_first_commit_of_th
     assert logged, "the state has rows that are logged"
     assert restored.record.commit == done.pointer.commit
     assert job.changelog.read(0, pointer.commit).rows == len(logged)
-    again = run_attempt(replace(job, launch=1), done.pointer, 4, given([4]))
+    again = run_attempt(replace(job, incarnation=1), done.pointer, 4, given([4]))
     assert "changelog_lost" not in again.metrics, "said and mended once"
 
 

@@ -17,9 +17,9 @@ def test_ranges_with_rows_that_are_not_seen(rows, longest):
     schema = pa.schema([pa.field("v", pa.int64())])
     plan = compile_incremental({"n": count(), "s": sum_("v"), "m": max_("v")}, schema)
     values = random.integers(-50, 50, rows)
-    partials = plan.fold(pa.table({"v": values}), np.arange(rows), rows)
+    accumulators = plan.fold(pa.table({"v": values}), np.arange(rows), rows)
     clock, seen_from = random.integers(0, 10, rows), random.integers(0, 10, rows)
-    tree = BlockTree(plan, partials, clock, seen_from, longest)
+    tree = BlockTree(plan, accumulators, clock, seen_from, longest)
     first, counts, windows, clocks, expected = [], [], [], [], []
     for _ in range(200):
         low = int(random.integers(0, rows))

@@ -113,6 +113,6 @@ def test_a_ledger_of_an_older_release_goes_on():
     driver.batch([left(offset, 0, offset) for offset in range(3)], 0)
     (shard,) = driver.shards
     row = msgspec.msgpack.decode(shard.store.get(join_state._KEY))
-    shard.store.write(Changes([join_state._KEY], [msgspec.msgpack.encode(row[:12])], {}))  # it ended with `held_ms`
+    shard.store.write(Changes([join_state._KEY], [msgspec.msgpack.encode(row[:12])], {}))  # it ended with `waiting_ms`
     assert driver.batch([left(3, 0, 3), right(0, 0, 0), right(1, 0, 1)], 1).rows == [pair(1, 1)]
     driver.check_restore()

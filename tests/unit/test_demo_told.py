@@ -19,7 +19,7 @@ from recovery.listener import Restoring
 
 def test_what_tasks_take_afterwards_is_not_told_as_restored(capsys: pytest.CaptureFixture[str]) -> None:
     teller = Teller()
-    for shard, how, records in ((0, "replay", 143), (1, "replay", 136), (0, "package", 0), (1, "steps", 0)):
+    for shard, how, records in ((0, "replay", 143), (1, "replay", 136), (0, "snapshot", 0), (1, "steps", 0)):
         restoring = Restoring(shard, "commit", "no local state", how, records=records, ranges={})
         teller.start(restoring)
         teller.end(restoring, records, 10, 0.1)
@@ -29,7 +29,7 @@ def test_what_tasks_take_afterwards_is_not_told_as_restored(capsys: pytest.Captu
         ("restored", 0, "replay"),
         ("restoring", 1, "replay"),
         ("restored", 1, "replay"),
-        ("fetched", 0, "package"),
+        ("fetched", 0, "snapshot"),
         ("fetched", 1, "steps"),
     ]
     assert [one["records"] for one in told if one["event"] == "restored"] == [143, 136]

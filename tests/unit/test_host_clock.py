@@ -64,7 +64,7 @@ def test_the_query_is_started_again_when_the_clock_goes_back_and_not_when_it_goe
     plan = QueryPlan(
         spark=None,  # type: ignore[arg-type]
         checkpoint="checkpoint",
-        launch=launch,
+        start_query=launch,
         publish=lambda frames, version: [],
         restore=lambda why: 0,
         drain=lambda: 1,

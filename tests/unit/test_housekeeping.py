@@ -37,7 +37,7 @@ def write(changelog, versions, base_at=None):
 def test_it_prunes_behind_the_versions_that_spark_keeps(tmp_path):
     changelog = open_changelog(str(tmp_path / "log"))
     made = write(changelog, range(40), base_at=20)
-    keeper = Housekeeping(lambda: changelog, Snapshots(str(tmp_path / "packages")), keep_versions=10, every=5)
+    keeper = Housekeeping(lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=5)
     for commit in made:
         keeper.made(0, commit)
     assert keeper.maintain(4) == []
@@ -50,7 +50,7 @@ def test_it_prunes_behind_the_versions_that_spark_keeps(tmp_path):
 def test_logged_messages_go_with_the_oldest_version_that_spark_keeps(tmp_path):
     changelog, log = open_changelog(str(tmp_path / "log")), MessageLog(str(tmp_path / "messages"), frozenset({0}))
     keeper = Housekeeping(
-        lambda: changelog, Snapshots(str(tmp_path / "packages")), keep_versions=10, every=5, message_log=log
+        lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=5, message_log=log
     )
     parent, segments = None, []
     for version in range(14):
@@ -70,7 +70,7 @@ def test_logged_messages_go_with_the_oldest_version_that_spark_keeps(tmp_path):
 def test_nothing_is_pruned_while_spark_keeps_versions_from_before_this_start(tmp_path):
     changelog = open_changelog(str(tmp_path / "log"))
     made = write(changelog, range(40), base_at=35)
-    keeper = Housekeeping(lambda: changelog, Snapshots(str(tmp_path / "packages")), keep_versions=10, every=5)
+    keeper = Housekeeping(lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=5)
     for commit in made[35:]:
         keeper.made(0, commit)
     assert keeper.maintain(39) == []

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from backend.errors import SinkUnavailable
-from backend.kafka_client.refusals import Told
+from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
 from backend.sinks.kafka.delivery import Delivery
 from backend.sinks.kafka.sink import Publication, produce_frames
@@ -44,7 +44,7 @@ class Purging:
 
     def __init__(self, delivery: Delivery, cause: int | None) -> None:
         self._left = [KafkaError._PURGE_QUEUE, KafkaError._PURGE_QUEUE, cause, KafkaError._PURGE_QUEUE]
-        self._report, self.told = delivery._refused, Told()
+        self._report, self.errors = delivery._refused, ClientErrors()
 
     def __len__(self) -> int:
         return len(self._left)

@@ -71,7 +71,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Client]]:
 
     kind = type("Scripted", (Client,), {"made": [], "script": []})
     monkeypatch.setattr(confluent_kafka, "Consumer", kind)
-    monkeypatch.setattr(kafka_fetch, "_kept", {})
+    monkeypatch.setattr(kafka_fetch, "_idle", {})
     yield kind
     assert gc.isenabled()
 
@@ -168,10 +168,10 @@ def test_a_client_is_kept_until_it_fails_or_others_come(client: Any) -> None:
     client.script += [[Message(1)]]
     assert [offset for records in fetch({}, "other", 1, 1, 2) for offset in records.offsets] == [1]
     assert [one.closed for one in client.made] == [True, False, False]  # a topic's client reads no other
-    for number in range(kafka_fetch.KEPT_CLIENTS + 1):
+    for number in range(kafka_fetch.IDLE_CLIENTS + 1):
         client.script += [[Message(1)]]
         read(1, 2, **{"client.id": str(number)})
-    assert [one.closed for one in client.made].count(False) == kafka_fetch.KEPT_CLIENTS
+    assert [one.closed for one in client.made].count(False) == kafka_fetch.IDLE_CLIENTS
 
 
 def test_two_ranges_at_once_have_a_client_each(client: Any) -> None:

@@ -142,7 +142,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend.sinks.kafka.commits.TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr("backend.sources.kafka_fetch.STALL_S", PATIENCE_S)
     monkeypatch.setattr("backend.sources.kafka_watch.VALIDATED_S", PATIENCE_S)
-    monkeypatch.setattr("backend.sources.kafka_fetch._kept", {})
+    monkeypatch.setattr("backend.sources.kafka_fetch._idle", {})
     monkeypatch.setattr("backend.sources.kafka_fetch.WAIT_S", 0.05)
     monkeypatch.setattr("backend.sources.kafka_watch.WAIT_S", 0.05)
     monkeypatch.setattr("recovery.changelog.kafka.reader.WAIT_S", 0.05)
@@ -278,7 +278,7 @@ def test_one_broker_of_several_may_refuse_while_another_answers(cluster: Callabl
     looks = []
 
     def poll(_: float) -> None:
-        looks.append(client.told.refusal())
+        looks.append(client.errors.refusal())
         script.poll(client.error_cb)
         if len(looks) == 2:
             asked.set_result(7)

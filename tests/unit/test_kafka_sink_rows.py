@@ -12,7 +12,7 @@ import pytest
 from backend.batch import ERROR_SCHEMA
 from backend.errors import SinkConflict, UnknownFormat
 from backend.kafka_client.admin import TopicIdentity
-from backend.kafka_client.refusals import Told
+from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
 from backend.sinks import kafka_sink
 from backend.sinks.kafka import writer as kafka_writer
@@ -134,7 +134,7 @@ class Producer:
     """Stands in for a client: what it was asked, and nothing else."""
 
     def __init__(self, log: list[str]) -> None:
-        self.log, self.producer, self.told = log, self, Told()
+        self.log, self.producer, self.errors = log, self, ClientErrors()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: self.log.append(name)

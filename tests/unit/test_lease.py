@@ -20,7 +20,7 @@ import pytest
 from backend.errors import CheckpointInUse, CheckpointTaken, StorageFailed
 from backend.spark.start import lease_of
 from recovery.commit import lease as module
-from recovery.commit.lease import DIRECTORY, Lease, check_free, held, take
+from recovery.commit.lease import DIRECTORY, Lease, check_free, leased, take
 from recovery.files import Files, open_files
 
 OTHER_HOST = {"host": "elsewhere", "boot": "b pid:[1]", "pid": 1, "started": 1}
@@ -73,7 +73,7 @@ def test_one_holder_at_a_time_and_the_next_after_it(checkpoint: str) -> None:
     first.release()
     with pytest.raises(CheckpointTaken, match="this query has ended"):
         first.check()
-    with held(checkpoint, "rewind restore"), pytest.raises(CheckpointInUse, match="rewind restore"):
+    with leased(checkpoint, "rewind restore"), pytest.raises(CheckpointInUse, match="rewind restore"):
         check_free(checkpoint)
     check_free(checkpoint)
     assert [one["released"] for one in contents(checkpoint)] == [True], "only the last one stays, and says so"
@@ -107,7 +107,7 @@ def test_a_process_of_this_host_is_seen_to_live_and_to_be_dead_at_once(tmp_path:
 
 def test_a_process_that_got_a_dead_holders_number_is_not_the_holder(tmp_path: Path, monkeypatch: Any) -> None:
     holder = take(str(tmp_path), "a query")
-    module._held.clear()
+    module._ours.clear()
     parent = {**module._here(), "pid": os.getppid()}
     monkeypatch.setattr(module, "_here", lambda: parent)  # then this process is another one of the host
     with pytest.raises(CheckpointInUse):
@@ -120,7 +120,7 @@ def test_a_process_that_got_a_dead_holders_number_is_not_the_holder(tmp_path: Pa
 
 def test_a_holder_on_another_host_lives_as_long_as_it_renews(checkpoint: str, monkeypatch: Any) -> None:
     holder = take(checkpoint, "a query")
-    module._held.clear()
+    module._ours.clear()
     elsewhere(monkeypatch)
     for _ in range(2):
         with pytest.raises(CheckpointInUse):
@@ -139,7 +139,7 @@ def test_clocks_are_not_compared(checkpoint: str, monkeypatch: Any) -> None:
     """A holder whose clock is a year behind lives; so does one that was taken a moment ago and is dead, no longer."""
     holder = take(checkpoint, "a query")
     holder._content["since"] = "2020-01-01T00:00:00+00:00"
-    module._held.clear()
+    module._ours.clear()
     elsewhere(monkeypatch)
     with pytest.raises(CheckpointInUse, match="since 20"):
         take(checkpoint, "here")
@@ -149,7 +149,7 @@ def test_clocks_are_not_compared(checkpoint: str, monkeypatch: Any) -> None:
 def test_a_holder_that_wakes_up_finds_that_it_was_taken_over_whatever_came_since(checkpoint: str, monkeypatch) -> None:
     holder = take(checkpoint, "a query")
     stand_still(holder)
-    module._held.clear()
+    module._ours.clear()
     elsewhere(monkeypatch)
     take(checkpoint, "second").release()
     take(checkpoint, "third").release()
@@ -267,7 +267,7 @@ def test_a_jumping_wall_clock_neither_ends_a_lease_nor_prolongs_the_wait(
     monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
     monkeypatch.setattr(module, "PERIOD_S", 0.3)
     holder = take(checkpoint, "query 'a'")
-    module._held.clear()  # as another process sees it
+    module._ours.clear()  # as another process sees it
     elsewhere(monkeypatch)
     with pytest.raises(CheckpointInUse):
         check_free(checkpoint)
@@ -286,7 +286,7 @@ def test_a_start_that_is_refused_leaves_nothing_unless_somebody_held_the_checkpo
         return sorted(open_files(checkpoint).list(DIRECTORY))
 
     assert refused() == []
-    with held(checkpoint, "a command"):
+    with leased(checkpoint, "a command"):
         pass
     [left] = refused()
     assert left.startswith(f"{DIRECTORY}/000000000002-") or left.startswith("000000000002-"), "numbers go on"

@@ -28,7 +28,7 @@ INSIDE = ("publishing 0", "listening", "publishing 1")
 """Moments at which the user's own code runs, called by us."""
 
 
-class Held:
+class MessagesByKey:
     """A lease that counts."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Life:
 
     def __init__(self, hands: list[tuple[str, str, bool]], *, bounded: bool = False) -> None:
         self.hands, self.queries, self.drains = hands, list[SparkQuery](), 0
-        self.ready, self.lease = threading.Event(), Held()
+        self.ready, self.lease = threading.Event(), MessagesByKey()
         self.at: dict[str, threading.Event] = {moment: threading.Event() for moment in MOMENTS}
         self.done: list[str] = []
         self.threads: list[threading.Thread] = []
@@ -100,7 +100,7 @@ class Life:
         plan = QueryPlan(
             spark=None,  # type: ignore[arg-type]
             checkpoint="checkpoint",
-            launch=self._launch,  # type: ignore[arg-type]
+            start_query=self._launch,  # type: ignore[arg-type]
             publish=self._publish,
             restore=self._restore,
             drain=self._drain,

@@ -25,7 +25,7 @@ class Scripted(LocalBroker):
         assert self._folder is not None
         (self._folder / "data").write_text("acknowledged")
 
-    def _launch(self) -> bool:
+    def _start_process(self) -> bool:
         return self.comes_up.pop(0)
 
 
@@ -53,7 +53,7 @@ def test_an_interrupted_restart_keeps_the_data(monkeypatch: pytest.MonkeyPatch) 
     def interrupted() -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(broker, "_launch", interrupted)
+    monkeypatch.setattr(broker, "_start_process", interrupted)
     with pytest.raises(KeyboardInterrupt):
         broker.restart()
     assert (folder / "data").exists()

@@ -1,4 +1,4 @@
-"""Packages: what is fetched is what was published, uploads are only what is new, and every damage is named."""
+"""Snapshots: what is fetched is what was published, uploads are only what is new, and every damage is named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import LocalFiles
 from recovery.listener import LoggingListener, Restoring
 from recovery.restore.open_shard import OpenShard
-from recovery.snapshots.manifest import Package
+from recovery.snapshots.manifest import Snapshot
 from recovery.snapshots.publisher import Snapshots
 
 SHARD = 3
@@ -122,7 +122,7 @@ def test_a_package_and_its_steps_are_the_state(shard: Shard, snapshots: Snapshot
     assert other.rows() == shard.states[2]
     assert other.heard == ["start no local state", "end"]
     older = Elsewhere(tmp_path)
-    assert older.fetch(snapshots, shard.pointers[1]), "an older version that has its packages can be had"
+    assert older.fetch(snapshots, shard.pointers[1]), "an older version that has its snapshots can be had"
     assert older.rows() == shard.states[1]
 
 
@@ -166,7 +166,7 @@ def test_the_fallback_order_is_followed_when_a_piece_is_damaged(
     shard.commit({b"\x03a": b"1"}, full=True)
     shard.commit({b"\x03b": b"2"}, full=True)
     pointer = shard.commit({b"\x03c": b"3"})
-    newest = next(p for p in snapshots.packages(SHARD) if p.full and p.commit.version == 1)
+    newest = next(p for p in snapshots.manifests(SHARD) if p.full and p.commit.version == 1)
     manifest = next(file.name for file in newest.files if file.name.startswith("MANIFEST"))
     name = f"{SHARD}/{newest.folder}/{manifest}"
     data = bytearray(snapshots.files.read(name))
@@ -227,16 +227,16 @@ def test_prune_keeps_what_retained_commits_need(shard: Shard, snapshots: Snapsho
     keep = [shard.records[5].commit, shard.records[7].commit]
     told = snapshots.prune(SHARD, keep, dry_run=True)
     assert snapshots.prune(SHARD, keep) == told
-    left = {(p.commit.version, p.full) for p in snapshots.packages(SHARD)}
+    left = {(p.commit.version, p.full) for p in snapshots.manifests(SHARD)}
     assert left == {(4, True), (5, False), (6, True), (6, False), (7, False)}
     for version in (5, 6, 7):
         other = Elsewhere(tmp_path)
         assert other.fetch(snapshots, shard.pointers[version])
         assert other.rows() == shard.states[version]
     assert snapshots.verify(SHARD) == []
-    # files that only the package of commit 1 named go when they were without a name twice in a row
+    # files that only the snapshot of commit 1 named go when they were without a name twice in a row
     before = snapshots.files.list(f"{SHARD}/shared")
-    named = {file.shared for p in snapshots.packages(SHARD) if p.full for file in p.files if file.shared}
+    named = {file.shared for p in snapshots.manifests(SHARD) if p.full for file in p.files if file.shared}
     snapshots.prune(SHARD, keep)
     after = snapshots.files.list(f"{SHARD}/shared")
     assert set(after) == named
@@ -271,12 +271,12 @@ def test_drafts_of_dead_writers_go(shard: Shard, snapshots: Snapshots) -> None:
 
 def test_a_slow_upload_puts_back_what_pruning_took_meanwhile(shard: Shard, snapshots: Snapshots) -> None:
     class Slow(Snapshots):
-        def _write_manifest(self, package: Package) -> int:
+        def _write_manifest(self, snapshot: Snapshot) -> int:
             for _ in range(2):
                 snapshots.prune(SHARD, [Commit(9, "a" * 32)])  # what has no manifest is in nobody's way
             assert not self.files.list(f"{SHARD}/shared")
-            assert not self.files.folders(f"{SHARD}/{package.commit.name}")
-            return super()._write_manifest(package)
+            assert not self.files.folders(f"{SHARD}/{snapshot.commit.name}")
+            return super()._write_manifest(snapshot)
 
     pointer = shard.commit({b"\x03a": b"1"}, step=False)
     shard.snapshots = Slow(snapshots.files)
@@ -290,10 +290,10 @@ def test_a_package_that_lost_a_file_stands_in_for_no_older_one(
 ) -> None:
     for version in range(5):
         shard.commit({b"\x03" + bytes([version]): bytes([version]) * 50}, full=version in (1, 3))
-    (newer,) = [p for p in snapshots.packages(SHARD) if p.full and p.commit.version == 3]
+    (newer,) = [p for p in snapshots.manifests(SHARD) if p.full and p.commit.version == 3]
     snapshots.files.delete([f"{SHARD}/{newer.folder}/CURRENT"])
     snapshots.prune(SHARD, [shard.records[4].commit])
-    left = {(p.commit.version, p.full) for p in snapshots.packages(SHARD)}
+    left = {(p.commit.version, p.full) for p in snapshots.manifests(SHARD)}
     assert left == {(1, True), (2, False), (3, False), (4, False)}
     other = Elsewhere(tmp_path)
     assert other.fetch(snapshots, shard.pointers[4])
@@ -320,7 +320,7 @@ def test_as_many_manifests_are_read_as_there_are_steps_on_the_way(tmp_path: Path
 
     assert reads() == (3, [(22, False), (21, False), (20, True)])
     behind = At(shard.records[18].commit)
-    assert reads(start=behind) == (4, [(version, False) for version in (22, 21, 20, 19)]), "what it lacks, no package"
+    assert reads(start=behind) == (4, [(version, False) for version in (22, 21, 20, 19)]), "what it lacks, no snapshot"
     foreign = At(Commit(21, "f" * 32))
     assert reads(start=foreign) == (3, [(22, False), (21, False), (20, True)])
     broken = {(shard.records[20].commit, True)}
@@ -328,12 +328,12 @@ def test_as_many_manifests_are_read_as_there_are_steps_on_the_way(tmp_path: Path
     files.manifests = 0
     other = Elsewhere(tmp_path)
     assert other.fetch(Snapshots(files), shard.pointers[22])
-    assert files.manifests <= 4, "a package's manifest is read again when its files are fetched"
+    assert files.manifests <= 4, "a snapshot's manifest is read again when its files are fetched"
     assert other.rows() == shard.states[22]
 
 
 def manifest_of(snapshots: Snapshots, change: dict[str, object], *, seal: bool = True) -> None:
-    """Write a manifest over the full package's, its checksum made right again."""
+    """Write a manifest over the full snapshot's, its checksum made right again."""
     (name,) = [n for n in snapshots.files.list(str(SHARD)) if n.endswith(".full.json")]
     body = json.loads(snapshots.files.read(f"{SHARD}/{name}"))["body"]
     text = json.dumps({**body, **change}, separators=(",", ":"))
@@ -421,6 +421,6 @@ def test_a_damaged_staged_file_that_is_here_is_done_without(shard: Shard, snapsh
     generation.staged(pointer.commit).write_bytes(data)
     for file in generation.database.glob("MANIFEST-*"):
         file.write_bytes(b"damaged")
-    assert other.fetch(snapshots, pointer), "the same file is among the packages"
+    assert other.fetch(snapshots, pointer), "the same file is among the snapshots"
     assert other.rows() == shard.states[1]
     assert [text.split()[0] for text in other.heard] == ["start", "end", "start", "suspended", "start", "end"]

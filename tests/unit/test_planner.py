@@ -105,10 +105,10 @@ def carried_out(found: Plan, database: Database, staged: bool, offers: tuple[Off
         case Advance(steps):
             assert isinstance(database, At)
             at = database.commit
-        case Fetch(package, steps, why):
-            assert package is None or any(offer.full and offer.commit == package for offer in offers)
+        case Fetch(snapshot, steps, why):
+            assert snapshot is None or any(offer.full and offer.commit == snapshot for offer in offers)
             assert why
-            at = package
+            at = snapshot
         case _:
             raise AssertionError(found)
     for step in steps:
@@ -140,7 +140,7 @@ def test_every_combination(database: Database) -> None:
             edges.setdefault(C, set()).add(D)
         here = database.commit if isinstance(database, At) else None
         newer = here is not None and (D in ancestors(here) or here.version > D.version)
-        packages = [offer.commit for offer in offers if offer.full and reaches(offer.commit, edges)]
+        snapshots = [offer.commit for offer in offers if offer.full and reaches(offer.commit, edges)]
         context = f"{local} {remote} {in_task}: {found}"
         if here == D:
             assert found == Use(), context
@@ -149,13 +149,13 @@ def test_every_combination(database: Database) -> None:
         elif isinstance(database, At) and reaches(here, edges):
             assert isinstance(found, Advance), context
             assert carried_out(found, database, staged, offers) == D, context
-        elif packages:
+        elif snapshots:
             assert isinstance(found, Fetch), context
-            assert found.package == max(packages), context
+            assert found.snapshot == max(snapshots), context
             assert carried_out(found, database, staged, offers) == D, context
         elif reaches(None, edges):  # steps back to the first commit, on an empty database
             assert isinstance(found, Fetch), context
-            assert found.package is None, context
+            assert found.snapshot is None, context
             assert carried_out(found, database, staged, offers) == D, context
         elif row is not None and row.message_count == 0:
             assert isinstance(found, Rebuild), context

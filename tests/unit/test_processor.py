@@ -229,8 +229,8 @@ def queueing(shard, tmp_path, monkeypatch):
     wrapper, state = shard
     make = wrapper._plan.job
     queue = Queue(open_files(tmp_path / "queue"), ByVersion.always(Waiting()), begins=True)
-    packages = Snapshots(str(tmp_path / "snapshots"))
-    job = lambda *of: replace(make(*of), queue=queue, packages=packages)  # noqa: E731
+    snapshots = Snapshots(str(tmp_path / "snapshots"))
+    job = lambda *of: replace(make(*of), queue=queue, snapshots=snapshots)  # noqa: E731
     wrapper._plan = replace(wrapper._plan, job=job, topics={0: "orders"})
 
     def restored():
@@ -243,7 +243,7 @@ def queueing(shard, tmp_path, monkeypatch):
             restore_shard(log, [made.operator.replay_rows(rows)], made.operator, scratch / "db")
             with RocksStore.open(scratch / "db", create=False) as store:
                 store.checkpoint(scratch / "copy")
-            packages.publish(log.record, scratch / "copy")
+            snapshots.publish(log.record, scratch / "copy")
         return since.commit.name
 
     list(wrapper.handleInputRows((12,), packed([0, 1], 1_000), Now(1_000)))

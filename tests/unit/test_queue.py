@@ -44,7 +44,7 @@ from recovery.commit.option_sets import ByVersion
 from recovery.commit.pointer import At, Commit, Offer, Pointer, RestoringPointer, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import open_files
-from recovery.jobs import Launch, ShardJob
+from recovery.jobs import Incarnation, ShardJob
 from recovery.queue import seals
 from recovery.queue.entries import Link, Queue, entries_behind, read_queue
 from recovery.queue.seals import Decision
@@ -75,7 +75,7 @@ def job(tmp_path: Path) -> ShardJob:
         operator=CountingOperator(),
         message_fields=KEY,
         changelog=open_changelog(str(tmp_path / "changelog")),
-        packages=Snapshots(str(tmp_path / "snapshots")),
+        snapshots=Snapshots(str(tmp_path / "snapshots")),
         lock_wait_s=0.1,
         queue=Queue(open_files(tmp_path / "queue"), ByVersion.always(CountingOperator()), begins=True),
     )
@@ -105,10 +105,10 @@ def restore(job: ShardJob, pointer: Pointer, offsets: list[int]) -> None:
     scratch = job.local_dir.parent / f"scratch-{pointer.commit.name}"
     scratch.mkdir()
     restore_shard(history, [job.operator.replay_rows(messages)], job.operator, scratch / "db")
-    assert job.packages is not None
+    assert job.snapshots is not None
     with RocksStore.open(scratch / "db", create=False) as store:
         store.checkpoint(scratch / "copy")
-    job.packages.publish(history.record, scratch / "copy")
+    job.snapshots.publish(history.record, scratch / "copy")
     shutil.rmtree(scratch)
 
 
@@ -371,7 +371,7 @@ def test_a_restoring_pointer_leads_to_nothing_but_the_queue(job: ShardJob) -> No
         found = plan(third, Local(database, frozenset([third.commit])), Remote(), in_task=False)
         assert found == Queueing(third.since.commit)
     with directory(job).lock(), pytest.raises(StateUnavailable, match="queued since commit"):
-        OpenShard(directory(job), job.where, job.packages).at(third)
+        OpenShard(directory(job), job.where, job.snapshots).at(third)
 
 
 # -- rule 7: one commit ---------------------------------------------------------------------------------------------
@@ -527,8 +527,8 @@ def test_what_a_retained_queue_begins_with_is_kept(job: ShardJob) -> None:
     first, third = queued_twice(job)
     restore(job, first, [0, 1])
     adopted = run_attempt(job, third, 3, given([5], adopt=first.commit.name)).pointer
-    assert job.packages is not None
-    keeper = Housekeeping(lambda: job.changelog, job.packages, keep_versions=3, every=1, checkpoint=str(place))
+    assert job.snapshots is not None
+    keeper = Housekeeping(lambda: job.changelog, job.snapshots, keep_versions=3, every=1, checkpoint=str(place))
     keeper.made(0, first.commit)
     keeper.made(0, adopted.commit)
     pointer = adopted
@@ -537,7 +537,7 @@ def test_what_a_retained_queue_begins_with_is_kept(job: ShardJob) -> None:
         keeper.made(0, pointer.commit)
     keeper.maintain(5)
     assert len(read_queue(queue.files, third)) == 2
-    assert any(offer.full and offer.commit == first.commit for offer in job.packages.offers(0))
+    assert any(offer.full and offer.commit == first.commit for offer in job.snapshots.offers(0))
     pointer = run_attempt(job, pointer, 6, given([8])).pointer
     keeper.made(0, pointer.commit)
     keeper.maintain(6)  # version 3, the adoption, is the oldest one retained
@@ -583,8 +583,8 @@ def test_a_shard_that_could_not_adopt_is_restored_again_a_few_times() -> None:
     for version in range(5, 5 + MAX_REFUSED):
         run_to_its_end(beside, version)
         assert len(restored) == version - 4
-        beside.published(0, version + 1, reported(FIRST, 1, why="the package is damaged"))
-    with pytest.raises(StateUnavailable, match="could not adopt its queue 3 times: the package is damaged"):
+        beside.published(0, version + 1, reported(FIRST, 1, why="the snapshot is damaged"))
+    with pytest.raises(StateUnavailable, match="could not adopt its queue 3 times: the snapshot is damaged"):
         beside.look(99)
 
 
@@ -592,7 +592,7 @@ def test_a_restore_is_told_which_shards_could_not_adopt_before() -> None:
     found: list[object] = []
     beside = Beside(lambda _, refused: found.append(set(refused)), 100, 10, {0: FIRST})
     run_to_its_end(beside, 5)
-    beside.published(0, 6, reported(FIRST, 2, why="the package is damaged"))
+    beside.published(0, 6, reported(FIRST, 2, why="the snapshot is damaged"))
     run_to_its_end(beside, 6)
     assert found == [set(), {0}]
 
@@ -615,15 +615,15 @@ def test_a_task_queues_where_packages_are_too_much_to_fetch_and_an_adoption_take
 ) -> None:
     first = run_attempt(job, None, 0, given([0, 1])).pointer
     take_disk(job)
-    restore(job, first, [0, 1])  # a whole package
-    assert job.packages is not None
-    [offer] = job.packages.offers(0, toward=first.commit)
+    restore(job, first, [0, 1])  # a whole snapshot
+    assert job.snapshots is not None
+    [offer] = job.snapshots.offers(0, toward=first.commit)
     assert offer.full
     assert offer.length > 1_000
     monkeypatch.setattr(attempt, "TAKEOVER_BYTES", offer.length - 1)
     queued = run_attempt(job, first, 1, given([2], 2_000))
     assert queued.metrics["decision"] == "queued"
-    assert f"{offer.length:,} bytes of packages" in str(queued.metrics["queued_why"])
+    assert f"{offer.length:,} bytes of snapshots" in str(queued.metrics["queued_why"])
     assert directory(job).current() is None
     later = run_attempt(job, queued.pointer, 2, given([3], 3_000))
     adopted = run_attempt(job, later.pointer, 3, given([4], 4_000, adopt=first.commit.name))
@@ -637,14 +637,14 @@ def test_just_as_much_as_a_task_may_fetch_is_fetched(job: ShardJob, monkeypatch:
     first = run_attempt(job, None, 0, given([0, 1])).pointer
     take_disk(job)
     restore(job, first, [0, 1])
-    assert job.packages is not None
-    [offer] = job.packages.offers(0, toward=first.commit)
+    assert job.snapshots is not None
+    [offer] = job.snapshots.offers(0, toward=first.commit)
     monkeypatch.setattr(attempt, "TAKEOVER_BYTES", offer.length)
     assert counts(run_attempt(job, first, 1, given([2], 2_000))) == [(1, 3)]
 
 
 @pytest.mark.parametrize("refused", [(), (1,)])
-@pytest.mark.parametrize("failed", [{}, {1: "a package is damaged"}])
+@pytest.mark.parametrize("failed", [{}, {1: "a snapshot is damaged"}])
 def test_packages_lie_where_the_shard_runs_before_it_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: tuple[int, ...], failed: dict[int, str]
 ) -> None:
@@ -652,7 +652,7 @@ def test_packages_lie_where_the_shard_runs_before_it_is_asked(
     done: list[Any] = []
     second = Pointer(1, Commit(3, "c" * 32), None, 0, "", [], {}, "")
     offers = {0: (), 1: (Offer(second.commit, None, True, 9),)}
-    packages = SimpleNamespace(offers=lambda shard, toward: offers[shard])
+    snapshots = SimpleNamespace(offers=lambda shard, toward: offers[shard])
 
     def bring(_: object, __: object, commits: dict[int, Commit]) -> dict[int, str]:
         done.append(("brought", dict(commits)))
@@ -664,7 +664,7 @@ def test_packages_lie_where_the_shard_runs_before_it_is_asked(
     monkeypatch.setattr(all_shards, "ask_to_adopt", lambda _, commits: done.append(("asked", set(commits))))
     monkeypatch.setattr(all_shards, "cores", lambda _: 2)
     monkeypatch.setattr(all_shards, "context_of", lambda _: MagicMock())
-    make, pointers = lambda *_: SimpleNamespace(packages=packages, changelog=None), {0: FIRST, 1: second}
+    make, pointers = lambda *_: SimpleNamespace(snapshots=snapshots, changelog=None), {0: FIRST, 1: second}
     restore_beside(MagicMock(), MagicMock(), str(tmp_path), make, pointers, lambda: None, refused=refused)  # type: ignore[arg-type]
     rebuilt = {0: FIRST.commit} if not refused and not failed else {0: FIRST.commit, 1: second.commit}
     first = {} if refused else {1: second.commit}
@@ -758,7 +758,7 @@ def test_a_driver_that_was_replaced_seals_nothing(tmp_path: Path) -> None:
     place = str(tmp_path)
     lease = take(place, "the old driver")
     _take_over(place)
-    started = Launch(place, 1, ByVersion.always(CountingOperator()), True, -1, {})
+    started = Incarnation(place, 1, ByVersion.always(CountingOperator()), True, -1, {})
     row = {"shard": 0, "metrics": json.dumps({seals.DECISION: "queued"})}
     with pytest.raises(CheckpointTaken):
         seal(started, lease, 7, [row])

@@ -85,9 +85,9 @@ def killed_after(deletions: int, monkeypatch: pytest.MonkeyPatch, what: Callable
         try:
             what()
         except Killed:
-            lease._held.clear()
+            lease._ours.clear()
             return True
-    lease._held.clear()
+    lease._ours.clear()
     return False
 
 
@@ -248,7 +248,7 @@ def test_commands_that_change_a_checkpoint_are_refused_while_it_is_held(
     home = copied(template, tmp_path / "one")
     before = left_in(home)
     told = [words[0], str(home / "checkpoint"), *words[1:], "--json"]
-    with lease.held(str(home / "checkpoint"), "query 'clicks'"):
+    with lease.leased(str(home / "checkpoint"), "query 'clicks'"):
         found = CliRunner().invoke(app, told)
         assert found.exit_code == 1
         error = json.loads(found.stdout)["error"]

@@ -16,7 +16,7 @@ RANGES = {(0, 1): (10, 2010), (1, 0): (5, 6)}
 KNOWN = Restoring(
     3, "00000000000000000007_ab", "checksum mismatch in 000012.sst", "replay", 2000, RANGES, {0: "orders"}
 )
-UNKNOWN = Restoring(4, "00000000000000000007_cd", "no local state", "package")
+UNKNOWN = Restoring(4, "00000000000000000007_cd", "no local state", "snapshot")
 
 
 def run(listener: RestoreListener, restoring: Restoring) -> None:

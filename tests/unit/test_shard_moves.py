@@ -75,7 +75,7 @@ class Cluster:
             operator=CountingOperator(),
             message_fields=KEY,
             changelog=open_changelog(str(self.home / "changelog")),
-            packages=self.snapshots,
+            snapshots=self.snapshots,
             snapshot_every=self.every,
         )
 
@@ -133,10 +133,10 @@ def test_a_shard_that_alternates_between_two_hosts_50_times(cluster: Cluster) ->
         assert done.metrics["fetched_bytes"] == fetched[-1]
         assert cluster.counts(host) == cluster.expected()
     assert fetched[0] >= staged[0], "the first move brings everything"
-    # the other host's last step: what it staged itself lies there, and nobody looks at the packages of every 4 commits
+    # the other host's last step: what it staged itself lies there, and nobody looks at the snapshots of every 4 commits
     assert fetched[1] == staged[1]
     assert fetched[2:] == staged[2:-1]
-    whole = max(package.length for package in cluster.snapshots.packages(0) if package.full)
+    whole = max(snapshot.length for snapshot in cluster.snapshots.manifests(0) if snapshot.full)
     assert whole > 10 * max(fetched[2:]), "moves cost what changed, not what there is"
 
 
@@ -152,7 +152,7 @@ def test_another_host_at_random(cluster: Cluster) -> None:
 def test_a_new_host_starts_from_the_newest_package(cluster: Cluster) -> None:
     for _ in range(7):
         cluster.micro_batch("a")
-    full = [package.commit.version for package in cluster.snapshots.packages(0) if package.full]
+    full = [snapshot.commit.version for snapshot in cluster.snapshots.manifests(0) if snapshot.full]
     assert full == [0, 4]
     cluster.micro_batch("b")
     assert cluster.counts("b") == cluster.expected()
@@ -170,7 +170,7 @@ def test_an_upload_that_fails_does_not_fail_the_commit(cluster: Cluster) -> None
     last = cluster.micro_batch("a")
     assert cluster.counts("a") == cluster.expected()
     assert last.metrics["uploaded_bytes"] > 0
-    cluster.micro_batch("b")  # a whole package was due at once
+    cluster.micro_batch("b")  # a whole snapshot was due at once
     assert cluster.counts("b") == cluster.expected()
     assert not uploads.has_gap(cluster.snapshots, 0)
 
@@ -208,7 +208,7 @@ def test_a_package_that_cannot_be_begun_does_not_fail_the_commit(
     assert cluster.counts("a") == cluster.expected()
     for _ in range(3):
         cluster.micro_batch("a")
-    assert [package.commit.version for package in cluster.snapshots.packages(0) if package.full] == [4]
+    assert [snapshot.commit.version for snapshot in cluster.snapshots.manifests(0) if snapshot.full] == [4]
 
 
 def test_copies_of_uploads_that_died_are_removed(cluster: Cluster) -> None:
@@ -236,13 +236,13 @@ def test_the_copy_of_an_upload_that_runs_is_its_own(cluster: Cluster, monkeypatc
     """Whoever works on the shard next sweeps, in another process too: the lock is on the directory."""
     begun, done = threading.Event(), threading.Event()
 
-    def publish(packages: Snapshots, record: CommitRecord, database: Path) -> None:
+    def publish(snapshots: Snapshots, record: CommitRecord, database: Path) -> None:
         begun.set()
         done.wait(30)
 
     monkeypatch.setattr(Snapshots, "publish", publish)
     cluster.micro_batch("a", wait=False)
-    cluster.micro_batch("a", wait=False)  # its first commit becomes a package
+    cluster.micro_batch("a", wait=False)  # its first commit becomes a snapshot
     assert begun.wait(30)
     generation = ShardDirectory(cluster.home / "a", "q", 0).current()
     assert generation is not None
@@ -256,7 +256,7 @@ def test_the_copy_of_an_upload_that_runs_is_its_own(cluster: Cluster, monkeypatc
 
 def test_without_snapshots_a_shard_cannot_move(cluster: Cluster) -> None:
     cluster.micro_batch("a")
-    job = replace(cluster.job("b"), packages=None, snapshot_every=None)
+    job = replace(cluster.job("b"), snapshots=None, snapshot_every=None)
     with pytest.raises(StateUnavailable):
         run_attempt(job, cluster.done[-1].pointer, 1, lambda before: ShardInput(1000, None, before))
 
@@ -267,7 +267,7 @@ def test_a_damaged_step_is_done_without(cluster: Cluster) -> None:
     cluster.micro_batch("b")
     for _ in range(2):
         cluster.micro_batch("a")
-    # b is stale and lacks the step of version 4, which is damaged; the package of version 4 leads on
+    # b is stale and lacks the step of version 4, which is damaged; the snapshot of version 4 leads on
     step = f"0/{cluster.done[4].pointer.commit.name}.step.sst"
     data = bytearray(cluster.files.read(step))
     data[20] ^= 1
@@ -277,7 +277,7 @@ def test_a_damaged_step_is_done_without(cluster: Cluster) -> None:
     done = cluster.micro_batch("b")
     assert cluster.counts("b") == cluster.expected()
     tries = moves(done.metrics)
-    assert [one.how for one in tries] == ["steps", "package"]
+    assert [one.how for one in tries] == ["steps", "snapshot"]
     assert step in tries[0].failed
     assert not tries[1].failed
     assert tries[1].length > 0
@@ -291,7 +291,7 @@ def test_a_damaged_staged_file_is_fetched_before_anything_larger_is(cluster: Clu
     mine = generation.staged(cluster.done[-1].pointer.commit)
     data = bytearray(mine.read_bytes())
     data[20] ^= 1
-    mine.unlink()  # the package's is a link to it
+    mine.unlink()  # the snapshot's is a link to it
     mine.write_bytes(bytes(data))
     done = cluster.micro_batch("a")
     assert cluster.counts("a") == cluster.expected()
@@ -307,7 +307,7 @@ def test_when_nothing_leads_there_the_error_says_what_was_tried(cluster: Cluster
     (cluster.files.root / step).unlink()
     with pytest.raises(StateUnavailable) as caught:
         cluster.micro_batch("b")
-    assert caught.value.why.startswith("no local state; by package: ")
+    assert caught.value.why.startswith("no local state; by snapshot: ")
     assert step in caught.value.why
 
 
@@ -332,8 +332,8 @@ def test_what_a_task_fetched_is_told_to_the_drivers_listeners(cluster: Cluster) 
     carried = merge_metrics([json.dumps(done.metrics)])  # as a sink does
     relay(moves(carried), [listener])
     assert listener.heard == [
-        ("start", "package", "no local state"),
-        ("end", "package", str(done.metrics["fetched_bytes"])),
+        ("start", "snapshot", "no local state"),
+        ("end", "snapshot", str(done.metrics["fetched_bytes"])),
     ]
     assert moves(merge_metrics([json.dumps(cluster.micro_batch("b").metrics)])) == [], "what lies here is no move"
 

@@ -13,11 +13,11 @@ import pytest
 
 from backend.errors import SourceWentBack, UnknownFormat
 from backend.kafka_client.admin import End, TopicIdentity
-from backend.kafka_client.refusals import Told
+from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources import kafka_watch
 from backend.sources.kafka_watch import TopicWatch
-from backend.spark.watching import EPOCHS, SourceWatch
+from backend.spark.watching import LEADER_EPOCHS, SourceWatch
 from recovery.supervise.spark_logs import MicroBatchFailed
 from recovery.supervise.supervisor import RewindQuery
 
@@ -53,7 +53,7 @@ class Answers:
     """A client for questions: notes the order in which they are asked and answered."""
 
     def __init__(self, partitions: int) -> None:
-        self.partitions, self.log, self.told = partitions, list[str](), Told()
+        self.partitions, self.log, self.errors = partitions, list[str](), ClientErrors()
 
     def _answer(self, name: str, value: Any) -> Any:
         def result(_: float) -> Any:
@@ -84,7 +84,7 @@ def test_a_look_asks_both_questions_at_once_and_asks_again_where_there_are_new_p
     assert cluster.log == ["asked 1 ends", "asked topics", "answered topics", "answered ends"]
     cluster.partitions = 2
     watch.look(dict)
-    assert watch.epochs == {("t", 0): 1, ("t", 1): 1}
+    assert watch.leader_epochs == {("t", 0): 1, ("t", 1): 1}
     watch._known = {"t": TopicIdentity("other", 1)}
     with pytest.raises(SourceWentBack, match="made again"):
         watch.look(dict)
@@ -94,12 +94,12 @@ def test_an_end_is_checked_where_a_leader_is_new_and_only_there(monkeypatch, tmp
     cluster = Cluster(monkeypatch, {("t", 0): End(100, 4), ("t", 1): End(7, None)})
     committed(tmp_path, 90)
     SourceWatch(str(tmp_path), [Source()]).look()
-    assert json.loads((tmp_path / EPOCHS).read_bytes()) == {"format": 1, "epochs": {"t": {"0": 4}}}
-    written = (tmp_path / EPOCHS).stat().st_mtime_ns
+    assert json.loads((tmp_path / LEADER_EPOCHS).read_bytes()) == {"format": 1, "epochs": {"t": {"0": 4}}}
+    written = (tmp_path / LEADER_EPOCHS).stat().st_mtime_ns
     watch = SourceWatch(str(tmp_path), [Source()])
     watch.look()
     assert cluster.checked == []
-    assert (tmp_path / EPOCHS).stat().st_mtime_ns == written, "nothing is written in a micro-batch like the others"
+    assert (tmp_path / LEADER_EPOCHS).stat().st_mtime_ns == written, "nothing is written in a micro-batch like others"
     cluster.ends[("t", 0)] = End(100, 6)
     watch.look()
     assert cluster.checked == [(("t", 0), 90, 4)], "what was committed was written under epoch 4 or before"
@@ -122,12 +122,12 @@ def test_nothing_committed_means_nothing_to_lose(monkeypatch, tmp_path):
 def test_epochs_of_another_release_are_named_and_torn_ones_written_anew(monkeypatch, tmp_path):
     Cluster(monkeypatch, {("t", 0): End(100, 4)})
     (tmp_path / "rewind").mkdir()
-    (tmp_path / EPOCHS).write_text('{"format": 2}')
+    (tmp_path / LEADER_EPOCHS).write_text('{"format": 2}')
     with pytest.raises(UnknownFormat, match=r"epochs\.json"):
         SourceWatch(str(tmp_path), [Source()])
-    (tmp_path / EPOCHS).write_text('{"form')
+    (tmp_path / LEADER_EPOCHS).write_text('{"form')
     SourceWatch(str(tmp_path), [Source()]).look()
-    assert json.loads((tmp_path / EPOCHS).read_bytes())["epochs"] == {"t": {"0": 4}}
+    assert json.loads((tmp_path / LEADER_EPOCHS).read_bytes())["epochs"] == {"t": {"0": 4}}
 
 
 def test_sources_without_a_watch_are_passed_over(tmp_path):

@@ -24,8 +24,8 @@ MANY = 1 << 30
 
 @pytest.fixture
 def hosts(job, tmp_path):  # noqa: F811
-    packages = Snapshots(str(tmp_path / "packages"))
-    return [replace(job, local_dir=tmp_path / name, packages=packages, snapshot_every=100) for name in ("one", "two")]
+    snapshots = Snapshots(str(tmp_path / "snapshots"))
+    return [replace(job, local_dir=tmp_path / name, snapshots=snapshots, snapshot_every=100) for name in ("one", "two")]
 
 
 def ran(host, versions, pointer=None):
@@ -59,13 +59,13 @@ def kept(host, pointer, most_bytes=MANY):
 def test_a_takeover_with_a_copy_fetches_the_steps_since_alone(hosts):
     one, two = hosts
     pointer = ran(one, range(6))
-    assert len(kept(two, pointer)) == 2  # the package of the first commits, then the steps
+    assert len(kept(two, pointer)) == 2  # the snapshot of the first commits, then the steps
     assert at(two) == commit_of(pointer)
     copy = directory(two).current()
     pointer = ran(one, range(6, 8), pointer)
     done = run_attempt(two, pointer, 8, given([8]))
     assert counted(done) == {"a": 9}
-    assert directory(two).current() == copy, "a whole package would have made another generation"
+    assert directory(two).current() == copy, "a whole snapshot would have made another generation"
 
 
 def test_a_copy_goes_to_what_is_committed_and_no_further(hosts):
@@ -97,7 +97,7 @@ def test_a_shard_that_is_owned_here_is_left_alone(hosts):
 def test_a_round_is_bounded(hosts):
     one, two = hosts
     pointer = ran(one, range(6))
-    assert len(kept(two, pointer, most_bytes=1)) > 3  # the package, then a step each
+    assert len(kept(two, pointer, most_bytes=1)) > 3  # the snapshot, then a step each
     assert at(two) == commit_of(pointer)
 
 
@@ -106,14 +106,14 @@ def test_a_takeover_during_the_fetch_wins(hosts, monkeypatch):
     pointer = ran(one, range(3))
     fetch = Snapshots.fetch
 
-    def taken_over_meanwhile(packages, shard, commit, target):
+    def taken_over_meanwhile(snapshots, shard, commit, target):
         monkeypatch.setattr(Snapshots, "fetch", fetch)
         ran(two, [3], pointer)
-        return fetch(packages, shard, commit, target)
+        return fetch(snapshots, shard, commit, target)
 
     monkeypatch.setattr(Snapshots, "fetch", taken_over_meanwhile)
     assert keep_copy(two, commit_of(pointer), MANY) == 0
-    assert at(two) == commit_of(pointer), "the older package has not replaced what the takeover made"
+    assert at(two) == commit_of(pointer), "the older snapshot has not replaced what the takeover made"
 
 
 def test_a_copy_reclaims_what_expired_as_often_as_its_owner(hosts, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_copy_reclaims_what_expired_as_often_as_its_owner(hosts, monkeypatch):
 
     pointer = ran(one, range(3))
     copied()
-    assert reclaimed == []  # a whole package was fetched, and steps of the first commits
+    assert reclaimed == []  # a whole snapshot was fetched, and steps of the first commits
     for version in range(3, 20):
         pointer = ran(one, [version], pointer)
         copied()

@@ -20,7 +20,7 @@ from backend.spark.pack.pack_input import PackInput, pack_input
 from backend.spark.pack.packing import PackPlan, is_good, pack
 from backend.spark.start import StartOptions
 from backend.spark.stream import stream
-from backend.steps import DROPPED, KEPT, POISON, Step, Steps, schema_after
+from backend.steps import DROPPED, PASSED, POISON, Step, Steps, schema_after
 
 SOURCE = pa.schema([("x", pa.int64()), ("name", pa.string())])
 Row = tuple[int, int, int | None, str]  # partition, offset, x (None: malformed), name
@@ -66,13 +66,13 @@ def oracle(rows: list[Row]) -> list[tuple[int, dict[str, int] | None]]:
     found: list[tuple[int, dict[str, int] | None]] = []
     for _, offset, x, _ in rows:
         if x is None:
-            found.append((KEPT, None))
+            found.append((PASSED, None))
         elif x == 13:
             found.append((POISON, None))
         elif x <= 3 or x in (7, 10):
             found.append((DROPPED, None))
         else:
-            found.append((KEPT, {"tenth": x // 10, "y": 2 * x, "at": offset}))
+            found.append((PASSED, {"tenth": x // 10, "y": 2 * x, "at": offset}))
     return found
 
 
@@ -100,7 +100,7 @@ def test_steps_give_the_same_under_any_cuts(seed: int) -> None:
 def test_a_message_that_came_twice_in_a_batch_goes_through_the_steps_once() -> None:
     rows: list[Row] = [(0, 0, 5, "a"), (0, 1, 13, "b"), (0, 1, 13, "b"), (0, 2, 30, "c"), (0, 2, 30, "c")]
     got = steps_of(Step("map_batches", {"": tenth}))(parsed(rows))
-    assert got["verdict"].to_pylist() == [KEPT, POISON, DROPPED, KEPT, DROPPED]
+    assert got["verdict"].to_pylist() == [PASSED, POISON, DROPPED, PASSED, DROPPED]
     assert [one["tenth"] for one in got["fields"].to_pylist() if one] == [0, 3]
 
 
@@ -109,7 +109,7 @@ def test_rows_without_offsets_are_told_apart_by_their_number_in_the_batch() -> N
     rows: list[Row] = [(0, 0, x, "") for x in (40, 2, 13, None, 40, 10)]  # type: ignore[misc]
     steps = steps_of(Step("where", {"": pc.field("x") > 3}), Step("map_batches", {"": tenth}), ranked=True)
     got = steps(parsed(rows))
-    assert got["verdict"].to_pylist() == [KEPT, DROPPED, POISON, KEPT, KEPT, DROPPED]
+    assert got["verdict"].to_pylist() == [PASSED, DROPPED, POISON, PASSED, PASSED, DROPPED]
     assert [one and one["tenth"] for one in got["fields"].to_pylist()] == [4, None, None, None, 4, None]
     assert got["offset"].to_pylist() == [0] * 6
 
@@ -143,7 +143,7 @@ def test_a_step_that_would_end_the_worker_is_an_error_of_its_message() -> None:
         return table
 
     got = steps_of(Step("map_batches", {"": leaves}))(parsed([(0, 0, 1, "a"), (0, 1, 2, "b"), (0, 2, 3, "c")]))
-    assert got["verdict"].to_pylist() == [KEPT, POISON, KEPT]
+    assert got["verdict"].to_pylist() == [PASSED, POISON, PASSED]
     assert got["malformed"].to_pylist()[1] == "step 1, map_batches(): SystemExit: 3"
 
 

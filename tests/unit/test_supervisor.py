@@ -129,7 +129,7 @@ class Job:
         plan = QueryPlan(
             spark=None,  # type: ignore[arg-type]
             checkpoint="checkpoint",
-            launch=self.launch,
+            start_query=self.launch,
             publish=lambda frames, version: [],
             restore=self.restore,
             drain=lambda: 1,
@@ -510,13 +510,13 @@ def test_a_source_that_spark_reads_is_at_its_end_when_a_micro_batch_of_this_star
 def test_what_a_shard_tells_of_a_micro_batch_reaches_housekeeping_and_listeners() -> None:
     commit, heard = Commit(3, "a" * 32), Recorder()
     tried = Recorder()
-    tried.tries = [Try(0, commit.name, "no local state", "package", failed="a byte is wrong in 3.sst")]
-    tried.tries += [Try(0, commit.name, "a byte is wrong in 3.sst", "package", length=900, seconds=0.5)]
+    tried.tries = [Try(0, commit.name, "no local state", "snapshot", failed="a byte is wrong in 3.sst")]
+    tried.tries += [Try(0, commit.name, "a byte is wrong in 3.sst", "snapshot", length=900, seconds=0.5)]
     told = json.dumps({"rows": 7, "drained": -1, "commit": commit.name, "adopted": 2, **tried.metrics()})
     plan = QueryPlan(
         spark=None,  # type: ignore[arg-type]
         checkpoint="checkpoint",
-        launch=lambda publish: publish(None, 3) or Failing(None),
+        start_query=lambda publish: publish(None, 3) or Failing(None),
         publish=lambda frames, version: [summary(0, 1, 0, merge_metrics([told]))],  # as every sink does
         restore=lambda why: 0,
         drain=lambda: 1,
@@ -549,7 +549,7 @@ def test_a_micro_batch_that_is_mostly_refused_is_told_once(caplog: pytest.LogCap
             plan = QueryPlan(
                 spark=None,  # type: ignore[arg-type]
                 checkpoint="checkpoint",
-                launch=lambda publish: publish(None, 3) or Failing(None),
+                start_query=lambda publish: publish(None, 3) or Failing(None),
                 publish=lambda frames, version, given=given: given,
                 restore=lambda why: 0,
                 drain=lambda: 1,
@@ -595,7 +595,7 @@ def stopped(own: Exception | None = None) -> tuple[RewindQuery, Running]:
     plan = QueryPlan(
         spark=None,  # type: ignore[arg-type]
         checkpoint="checkpoint",
-        launch=launch,
+        start_query=launch,
         publish=publish,
         restore=lambda why: 0,
         drain=lambda: 1,
@@ -700,7 +700,7 @@ def test_the_query_says_what_it_does() -> None:
     plan = QueryPlan(
         spark=None,  # type: ignore[arg-type]
         checkpoint="checkpoint",
-        launch=lambda publish: launched.pop(0),  # type: ignore[arg-type]
+        start_query=lambda publish: launched.pop(0),  # type: ignore[arg-type]
         publish=lambda frames, version: [],
         restore=job.restore,
         drain=lambda: 1,
@@ -736,7 +736,7 @@ def one_shard(**more: Any) -> QueryPlan:
     known: dict[str, Any] = {
         "spark": None,
         "checkpoint": "checkpoint",
-        "launch": lambda publish: Busy(),
+        "start_query": lambda publish: Busy(),
         "publish": lambda frames, version: [],
         "restore": lambda why: 1,
         "drain": lambda: 1,
@@ -754,7 +754,7 @@ def test_a_queue_that_is_too_long_stops_the_query_for_a_restore_once() -> None:
     since = b64encode(encode(Pointer(0, Commit(4, "a" * 32), None, 1, "", [], {}, ""))).decode()
     beside.published(0, 5, {"decision": "queued", "since": since, "queued": 11, "queued_bytes": 50})
     plan = one_shard(
-        launch=lambda publish: queries.pop(0),
+        start_query=lambda publish: queries.pop(0),
         restore=lambda why: restored.append(why) or 1,  # type: ignore[func-returns-value]
         beside=beside,
     )

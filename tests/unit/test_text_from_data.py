@@ -49,7 +49,7 @@ SHARD: dict[str, Any] = {
     "messages": 0,
     "changelog": {"records": 0, "bases": 0, "bytes": 0},
     "queue": {"micro_batches": 2, "bytes": 7},
-    "packages": {"count": 0, "bytes": 0},
+    "snapshots": {"count": 0, "bytes": 0},
     "local": None,
     "positions": [{"stream": 0, "topic": HOSTILE, "partition": 0, "next_offset": 1, "stream_time": HOSTILE}],
     "problem": {"code": "X", "what": HOSTILE, "where": "", "why": "", "next": ""},

@@ -20,13 +20,13 @@ def test_rate_and_time_to_go_are_of_what_came_since_the_start() -> None:
     assert watch.shards == {3: Amount(0, 5_000, 0.0)}
     assert (watch.shards[3].rate, watch.shards[3].seconds_left) == (0.0, None)
     watch.start(FOLLOWED)
-    watch.start(Restoring(2, "c", "moved", "package"))
+    watch.start(Restoring(2, "c", "moved", "snapshot"))
     now[0] = 104.0
     watch.batch(REPLAY, {}, 1_200, 9)
     watch.batch(REPLAY, {}, 800, 9)
     watch.batch(FOLLOWED, {}, 40, 9)
     found = watch.shards
-    assert sorted(found) == [1, 3]  # a task that takes a package restores nothing
+    assert sorted(found) == [1, 3]  # a task that takes a snapshot restores nothing
     assert (found[3].rate, found[3].seconds_left) == (500.0, 6.0)
     assert str(found[3]) == "2,000 of 5,000 messages, 6 s to go"
     assert str(found[1]) == "40 messages"

@@ -136,13 +136,13 @@ def newest(settings: KafkaSettings, topic: str, *, timeout_s: float = TIMEOUT_S)
         reader.assign([TopicPartition(topic, 0, start)])
         while time.monotonic() < deadline:
             for message in next_messages(reader, 500, 0.5):
-                told = message.error()
-                if told is None:
+                failure = message.error()
+                if failure is None:
                     found = take(message.value()) if message.value() is not None else found
-                elif told.code() == KafkaError._PARTITION_EOF and message.offset() >= end:
+                elif failure.code() == KafkaError._PARTITION_EOF and message.offset() >= end:
                     return found
-                elif told.fatal() or told.code() in refusals():
-                    raise unavailable(settings, topic, KafkaException(told))
+                elif failure.fatal() or failure.code() in refusals():
+                    raise unavailable(settings, topic, KafkaException(failure))
     except KafkaException as error:
         raise unavailable(settings, topic, error) from None
     finally:

@@ -66,7 +66,7 @@ class Delivery:
     def start(self) -> None:
         """Begin the patience anew: for a producer that was at rest."""
         self._moved = time.monotonic()
-        self.producer.told.begin()
+        self.producer.errors.begin()
 
     def send(self, topic: str, value: bytes, key: bytes, partition: int = -1) -> None:
         """Hand a message over, waiting while the queue is full.
@@ -111,7 +111,7 @@ class Delivery:
         arrived, now = self._sent - len(self.producer), time.monotonic()
         if arrived > self._arrived:
             self._arrived, self._moved = arrived, now
-            self.producer.told.begin()
+            self.producer.errors.begin()
         failure = self._failure
         if failure is None and now - self._moved > self._patience_s and len(self.producer):
             failure = KafkaError(
@@ -119,7 +119,7 @@ class Delivery:
                 f"{len(self.producer)} messages wait, none was acknowledged for {self._patience_s:g} s",
             )
         if failure is None and len(self.producer):
-            failure = self.producer.told.refusal()
+            failure = self.producer.errors.refusal()
         if failure is not None:
             self.drop()
             if was_purged(failure):

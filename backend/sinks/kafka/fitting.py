@@ -14,7 +14,7 @@ from recovery.files import open_files
 
 log = logging.getLogger("rewind.sink")
 
-_TOLD = 5
+_NAMED = 5
 
 Cut = tuple[int, list[str]]
 """How many rows were too large, and which were the first."""
@@ -49,7 +49,7 @@ class Fitting:
             if self._files is not None:
                 self._files.write(f"{digest_of(message.value)}.json", [message.value])
             self.number += 1
-            if len(self.first) < _TOLD:
+            if len(self.first) < _NAMED:
                 self.first.append(f"{msgspec.json.decode(fitted.value)['id']} for {message.topic}")
         return fitted
 
@@ -69,5 +69,5 @@ def tell(version: int, cuts: Iterable[Cut]) -> None:
         log.warning(
             "micro-batch %d: %d rows are larger than their topic's max.message.bytes; in their place go rows with the"
             " field too_large and without the columns that do not fit: %s%s",
-            version, total, ", ".join(named[:_TOLD]), ", ..." if total > _TOLD else "",
+            version, total, ", ".join(named[:_NAMED]), ", ..." if total > _NAMED else "",
         )  # fmt: skip

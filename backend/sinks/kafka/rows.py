@@ -71,9 +71,9 @@ def check_key(table: pa.Table, key: Sequence[str]) -> None:
 
 
 def _with_query(table: pa.Table, query: str) -> pa.Table:
-    told = [f"{name}_" if name in (QUERY, MARK) else name for name in table.column_names]
+    renamed = [f"{name}_" if name in (QUERY, MARK) else name for name in table.column_names]
     wrote = pa.repeat(pa.scalar(query), table.num_rows)
-    return table.rename_columns(told).add_column(len(ID_FIELDS), QUERY, wrote)
+    return table.rename_columns(renamed).add_column(len(ID_FIELDS), QUERY, wrote)
 
 
 def _plain(table: pa.Table, kind: str) -> pa.Table:

@@ -84,15 +84,15 @@ def digest_of(value: bytes) -> str:
 def _cut(value: bytes, room: int) -> bytes:
     """Return as much of a row as goes into so many bytes."""
     row: dict[str, Any] = msgspec.json.decode(value)
-    kept = {name: row.pop(name) for name in NAMES if name in row}
+    reduced = {name: row.pop(name) for name in NAMES if name in row}
     sizes = {name: len(msgspec.json.encode({name: content})) for name, content in row.items()}
     mark: dict[str, Any] = {"bytes": len(value), "digest": digest_of(value), "columns": len(row), "cut": []}
-    room -= len(msgspec.json.encode(kept | {MARK: mark}))
+    room -= len(msgspec.json.encode(reduced | {MARK: mark}))
     for name in sorted(sizes, key=lambda name: (name not in _OURS, sizes[name])):
         if sizes[name] > room:  # with its comma in place of a brace
             continue
         room -= sizes[name]
-        kept[name] = row.pop(name)
+        reduced[name] = row.pop(name)
     mark["columns"] = len(row)
     for name in sorted(row, key=lambda name: -sizes[name]):
         length = len(msgspec.json.encode(name)) + 1
@@ -100,4 +100,4 @@ def _cut(value: bytes, room: int) -> bytes:
             break
         room -= length
         mark["cut"].append(name)
-    return msgspec.json.encode(kept | {MARK: mark})
+    return msgspec.json.encode(reduced | {MARK: mark})

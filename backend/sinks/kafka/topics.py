@@ -55,8 +55,8 @@ def look(settings: KafkaSettings, topics: Sequence[str]) -> dict[str, Output]:
     client, timeout_s = admin_client(settings), TIMEOUT_S
 
     def led() -> None:
-        for name, told in described(client, topics, timeout_s).items():
-            if any(about.leader is None for about in told.partitions):
+        for name, answer in described(client, topics, timeout_s).items():
+            if any(about.leader is None for about in answer.partitions):
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, name))
 
     try:
@@ -122,14 +122,14 @@ def _first_key(settings: KafkaSettings, topic: str) -> bytes | None:
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             for message in next_messages(reader, 1, 0.5):
-                told = message.error()
-                if told is None:
+                answer = message.error()
+                if answer is None:
                     key: bytes | None = message.key()
                     return key
-                if told.code() == KafkaError._PARTITION_EOF:
+                if answer.code() == KafkaError._PARTITION_EOF:
                     return None
-                if told.fatal() or told.code() in refusals():
-                    raise unavailable(settings, topic, KafkaException(told))
+                if answer.fatal() or answer.code() in refusals():
+                    raise unavailable(settings, topic, KafkaException(answer))
     except (KafkaException, SourceUnavailable) as error:
         raise unavailable(settings, topic, error) from None
     finally:

@@ -46,7 +46,7 @@ from backend.spark.pack.frames import (
     to_ipc_buffer,
 )
 from backend.spark.pack.judging import judge, latest
-from backend.steps import DROPPED, KEPT, POISON
+from backend.steps import DROPPED, PASSED, POISON
 from backend.windows.aligned.combining import Combining
 from backend.windows.micro_batch import json_rows
 from recovery.commit.option_sets import ByVersion
@@ -145,8 +145,8 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
         own = header
         if plan.by_partition:
             wanted = set(zip(stream[mine].tolist(), partition[mine].tolist(), strict=True))
-            told = Header(FORMAT, time_ms, [s for s in slices if (s.stream, s.partition) in wanted])
-            own = encode_header(told)
+            part = Header(FORMAT, time_ms, [s for s in slices if (s.stream, s.partition) in wanted])
+            own = encode_header(part)
         rows.append((plan.grouping[number], own, found[number], errors))
     return _packed(rows)
 
@@ -239,7 +239,7 @@ def is_good(batch: pa.RecordBatch) -> pa.BooleanArray:
     time = batch.column(TIME)
     in_range = pc.and_(pc.greater_equal(time, MIN_TIME), pc.less_equal(time, MAX_TIME))
     good = pc.and_(pc.is_null(batch.column(MALFORMED_IN)), pc.fill_null(in_range, False))
-    return pc.and_(good, pc.equal(batch.column(VERDICT_IN), KEPT)) if VERDICT_IN in batch.schema.names else good
+    return pc.and_(good, pc.equal(batch.column(VERDICT_IN), PASSED)) if VERDICT_IN in batch.schema.names else good
 
 
 def _prefix_maxima(
@@ -298,12 +298,12 @@ def _details(bad: pa.RecordBatch, reasons: list[str], plan: PackPlan) -> pa.Arra
     time_ms = int(bad.column(BATCH_TIME_IN)[0].as_py())
     own = np.asarray(bad.column(TIMESTAMP_IN).fill_null(-1), np.int64)
     bounds = latest(own, time_ms, plan.max_ahead_ms or 0).tolist()
-    told = {"out_of_range": f"allowed are {MIN_TIME} to {MAX_TIME} ms", "no_event_time": "the event time is null"}
+    details = {"out_of_range": f"allowed are {MIN_TIME} to {MAX_TIME} ms", "no_event_time": "the event time is null"}
     return pa.array(
         [
             f"later than {bound} ms, max_ahead after the record's own timestamp or the batch time"
             if reason == "in_future"
-            else told.get(reason)
+            else details.get(reason)
             for reason, bound in zip(reasons, bounds, strict=True)
         ],
         pa.string(),

@@ -278,9 +278,9 @@ def _run_ivy(jars: JarSet, work: Path, timeout_s: float) -> str:
     if done.returncode == 0 and not missing and not broken:
         return ""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
-    told = [line for line in lines if line and ("ERROR" in line or "WARN" in line or "UNRESOLVED" in line.upper())]
-    told += [f"not a jar: {name}" for name in sorted(broken)] + [f"missing: {name}" for name in missing]
-    return " | ".join((told or lines)[-_LOG_LINES:]) or f"Ivy ended with {done.returncode}"
+    problems = [line for line in lines if line and ("ERROR" in line or "WARN" in line or "UNRESOLVED" in line.upper())]
+    problems += [f"not a jar: {name}" for name in sorted(broken)] + [f"missing: {name}" for name in missing]
+    return " | ".join((problems or lines)[-_LOG_LINES:]) or f"Ivy ended with {done.returncode}"
 
 
 @contextmanager

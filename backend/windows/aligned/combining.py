@@ -25,7 +25,7 @@ from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, ST
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, compress, dense, firsts
 from backend.windows.columns.grouping import GroupKeys
-from backend.windows.combined_rows import OWN_FIELDS, partial_name
+from backend.windows.combined_rows import OWN_FIELDS, accumulator_name
 from backend.windows.definitions import assigner
 from backend.windows.micro_batch import numbers
 
@@ -57,8 +57,8 @@ class Combining:
     @property
     def schema(self) -> pa.Schema:
         """Schema of combined rows."""
-        partials = [f.with_name(partial_name(at)) for at, f in enumerate(self._plan.partial_schema)]
-        return pa.schema([*MESSAGE_FIELDS, *self._key_fields, *partials, *OWN_FIELDS])
+        accumulators = [f.with_name(accumulator_name(at)) for at, f in enumerate(self._plan.accumulator_schema)]
+        return pa.schema([*MESSAGE_FIELDS, *self._key_fields, *accumulators, *OWN_FIELDS])
 
     def combined(self, messages: pa.Table, timestamps: pa.Array, shard: IntArray) -> tuple[pa.Table, IntArray] | None:
         """Return combined rows, in the order of their first messages, and the shard of each; None: not worth it.
@@ -107,9 +107,9 @@ class Combining:
             mask = None if nulls is None else np.asarray(nulls)[order]
             lists.append(pa.ListArray.from_arrays(bounds, pa.array(distance.astype(np.int32), mask=mask)))
         heads = messages.select([f.name for f in (*MESSAGE_FIELDS, *self._key_fields)]).take(pa.array(first))
-        partials = self._plan.fold(messages, group, count)
+        accumulators = self._plan.fold(messages, group, count)
         own = [pa.array(sizes), pa.array(offset[last]), pa.array(stamp[first]), *lists]
-        return pa.table([*heads.columns, *partials.columns, *own], schema=self.schema)
+        return pa.table([*heads.columns, *accumulators.columns, *own], schema=self.schema)
 
     def _distinct(self, messages: pa.Table, shard: IntArray) -> tuple[IntArray, int]:
         """Number what may be combined, in any order; gives each message's number, and how many there are."""

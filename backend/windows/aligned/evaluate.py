@@ -11,7 +11,7 @@ from backend.aggregates import FullPlan, IncrementalPlan
 from backend.aggregates.groups import taken
 from backend.windows.accumulators import FIRST_CLOCK
 from backend.windows.columns.arrays import IntArray, Mask, dense, least
-from backend.windows.columns.facts import Facts, Pairs
+from backend.windows.columns.pane_rows import Pairs, PaneRows
 from backend.windows.definitions import Assigner
 from backend.windows.micro_batch import numbers, source_ranks
 
@@ -48,36 +48,38 @@ class Evaluator:
         grid: The windows.
         space: Number of group keys.
         plan: The incremental aggregates.
-        facts: Partials by pane.
-        content: Partial columns and `FIRST_CLOCK`; `Facts.row` points here.
+        pane_rows: Partials by pane.
+        content: Partial columns and `FIRST_CLOCK`; `PaneRows.row` points here.
     """
 
-    def __init__(self, grid: Assigner, space: int, plan: IncrementalPlan, facts: Facts, content: pa.Table) -> None:
-        self._grid, self._space, self._plan, self._facts = grid, max(space, 1), plan, facts
+    def __init__(
+        self, grid: Assigner, space: int, plan: IncrementalPlan, pane_rows: PaneRows, content: pa.Table
+    ) -> None:
+        self._grid, self._space, self._plan, self._pane_rows = grid, max(space, 1), plan, pane_rows
         self._clock = numbers(content, FIRST_CLOCK)
-        self._content = content.select(plan.partial_schema.names).combine_chunks()
-        self._full: tuple[FullPlan, Facts, pa.Table, IntArray] | None = None
+        self._content = content.select(plan.accumulator_schema.names).combine_chunks()
+        self._full: tuple[FullPlan, PaneRows, pa.Table, IntArray] | None = None
 
-    def with_messages(self, plan: FullPlan, facts: Facts, messages: pa.Table) -> None:
-        """Add what full-state aggregates read; `facts` are messages, their `row` points into `messages`."""
-        self._full = plan, facts, messages.combine_chunks(), source_ranks(messages)
+    def with_messages(self, plan: FullPlan, pane_rows: PaneRows, messages: pa.Table) -> None:
+        """Add what full-state aggregates read; `pane_rows` are messages, their `row` points into `messages`."""
+        self._full = plan, pane_rows, messages.combine_chunks(), source_ranks(messages)
 
-    def results(self, windows: IntArray, epochs: IntArray, pairs: Pairs | None = None) -> Results:
+    def results(self, windows: IntArray, intervals: IntArray, pairs: Pairs | None = None) -> Results:
         """Compute results.
 
         Args:
             windows: Window numbers, ascending.
-            epochs: Per window the last epoch it sees.
+            intervals: Per window the last epoch it sees.
             pairs: Only these; None is every group key that a window sees.
         """
         parts = [
             self._chunk(windows, seen, owner)
-            for seen, owner in self._facts.seen_by(self._grid, windows, epochs, pairs)
+            for seen, owner in self._pane_rows.seen_by(self._grid, windows, intervals, pairs)
             if len(seen)
         ]
         if not parts:
             empty = np.empty(0, np.int64)
-            values = self._plan.result(self._plan.partial_schema.empty_table())
+            values = self._plan.result(self._plan.accumulator_schema.empty_table())
             parts = [Results(empty, empty, empty, values)]
         found = Results(
             np.concatenate([part.window for part in parts]),
@@ -85,32 +87,32 @@ class Evaluator:
             np.concatenate([part.clock for part in parts]),
             pa.concat_tables([part.values for part in parts]),
         )
-        return found if self._full is None else self._add_full(found, windows, epochs)
+        return found if self._full is None else self._add_full(found, windows, intervals)
 
     def _chunk(self, windows: IntArray, seen: IntArray, owner: IntArray) -> Results:
         low = int(owner[0])
         group, codes = dense(
-            (owner - low) * self._space + self._facts.key[seen], (int(owner[-1]) - low + 1) * self._space
+            (owner - low) * self._space + self._pane_rows.key[seen], (int(owner[-1]) - low + 1) * self._space
         )
-        rows = self._facts.row[seen]
+        rows = self._pane_rows.row[seen]
         if len(codes) == len(seen):  # one partial each: nothing to merge
-            partials = self._content.take(pa.array(rows[np.argsort(group)]))
+            accumulators = self._content.take(pa.array(rows[np.argsort(group)]))
         else:
-            partials = self._plan.merge(self._content.take(pa.array(rows)), group, len(codes))
+            accumulators = self._plan.merge(self._content.take(pa.array(rows)), group, len(codes))
         clock = least(self._clock[rows], group, len(codes))
-        return Results(windows[codes // self._space + low], codes % self._space, clock, self._plan.result(partials))
+        return Results(windows[codes // self._space + low], codes % self._space, clock, self._plan.result(accumulators))
 
-    def _add_full(self, found: Results, windows: IntArray, epochs: IntArray) -> Results:
+    def _add_full(self, found: Results, windows: IntArray, intervals: IntArray) -> Results:
         assert self._full is not None
-        plan, facts, messages, rank = self._full
+        plan, pane_rows, messages, rank = self._full
         pairs = Pairs(found.window, found.key, self._space)
-        last = epochs[np.searchsorted(windows, pairs.windows)]
+        last = intervals[np.searchsorted(windows, pairs.windows)]
         parts = []
-        for seen, owner in facts.seen_by(self._grid, pairs.windows, last, pairs):
+        for seen, owner in pane_rows.seen_by(self._grid, pairs.windows, last, pairs):
             if not len(seen):
                 continue
-            place = pairs.find(pairs.windows[owner], facts.key[seen])
-            rows = facts.row[seen]
+            place = pairs.find(pairs.windows[owner], pane_rows.key[seen])
+            rows = pane_rows.row[seen]
             order = np.argsort(rank[rows], kind="stable")
             low, high = int(place.min()), int(place.max()) + 1
             parts.append(plan.result(taken(messages, rows[order]), place[order] - low, high - low))

@@ -23,19 +23,19 @@ import pyarrow as pa
 
 from backend.aggregates.groups import taken
 from backend.batch import NO_TIME, TIME
-from backend.messages.time_first import Kept
+from backend.messages.time_first import MessagesByTime
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows import revisions, shared
-from backend.windows.accumulators import PartialStore, Stored, concat
+from backend.windows.accumulators import AccumulatorStore, Stored, concat
 from backend.windows.aligned.evaluate import Evaluator, Results
 from backend.windows.arrivals import fold, place, started
 from backend.windows.columns.arrays import IntArray, runs, spread, union
-from backend.windows.columns.facts import ALL_EPOCHS, Facts, Pairs
 from backend.windows.columns.grouping import KeySpace
+from backend.windows.columns.pane_rows import ALL_INTERVALS, Pairs, PaneRows
 from backend.windows.count_retention import NONE_GONE, Newest
 from backend.windows.definitions import assigner
-from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Turn, numbers
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.spec import WindowSpec
@@ -60,7 +60,7 @@ class Aligned(shared.Shared):
     def __init__(self, spec: WindowSpec) -> None:
         super().__init__(spec)
         self.grid = assigner(spec.window)
-        self.partials = PartialStore(self.grid, self.incremental)
+        self.accumulators = AccumulatorStore(self.grid, self.incremental)
         self.newest = Newest(spec.retention_messages, self.grid.last_ended)
 
     def window_at(self, start: int) -> int:
@@ -71,10 +71,10 @@ class Aligned(shared.Shared):
         """Return the last window that is out of retention by time at a watermark."""
         return NONE_GONE if clock == NO_TIME else self.grid.last_ended_at(started(clock) - self.spec.retention_ms)
 
-    def step(self, turn: Turn, gone: Gone) -> None:
+    def step(self, execution: Execution, gone: Gone) -> None:
         """Take one micro-batch that is not quiet."""
-        _Step(self, turn, gone).run()
-        turn.ledger.open = self.count_open(turn.work, turn.clock_after)
+        _Step(self, execution, gone).run()
+        execution.ledger.open = self.count_open(execution.work, execution.clock_after)
 
     def count_open(self, work: Workspace, clock: int) -> int:
         """Count the windows with a message that are open at a watermark.
@@ -93,7 +93,7 @@ class Aligned(shared.Shared):
             skips = panes.known[pane].skips
             # with several source partitions an open window may be out of retention for a message of one that is ahead
             if skips and begin[at] + skips[0] > first:
-                begin[at] += self.partials.least_skip(work, pane)
+                begin[at] += self.accumulators.least_skip(work, pane)
         low, high = runs(np.maximum(begin, first), self.grid.last_window(found))
         return int((high - low + 1).sum())
 
@@ -101,29 +101,29 @@ class Aligned(shared.Shared):
 class _Step:
     """One micro-batch on its way; the attributes are filled in the order of the steps."""
 
-    def __init__(self, kind: Aligned, turn: Turn, gone: Gone) -> None:
-        self.kind, self.turn, self.grid, self.gone = kind, turn, kind.grid, gone
-        self.panes = Panes(kind.grid, turn.work)
+    def __init__(self, kind: Aligned, execution: Execution, gone: Gone) -> None:
+        self.kind, self.execution, self.grid, self.gone = kind, execution, kind.grid, gone
+        self.panes = Panes(kind.grid, execution.work)
         self.progress = Progress(
-            self.grid.last_ended_at(started(turn.clock)),
-            self.grid.last_ended_at(started(turn.clock_after)),
+            self.grid.last_ended_at(started(execution.clock)),
+            self.grid.last_ended_at(started(execution.clock_after)),
             gone.after,
-            turn.batch.time_ms,
-            turn.batch.drain,
-            turn.full_off,
+            execution.batch.time_ms,
+            execution.batch.drain,
+            execution.full_off,
         )
 
     def run(self) -> None:
         """Take the steps."""
-        kind, turn, progress = self.kind, self.turn, self.progress
-        self.placed = place(turn, self.grid, kind.spec.retention_ms, self.gone.each, kind.group_keys)
+        kind, execution, progress = self.kind, self.execution, self.progress
+        self.placed = place(execution, self.grid, kind.spec.retention_ms, self.gone.each, kind.group_keys)
         self.arrived = fold(
             self.placed,
-            turn.messages,
+            execution.messages,
             kind.incremental,
             counted=kind.spec.policies.early_messages is not None,
         )
-        self.closing = self._windows(progress.closed_before + 1, progress.closed_after)
+        self.completed = self._windows(progress.closed_before + 1, progress.closed_after)
         self.open = self._windows(progress.closed_after + 1, None) if progress.shows_open else np.empty(0, np.int64)
         self._choose()
         self._load()
@@ -138,8 +138,8 @@ class _Step:
             return np.empty(0, np.int64)
         per_window, per_step = self.grid.panes_per_window, self.grid.panes_per_step
         if last is None:
-            self.panes.load_from(None if self.turn.clock_after == NO_TIME else first * per_step)
-        elif self.turn.clock == NO_TIME:
+            self.panes.load_from(None if self.execution.clock_after == NO_TIME else first * per_step)
+        elif self.execution.clock == NO_TIME:
             self.panes.load_before(last * per_step + per_window - 1)
         else:
             self.panes.load(np.array([first * per_step]), np.array([last * per_step + per_window - 1]))
@@ -150,7 +150,7 @@ class _Step:
     def _choose(self) -> None:
         """Decide which updates wait, and which of them go out now."""
         late, early, ending = self._updates()
-        self.stored_revisions = StoredRevisions(self.turn, self.progress, self.gone.before, self.grid.start)
+        self.stored_revisions = StoredRevisions(self.execution, self.progress, self.gone.before, self.grid.start)
         updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
         others = self.stored_revisions.others(*updated, self.placed.keys)
         rows = revisions.concat([self.stored_revisions.due(), others])
@@ -192,38 +192,38 @@ class _Step:
         first = going.windows * self.grid.panes_per_step
         own = np.unique(self.arrived.pane)
         self.panes.load(np.concatenate([own, first]), np.concatenate([own, first + self.grid.panes_per_window - 1]))
-        self.stored = self._read_partials(going)
+        self.stored = self._read_accumulators(going)
         self.space, renumbered, self.stored_key = self.space.extended(self.stored.keys)
         if renumbered is not None:
             self.key_of = renumbered[self.key_of]
             self.waiting.renumber(renumbered, len(self.space))
         self.arrived_key = self.key_of[self.arrived.key]
         self.content = pa.concat_tables([self.stored.table, self.arrived.table])
-        facts = Facts.sorted(
+        pane_rows = PaneRows.sorted(
             np.concatenate([self.stored.pane, self.arrived.pane]),
             np.concatenate([self.stored.skip, self.arrived.skip]),
-            np.concatenate([np.full(len(self.stored), -1, np.int64), self.arrived.epoch]),
+            np.concatenate([np.full(len(self.stored), -1, np.int64), self.arrived.interval]),
             np.concatenate([self.stored_key, self.arrived_key]),
         )
-        self.evaluator = Evaluator(self.grid, len(self.space), self.kind.incremental, facts, self.content)
-        if self.kind.kept is not None:
-            self._read_messages(self.kind.kept, going.windows)
+        self.evaluator = Evaluator(self.grid, len(self.space), self.kind.incremental, pane_rows, self.content)
+        if self.kind.message_store is not None:
+            self._read_messages(self.kind.message_store, going.windows)
 
-    def _read_partials(self, going: Pairs) -> Stored:
+    def _read_accumulators(self, going: Pairs) -> Stored:
         known = self.panes.numbers()
         per_step, per_window = self.grid.panes_per_step, self.grid.panes_per_window
         whole = np.zeros(len(known), np.bool_)
-        for windows in (self.closing, self.open):
+        for windows in (self.completed, self.open):
             whole |= np.isin(known, union(windows * per_step, windows * per_step + per_window - 1))
         at, skip, key = self._single_rows(going, known)
         groups = np.array([self.panes.known[number].groups for number in known.tolist()], np.int64)
         whole |= np.bincount(at, minlength=len(known)) * SCAN_SHARE >= np.maximum(groups, 1)
         single = ~whole[at]
-        parts = [self.kind.partials.scan(self.turn.work, known[whole])]
+        parts = [self.kind.accumulators.scan(self.execution.work, known[whole])]
         if single.any():
             rows = np.unique(np.stack([at[single], skip[single], key[single]]), axis=1)
             keys = self.space.keys.take(pa.array(rows[2]))
-            parts.append(self.kind.partials.get(self.turn.work, known[rows[0]], rows[1], keys))
+            parts.append(self.kind.accumulators.get(self.execution.work, known[rows[0]], rows[1], keys))
         return concat(parts)
 
     def _single_rows(self, going: Pairs, known: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -242,29 +242,29 @@ class _Step:
         joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
         return joined[0], joined[1], joined[2]
 
-    def _read_messages(self, store: Kept, going: IntArray) -> None:
+    def _read_messages(self, store: MessagesByTime, going: IntArray) -> None:
         """Put the messages of all windows that are sent beside those that just arrived."""
-        windows = np.unique(np.concatenate([self.closing, self.open, going]))
-        stored, skip = store.read(self.turn.work, self.grid.starts(windows), self.grid.ends(windows))
+        windows = np.unique(np.concatenate([self.completed, self.open, going]))
+        stored, skip = store.read(self.execution.work, self.grid.starts(windows), self.grid.ends(windows))
         numbers_, encoded = self.kind.group_keys.encode(stored)
         key = self.space.find(encoded)[numbers_]
         wanted = np.flatnonzero(key >= 0)
         skip, key, stored = skip[wanted], key[wanted], taken(stored, wanted)
-        facts = Facts.sorted(
+        pane_rows = PaneRows.sorted(
             np.concatenate([self.grid.pane_of(numbers(stored, TIME)), self.placed.pane]),
             np.concatenate([skip, self.placed.skip]),
-            np.concatenate([np.full(len(key), -1, np.int64), self.placed.epoch]),
+            np.concatenate([np.full(len(key), -1, np.int64), self.placed.interval]),
             np.concatenate([key, self.key_of[self.placed.key]]),
         )
-        messages = pa.concat_tables([stored, store.select(self.turn.messages)])
-        self.evaluator.with_messages(self.kind.full, facts, messages)
+        messages = pa.concat_tables([stored, store.select(self.execution.messages)])
+        self.evaluator.with_messages(self.kind.full, pane_rows, messages)
 
     # -- send -----------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
         """Send what is full, then what waited, then what is open at the end of the input."""
         full = self.evaluator.results(
-            self.closing, np.searchsorted(self.placed.ends, self.grid.ends(self.closing), "left")
+            self.completed, np.searchsorted(self.placed.ends, self.grid.ends(self.completed), "left")
         )
         if self.kind.spec.policies.full:
             self._emit(FULL, self.waiting.full(full.window, full.key), full)
@@ -276,7 +276,7 @@ class _Step:
         if len(self.open):
             phase = DRAIN if self.progress.drain else EARLY
             self._send_open(phase, self.evaluator.results(self.open, _all(self.open)), self.waiting.open)
-        self.turn.ledger.sent_open |= bool(len(self.open)) or self.kind.spec.policies.early
+        self.execution.ledger.sent_open |= bool(len(self.open)) or self.kind.spec.policies.early
 
     def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
         """Send windows that are open or end without a full result: their revisions are not the usual ones."""
@@ -287,7 +287,7 @@ class _Step:
     def _send_updates(self, results: Results) -> None:
         past = results.window <= self.progress.closed_after
         ends = self.grid.ends(results.window)
-        usual = np.where(past & (results.clock < ends) & self.turn.ledger.full_sent(ends), 1, 0)
+        usual = np.where(past & (results.clock < ends) & self.execution.ledger.full_sent(ends), 1, 0)
         for phase, rows in ((LATE, past), (EARLY, ~past)):
             some = results.where(rows)
             self._emit(phase, self.waiting.take(some.window, some.key, usual[rows]), some)
@@ -298,13 +298,13 @@ class _Step:
         starts, ends = self.grid.starts(results.window), self.grid.ends(results.window)
         keys = self.space.keys.take(pa.array(results.key))
         emission = Emission(phase, revision, starts, ends, keys, results.values)
-        self.turn.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
+        self.execution.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
 
     # -- store ----------------------------------------------------------------------------------------------------
 
     def _store(self) -> None:
         """Write what changed, of windows still in retention."""
-        kind, turn, progress = self.kind, self.turn, self.progress
+        kind, execution, progress = self.kind, self.execution, self.progress
         bound = self.grid.start(progress.gone_after + 1)
         place = (
             np.concatenate([self.stored.pane, self.arrived.pane]),
@@ -313,27 +313,27 @@ class _Step:
         )
         pane, digests = self.placed.pane, None
         stays = self.grid.last_window(pane) > progress.gone_after
-        if kind.kept is not None:
-            digests = shared.store_messages(turn, kind.kept, pane, self.placed.skip, stays, bound)
+        if kind.message_store is not None:
+            digests = shared.store_messages(execution, kind.message_store, pane, self.placed.skip, stays, bound)
         alive = self.grid.last_window(self.arrived.pane) > progress.gone_after
-        fresh = shared.store_partials(
-            turn, kind.partials, kind.incremental, self.space, self.content, place, len(self.stored), alive
+        fresh = shared.store_accumulators(
+            execution, kind.accumulators, kind.incremental, self.space, self.content, place, len(self.stored), alive
         )
-        shared.store_panes(turn, self.panes, pane, stays, digests, fresh)
-        self.waiting.store(turn.work, self.space, self.grid.starts)
-        turn.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
+        shared.store_panes(execution, self.panes, pane, stays, digests, fresh)
+        self.waiting.store(execution.work, self.space, self.grid.starts)
+        execution.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
         if self.gone.moves:
-            turn.ledger.forget_before(int(self.grid.ends(np.array([progress.gone_after]))[0]))
+            execution.ledger.forget_before(int(self.grid.ends(np.array([progress.gone_after]))[0]))
             gone = None
-            if kind.kept is not None:
-                gone = Panes(self.grid, turn.work)
+            if kind.message_store is not None:
+                gone = Panes(self.grid, execution.work)
                 gone.load_before((progress.gone_after + 1) * self.grid.panes_per_step - 1)
             regions = (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES, Region.REVISIONS)
-            shared.expire(turn, gone, dict.fromkeys(regions, bound))
+            shared.expire(execution, gone, dict.fromkeys(regions, bound))
 
 
 def _all(windows: IntArray) -> IntArray:
-    return np.full(len(windows), ALL_EPOCHS, np.int64)
+    return np.full(len(windows), ALL_INTERVALS, np.int64)
 
 
 def _positions(known: IntArray, wanted: IntArray) -> tuple[IntArray, IntArray]:

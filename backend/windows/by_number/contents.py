@@ -8,21 +8,21 @@ import pyarrow as pa
 from backend.aggregates import FullPlan
 from backend.aggregates.groups import taken
 from backend.keys import prefix_end
-from backend.messages.key_first import PLACE_BYTES, Digests, Held, HeldRows
+from backend.messages.key_first import PLACE_BYTES, Digests, MessagesByKey, StoredMessages
 from backend.windows.by_number.rows import MESSAGES, PLACES, split_places
 from backend.windows.by_number.runs import Runs
 from backend.windows.columns.arrays import IntArray, Mask, spread
-from backend.windows.columns.facts import MAX_MEMBERS
 from backend.windows.columns.keyed import keyed
-from backend.windows.micro_batch import Turn, source_ranks
+from backend.windows.columns.pane_rows import MAX_MEMBERS
+from backend.windows.micro_batch import Execution, source_ranks
 
 
 class TupleContents:
     """The messages of one micro-batch and, where windows need them, the stored ones.
 
     Args:
-        held: The message store.
-        turn: The micro-batch.
+        message_store: The message store.
+        execution: The micro-batch.
         space: Runs of group keys; arrays of keys are as long.
         key: Group key of each message.
         number: Number of each message within its key.
@@ -37,8 +37,8 @@ class TupleContents:
 
     def __init__(
         self,
-        held: Held,
-        turn: Turn,
+        message_store: MessagesByKey,
+        execution: Execution,
         space: Runs,
         *,
         key: IntArray,
@@ -51,7 +51,7 @@ class TupleContents:
         mixed: Mask,
         out: Mask,
     ) -> None:
-        self._held, self._turn, self._space = held, turn, space
+        self._message_store, self._execution, self._space = message_store, execution, space
         self._key, self._number, self._counted, self._next0 = key, number, counted, next0
         self._live, self._digest, self._mixed0, self._mixed, self._out = live, digest, mixed0, mixed, out
 
@@ -60,13 +60,13 @@ class TupleContents:
         needed = np.flatnonzero((moves | (self._mixed & (self._counted > 0))) & (self._live > 0))
         starts = keyed(MESSAGES, self._space.keys.take(pa.array(needed)))
         stops, sizes = (prefix_end(key) or b"\xff" for key in starts), self._live[needed]
-        stored = self._held.read_counted(self._turn.work, starts, stops, sizes, "group key")
-        self._stored = HeldRows(stored.keys, stored.values, needed[stored.owner])
+        stored = self._message_store.read_counted(self._execution.work, starts, stops, sizes, "group key")
+        self._stored = StoredMessages(stored.keys, stored.values, needed[stored.owner])
         begins = np.cumsum(sizes) - sizes
         rank = np.arange(len(stored.owner)) - begins[stored.owner]
         for at in np.flatnonzero(self._mixed0[needed]).tolist():  # rare: their order was written down
             rows = slice(int(begins[at]), int(begins[at] + sizes[at]))
-            places = self._turn.work.get(PLACES + self._space.keys[int(needed[at])].as_py()) or b""
+            places = self._execution.work.get(PLACES + self._space.keys[int(needed[at])].as_py()) or b""
             listed = {place: at for at, place in enumerate(split_places(places))}
             rank[rows] = [listed.get(key[-PLACE_BYTES:], -1) for key in stored.keys[rows]]
         self._stored_number = rank + self._next0[self._stored.owner] - self._live[self._stored.owner]
@@ -74,7 +74,9 @@ class TupleContents:
         number = np.concatenate([self._stored_number, self._number])
         order = np.lexsort((number, key))
         self._all_key, self._all_number = key[order], number[order]
-        both = pa.concat_tables([self._held.table(stored), self._held.select(self._turn.messages)])
+        both = pa.concat_tables(
+            [self._message_store.table(stored), self._message_store.select(self._execution.messages)]
+        )
         self._all_messages = both.take(pa.array(order))
         if self._mixed.any():
             self._place_rank = source_ranks(self._all_messages)
@@ -100,11 +102,11 @@ class TupleContents:
     def store(self, keep: IntArray) -> None:
         """Drop what no open window needs; new messages that filled windows within the micro-batch never get there."""
         gone = np.flatnonzero(self._stored_number < keep[self._stored.owner])
-        self._account(self._held.drop(self._turn, self._stored.where(gone)), self._stored.owner[gone], -1)
+        self._account(self._message_store.drop(self._execution, self._stored.where(gone)), self._stored.owner[gone], -1)
         stay = np.flatnonzero(self._number >= keep[self._key])
-        picked = self._turn.messages.take(pa.array(stay))
-        names, values = self._held.rows(picked, self._space.keys.take(pa.array(self._key[stay])))
-        self._account(self._held.put(self._turn, names, values), self._key[stay], 1)
+        picked = self._execution.messages.take(pa.array(stay))
+        names, values = self._message_store.rows(picked, self._space.keys.take(pa.array(self._key[stay])))
+        self._account(self._message_store.put(self._execution, names, values), self._key[stay], 1)
         self._store_places(keep)
 
     def _store_places(self, keep: IntArray) -> None:
@@ -112,14 +114,14 @@ class TupleContents:
         touched = self._mixed & ((self._counted > 0) | self._out)
         if not touched.any():
             return
-        names = self._held.rows(self._all_messages, self._space.keys.take(pa.array(self._all_key)))[0]
+        names = self._message_store.rows(self._all_messages, self._space.keys.take(pa.array(self._all_key)))[0]
         for key in np.flatnonzero(touched).tolist():
             name = PLACES + self._space.keys[key].as_py()
             mine = np.flatnonzero((self._all_key == key) & (self._all_number >= keep[key]))
             if len(mine):
-                self._turn.work.put(name, b"".join(names[at][-PLACE_BYTES:] for at in mine.tolist()))
+                self._execution.work.put(name, b"".join(names[at][-PLACE_BYTES:] for at in mine.tolist()))
             else:
-                self._turn.work.delete(name)
+                self._execution.work.delete(name)
                 self._mixed[key] = False
 
     def _account(self, found: Digests, key: IntArray, sign: int) -> None:

@@ -42,7 +42,7 @@ import pyarrow as pa
 
 from backend.batch import Proof
 from backend.keys import prefix_end
-from backend.messages.key_first import PLACE_BYTES, Held, remove
+from backend.messages.key_first import PLACE_BYTES, MessagesByKey, remove
 from backend.rows import RowCodec
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
@@ -50,7 +50,7 @@ from backend.windows.by_number.rows import EDGE_FIELDS, MESSAGES, PLACES, all_co
 from backend.windows.by_number.step import TupleStep
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.keyed import WindowKeys
-from backend.windows.micro_batch import Turn
+from backend.windows.micro_batch import Execution
 from backend.windows.spec import WindowSpec
 
 
@@ -69,17 +69,17 @@ class Tuples:
         self.lowest = 1 - self.size if self.sliding else 0
         self.incremental, self.full = spec.plans()
         self.keys = WindowKeys(spec.key_fields)
-        self.pane_schema = pa.schema([*EDGE_FIELDS, *self.incremental.partial_schema])
+        self.pane_schema = pa.schema([*EDGE_FIELDS, *self.incremental.accumulator_schema])
         self.codec = RowCodec(self.pane_schema)
         fields = [spec.schema.field(name) for name in spec.input_fields()]
-        self.held = Held(fields, timed=False) if spec.full else None
+        self.message_store = MessagesByKey(fields, timed=False) if spec.full else None
         self.result_schema = spec.result_schema()
 
-    def fold(self, turn: Turn) -> None:
+    def fold(self, execution: Execution) -> None:
         """Take one micro-batch."""
-        TupleStep(self, turn).run()
-        if self.held is not None:
-            turn.replay_from = self.held.replay_from(turn.work, turn.batch.after)
+        TupleStep(self, execution).run()
+        if self.message_store is not None:
+            execution.replay_from = self.message_store.replay_from(execution.work, execution.batch.after)
 
     def open_of(self, following: IntArray) -> IntArray:
         """Give how many windows have a message and are not full, per run of which this is the next number.
@@ -96,11 +96,11 @@ class Tuples:
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of windows that are gone."""
-        return self.held.replay_rows(messages, self.keys) if self.held is not None else ([], [])
+        return self.message_store.replay_rows(messages, self.keys) if self.message_store is not None else ([], [])
 
     def settle(self, work: Workspace) -> None:
         """Leave of replayed messages, per group key, the newest ones of its source partition: as many as counted."""
-        if self.held is None:
+        if self.message_store is None:
             return
         counters = {key[2:]: row for key, row in zip(*all_counters(work), strict=True)}
         listed = dict(zip(*work.scan_arrays(PLACES, prefix_end(PLACES)), strict=True))
@@ -117,7 +117,7 @@ class Tuples:
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, group key by group key."""
-        if self.held is None:
+        if self.message_store is None:
             return
         for key, row in zip(*all_counters(work), strict=True):
             start = MESSAGES + key[2:]

@@ -50,7 +50,7 @@ from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.keyed import WindowKeys, keyed
 from backend.windows.merging.components import running_maximum
 from backend.windows.merging.rows import timed_keys
-from backend.windows.micro_batch import Turn, numbers
+from backend.windows.micro_batch import Execution, numbers
 
 _POSITION, _INDEXES, _BY_NUMBER, _BY_TIME = (bytes([Region.OPERATOR]) + tag for tag in (b"p", b"x", b"N", b"T"))
 _TIME = 8
@@ -110,11 +110,11 @@ def judge(
     return taken, taken & (opens | (before + retention_ms <= clock))
 
 
-def clocks(turn: Turn) -> IntArray:
+def clocks(execution: Execution) -> IntArray:
     """Give the stream time that each message of a turn is judged by."""
-    if not turn.exact:
-        return np.full(turn.messages.num_rows, started(turn.clock), np.int64)
-    return np.maximum(numbers(turn.messages, BEFORE), started(turn.clock))
+    if not execution.exact:
+        return np.full(execution.messages.num_rows, started(execution.clock), np.int64)
+    return np.maximum(numbers(execution.messages, BEFORE), started(execution.clock))
 
 
 class FallingOut:
@@ -211,7 +211,7 @@ class Runs:
     Messages that are refused are taken out of the turn.
 
     Args:
-        turn: The micro-batch.
+        execution: The micro-batch.
         keys: Encodes the group key.
         falling: Finds what falls out.
         more: Further group keys to look at, all of which have a stored run.
@@ -230,13 +230,13 @@ class Runs:
         mixed: They are of several, of stored runs only.
     """
 
-    def __init__(self, turn: Turn, keys: WindowKeys, falling: FallingOut, more: Sequence[pa.Array]) -> None:
-        self._work, self._falling = turn.work, falling
-        messages = turn.messages
+    def __init__(self, execution: Execution, keys: WindowKeys, falling: FallingOut, more: Sequence[pa.Array]) -> None:
+        self._work, self._falling = execution.work, falling
+        messages = execution.messages
         number = falling.count(messages.num_rows) + np.arange(messages.num_rows)
         end = falling.count(0)
         found, codes = keys.encode(messages)
-        space = KeySpace([codes, *more, falling.find(end, turn.clock_after)])
+        space = KeySpace([codes, *more, falling.find(end, execution.clock_after)])
         key = space.numbers[0][found] if len(found) else found
         rows = self._work.get_many(keyed(COUNTERS, space.keys))
         known = np.array([row is not None for row in rows], np.bool_)
@@ -245,8 +245,8 @@ class Runs:
         first = np.arange(len(space))
         self.key: IntArray = key
         if falling.limited:
-            taken, opens, since = self._judge(Arrivals(key, number, time, clocks(turn)), known, counters)
-            turn.refuse(~taken, "out_of_retention", WHY)
+            taken, opens, since = self._judge(Arrivals(key, number, time, clocks(execution)), known, counters)
+            execution.refuse(~taken, "out_of_retention", WHY)
             begun = np.bincount(key[opens], minlength=len(space))
             first = np.cumsum(known + begun) - (known + begun)
             self.key = (first + known - 1 - (np.cumsum(begun) - begun))[key[taken]] + since[taken]
@@ -266,7 +266,7 @@ class Runs:
         self.mixed: Mask = counters["mixed"] > 0
         newest_run = np.ones(len(code), np.bool_)
         newest_run[:-1] = code[1:] != code[:-1]
-        self.out: Mask = ~newest_run | falling.out(self.last, self.newest, end, turn.clock_after)
+        self.out: Mask = ~newest_run | falling.out(self.last, self.newest, end, execution.clock_after)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -300,7 +300,7 @@ class Runs:
         old = np.flatnonzero(touched & self.stored)
         self._work.delete_many(keyed(COUNTERS, self.keys.take(pa.array(old))))
         self._falling.delete(self.keys.take(pa.array(old)), self._was[0][old], self._was[1][old])
-        kept = np.flatnonzero(keep)
-        codes = self.keys.take(pa.array(kept))
-        self._work.put_many(keyed(COUNTERS, codes), fixed_values(counters[kept]))
-        self._falling.put(codes, counters["last"][kept].astype(np.int64), counters["newest"][kept].astype(np.int64))
+        picked = np.flatnonzero(keep)
+        codes = self.keys.take(pa.array(picked))
+        self._work.put_many(keyed(COUNTERS, codes), fixed_values(counters[picked]))
+        self._falling.put(codes, counters["last"][picked].astype(np.int64), counters["newest"][picked].astype(np.int64))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from backend.batch import EDGES, FIRST, LAST, NO_TIME, PARTITION, STREAM, TIME
 from backend.errors import StateCorrupted
 from backend.keys import fixed_bytes, prefix_end
-from backend.messages.key_first import PLACE_BYTES, HeldRows, digests
+from backend.messages.key_first import PLACE_BYTES, StoredMessages, digests
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
 from backend.windows.arrivals import started
@@ -31,7 +31,7 @@ from backend.windows.merging.rows import (
     scan_waiting,
     timed_keys,
 )
-from backend.windows.micro_batch import DRAIN, EARLY, FULL, RETRACTED, Emission, Turn, numbers
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, RETRACTED, Emission, Execution, numbers
 
 _POSITION = bytes([Region.OPERATOR]) + b"P"
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 class TupleSessionStep:
     """One micro-batch. `stored` are sessions as read; `runs` are sessions after it: new ones, then untouched ones."""
 
-    def __init__(self, kind: TupleSessions, turn: Turn) -> None:
-        self.kind, self.turn, self.work = kind, turn, turn.work
-        self.now, self.policies = turn.batch.time_ms, kind.spec.policies
+    def __init__(self, kind: TupleSessions, execution: Execution) -> None:
+        self.kind, self.execution, self.work = kind, execution, execution.work
+        self.now, self.policies = execution.batch.time_ms, kind.spec.policies
         self.retention_ms = kind.spec.retention_ms
-        self.shows_open = turn.batch.drain or turn.full_off
+        self.shows_open = execution.batch.drain or execution.full_off
         """Every open session is sent."""
         self.falling = FallingOut(self.work, None, self.retention_ms, kind.stored_runs)
         self.showing: list[tuple[bytes, bytes]] = []
@@ -67,12 +67,12 @@ class TupleSessionStep:
 
     def _number(self) -> None:
         """Number the messages within their streams."""
-        messages, work = self.turn.messages, self.work
+        messages, work = self.execution.messages, self.work
         self.stream = numbers(messages, STREAM)
         key, codes = self.kind.keys.encode(messages)
-        streams = sorted({*np.unique(self.stream).tolist(), *(stream for stream, _ in self.turn.batch.after)})
+        streams = sorted({*np.unique(self.stream).tolist(), *(stream for stream, _ in self.execution.batch.after)})
         self.end: dict[int, int] = {}
-        self.clock, self.clocks_of = clocks(self.turn), dict[int, IntArray]()
+        self.clock, self.clocks_of = clocks(self.execution), dict[int, IntArray]()
         self.position = np.zeros(len(self.stream), np.int64)
         for stream in streams:  # a handful
             name = _POSITION + fixed_bytes(stream, "u2")
@@ -92,12 +92,12 @@ class TupleSessionStep:
             low = INDEX + fixed_bytes(stream, "u2")
             high = prefix_end(low) if self.shows_open else low + fixed_bytes(end - self.kind.size)
             found.update(work.scan_arrays(low, high)[1])
-        if self.turn.policies_changed:
+        if self.execution.policies_changed:
             found.update(scan_waiting(work, EARLY_WAITS, None))
         elif self.policies.early_ms is not None:
             found.update(scan_waiting(work, EARLY_WAITS, self.now - self.policies.early_ms))
         space = KeySpace(
-            [self.codes, pa.array(sorted(found), pa.binary()), self.falling.find(0, self.turn.clock_after)]
+            [self.codes, pa.array(sorted(found), pa.binary()), self.falling.find(0, self.execution.clock_after)]
         )
         self.space = space
         self.key = space.numbers[0][self.key] if len(self.key) else self.key
@@ -113,15 +113,15 @@ class TupleSessionStep:
         last, newest = np.zeros(len(self.space), np.int64), np.zeros(len(self.space), np.int64)
         last[self.stored_key], newest[self.stored_key] = (numbers(self.stored, name) for name in ("_last", "_newest"))
         order = np.argsort(self.key, kind="stable")
-        time = numbers(self.turn.messages, TIME)
+        time = numbers(self.execution.messages, TIME)
         arrivals = Arrivals(self.key, self.position, time, self.clock).where(order)
         taken, opens = np.empty(len(order), np.bool_), np.empty(len(order), np.bool_)
         known = self.stored_of >= 0
         taken[order], opens[order] = judge(arrivals, known, last, newest, self.kind.size, self.retention_ms)
-        self.turn.refuse(~taken, "out_of_retention", WHY)
+        self.execution.refuse(~taken, "out_of_retention", WHY)
         self.opens: Mask = opens[taken]
         self.key, self.position, self.stream = (column[taken] for column in (self.key, self.position, self.stream))
-        self.time = numbers(self.turn.messages, TIME)
+        self.time = numbers(self.execution.messages, TIME)
 
     def _split(self) -> None:
         """Put each group key's messages into sessions."""
@@ -147,13 +147,13 @@ class TupleSessionStep:
         count, old = len(self.run_key), self.continues[self.continues >= 0]
         alone = np.setdiff1d(np.arange(stored.num_rows), old)
         self.alone = alone
-        folded = plan.fold(self.turn.messages, self.run_of, count)
-        before = stored.select(plan.partial_schema.names).cast(plan.partial_schema)
+        folded = plan.fold(self.execution.messages, self.run_of, count)
+        before = stored.select(plan.accumulator_schema.names).cast(plan.accumulator_schema)
         goes_on = np.flatnonzero(self.continues >= 0)
         if len(old):
             both = pa.concat_tables([before.take(pa.array(old)), folded])
             folded = plan.merge(both, np.concatenate([goes_on, np.arange(count)]), count)
-        self.partials = pa.concat_tables([folded, before.take(pa.array(alone))])
+        self.accumulators = pa.concat_tables([folded, before.take(pa.array(alone))])
 
         def put(name: str, new: IntArray, *, keep: bool) -> IntArray:
             """Give a column of all sessions; `keep` takes the stored value where a session goes on."""
@@ -168,7 +168,7 @@ class TupleSessionStep:
         self.edges = {}
         for name, source in EDGES.items():
             first = name in FIRST
-            new = numbers(self.turn.messages, source)[self.begin_row if first else self.end_row]
+            new = numbers(self.execution.messages, source)[self.begin_row if first else self.end_row]
             self.edges[name] = put(f"_{name}", new, keep=first)
         newest = np.full(count, started(NO_TIME), np.int64)
         np.maximum.at(newest, self.run_of, self.time)
@@ -197,7 +197,7 @@ class TupleSessionStep:
             at = self.last[mine] + self.kind.size - (end - len(self.clocks_of[stream]))
             full = at < len(self.clocks_of[stream])  # a message made it so many without the key: not fallen out before?
             ends[mine[full]] = True
-            clock = np.full(len(mine), started(self.turn.clock_after))
+            clock = np.full(len(mine), started(self.execution.clock_after))
             clock[full] = self.clocks_of[stream][at[full]]
             self.fell[mine] = (self.fell[mine] & ~full) | ((self.retention_ms > 0) & (gone_at[mine] <= clock))
         self.ended: Mask = ends | self.fell
@@ -207,7 +207,7 @@ class TupleSessionStep:
         elif self.policies.early:
             waits = still & (self.since != NEVER)
             self.sends = waits & self.policies.early_due(self.since, self.unsent, self.now)
-        elif self.turn.policies_changed:
+        elif self.execution.policies_changed:
             self.sends = still & (self.since != NEVER)  # the policy that these wait for was turned off
         else:
             self.sends = np.zeros(len(still), np.bool_)
@@ -229,22 +229,24 @@ class TupleSessionStep:
 
     def _read_messages(self) -> None:
         """Read the messages of sessions that are sent or ended, and lay out those that just came."""
-        held, stored = self.kind.held, self.stored
-        if held is None:
+        message_store, stored = self.kind.message_store, self.stored
+        if message_store is None:
             return
         source = np.concatenate([self.continues, self.alone])
         mine = np.flatnonzero((self.ended | self.sends) & (source >= 0))
         keys = self.space.keys.take(pa.array(self.run_key[mine])).to_pylist()
         starts = [MESSAGES + key for key in keys]
         stops, sizes = (prefix_end(start) or b"\xff" for start in starts), numbers(stored, "_count")[source[mine]]
-        found = held.read_counted(self.work, starts, stops, sizes, "session")
-        self.old = HeldRows(found.keys, found.values, mine[found.owner])
-        self.all_messages = pa.concat_tables([held.table(found), held.select(self.turn.messages)])
+        found = message_store.read_counted(self.work, starts, stops, sizes, "session")
+        self.old = StoredMessages(found.keys, found.values, mine[found.owner])
+        self.all_messages = pa.concat_tables(
+            [message_store.table(found), message_store.select(self.execution.messages)]
+        )
         self.all_run = np.concatenate([self.old.owner, self.run_of])
 
     def _emit(self) -> None:
         full, goes = self.kind.spec.policies.full, self.since != NEVER
-        goes |= full or self.turn.full_off
+        goes |= full or self.execution.full_off
         ended = np.flatnonzero(self.ended & ~self.fell & goes)
         order = np.lexsort((self.run_stream[ended], self.last[ended]))
         fell = np.flatnonzero(self.fell & goes)
@@ -252,10 +254,12 @@ class TupleSessionStep:
             (FULL if full else EARLY, ended[order]),
             (EARLY, fell[np.argsort(self.last[fell], kind="stable")]),
         ]
-        self.turn.metrics["opened"] += int((self.continues < 0).sum())
-        self.turn.metrics["expired"] += int(self.fell.sum())
+        self.execution.metrics["opened"] += int((self.continues < 0).sum())
+        self.execution.metrics["expired"] += int(self.fell.sum())
         sent = np.flatnonzero(self.sends)
-        phases.append((DRAIN if self.turn.batch.drain else EARLY, sent[np.argsort(self.last[sent], kind="stable")]))
+        phases.append(
+            (DRAIN if self.execution.batch.drain else EARLY, sent[np.argsort(self.last[sent], kind="stable")])
+        )
         for phase, runs in phases:
             if len(runs):
                 self._withdraw(runs[self.withdraws[runs] >= 0])
@@ -275,7 +279,7 @@ class TupleSessionStep:
         """Send sessions; what is sent of open ones is kept, to be withdrawn when they grow."""
         values = self._values(runs)
         self._add(phase, self.revision[runs], runs, values, {})
-        self.turn.metrics["windows_emitted"] += len(runs)
+        self.execution.metrics["windows_emitted"] += len(runs)
         open_ = np.flatnonzero(self.sends[runs])
         if len(open_):
             names = self.kind.shown_schema.names[len(LAST) :]
@@ -295,12 +299,12 @@ class TupleSessionStep:
         codes = self.space.keys.take(pa.array(self.run_key[runs]))
         edges = {name: column[runs] for name, column in self.edges.items()} | dict(ends)
         emission = Emission(phase, revision, None, None, codes, values, edges)
-        self.turn.results.append(emission.table(self.kind.result_schema, self.kind.keys))
+        self.execution.results.append(emission.table(self.kind.result_schema, self.kind.keys))
 
     def _values(self, runs: IntArray) -> pa.Table:
         kind = self.kind
-        values = kind.incremental.result(self.partials.take(pa.array(runs)))
-        if kind.held is not None:
+        values = kind.incremental.result(self.accumulators.take(pa.array(runs)))
+        if kind.message_store is not None:
             number = np.full(len(self.last), -1, np.int64)
             number[runs] = np.arange(len(runs))
             rows = np.flatnonzero(number[self.all_run] >= 0)
@@ -316,49 +320,49 @@ class TupleSessionStep:
         waits = [at for at, value in enumerate(since) if value is not None]
         waited = np.array([since[at] for at in waits], np.int64)
         work.delete_many(sorted(timed_keys(EARLY_WAITS, waited, pa.array([old[at] for at in waits], pa.binary()))))
-        kept = np.flatnonzero(~self.ended)
+        remaining = np.flatnonzero(~self.ended)
         self.falling.delete(pa.array(old, pa.binary()), numbers(stored, "_last"), numbers(stored, "_newest"))
-        codes = self.space.keys.take(pa.array(self.run_key[kept])).to_pylist()
-        self.turn.add_open(len(kept) - len(old))
+        codes = self.space.keys.take(pa.array(self.run_key[remaining])).to_pylist()
+        self.execution.add_open(len(remaining) - len(old))
         gone = set(old) - set(codes)
         work.delete_many(sorted(WINDOWS + code for code in gone))
         work.delete_many(sorted(self.shown_keys))
         work.put_many([key for key, _ in self.showing], [value for _, value in self.showing])
         count, digest, starts = self._store_messages()
-        since_kept = self.since[kept]
+        since_remaining = self.since[remaining]
         own = [
-            pa.array(self.last[kept]),
-            *(self._edge(field, kept) for field in EDGE_FIELDS),
-            pa.array(self.next[kept]),
-            pa.array(since_kept, mask=since_kept == NEVER),
-            pa.array(self.unsent[kept]),
-            pa.array(count[kept]),
-            pa.array(digest[kept]),
-            pa.array([starts[at] for at in kept.tolist()], pa.binary()),
-            pa.array(self.newest_time[kept]),
+            pa.array(self.last[remaining]),
+            *(self._edge(field, remaining) for field in EDGE_FIELDS),
+            pa.array(self.next[remaining]),
+            pa.array(since_remaining, mask=since_remaining == NEVER),
+            pa.array(self.unsent[remaining]),
+            pa.array(count[remaining]),
+            pa.array(digest[remaining]),
+            pa.array([starts[at] for at in remaining.tolist()], pa.binary()),
+            pa.array(self.newest_time[remaining]),
         ]
-        table = pa.table([*own, *self.partials.take(pa.array(kept)).columns], schema=self.kind.schema)
+        table = pa.table([*own, *self.accumulators.take(pa.array(remaining)).columns], schema=self.kind.schema)
         work.put_many([WINDOWS + code for code in codes], self.kind.codec.encode(table))
         index = [
             INDEX + code[:STREAM_BYTES] + fixed_bytes(at)
-            for code, at in zip(codes, self.last[kept].tolist(), strict=True)
+            for code, at in zip(codes, self.last[remaining].tolist(), strict=True)
         ]
         work.put_many(index, codes)
-        self.falling.put(pa.array(codes, pa.binary()), self.last[kept], self.newest_time[kept])
-        waiting = np.flatnonzero(since_kept != NEVER)
+        self.falling.put(pa.array(codes, pa.binary()), self.last[remaining], self.newest_time[remaining])
+        waiting = np.flatnonzero(since_remaining != NEVER)
         waiting_codes = pa.array([codes[at] for at in waiting.tolist()], pa.binary())
-        keys = sorted(timed_keys(EARLY_WAITS, since_kept[waiting], waiting_codes))
+        keys = sorted(timed_keys(EARLY_WAITS, since_remaining[waiting], waiting_codes))
         work.put_many(keys, [b""] * len(keys))
         period = self.policies.early_ms
         oldest = first_waiting(work, EARLY_WAITS) if period is not None else None
-        self.turn.ledger.due_ms = None if oldest is None or period is None else oldest + period
+        self.execution.ledger.due_ms = None if oldest is None or period is None else oldest + period
 
     def _store_messages(self) -> tuple[IntArray, np.ndarray[tuple[int], np.dtype[np.uint64]], list[bytes | None]]:
         """Drop messages of ended sessions and add those of open ones; gives count, digest and starts of sessions."""
-        held, turn, total = self.kind.held, self.turn, len(self.last)
+        message_store, execution, total = self.kind.message_store, self.execution, len(self.last)
         count, digest = np.zeros(total, np.int64), np.zeros(total, np.uint64)
         starts: list[bytes | None] = [None] * total
-        if held is None:
+        if message_store is None:
             return count, digest, starts
         source = np.concatenate([self.continues, self.alone])
         known = np.flatnonzero(source >= 0)
@@ -367,11 +371,11 @@ class TupleSessionStep:
         before = self.stored.column("_starts").to_pylist()
         for at in known.tolist():
             starts[at] = before[source[at]]
-        held.drop(turn, self.old.where(np.flatnonzero(self.ended[self.old.owner])))
+        message_store.drop(execution, self.old.where(np.flatnonzero(self.ended[self.old.owner])))
         stay = np.flatnonzero(~self.ended[self.run_of])
         codes = self.space.keys.take(pa.array(self.key[stay]))
-        keys, values = held.rows(turn.messages.take(pa.array(stay)), codes)
-        held.put(turn, keys, values)
+        keys, values = message_store.rows(execution.messages.take(pa.array(stay)), codes)
+        message_store.put(execution, keys, values)
         np.add.at(count, self.run_of[stay], 1)
         np.add.at(digest, self.run_of[stay], digests(keys, values))
         self._add_starts(starts, stay, keys)
@@ -379,7 +383,7 @@ class TupleSessionStep:
 
     def _add_starts(self, starts: list[bytes | None], stay: IntArray, keys: list[bytes]) -> None:
         """Note where each source partition begins in a session: the first message of each, few of all."""
-        partition = numbers(self.turn.messages, PARTITION)[stay]
+        partition = numbers(self.execution.messages, PARTITION)[stay]
         pair, distinct = compress(self.run_of[stay] * 2**31 + partition)
         firsts = np.full(len(distinct), -1, np.int64)
         firsts[pair[::-1]] = np.arange(len(stay))[::-1]

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from backend.batch import Proof
 from backend.keys import prefix_end
-from backend.messages.key_first import PLACE_BYTES, Held, remove
+from backend.messages.key_first import PLACE_BYTES, MessagesByKey, remove
 from backend.rows import RowCodec
 from backend.store.workspace import Workspace
 from backend.windows.by_number.rows import EDGE_FIELDS, LAST_FIELDS, MESSAGES
@@ -41,7 +41,7 @@ from backend.windows.by_number.session_step import TupleSessionStep
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.keyed import WindowKeys
 from backend.windows.merging.rows import WINDOWS
-from backend.windows.micro_batch import Turn, numbers
+from backend.windows.micro_batch import Execution, numbers
 from backend.windows.spec import WindowSpec
 
 _OWN = [
@@ -75,20 +75,20 @@ class TupleSessions:
         self.spec, self.size = spec, spec.window.size
         self.incremental, self.full = spec.plans()
         self.keys = WindowKeys(spec.key_fields, per_stream=True)
-        self.schema = pa.schema([*_OWN, *self.incremental.partial_schema])
+        self.schema = pa.schema([*_OWN, *self.incremental.accumulator_schema])
         self.codec = RowCodec(self.schema)
         fields = [spec.schema.field(name) for name in spec.input_fields()]
-        self.held = Held(fields, timed=False) if spec.full else None
+        self.message_store = MessagesByKey(fields, timed=False) if spec.full else None
         self.result_schema = spec.result_schema()
         sent = [self.result_schema.field(name) for name in spec.aggregates]
         self.shown_schema = pa.schema([*LAST_FIELDS, *sent])
         self.shown_codec = RowCodec(self.shown_schema)
 
-    def fold(self, turn: Turn) -> None:
+    def fold(self, execution: Execution) -> None:
         """Take one micro-batch."""
-        TupleSessionStep(self, turn).run()
-        if self.held is not None:
-            turn.replay_from = self.held.replay_from(turn.work, turn.batch.after)
+        TupleSessionStep(self, execution).run()
+        if self.message_store is not None:
+            execution.replay_from = self.message_store.replay_from(execution.work, execution.batch.after)
 
     def count_open(self, work: Workspace, clock: int) -> int:
         """Count the open sessions of all group keys: those that are there; no clock closes one."""
@@ -96,11 +96,11 @@ class TupleSessions:
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of ended sessions."""
-        return self.held.replay_rows(messages, self.keys) if self.held is not None else ([], [])
+        return self.message_store.replay_rows(messages, self.keys) if self.message_store is not None else ([], [])
 
     def settle(self, work: Workspace) -> None:
         """Leave of replayed messages those at or after the beginning of their group key's session."""
-        if self.held is None:
+        if self.message_store is None:
             return
         keys, values = work.scan_arrays(WINDOWS, prefix_end(WINDOWS))
         begins: dict[bytes, bytes] = {}
@@ -113,7 +113,7 @@ class TupleSessions:
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, session by session."""
-        if self.held is None:
+        if self.message_store is None:
             return
         keys, values = work.scan_arrays(WINDOWS, prefix_end(WINDOWS))
         table = self.decode(values).select(["_count", "_digest"])

@@ -18,9 +18,9 @@ from backend.windows.by_number.rows import COUNTER, EDGE_FIELDS, FORMAT, all_cou
 from backend.windows.by_number.runs import FallingOut, Runs, stored_runs
 from backend.windows.columns.arrays import IntArray, Mask, dense, spread
 from backend.windows.columns.blocks import combine
-from backend.windows.columns.facts import Pairs
 from backend.windows.columns.keyed import numbered
-from backend.windows.micro_batch import DRAIN, EARLY, FULL, Emission, Turn, numbers
+from backend.windows.columns.pane_rows import Pairs
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, Emission, Execution, numbers
 from backend.windows.revisions import Revisions
 
 if TYPE_CHECKING:
@@ -38,18 +38,18 @@ class TupleStep:
         opened: First window that is not full after.
     """
 
-    def __init__(self, kind: Tuples, turn: Turn) -> None:
-        self.kind, self.turn, self.work = kind, turn, turn.work
-        self.now = turn.batch.time_ms
+    def __init__(self, kind: Tuples, execution: Execution) -> None:
+        self.kind, self.execution, self.work = kind, execution, execution.work
+        self.now = execution.batch.time_ms
         policies = kind.spec.policies
         self.early = policies if policies.early and not kind.sliding else None
         """The early policy; a sliding window is full when it begins."""
-        self.ends = policies.full or turn.full_off
+        self.ends = policies.full or execution.full_off
         """A window is sent when it ends: full, or as it is when its group key falls out."""
         self.at_end = FULL if policies.full else EARLY
         """Reason of a result that is sent with a window's last message."""
-        self.drain = turn.batch.drain and not kind.sliding
-        self.shows_open = self.drain or (turn.full_off and not kind.sliding)
+        self.drain = execution.batch.drain and not kind.sliding
+        self.shows_open = self.drain or (execution.full_off and not kind.sliding)
         """Every open window is sent."""
         self.falling = FallingOut(self.work, kind.spec.retention_messages, kind.spec.retention_ms, stored_runs)
 
@@ -67,9 +67,9 @@ class TupleStep:
 
     def _number(self) -> None:
         """Tell runs apart, and number the messages within theirs."""
-        turn = self.turn
+        execution = self.execution
         self.rows, waiting = self._waiting()
-        self.runs = runs = Runs(turn, self.kind.keys, self.falling, [self.rows.keys, waiting])
+        self.runs = runs = Runs(execution, self.kind.keys, self.falling, [self.rows.keys, waiting])
         self.space, self.row_key = runs, runs.find(self.rows.keys)
         self.key, self.out, self.next0 = runs.key, runs.out, runs.next
         self.live, self.digest = runs.live, runs.digest
@@ -85,19 +85,19 @@ class TupleStep:
 
     def _find_sources(self) -> None:
         """Tell which runs have live messages of several source partitions: their numbers are not in order."""
-        stream, partition = (numbers(self.turn.messages, name) for name in (STREAM, PARTITION))
+        stream, partition = (numbers(self.execution.messages, name) for name in (STREAM, PARTITION))
         own, stored = stream * 2**32 + partition, self.runs.stored
         self.source, self.mixed0 = np.zeros(len(self.space), np.int64), np.zeros(len(self.space), np.bool_)
         self.source[self.key[::-1]] = own[::-1]
         self.source[stored] = self.runs.source
         self.mixed0[stored] = self.runs.mixed
         self.mixed = self.mixed0.copy()
-        if self.kind.held is not None:
+        if self.kind.message_store is not None:
             self.mixed[self.key[own != self.source[self.key]]] = True
 
     def _waiting(self) -> tuple[Revisions, pa.Array]:
         """Read the revisions of all windows when something is due, and all group keys when all that is open is."""
-        ledger, none = self.turn.ledger, pa.array([], pa.binary())
+        ledger, none = self.execution.ledger, pa.array([], pa.binary())
         region = (bytes([Region.REVISIONS]), bytes([Region.REVISIONS + 1]))
         self.scanned = self.shows_open or (ledger.due_ms is not None and ledger.due_ms <= self.now)
         rows = revisions.scan(self.work, *region) if self.scanned else revisions.empty()
@@ -121,18 +121,18 @@ class TupleStep:
         chosen = np.ones(len(self.space), np.bool_) if self.shows_open else self.counted > 0
         if self.early is None and not self.shows_open:
             chosen[:] = False
-        if self.ends or self.turn.ledger.sent_open:
+        if self.ends or self.execution.ledger.sent_open:
             chosen |= self.out  # sent as it is; what was sent of it is forgotten
-        self.turn.metrics["opened"] += int(((self.next1 - 1) // kind.step - (self.next0 - 1) // kind.step).sum())
-        self.turn.metrics["expired"] += int(open_count[self.out].sum())
-        self.turn.add_open(int(open_count[~self.out].sum()) - int(kind.open_of(self.next0).sum()))
+        self.execution.metrics["opened"] += int(((self.next1 - 1) // kind.step - (self.next0 - 1) // kind.step).sum())
+        self.execution.metrics["expired"] += int(open_count[self.out].sum())
+        self.execution.add_open(int(open_count[~self.out].sum()) - int(kind.open_of(self.next0).sum()))
         self.open_window, self.open_key = spread(self.opened, np.where(chosen, open_count, 0))
         self._read_revisions()
         self._choose_ended()
         self._decide()
 
     def _read_revisions(self) -> None:
-        if self.scanned or not self.turn.ledger.sent_open:
+        if self.scanned or not self.execution.ledger.sent_open:
             return
         ended, owner = spread(self.filled, self.opened - self.filled)
         window, key = np.concatenate([ended, self.open_window]), np.concatenate([owner, self.open_key])
@@ -179,7 +179,7 @@ class TupleStep:
         self.goes: Mask = (self.waits | self.ends) & self.out[self.open.key]
         if self.shows_open:
             self.goes[updated] |= ~self.out[self.open.key[updated]]
-        elif self.turn.policies_changed and self.early is None:
+        elif self.execution.policies_changed and self.early is None:
             self.goes |= self.waits  # the policy that these wait for was turned off
         elif self.early is not None:
             self.goes |= self.waits & self.early.early_due(self.since, self.unsent, self.now)
@@ -219,10 +219,10 @@ class TupleStep:
     def _merged(self, old: pa.Table, old_group: IntArray, new_group: IntArray, count: int) -> pa.Table:
         plan = self.kind.incremental
         edges = self._edges(old, old_group, new_group, count)
-        folded = plan.fold(self.turn.messages, new_group, count)
+        folded = plan.fold(self.execution.messages, new_group, count)
         if len(old_group):
             folded = folded.take(pa.array(fresh := np.unique(new_group)))
-            both = pa.concat_tables([old.select(plan.partial_schema.names).cast(plan.partial_schema), folded])
+            both = pa.concat_tables([old.select(plan.accumulator_schema.names).cast(plan.accumulator_schema), folded])
             folded = plan.merge(both, np.concatenate([old_group, fresh]), count)
         return pa.table([*edges, *folded.columns], schema=self.kind.pane_schema)
 
@@ -231,7 +231,7 @@ class TupleStep:
         columns = []
         for (name, source), field in zip(EDGES.items(), EDGE_FIELDS, strict=True):
             order = self.order[::-1] if name in FIRST else self.order  # what is written last stays
-            new = numbers(self.turn.messages, source)[order]
+            new = numbers(self.execution.messages, source)[order]
             column = np.zeros(count, np.int64)
             if name in FIRST:
                 column[new_group[order]] = new
@@ -244,10 +244,10 @@ class TupleStep:
     # -- send -----------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        if self.kind.held is not None:
+        if self.kind.message_store is not None:
             self.contents = TupleContents(
-                self.kind.held,
-                self.turn,
+                self.kind.message_store,
+                self.execution,
                 self.space,
                 key=self.key,
                 number=self.number,
@@ -280,16 +280,16 @@ class TupleStep:
         row = np.searchsorted(self.codes, key * self.span + low // kind.pane - self.low[key])
         length = (high - 1) // kind.pane - low // kind.pane + 1
         plan = kind.incremental
-        partials = combine(plan, self.panes.select(plan.partial_schema.names), row, length)
-        values = plan.result(partials)
-        if kind.held is not None:
+        accumulators = combine(plan, self.panes.select(plan.accumulator_schema.names), row, length)
+        values = plan.result(accumulators)
+        if kind.message_store is not None:
             full = self.contents.values(kind.full, low, high, key)
             values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
         ends = row + length - 1
         edges = {name: numbers(self.panes, f"_{name}")[row if name in FIRST else ends] for name in EDGES}
         codes = self.space.keys.take(pa.array(key))
         emission = Emission(phase, revision, None, None, codes, values, edges)
-        self.turn.results.append(emission.table(kind.result_schema, kind.keys))
+        self.execution.results.append(emission.table(kind.result_schema, kind.keys))
 
     # -- store ----------------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class TupleStep:
         keep = np.where(self.out, -(-self.next1 // kind.pane) * kind.pane, keep)
         # tumbling windows begin anew with each: numbers start at 0 again, so a finished key leaves nothing behind
         base = np.where(kind.step == kind.size, keep, 0)
-        if kind.held is not None:
+        if kind.message_store is not None:
             self.contents.store(keep)
         self._store_panes(keep, base)
         self._store_revisions(base)
@@ -322,7 +322,7 @@ class TupleStep:
         self.work.put_many(names, values)
 
     def _store_revisions(self, base: IntArray) -> None:
-        rows, kind, ledger = self.rows, self.kind, self.turn.ledger
+        rows, kind, ledger = self.rows, self.kind, self.execution.ledger
         window = self.open.window - base[self.open.key] // kind.step
         keep = (self.waits | (self.next > 0)) & ~self.out[self.open.key]
         if len(rows):
@@ -360,5 +360,5 @@ class TupleStep:
         else:  # nothing stays of a full window
             packed["newest"][base > 0] = started(NO_TIME)
             own = self.number >= base[self.key]
-            np.maximum.at(packed["newest"], self.key[own], numbers(self.turn.messages, TIME)[own])
+            np.maximum.at(packed["newest"], self.key[own], numbers(self.execution.messages, TIME)[own])
         self.runs.store(packed, (self.counted > 0) & ~empty & ~self.out, (self.counted > 0) | self.out)

@@ -87,8 +87,8 @@ def union(firsts_: IntArray, lasts: IntArray) -> IntArray:
 
 def runs(firsts_: IntArray, lasts: IntArray) -> tuple[IntArray, IntArray]:
     """Join closed ranges that touch or overlap: first and last number of each run, ascending."""
-    kept = firsts_ <= lasts
-    firsts_, lasts = firsts_[kept], lasts[kept]
+    nonempty = firsts_ <= lasts
+    firsts_, lasts = firsts_[nonempty], lasts[nonempty]
     if not len(firsts_):
         return firsts_, lasts
     order = np.argsort(firsts_, kind="stable")

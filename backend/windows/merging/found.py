@@ -16,7 +16,7 @@ from backend.windows.columns.grouping import GroupKeys, KeySpace
 from backend.windows.merging import rows
 from backend.windows.merging.one_by_one import Terms
 from backend.windows.merging.rows import LONG_AGO, NEVER, SessionRows, Stored
-from backend.windows.micro_batch import Turn, numbers
+from backend.windows.micro_batch import Execution, numbers
 
 TOTAL = bytes([rows.EARLY_WAITS[0]]) + b"T"
 """Key of the number of sessions."""
@@ -84,38 +84,40 @@ class Found:
         return self.space.keys.take(pa.array(key))
 
 
-def find(turn: Turn, terms: Terms, each: IntArray | None, keys: GroupKeys, session_rows: SessionRows) -> Found:
+def find(
+    execution: Execution, terms: Terms, each: IntArray | None, keys: GroupKeys, session_rows: SessionRows
+) -> Found:
     """Refuse what is out of retention; read what the other messages concern.
 
     Args:
-        turn: The messages.
+        execution: The messages.
         terms: What sessions go by.
         each: Per message the stream time that retention by number of messages goes by; None without it.
         keys: Encodes the group key.
         session_rows: Reads sessions.
     """
-    before = np.maximum(numbers(turn.messages, BEFORE), terms.clock)
-    time = numbers(turn.messages, TIME)
+    before = np.maximum(numbers(execution.messages, BEFORE), terms.clock)
+    time = numbers(execution.messages, TIME)
     refused = (time + terms.keep <= before) | (time < terms.first_taken)
     if each is not None:
         refused |= time + terms.gap + 1 <= each
-    out = turn.messages.filter(pa.array(refused))
-    turn.refuse(
+    out = execution.messages.filter(pa.array(refused))
+    execution.refuse(
         refused,
         "out_of_retention",
         f"a session of it alone ended {terms.retention} ms or more before stream time"
         f"{'' if each is None else ', or more than the retained messages ago'}, or is where sessions are gone",
     )
-    messages, before = turn.messages, before[~refused]
+    messages, before = execution.messages, before[~refused]
     time = numbers(messages, TIME)
     key, codes = keys.encode(messages)
-    found = dict.fromkeys(touched(turn.work, terms, time, key, codes))
-    found.update(dict.fromkeys(_due(turn, terms)))
-    stored = session_rows.read(turn.work, sorted(found))
+    found = dict.fromkeys(touched(execution.work, terms, time, key, codes))
+    found.update(dict.fromkeys(_due(execution, terms)))
+    stored = session_rows.read(execution.work, sorted(found))
     space = KeySpace([codes, rows.codes_of(stored.idents)])
     is_open = stored.last + terms.gap + 1 > terms.clock
     since = stored.since.copy()
-    if turn.policies_changed:
+    if execution.policies_changed:
         off = np.where(is_open, not terms.policies.early, terms.policies.late_ms is None)
         since[off & (since != NEVER)] = LONG_AGO
     return Found(
@@ -130,13 +132,13 @@ def find(turn: Turn, terms: Terms, each: IntArray | None, keys: GroupKeys, sessi
         space.numbers[1],
         is_open,
         since,
-        _read_sent(turn.work, session_rows, stored),
+        _read_sent(execution.work, session_rows, stored),
     )
 
 
-def _due(turn: Turn, terms: Terms) -> list[bytes]:
+def _due(execution: Execution, terms: Terms) -> list[bytes]:
     """Find the sessions that close, go, or wait to be sent."""
-    work, gap = turn.work, terms.gap
+    work, gap = execution.work, terms.gap
     found: list[bytes] = []
     if terms.clock_after > terms.clock:
         found += rows.scan_index(work, terms.clock - gap, terms.clock_after - gap)
@@ -148,7 +150,7 @@ def _due(turn: Turn, terms: Terms) -> list[bytes]:
         found += rows.scan_waiting(work, rows.LATE_WAITS, None)
     else:
         for tag, delay in ((rows.LATE_WAITS, terms.policies.late_ms), (rows.EARLY_WAITS, terms.policies.early_ms)):
-            if turn.policies_changed:
+            if execution.policies_changed:
                 found += rows.scan_waiting(work, tag, None)
             elif delay is not None:
                 found += rows.scan_waiting(work, tag, terms.now - delay)

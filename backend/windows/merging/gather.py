@@ -10,7 +10,7 @@ from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.merging.components import Components
 from backend.windows.merging.found import Found
 from backend.windows.merging.nodes import Nodes
-from backend.windows.merging.one_by_one import Live, Story, Terms
+from backend.windows.merging.one_by_one import Live, OneByOne, Terms
 from backend.windows.merging.rows import LONG_AGO, NEVER
 
 _NONE = 2**63 - 1
@@ -49,14 +49,14 @@ class Gathered:
     Attributes:
         finals: The sessions.
         nodes: What they, and the results on the way, are made of.
-        story: Results on the way.
+        one_by_one: Results on the way.
         shown_of: Session that a row that was sent belongs to.
         shown: That row: index of a stored one, or `-1 - event`.
     """
 
     finals: Finals
     nodes: Nodes
-    story: Story
+    one_by_one: OneByOne
     shown_of: IntArray
     shown: IntArray
 
@@ -68,19 +68,19 @@ def gather(found: Found, parts: Components, terms: Terms) -> Gathered:
     def shown_row(at: int) -> tuple[int, int, int]:
         return int(sent.first[at]), int(sent.last[at]), int(sent.revision[at])
 
-    story = Story(terms, len(stored), shown_row)
-    told = _tell(found, parts, story)
+    one_by_one = OneByOne(terms, len(stored), shown_row)
+    sequential = _tell(found, parts, one_by_one)
     nodes = Nodes(len(stored), np.full(len(found.time), -1, np.int64))
-    for node, members in story.leaves:
+    for node, members in one_by_one.leaves:
         nodes.message_node[members] = node
-    for node, pieces in story.joins:
+    for node, pieces in one_by_one.joins:
         nodes.joined.append(np.full(len(pieces), node))
         nodes.parts.append(np.array(pieces, np.int64))
-    whole, whole_of = _whole(found, parts, terms, nodes, len(stored) + len(story.leaves) + len(story.joins))
+    whole, whole_of = _whole(found, parts, terms, nodes, len(stored) + len(one_by_one.leaves) + len(one_by_one.joins))
     nodes.close()
     alone = np.flatnonzero(~parts.touched[parts.stored_part])
     mine = (
-        _told(told),
+        _sequential(sequential),
         whole,
         Finals(
             found.stored_key[alone],
@@ -95,18 +95,18 @@ def gather(found: Found, parts: Components, terms: Terms) -> Gathered:
     columns = ("key", "first", "last", "open", "since", "unsent", "node")
     finals = Finals(*(np.concatenate([getattr(part, name) for part in mine]) for name in columns))
     final_of = np.full(len(stored), -1, np.int64)
-    final_of[whole_of >= 0] = len(told) + whole_of[whole_of >= 0]
-    final_of[alone] = len(told) + len(whole) + np.arange(len(alone))
+    final_of[whole_of >= 0] = len(sequential) + whole_of[whole_of >= 0]
+    final_of[alone] = len(sequential) + len(whole) + np.arange(len(alone))
     owner = final_of[sent.owner]
     row = np.flatnonzero(owner >= 0)
-    pairs = np.array([(at, shown) for at, (_, live) in enumerate(told) for shown in live.shown], np.int64).reshape(
-        -1, 2
-    )
+    pairs = np.array(
+        [(at, shown) for at, (_, live) in enumerate(sequential) for shown in live.shown], np.int64
+    ).reshape(-1, 2)
     shown_of, shown = np.concatenate([owner[row], pairs[:, 0]]), np.concatenate([row, pairs[:, 1]])
-    return Gathered(finals, nodes, story, shown_of, shown)
+    return Gathered(finals, nodes, one_by_one, shown_of, shown)
 
 
-def _tell(found: Found, parts: Components, story: Story) -> list[tuple[int, Live]]:
+def _tell(found: Found, parts: Components, one_by_one: OneByOne) -> list[tuple[int, Live]]:
     """Tell the components where the order decides, message by message; gives (group key, session)."""
     mine = np.flatnonzero(parts.ordered[parts.part])
     if not len(mine):
@@ -118,11 +118,11 @@ def _tell(found: Found, parts: Components, story: Story) -> list[tuple[int, Live
     numbers, starts = np.unique(parts.part[mine], return_index=True)
     columns = (mine, found.time[mine], found.before[mine], found.clock[mine])
     messages = list(zip(*(column.tolist() for column in columns), strict=True))
-    told = []
+    sequential = []
     for part, low, high in zip(numbers.tolist(), starts.tolist(), [*starts.tolist()[1:], len(mine)], strict=True):
         key = int(found.key[mine[low]])
-        told.append((key, story.tell(key, lives.get(part, []), messages[low:high])))
-    return told
+        sequential.append((key, one_by_one.tell(key, lives.get(part, []), messages[low:high])))
+    return sequential
 
 
 def _live(found: Found, at: int) -> Live:
@@ -139,11 +139,11 @@ def _live(found: Found, at: int) -> Live:
     )
 
 
-def _told(told: list[tuple[int, Live]]) -> Finals:
+def _sequential(sequential: list[tuple[int, Live]]) -> Finals:
     names = ("first", "last", "closed", "since", "unsent")
-    first, last, closed, since, unsent = (np.array([getattr(x, n) for _, x in told], np.int64) for n in names)
-    key = np.array([key for key, _ in told], np.int64)
-    node = np.array([live.nodes[0] for _, live in told], np.int64)
+    first, last, closed, since, unsent = (np.array([getattr(x, n) for _, x in sequential], np.int64) for n in names)
+    key = np.array([key for key, _ in sequential], np.int64)
+    node = np.array([live.nodes[0] for _, live in sequential], np.int64)
     return Finals(key, first, last, closed == 0, since, unsent, node)
 
 

@@ -48,7 +48,7 @@ from backend.aggregates import compile_incremental, max_, min_
 from backend.batch import MESSAGE_FIELDS, OFFSET, Proof
 from backend.keys import fixed_bytes
 from backend.messages import OFFSET_BYTES, TIME_BYTES
-from backend.messages.key_first import Held, remove
+from backend.messages.key_first import MessagesByKey, remove
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.arrivals import LOWEST, started
@@ -63,7 +63,7 @@ from backend.windows.merging.one_by_one import Terms
 from backend.windows.merging.results import compute, finish, lay_out, order_events, read_contents
 from backend.windows.merging.rows import SessionRows, Stored
 from backend.windows.merging.writer import SessionWriter
-from backend.windows.micro_batch import Turn
+from backend.windows.micro_batch import Execution
 from backend.windows.spec import WindowSpec
 
 START, LAST = "_start_offset", "_last_offset"
@@ -91,26 +91,26 @@ class Sessions:
         self.value_fields = [self.result_schema.field(name) for name in spec.aggregates]
         self.rows = SessionRows(self.plan, self.value_fields)
         fields = [spec.schema.field(name) for name in spec.input_fields()]
-        self.held = Held(fields, timed=True) if spec.full else None
+        self.message_store = MessagesByKey(fields, timed=True) if spec.full else None
 
-    def fold(self, turn: Turn) -> None:
+    def fold(self, execution: Execution) -> None:
         """Take one micro-batch."""
-        each, counted = self.newest.judge(turn)
-        terms = self._terms(turn, counted)
-        found = find(turn, terms, each, self.keys, self.rows)
+        each, counted = self.newest.judge(execution)
+        terms = self._terms(execution, counted)
+        found = find(execution, terms, each, self.keys, self.rows)
         gathered = gather(found, connect(found, terms), terms)
         ends = finish(gathered, terms)
         events = order_events(found, gathered, ends, terms)
-        store = SessionWriter(turn, terms, found, gathered, ends, events, self.keys)
+        store = SessionWriter(execution, terms, found, gathered, ends, events, self.keys)
         contents = None
-        if self.held is not None:
+        if self.message_store is not None:
             needed = np.concatenate([events.node, store.gone_nodes()])
-            contents = read_contents(turn.work, self.held, found, gathered.nodes, needed)
-        partials = gathered.nodes.partials(self.plan, found.stored, found.messages)
-        values = compute(self.value_fields, (self.plan, self.full), partials, events, gathered.nodes, contents)
+            contents = read_contents(execution.work, self.message_store, found, gathered.nodes, needed)
+        accumulators = gathered.nodes.accumulators(self.plan, found.stored, found.messages)
+        values = compute(self.value_fields, (self.plan, self.full), accumulators, events, gathered.nodes, contents)
         if len(events.row):
-            turn.results.append(lay_out(found, events, values, self.result_schema, self.keys))
-        store.write(self.rows, partials, values, self.held, contents)
+            execution.results.append(lay_out(found, events, values, self.result_schema, self.keys))
+        store.write(self.rows, accumulators, values, self.message_store, contents)
 
     def count_open(self, work: Workspace, clock: int) -> int:
         """Count the sessions of all group keys that are open at a watermark: it has not passed last + gap."""
@@ -121,29 +121,29 @@ class Sessions:
         step = max(1, self.gap // STEPS)
         return np.floor_divide(clocks, step) * step
 
-    def _terms(self, turn: Turn, counted: int) -> Terms:
-        bound = rows.index_bound(turn.work)
+    def _terms(self, execution: Execution, counted: int) -> Terms:
+        bound = rows.index_bound(execution.work)
         return Terms(
             self.gap,
             self.gap + 1 + self.retention,
-            turn.exact,
-            started(turn.clock),
-            started(turn.clock_after),
+            execution.exact,
+            started(execution.clock),
+            started(execution.clock_after),
             LOWEST if bound is None else bound,
             counted,
-            turn.batch.time_ms,
-            turn.batch.drain,
-            turn.full_off,
+            execution.batch.time_ms,
+            execution.batch.drain,
+            execution.full_off,
             self.spec.policies,
         )
 
     def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of gone sessions."""
-        return self.held.replay_rows(messages, self.keys) if self.held is not None else ([], [])
+        return self.message_store.replay_rows(messages, self.keys) if self.message_store is not None else ([], [])
 
     def settle(self, work: Workspace) -> None:
         """Leave of replayed messages those of the sessions that are there: whose event times they cover."""
-        if self.held is None:
+        if self.message_store is None:
             return
         found, _ = work.scan_arrays(_MESSAGES, bytes([Region.MESSAGES + 1]))
         sessions = self._all(work)
@@ -156,7 +156,7 @@ class Sessions:
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, session by session."""
-        if self.held is None:
+        if self.message_store is None:
             return
         sessions = self._all(work)
         for ident, last, count, digest in zip(

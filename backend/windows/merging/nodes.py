@@ -16,7 +16,7 @@ import pyarrow as pa
 from backend.aggregates import FullPlan, IncrementalPlan
 from backend.aggregates.groups import taken
 from backend.windows.columns.arrays import IntArray, spread
-from backend.windows.columns.facts import MAX_MEMBERS
+from backend.windows.columns.pane_rows import MAX_MEMBERS
 from backend.windows.merging.rows import Stored
 from backend.windows.micro_batch import source_ranks
 
@@ -80,12 +80,14 @@ class Nodes:
         none = [np.empty(0, np.int64)]
         return np.concatenate([*done_owner, *none]), np.concatenate([*done_node, *none])
 
-    def partials(self, plan: IncrementalPlan, stored: Stored, messages: pa.Table) -> pa.Table:
+    def accumulators(self, plan: IncrementalPlan, stored: Stored, messages: pa.Table) -> pa.Table:
         """Compute the partial aggregates of all nodes: row n is node n."""
         direct = np.flatnonzero(self.message_node >= 0)
         folded, group = np.unique(self.message_node[direct], return_inverse=True)
         picked = messages if len(direct) == messages.num_rows else messages.take(pa.array(direct))
-        table = pa.concat_tables([stored.partials.cast(plan.partial_schema), plan.fold(picked, group, len(folded))])
+        table = pa.concat_tables(
+            [stored.accumulators.cast(plan.accumulator_schema), plan.fold(picked, group, len(folded))]
+        )
         row = np.zeros(self.total, np.int64)
         row[: self.stored] = np.arange(self.stored)
         row[folded] = self.stored + np.arange(len(folded))
@@ -128,8 +130,8 @@ class Nodes:
                 parts = self._parts[at]
                 chained = (main[here] >= 0) & (depth[main[here]] == level)
                 back = np.where(chained, main[here], -1)
-                kept = parts != back[owner]
-                self._made.append(_Step(here, parts[kept], owner[kept], False))
+                others = parts != back[owner]
+                self._made.append(_Step(here, parts[others], owner[others], False))
                 self._made += _doubled(here, back, self.total)
         return self._made
 

@@ -1,11 +1,11 @@
-"""Sessions whose fate within one micro-batch depends on the order of its messages: told message by message.
+"""Sessions whose fate within one micro-batch depends on the order of its messages: judged message by message.
 
-Most sessions need no story. A *component* is a set of stored sessions and new messages of a group key, connected at
+Most sessions do not need that. A *component* is a set of stored sessions and new messages of a group key, connected at
 distances of at most the gap; when all its messages came it is one session. As long as nothing of it closes before the
-last of its messages comes, the order does not matter. `Story` is for the others, some few components with late messages
-of a shard with one source partition; it knows times and places only, never values.
+last of its messages comes, the order does not matter. `OneByOne` is for the others, some few components with late
+messages of a shard with one source partition; it knows times and places only, never values.
 
-What a story leaves are *nodes*: sets of stored sessions and messages, shared between the results that were sent on the
+What it leaves are *nodes*: sets of stored sessions and messages, shared between the results that were sent on the
 way, so that aggregates are computed afterwards, for all at once.
 """
 
@@ -139,7 +139,7 @@ class Terms:
         return self.policies.early_messages is not None
 
 
-class Story:
+class OneByOne:
     """Tells components one after the other.
 
     Args:

@@ -27,7 +27,7 @@ from backend.windows.merging import rows
 from backend.windows.merging.found import touched
 from backend.windows.merging.one_by_one import Terms
 from backend.windows.merging.rows import SessionRows
-from backend.windows.micro_batch import Turn, numbers
+from backend.windows.micro_batch import Execution, numbers
 
 _TIME = 8
 _LISTED = (rows.REFUSED, rows.REFUSED[:1] + bytes([rows.REFUSED[1] + 1]))
@@ -37,13 +37,13 @@ class Refused:
     """Keeps the list in OPERATOR: `R`, place -> event time, group key.
 
     Args:
-        turn: Its sessions are written already, its `replay_from` is known.
+        execution: Its sessions are written already, its `replay_from` is known.
         terms: What sessions go by.
         session_rows: Reads sessions.
     """
 
-    def __init__(self, turn: Turn, terms: Terms, session_rows: SessionRows) -> None:
-        self._turn, self._work, self._terms, self._rows = turn, turn.work, terms, session_rows
+    def __init__(self, execution: Execution, terms: Terms, session_rows: SessionRows) -> None:
+        self._execution, self._work, self._terms, self._rows = execution, execution.work, terms, session_rows
 
     def add(self, messages: pa.Table, keys: GroupKeys) -> None:
         """List those of the micro-batch's refused messages that matter."""
@@ -75,7 +75,7 @@ class Refused:
         stays = np.ones(len(places), np.bool_)
         stays[rows_] = self._matters(times[rows_], coded.indices.to_numpy().astype(np.int64), coded.dictionary)
         found = [_place(place) for place in places]
-        start = self._turn.replay_from
+        start = self._execution.replay_from
         stays &= np.array([offset >= start.get((stream, partition), 2**63) for stream, partition, offset in found])
         self._work.delete_many([places[at] for at in np.flatnonzero(~stays).tolist()])
         return [found[at] for at in np.flatnonzero(stays).tolist()]

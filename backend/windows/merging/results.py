@@ -11,7 +11,7 @@ import pyarrow as pa
 from backend.aggregates import FullPlan, IncrementalPlan
 from backend.batch import EDGES
 from backend.keys import fixed_bytes
-from backend.messages.key_first import Held, HeldRows, digests
+from backend.messages.key_first import MessagesByKey, StoredMessages, digests
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
@@ -56,13 +56,13 @@ def finish(gathered: Gathered, terms: Terms) -> Ends:
     """Decide what is sent of each session at the end, and which sessions go."""
     finals = gathered.finals
     closes = finals.last + terms.gap + 1
-    closing = finals.open & (closes <= terms.clock_after)
-    still = finals.open & ~closing
+    completed = finals.open & (closes <= terms.clock_after)
+    still = finals.open & ~completed
     gone = finals.last < terms.bound_after
     waits: Mask = finals.since != NEVER
     phase = np.full(len(finals), -1, np.int64)
     policies = terms.policies
-    phase[closing & (waits | policies.full | terms.full_off)] = terms.at_end
+    phase[completed & (waits | policies.full | terms.full_off)] = terms.at_end
     phase[waits & ~finals.open & (gone | terms.drain | _due(finals.since, policies.late_ms, terms.now))] = LATE
     if terms.drain:
         phase[still] = DRAIN
@@ -72,8 +72,8 @@ def finish(gathered: Gathered, terms: Terms) -> Ends:
             due |= waits & (finals.unsent >= policies.early_messages)
         phase[still & (terms.full_off | due)] = EARLY
     sends = np.flatnonzero(phase >= 0)
-    time = np.where(closing, closes, np.where((phase == LATE) & gone, finals.last + terms.stays, _END))
-    since, unsent = np.where(closing | (phase >= 0), NEVER, finals.since), np.where(phase >= 0, 0, finals.unsent)
+    time = np.where(completed, closes, np.where((phase == LATE) & gone, finals.last + terms.stays, _END))
+    since, unsent = np.where(completed | (phase >= 0), NEVER, finals.since), np.where(phase >= 0, 0, finals.unsent)
     return Ends(gone, since, unsent, sends, phase[sends], time[sends])
 
 
@@ -112,11 +112,11 @@ class Events:
 
 def order_events(found: Found, gathered: Gathered, ends: Ends, terms: Terms) -> Events:
     """Put all results in the order in which they were due, each behind the rows that it withdraws."""
-    story, finals = gathered.story, gathered.finals
-    told, sends = len(story.events), ends.sends
+    one_by_one, finals = gathered.one_by_one, gathered.finals
+    total, sends = len(one_by_one.events), ends.sends
     of_final = np.full(len(finals), -1, np.int64)
-    of_final[sends] = told + np.arange(len(sends))
-    columns = [(e.key, e.first, e.last, e.revision, e.phase, e.time, e.node) for e in story.events]
+    of_final[sends] = total + np.arange(len(sends))
+    columns = [(e.key, e.first, e.last, e.revision, e.phase, e.time, e.node) for e in one_by_one.events]
     early = np.array(columns, np.int64).reshape(-1, 7).T
     shown_first, shown_last, shown_revision = _shown(found, early, gathered.shown)
     owner = gathered.shown_of
@@ -128,8 +128,8 @@ def order_events(found: Found, gathered: Gathered, ends: Ends, terms: Terms) -> 
     key, first, last, revision = (np.concatenate([a, b[sends]]) for a, b in zip(early[:4], at_end, strict=True))
     phase, time = np.concatenate([early[4], ends.phase]), np.concatenate([early[5], ends.time])
     node = np.concatenate([early[6], finals.node[sends]])
-    taken = np.array([shown for e in story.events for shown in e.withdraws], np.int64)
-    taken_by = np.repeat(np.arange(told), [len(e.withdraws) for e in story.events])
+    taken = np.array([shown for e in one_by_one.events for shown in e.withdraws], np.int64)
+    taken_by = np.repeat(np.arange(total), [len(e.withdraws) for e in one_by_one.events])
     event = np.concatenate([np.arange(len(key)), taken_by, of_final[owner[away]]])
     withdraws = np.concatenate([np.full(len(key), _OWN), taken, gathered.shown[away]])
     place = np.concatenate([np.full(len(key), _OWN), _shown(found, early, taken)[0], shown_first[away]])
@@ -163,7 +163,7 @@ class Contents:
         digests: Their digests.
     """
 
-    old: HeldRows
+    old: StoredMessages
     table: pa.Table
     node: IntArray
     keys: list[bytes]
@@ -180,7 +180,9 @@ class Contents:
         return np.repeat(owner, size), order[at]
 
 
-def read_contents(work: Workspace, held: Held, found: Found, nodes: Nodes, needed: IntArray) -> Contents:
+def read_contents(
+    work: Workspace, message_store: MessagesByKey, found: Found, nodes: Nodes, needed: IntArray
+) -> Contents:
     """Read the messages that nodes need, and lay out those that just came."""
     stored = found.stored
     wanted = np.unique(nodes.leaves(needed)[1])
@@ -188,24 +190,24 @@ def read_contents(work: Workspace, held: Held, found: Found, nodes: Nodes, neede
     starts = [_MESSAGES + stored.idents[at] for at in wanted.tolist()]
     lasts = stored.last[wanted].tolist()
     stops = [start[:-_TIME] + fixed_bytes(last + 1) for start, last in zip(starts, lasts, strict=True)]
-    old = held.read_counted(work, starts, stops, stored.count[wanted], "session")
-    old = HeldRows(old.keys, old.values, wanted[old.owner])
-    keys, values = held.rows(found.messages, found.codes(found.key))
-    table = pa.concat_tables([held.table(old), held.select(found.messages)])
+    old = message_store.read_counted(work, starts, stops, stored.count[wanted], "session")
+    old = StoredMessages(old.keys, old.values, wanted[old.owner])
+    keys, values = message_store.rows(found.messages, found.codes(found.key))
+    table = pa.concat_tables([message_store.table(old), message_store.select(found.messages)])
     return Contents(old, table, np.concatenate([old.owner, nodes.message_node]), keys, values, digests(keys, values))
 
 
 def compute(
     fields: Sequence[pa.Field],
     plans: tuple[IncrementalPlan, FullPlan],
-    partials: pa.Table,
+    accumulators: pa.Table,
     events: Events,
     nodes: Nodes,
     contents: Contents | None,
 ) -> pa.Table:
     """Compute the aggregates of events, in the order of `fields`."""
     incremental, full = plans
-    values = incremental.result(partials.take(pa.array(events.node)))
+    values = incremental.result(accumulators.take(pa.array(events.node)))
     columns = {name: values.column(name) for name in values.column_names}
     if contents is not None:
         owner, member = contents.members(nodes, events.node)

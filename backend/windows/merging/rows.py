@@ -62,7 +62,7 @@ class Stored:
         shown: Rows in REVISIONS within the session.
         count: Messages in the message store.
         digest: Their digest.
-        partials: Partial columns.
+        accumulators: Partial columns.
     """
 
     idents: list[bytes]
@@ -73,7 +73,7 @@ class Stored:
     shown: IntArray
     count: IntArray
     digest: npt.NDArray[np.uint64]
-    partials: pa.Table
+    accumulators: pa.Table
 
     def __len__(self) -> int:
         return len(self.idents)
@@ -101,7 +101,7 @@ class SessionRows:
     """
 
     def __init__(self, plan: IncrementalPlan, results: Sequence[pa.Field]) -> None:
-        self._partial = plan.partial_schema
+        self._accumulator = plan.accumulator_schema
         own = [
             pa.field("_last", pa.int64(), nullable=False),
             pa.field("_since", pa.int64()),
@@ -110,7 +110,7 @@ class SessionRows:
             pa.field("_count", pa.int64(), nullable=False),
             pa.field("_digest", pa.uint64(), nullable=False),
         ]
-        self.schema = pa.schema([*own, *self._partial])
+        self.schema = pa.schema([*own, *self._accumulator])
         self._codec = RowCodec(self.schema)
         sent = [pa.field("_last", pa.int64(), nullable=False), pa.field("_revision", pa.int64(), nullable=False)]
         self.shown_schema = pa.schema([*sent, *results])
@@ -129,15 +129,15 @@ class SessionRows:
         last, unsent, shown, count = (numbers(table, name) for name in ("_last", "_unsent", "_shown", "_count"))
         since = pc.fill_null(table.column("_since"), NEVER).to_numpy()
         digest = table.column("_digest").to_numpy()
-        partials = table.select(self._partial.names)
-        return Stored(idents, firsts_of(idents), last, since, unsent, shown, count, digest, partials)
+        accumulators = table.select(self._accumulator.names)
+        return Stored(idents, firsts_of(idents), last, since, unsent, shown, count, digest, accumulators)
 
     def put(self, work: Workspace, codes: pa.Array, sessions: Stored) -> None:
         """Write sessions and their index rows; fastest in order of group key and first. `codes` are the group keys."""
         since = pa.array(sessions.since, mask=sessions.since == NEVER)
         shown = sessions.shown.astype(np.int32)
         own = [sessions.last, since, sessions.unsent, shown, sessions.count, sessions.digest]
-        table = pa.table([*map(pa.array, own), *sessions.partials.columns], schema=self.schema)
+        table = pa.table([*map(pa.array, own), *sessions.accumulators.columns], schema=self.schema)
         work.put_many(keyed(WINDOWS, codes, pack_fixed(sessions.first)), self._codec.encode(table))
         index = sorted(timed_keys(INDEX, sessions.last, codes, sessions.first))
         work.put_many(index, [b""] * len(index))

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from backend.batch import NO_TIME
 from backend.keys import pack_fixed
-from backend.messages.key_first import Held
+from backend.messages.key_first import MessagesByKey
 from backend.store.protocol import Region
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.grouping import GroupKeys
@@ -19,14 +19,14 @@ from backend.windows.merging.one_by_one import Terms
 from backend.windows.merging.refused import Refused
 from backend.windows.merging.results import Contents, Ends, Events
 from backend.windows.merging.rows import NEVER, SessionRows, Stored
-from backend.windows.micro_batch import Turn
+from backend.windows.micro_batch import Execution
 
 
 class SessionWriter:
     """Writes the sessions of one micro-batch.
 
     Args:
-        turn: The micro-batch.
+        execution: The micro-batch.
         terms: What sessions go by.
         found: What was there.
         gathered: What is there now.
@@ -36,14 +36,21 @@ class SessionWriter:
     """
 
     def __init__(
-        self, turn: Turn, terms: Terms, found: Found, gathered: Gathered, ends: Ends, events: Events, keys: GroupKeys
+        self,
+        execution: Execution,
+        terms: Terms,
+        found: Found,
+        gathered: Gathered,
+        ends: Ends,
+        events: Events,
+        keys: GroupKeys,
     ) -> None:
-        self._turn, self._work, self._terms, self._keys = turn, turn.work, terms, keys
+        self._execution, self._work, self._terms, self._keys = execution, execution.work, terms, keys
         self._found, self._gathered, self._ends, self._events = found, gathered, ends, events
         # in order of key, as the store likes it; group keys are numbered in the order of their codes
-        kept = np.flatnonzero(~ends.gone)
+        remaining = np.flatnonzero(~ends.gone)
         finals = gathered.finals
-        self._kept = kept[np.lexsort((finals.first[kept], finals.key[kept]))]
+        self._remaining = remaining[np.lexsort((finals.first[remaining], finals.key[remaining]))]
 
     def gone_nodes(self) -> IntArray:
         """Give the nodes of sessions that are out of retention."""
@@ -52,62 +59,62 @@ class SessionWriter:
     def write(
         self,
         session_rows: SessionRows,
-        partials: pa.Table,
+        accumulators: pa.Table,
         values: pa.Table,
-        held: Held | None,
+        message_store: MessagesByKey | None,
         contents: Contents | None,
     ) -> None:
         """Write everything.
 
         Args:
             session_rows: Knows the bytes.
-            partials: Per node.
+            accumulators: Per node.
             values: Per event.
-            held: The message store, if there is one.
+            message_store: The message store, if there is one.
             contents: Messages, with a message store.
         """
-        finals, kept = self._gathered.finals, self._kept
-        node, codes = finals.node[kept], self._found.codes(finals.key[kept])
-        count, digest = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.uint64)
+        finals, remaining = self._gathered.finals, self._remaining
+        node, codes = finals.node[remaining], self._found.codes(finals.key[remaining])
+        count, digest = np.zeros(len(remaining), np.int64), np.zeros(len(remaining), np.uint64)
         if contents is not None:
             nodes, stored = self._gathered.nodes, self._found.stored
             count = nodes.sums(stored.count, np.ones(len(contents.keys), np.int64))[node]
             digest = nodes.sums(stored.digest, contents.digests)[node]
         sessions = Stored(
             [],
-            finals.first[kept],
-            finals.last[kept],
-            self._ends.since[kept],
-            self._ends.unsent[kept],
-            self._write_sent(session_rows, values)[kept],
+            finals.first[remaining],
+            finals.last[remaining],
+            self._ends.since[remaining],
+            self._ends.unsent[remaining],
+            self._write_sent(session_rows, values)[remaining],
             count,
             digest,
-            partials.take(pa.array(node)),
+            accumulators.take(pa.array(node)),
         )
         stays = keyed(rows.WINDOWS, codes, pack_fixed(sessions.first))
-        self._turn.metrics["opened"] += len(
+        self._execution.metrics["opened"] += len(
             {*stays}.difference(rows.WINDOWS + ident for ident in self._found.stored.idents)
         )
         # what closes was found, and what was not found stays as it was
         still = int((sessions.last + self._terms.gap + 1 > self._terms.clock_after).sum())
-        self._turn.add_open(still - int(self._found.is_open.sum()))
+        self._execution.add_open(still - int(self._found.is_open.sum()))
         self._delete(stays)
         session_rows.put(self._work, codes, sessions)
         self._write_waiting(sessions, codes)
-        total = int.from_bytes(self._work.get(TOTAL) or b"", "big") + len(kept) - len(self._found.stored)
+        total = int.from_bytes(self._work.get(TOTAL) or b"", "big") + len(remaining) - len(self._found.stored)
         self._work.put(TOTAL, total.to_bytes(8, "big"))
-        if self._turn.clock_after != NO_TIME:
+        if self._execution.clock_after != NO_TIME:
             self._work.raise_bound(Region.SESSION_INDEX, rows.index_start(self._terms.bound_after))
-        if held is not None and contents is not None:
-            self._write_messages(session_rows, held, contents)
+        if message_store is not None and contents is not None:
+            self._write_messages(session_rows, message_store, contents)
         self._note_due()
-        self._turn.ledger.counted += len(self._found.time)
+        self._execution.ledger.counted += len(self._found.time)
 
     def _delete(self, stays: list[bytes]) -> None:
         """Delete what was read and is not written again; index rows below the bound go with it."""
         stored, work = self._found.stored, self._work
-        kept = set(stays)
-        work.delete_many([key for ident in stored.idents if (key := rows.WINDOWS + ident) not in kept])
+        remaining = set(stays)
+        work.delete_many([key for ident in stored.idents if (key := rows.WINDOWS + ident) not in remaining])
         codes = self._found.codes(self._found.stored_key)
         live = np.flatnonzero(stored.last >= self._terms.bound_after)
         here = codes.take(pa.array(live))
@@ -144,21 +151,21 @@ class SessionWriter:
         self._work.put_many(keys, session_rows.encode_shown(events.last[event], events.revision[event], taken))
         return count
 
-    def _write_messages(self, session_rows: SessionRows, held: Held, contents: Contents) -> None:
+    def _write_messages(self, session_rows: SessionRows, message_store: MessagesByKey, contents: Contents) -> None:
         """Drop the messages of sessions that go, add those of sessions that stay."""
-        turn, work = self._turn, self._work
+        execution, work = self._execution, self._work
         _, member = contents.members(self._gathered.nodes, self.gone_nodes())
         old = len(contents.old.owner)
-        held.drop(turn, contents.old.where(np.unique(member[member < old])))
+        message_store.drop(execution, contents.old.where(np.unique(member[member < old])))
         stays = np.ones(len(contents.keys), np.bool_)
         stays[member[member >= old] - old] = False
         picked = np.flatnonzero(stays).tolist()
-        held.put(turn, [contents.keys[at] for at in picked], [contents.values[at] for at in picked])
-        turn.replay_from = held.replay_from(work, turn.batch.after)
+        message_store.put(execution, [contents.keys[at] for at in picked], [contents.values[at] for at in picked])
+        execution.replay_from = message_store.replay_from(work, execution.batch.after)
         gone = self._gathered.finals.key[self._ends.gone]
-        refused = Refused(turn, self._terms, session_rows)
+        refused = Refused(execution, self._terms, session_rows)
         refused.add(self._found.refused, self._keys)
-        turn.rejected += refused.listed(set(self._found.codes(np.unique(gone)).to_pylist()))
+        execution.rejected += refused.listed(set(self._found.codes(np.unique(gone)).to_pylist()))
 
     def _note_due(self) -> None:
         due = []
@@ -167,4 +174,4 @@ class SessionWriter:
             since = rows.first_waiting(self._work, tag) if delay is not None else None
             if since is not None and delay is not None:
                 due.append(since + delay)
-        self._turn.ledger.due_ms = min(due, default=None)
+        self._execution.ledger.due_ms = min(due, default=None)

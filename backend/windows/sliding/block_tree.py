@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from backend.aggregates import IncrementalPlan
 from backend.windows.columns.arrays import IntArray
-from backend.windows.columns.facts import MAX_MEMBERS
+from backend.windows.columns.pane_rows import MAX_MEMBERS
 
 
 class BlockTree:
@@ -25,17 +25,17 @@ class BlockTree:
 
     Args:
         plan: Merges them.
-        partials: The rows.
+        accumulators: The rows.
         clock: Per row the clock before it; a window sees clocks up to its own.
         seen_from: Per row the first window that may see it.
         longest: Rows of the longest range that will be asked for.
     """
 
     def __init__(
-        self, plan: IncrementalPlan, partials: pa.Table, clock: IntArray, seen_from: IntArray, longest: int
+        self, plan: IncrementalPlan, accumulators: pa.Table, clock: IntArray, seen_from: IntArray, longest: int
     ) -> None:
         self._plan = plan
-        tables, clocks, froms = [partials], [clock], [seen_from]
+        tables, clocks, froms = [accumulators], [clock], [seen_from]
         while len(clocks[-1]) > 1 and 1 << len(clocks) <= longest:
             pairs = np.arange(len(clocks[-1])) >> 1
             edges = np.arange(0, len(pairs), 2)

@@ -29,25 +29,25 @@ from backend.aggregates import FullPlan
 from backend.aggregates.groups import taken
 from backend.batch import BEFORE, MAX_TIME, MIN_TIME, NO_TIME, TIME
 from backend.messages import time_first
-from backend.messages.time_first import Kept
+from backend.messages.time_first import MessagesByTime
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows import panes, revisions, shared
-from backend.windows.accumulators import FIRST_CLOCK, PartialStore
+from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least, spread
-from backend.windows.columns.facts import Pairs
 from backend.windows.columns.grouping import KeySpace
+from backend.windows.columns.pane_rows import Pairs
 from backend.windows.count_retention import NONE_GONE, Newest
 from backend.windows.definitions import Grid
-from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Turn, numbers, source_ranks
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Execution, numbers, source_ranks
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.revisions import Revisions
 from backend.windows.sliding import unseen
 from backend.windows.sliding.block_tree import BlockTree
-from backend.windows.sliding.facts import KeyedFacts, Order
+from backend.windows.sliding.keyed_rows import KeyedRows, Order
 from backend.windows.sliding.unseen import Unseen
 from backend.windows.spec import WindowSpec
 from backend.windows.trigger import Progress, StoredRevisions, Waiting
@@ -69,7 +69,7 @@ class Sliding(shared.Shared):
         self.size = spec.window.size
         bucket = max(1, self.size // BUCKETS)
         self.buckets = Grid(bucket, bucket, 0)
-        self.partials = PartialStore(_EACH, self.incremental, skip_bytes=8)
+        self.accumulators = AccumulatorStore(_EACH, self.incremental, skip_bytes=8)
         self.newest = Newest(spec.retention_messages, self._last_closed)
 
     def _last_closed(self, clocks: IntArray) -> IntArray:
@@ -84,22 +84,24 @@ class Sliding(shared.Shared):
         """Return the last window that is out of retention by time at a watermark."""
         return NONE_GONE if clock == NO_TIME else started(clock) - self.spec.retention_ms - 1
 
-    def step(self, turn: Turn, gone: Gone) -> None:
+    def step(self, execution: Execution, gone: Gone) -> None:
         """Take one micro-batch that is not quiet."""
-        _Step(self, turn, gone).run()
+        _Step(self, execution, gone).run()
 
     def count_open(self, work: Workspace, clock: int) -> int:
         """Count the windows that are open at a watermark: event times of a group key at or after it."""
-        return int((self.partials.scan_from(work, started(clock)).skip == 0).sum())
+        return int((self.accumulators.scan_from(work, started(clock)).skip == 0).sum())
 
 
 class _Step:
     """One micro-batch on its way; the attributes are filled in the order of the steps."""
 
-    def __init__(self, kind: Sliding, turn: Turn, gone: Gone) -> None:
-        self.kind, self.turn, self.size, self.gone = kind, turn, kind.size, gone
-        before, after = started(turn.clock), started(turn.clock_after)
-        self.progress = Progress(before - 1, after - 1, gone.after, turn.batch.time_ms, turn.batch.drain, turn.full_off)
+    def __init__(self, kind: Sliding, execution: Execution, gone: Gone) -> None:
+        self.kind, self.execution, self.size, self.gone = kind, execution, kind.size, gone
+        before, after = started(execution.clock), started(execution.clock_after)
+        self.progress = Progress(
+            before - 1, after - 1, gone.after, execution.batch.time_ms, execution.batch.drain, execution.full_off
+        )
         self.tree: tuple[int, BlockTree] | None = None
         self.bound_before = self._bucket_start(gone.before + 1 - self.size)
         self.bound_after = self._bucket_start(gone.after + 1 - self.size)
@@ -111,7 +113,7 @@ class _Step:
         """Take the steps."""
         self._judge()
         self._fold()
-        self.stored_revisions = StoredRevisions(self.turn, self.progress, self.gone.before, lambda window: window)
+        self.stored_revisions = StoredRevisions(self.execution, self.progress, self.gone.before, lambda window: window)
         rows = self.stored_revisions.due()
         self._load(rows)
         self._choose(rows)
@@ -122,16 +124,16 @@ class _Step:
 
     def _judge(self) -> None:
         """Refuse what no window can take; place the rest."""
-        turn, keep = self.turn, self.kind.spec.retention_ms
-        own = np.maximum(np.maximum(numbers(turn.messages, BEFORE), turn.clock), started(NO_TIME))
-        times = numbers(turn.messages, TIME)
+        execution, keep = self.execution, self.kind.spec.retention_ms
+        own = np.maximum(np.maximum(numbers(execution.messages, BEFORE), execution.clock), started(NO_TIME))
+        times = numbers(execution.messages, TIME)
         gone = own - keep - 1 if self.gone.each is None else np.maximum(own - keep - 1, self.gone.each)
         refused = times + self.size <= gone
-        turn.refuse(refused, "out_of_retention", f"all windows of it ended more than {keep} ms before stream time")
+        execution.refuse(refused, "out_of_retention", f"all windows of it ended more than {keep} ms before stream time")
         self.times, own = times[~refused], own[~refused]
         self.skip = np.maximum(gone[~refused] + 1 - self.times, 0)
-        self.clock = own if turn.exact else np.full(len(own), started(turn.clock), np.int64)
-        self.message_key, self.message_keys = self.kind.group_keys.encode(turn.messages)
+        self.clock = own if execution.exact else np.full(len(own), started(execution.clock), np.int64)
+        self.message_key, self.message_keys = self.kind.group_keys.encode(execution.messages)
 
     def _fold(self) -> None:
         """Fold messages to one partial per (time, skip, clock, key)."""
@@ -144,15 +146,15 @@ class _Step:
         self.arrived_time, self.arrived_skip = self.times[first], self.skip[first]
         self.arrived_clock, self.arrived_key = self.clock[first], self.message_key[first]
         self.arrived_count: IntArray = np.bincount(number, minlength=count).astype(np.int64)
-        self.arrived = self.kind.incremental.fold(self.turn.messages, number, count).append_column(
-            self.kind.partials.schema.field(FIRST_CLOCK), pa.array(self.arrived_clock)
+        self.arrived = self.kind.incremental.fold(self.execution.messages, number, count).append_column(
+            self.kind.accumulators.schema.field(FIRST_CLOCK), pa.array(self.arrived_clock)
         )
 
     # -- load -----------------------------------------------------------------------------------------------------
 
     def _load(self, rows: Revisions) -> None:
         """Read the partials from the oldest time on that something here needs."""
-        turn, progress = self.turn, self.progress
+        execution, progress = self.execution, self.progress
         oldest = [int(times.min()) for times in (self.arrived_time, rows.starts[rows.pending]) if len(times)]
         if progress.closed_after > progress.closed_before:
             oldest.append(progress.closed_before + 1)
@@ -162,7 +164,7 @@ class _Step:
         if len(self.unseen):
             oldest.append(int(self.unseen.time.min()))
         low = min(oldest, default=progress.closed_after + 1) - self.size
-        stored = self.kind.partials.scan_from(turn.work, max(low, self.bound_before))
+        stored = self.kind.accumulators.scan_from(execution.work, max(low, self.bound_before))
         self.space = KeySpace([self.message_keys, rows.keys, stored.keys, self.unseen.codes])
         renumbered, self.row_key, stored_key, _ = self.space.numbers
         self.message_key = renumbered[self.message_key]
@@ -173,18 +175,18 @@ class _Step:
         self.all_skip = np.concatenate([stored.skip, self.arrived_skip])
         self.key = np.concatenate([stored_key, self.arrived_key])
         clock = numbers(self.content, FIRST_CLOCK)
-        self.facts = KeyedFacts.sorted(self.key, self.time, self.all_skip, clock)
+        self.keyed_rows = KeyedRows.sorted(self.key, self.time, self.all_skip, clock)
         # a window exists for each (time, key) of a message that it could take
         own = self.all_skip == 0
         self.windows = Pairs(self.time[own], self.key[own], len(self.space))
         at = self.windows.find(self.time[own], self.key[own])
         self.window_clock = least(clock[own], at, len(self.windows))
-        if self.kind.kept is not None:
-            self._read_messages(self.kind.kept, max(low, self.bound_before))
+        if self.kind.message_store is not None:
+            self._read_messages(self.kind.message_store, max(low, self.bound_before))
 
     def _read_unseen(self) -> Unseen:
         """Read the messages that nothing shows any more after this turn, and those that its new windows may show."""
-        work, progress = self.turn.work, self.progress
+        work, progress = self.execution.work, self.progress
         if progress.drain:
             return unseen.read(work, MIN_TIME, MAX_TIME + 1)
         over = max(progress.gone_after - self.size + 1, MIN_TIME)
@@ -193,15 +195,15 @@ class _Step:
             return found
         return unseen.both(found, unseen.read(work, max(over, int(fresh.min()) - self.size), int(fresh.max()) + 1))
 
-    def _read_messages(self, store: Kept, low: int) -> None:
+    def _read_messages(self, store: MessagesByTime, low: int) -> None:
         high = int(self.time.max(initial=low)) + 1
-        stored, skip = store.read(self.turn.work, np.array([low]), np.array([max(high, low + 1)]))
+        stored, skip = store.read(self.execution.work, np.array([low]), np.array([max(high, low + 1)]))
         number, encoded = self.kind.group_keys.encode(stored)
         key = np.concatenate([self.space.find(encoded)[number], self.message_key])
         time = np.concatenate([numbers(stored, TIME), self.times])
         clock = np.concatenate([np.full(len(skip), started(NO_TIME), np.int64), self.clock])
-        self.message_facts = KeyedFacts.sorted(key, time, np.concatenate([skip, self.skip]), clock)
-        self.messages = pa.concat_tables([stored, store.select(self.turn.messages)]).combine_chunks()
+        self.message_rows = KeyedRows.sorted(key, time, np.concatenate([skip, self.skip]), clock)
+        self.messages = pa.concat_tables([stored, store.select(self.execution.messages)]).combine_chunks()
         self.rank = source_ranks(self.messages)
 
     # -- choose ---------------------------------------------------------------------------------------------------
@@ -243,14 +245,14 @@ class _Step:
 
     def _send(self) -> None:
         """Send what is full, then what waited, then what is open at the end of the input."""
-        progress, windows, turn = self.progress, self.windows.window, self.turn
+        progress, windows, execution = self.progress, self.windows.window, self.execution
         sent_full = self.kind.spec.policies.full
-        closing = (windows > progress.closed_before) & (windows <= progress.closed_after)
-        closing &= self.window_clock <= windows
+        completed = (windows > progress.closed_before) & (windows <= progress.closed_after)
+        completed &= self.window_clock <= windows
         if not sent_full:
-            closing &= self.waiting.ending(windows, self.windows.key)
-        if closing.any():
-            full = self._results(windows[closing], self.windows.key[closing], windows[closing])
+            completed &= self.waiting.ending(windows, self.windows.key)
+        if completed.any():
+            full = self._results(windows[completed], self.windows.key[completed], windows[completed])
             if sent_full:
                 self._emit(FULL, self.waiting.full(full.window, full.key), full)
             else:
@@ -260,7 +262,7 @@ class _Step:
             results = self._results(going.window, going.key, np.full(len(going), _EVERY_CLOCK))
             past = results.window <= progress.closed_after
             in_time = self.window_clock[self.windows.find(results.window, results.key)] <= results.window
-            usual = np.where(past & in_time & turn.ledger.full_sent(results.window + 1), 1, 0)
+            usual = np.where(past & in_time & execution.ledger.full_sent(results.window + 1), 1, 0)
             for phase, rows in ((LATE, past), (EARLY, ~past)):
                 some = results.where(rows)
                 self._emit(phase, self.waiting.take(some.window, some.key, usual[rows]), some)
@@ -270,8 +272,8 @@ class _Step:
                 windows[still_open], self.windows.key[still_open], np.full(int(still_open.sum()), _EVERY_CLOCK)
             )
             self._send_open(DRAIN if progress.drain else EARLY, results, self.waiting.open)
-            turn.ledger.sent_open = True
-        turn.ledger.sent_open |= self.kind.spec.policies.early
+            execution.ledger.sent_open = True
+        execution.ledger.sent_open |= self.kind.spec.policies.early
 
     def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
         """Send windows that are open or end without a full result: their revisions are not the usual ones."""
@@ -281,9 +283,9 @@ class _Step:
 
     def _results(self, windows: IntArray, keys: IntArray, clocks: IntArray) -> Results:
         """Compute the results of (window, key) pairs from facts up to a clock each."""
-        first, count = self.facts.range(keys, windows - self.size, windows)
+        first, count = self.keyed_rows.range(keys, windows - self.size, windows)
         table = self._tree(int(count.max())).results(first, count, windows, clocks)
-        if self.kind.kept is not None:
+        if self.kind.message_store is not None:
             full = self._full_results(self.kind.full, windows, keys, clocks)
             table = pa.table([*table.columns, *full.columns], schema=pa.schema([*table.schema, *full.schema]))
         order = np.lexsort((keys, windows))
@@ -292,17 +294,22 @@ class _Step:
     def _tree(self, longest: int) -> BlockTree:
         """Give the tree over all facts; built once unless a longer range is asked for."""
         if self.tree is None or self.tree[0] < longest:
-            facts, plan = self.facts, self.kind.incremental
-            partials = self.content.select(plan.partial_schema.names).combine_chunks().take(pa.array(facts.row))
-            self.tree = (longest, BlockTree(plan, partials, facts.clock, facts.time + facts.skip, longest))
+            keyed_rows, plan = self.keyed_rows, self.kind.incremental
+            accumulators = (
+                self.content.select(plan.accumulator_schema.names).combine_chunks().take(pa.array(keyed_rows.row))
+            )
+            self.tree = (
+                longest,
+                BlockTree(plan, accumulators, keyed_rows.clock, keyed_rows.time + keyed_rows.skip, longest),
+            )
         return self.tree[1]
 
     def _full_results(self, plan: FullPlan, windows: IntArray, keys: IntArray, clocks: IntArray) -> pa.Table:
         values = []
-        facts = self.message_facts
-        for seen, owner in facts.seen_by(self.size, windows, keys, clocks):
+        keyed_rows = self.message_rows
+        for seen, owner in keyed_rows.seen_by(self.size, windows, keys, clocks):
             low, high = int(owner[0]), int(owner[-1]) + 1
-            rows = facts.row[seen]
+            rows = keyed_rows.row[seen]
             order = np.argsort(self.rank[rows], kind="stable")
             values.append(plan.result(taken(self.messages, rows[order]), owner[order] - low, high - low))
         return pa.concat_tables(values)
@@ -312,16 +319,16 @@ class _Step:
             return
         keys = self.space.keys.take(pa.array(results.key))
         emission = Emission(phase, revision, results.window - self.size, results.window, keys, results.values)
-        self.turn.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
+        self.execution.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
 
     # -- store ----------------------------------------------------------------------------------------------------
 
     def _store(self) -> None:
         """Write what changed, of times still in retention."""
-        kind, turn = self.kind, self.turn
-        shared.store_partials(
-            turn,
-            kind.partials,
+        kind, execution = self.kind, self.execution
+        shared.store_accumulators(
+            execution,
+            kind.accumulators,
             kind.incremental,
             self.space,
             self.content,
@@ -331,16 +338,16 @@ class _Step:
         )
         stays = self.times >= self.bound_after
         bucket = kind.buckets.pane_of(self.times)
-        known = Panes(kind.buckets, turn.work)
+        known = Panes(kind.buckets, execution.work)
         known.load(np.unique(bucket), np.unique(bucket))
         digests = None
-        if kind.kept is not None:
-            digests = shared.store_messages(turn, kind.kept, bucket, self.skip, stays, self.bound_after)
+        if kind.message_store is not None:
+            digests = shared.store_messages(execution, kind.message_store, bucket, self.skip, stays, self.bound_after)
         none = np.empty(0, np.int64)
-        shared.store_panes(turn, known, bucket, stays, digests, (none, none))
-        self.waiting.store(turn.work, self.space, lambda windows: windows)
-        turn.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
-        turn.add_open(self._more_open())
+        shared.store_panes(execution, known, bucket, stays, digests, (none, none))
+        self.waiting.store(execution.work, self.space, lambda windows: windows)
+        execution.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
+        execution.add_open(self._more_open())
         self._refuse_unseen()
         self._expire()
 
@@ -352,19 +359,19 @@ class _Step:
 
     def _refuse_unseen(self) -> None:
         """Send messages to the errors that no window showed, once none can any more or the input ends."""
-        turn, late = self.turn, self.skip > 0
-        messages = turn.messages.filter(pa.array(late))
+        execution, late = self.execution, self.skip > 0
+        messages = execution.messages.filter(pa.array(late))
         codes = self.space.keys.take(pa.array(self.message_key[late]))
         detail = f"its own window was out of retention when it came, and no other window showed it ({self.size} ms)"
-        fresh = unseen.arrived(turn.batch, messages, self.skip[late], codes, detail)
+        fresh = unseen.arrived(execution.batch, messages, self.skip[late], codes, detail)
         fresh = fresh.where(self._unshown(fresh))
         over = self._is_over(fresh)
-        fresh.where(~over).put(turn.work)
+        fresh.where(~over).put(execution.work)
         unshown, long_over = self._unshown(self.unseen), self._is_over(self.unseen)
-        self.unseen.where(long_over | ~unshown).drop(turn.work)
+        self.unseen.where(long_over | ~unshown).drop(execution.work)
         refused = unseen.both(self.unseen.where(long_over & unshown), fresh.where(over))
         if len(refused):
-            turn.errors.append(refused.errors)
+            execution.errors.append(refused.errors)
         if self.progress.drain:
             self._take_out(refused.where(refused.time + self.size > self.progress.gone_after))
 
@@ -383,25 +390,25 @@ class _Step:
 
     def _take_out(self, refused: Unseen) -> None:
         """Take messages out of the state that a later window could show: all of a (time, skip, key), or none."""
-        kind, turn = self.kind, self.turn
-        kind.partials.delete(turn.work, refused.time, refused.skip, refused.codes)
-        if kind.kept is not None and len(refused):
+        kind, execution = self.kind, self.execution
+        kind.accumulators.delete(execution.work, refused.time, refused.skip, refused.codes)
+        if kind.message_store is not None and len(refused):
             bucket = kind.buckets.pane_of(refused.time)
-            known = Panes(kind.buckets, turn.work)
+            known = Panes(kind.buckets, execution.work)
             known.load(bucket, bucket)
-            time_first.take_out(turn, refused.keys, [known.known[at] for at in bucket.tolist()])
-            panes.write(turn.work, known.known.values())
+            time_first.take_out(execution, refused.keys, [known.known[at] for at in bucket.tolist()])
+            panes.write(execution.work, known.known.values())
 
     def _expire(self) -> None:
-        kind, turn = self.kind, self.turn
+        kind, execution = self.kind, self.execution
         bounds = {}
         gone = None
         if self.bound_after > self.bound_before:
             bounds = dict.fromkeys((Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES), self.bound_after)
-            if kind.kept is not None:
-                gone = Panes(kind.buckets, turn.work)
+            if kind.message_store is not None:
+                gone = Panes(kind.buckets, execution.work)
                 gone.load_before(self.bound_after // kind.buckets.pane - 1)
         if self.gone.moves:
-            turn.ledger.forget_before(self.progress.gone_after + 1)
+            execution.ledger.forget_before(self.progress.gone_after + 1)
             bounds[Region.REVISIONS] = self.progress.gone_after + 1
-        shared.expire(turn, gone, bounds)
+        shared.expire(execution, gone, bounds)

@@ -76,7 +76,7 @@ class ShardIndex:
             else:
                 del self.records[key]
 
-    def cut_for(self, kept: Sequence[Commit], where: str) -> int:
+    def cut_for(self, retained: Sequence[Commit], where: str) -> int:
         """Give the offset below which nothing is needed.
 
         Needed are the lineages of the retained commits down to a base, and every record above the oldest retained
@@ -84,14 +84,14 @@ class ShardIndex:
         unfinished does not hold the cut back for longer than that.
 
         Args:
-            kept: Retained commits, sorted, at least one.
+            retained: Retained commits, sorted, at least one.
             where: The partition, for the error.
 
         Raises:
             ChangelogDamaged: A lineage cannot be followed.
         """
         needed: dict[Commit, int] = {}
-        for commit in reversed(kept):
+        for commit in reversed(retained):
             at: Commit | None = commit
             while at is not None and at not in needed:
                 base = self.records.get((at, Kind.BASE))
@@ -102,7 +102,7 @@ class ShardIndex:
                 if base:
                     break
                 at = self._parent(found[-1], where)
-        oldest = kept[0].version
+        oldest = retained[0].version
         late = [stored.first for stored in self.stored() if stored.commit.version > oldest]
         unfinished = self._assembler.open_from(above=oldest)
         return min([*needed.values(), *late, *([] if unfinished is None else [unfinished])])
@@ -191,12 +191,12 @@ class Lineage:
                 break
             if at not in self._deltas:
                 break
-            parent, length, told = self._deltas[at]
+            parent, length, known = self._deltas[at]
             if parent is not None and not self.knows(parent):
-                start = told
+                start = known
                 break
             lengths.append(length)
-            start = Growth(begins=told.begins)
+            start = Growth(begins=known.begins)
             at = parent
         return Growth(start.deltas + len(lengths), start.delta_bytes + sum(lengths), start.base_bytes, start.begins)
 

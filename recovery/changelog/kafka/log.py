@@ -208,14 +208,14 @@ class KafkaChangelog:
 
         A log is cut at one end: orphans and needless records behind the cut stay until it moves on.
         """
-        kept = sorted(set(keep))
-        if not kept:
+        retained = sorted(set(keep))
+        if not retained:
             return []
         with self._guard:
             index = self._refreshed(shard)
             if index.foreign:
                 raise foreign(self._where(shard), index.foreign, self._owner)
-            edge = index.cut_for(kept, self._where(shard))
+            edge = index.cut_for(retained, self._where(shard))
             doomed = [self._location(shard, s.first) for s in index.stored() if s.first < edge]
             if doomed and not dry_run:
                 self._delete_below(shard, edge)

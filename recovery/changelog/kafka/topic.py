@@ -60,7 +60,7 @@ def partitions_of(settings: KafkaSettings, topic: str, shards: int) -> int | Non
 
     client = admin.admin_client(settings)
     try:
-        told = admin.described(client, [topic], TIMEOUT_S)[topic]
+        about = admin.described(client, [topic], TIMEOUT_S)[topic]
         config = admin.configuration(client, topic, timeout_s=TIMEOUT_S)
     except (KafkaException, TimeoutError) as error:
         if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -77,9 +77,9 @@ def partitions_of(settings: KafkaSettings, topic: str, shards: int) -> int | Non
             f"changelog: the topic {topic!r} has max.message.bytes={limit}; a changelog needs at least"
             f" {LEAST_MESSAGE_BYTES}"
         )
-    if len(told.partitions) < shards:
-        raise ValueError(f"changelog: the topic {topic!r} has {len(told.partitions)} partitions; {shards} are needed")
-    return len(told.partitions)
+    if len(about.partitions) < shards:
+        raise ValueError(f"changelog: the topic {topic!r} has {len(about.partitions)} partitions; {shards} are needed")
+    return len(about.partitions)
 
 
 def claim_topic(settings: KafkaSettings, topic: str, owner: str) -> None:

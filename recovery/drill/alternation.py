@@ -37,15 +37,15 @@ def until(there: Callable[[], bool], what: str) -> None:
         time.sleep(_POLL_S)
 
 
-def hold(folder: Path, turn: int, _: object) -> None:
+def hold(folder: Path, number: int, _: object) -> None:
     """Hold the slot of the executor that this runs on, and tell which one it is by its disk."""
-    draft = folder / f".{turn}"
+    draft = folder / f".{number}"
     draft.write_text(os.environ["SPARK_EXECUTOR_DIRS"])
-    draft.rename(folder / f"held-{turn}")
-    until((folder / f"release-{turn}").exists, f"turn {turn} is not released")
+    draft.rename(folder / f"taken-{number}")
+    until((folder / f"release-{number}").exists, f"round {number} is not released")
 
 
-class Turns:
+class Alternation:
     """Whose turn it is; two executors of one core each.
 
     Args:
@@ -54,38 +54,38 @@ class Turns:
     """
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._context, self._folder, self._turn = context_of(spark), folder, -1
+        self._context, self._folder, self._round = context_of(spark), folder, -1
         folder.mkdir(parents=True)
 
     def next(self) -> str:
         """Hold the slot that is free and release the other one, while no other task runs; give the held one's disk."""
-        self._turn += 1
-        task = partial(hold, self._folder, self._turn)
+        self._round += 1
+        task = partial(hold, self._folder, self._round)
         threading.Thread(target=lambda: self._context.parallelize([0], 1).foreach(task), daemon=True).start()
-        held = self._folder / f"held-{self._turn}"
-        until(held.exists, f"turn {self._turn} found no slot")
-        (self._folder / f"release-{self._turn - 1}").touch()
-        return held.read_text()
+        mark = self._folder / f"taken-{self._round}"
+        until(mark.exists, f"round {self._round} found no slot")
+        (self._folder / f"release-{self._round - 1}").touch()
+        return mark.read_text()
 
     def end(self) -> None:
         """Release the slot that is held."""
-        (self._folder / f"release-{self._turn}").touch()
+        (self._folder / f"release-{self._round}").touch()
 
 
-class InTurns(ParquetSink):
+class AlternatingSink(ParquetSink):
     """The Parquet sink, with another executor's turn at every micro-batch.
 
     Args:
         results: As in `ParquetSink`.
         errors: As in `ParquetSink`.
-        turns: Whose turn it is.
+        alternation: Whose turn it is.
     """
 
-    def __init__(self, results: Path, errors: Path, turns: Turns) -> None:
+    def __init__(self, results: Path, errors: Path, alternation: Alternation) -> None:
         super().__init__(results, errors)
-        self._turns = turns
+        self._alternation = alternation
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Let the other executor run the micro-batch."""
-        self._turns.next()
+        self._alternation.next()
         return super().publish(frames, version)

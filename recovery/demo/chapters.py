@@ -35,7 +35,7 @@ LOST = 0
 
 
 @dataclass
-class Told:
+class Observed:
     """What the job's processes told.
 
     Attributes:
@@ -65,7 +65,7 @@ class Failed(Exception):
     """The demo cannot go on; the message says why."""
 
 
-class Story:
+class Demo:
     """Runs the demo in a directory, chapter by chapter: `prepare`, `disaster`, `restart`, `prove`.
 
     Args:
@@ -77,7 +77,7 @@ class Story:
 
     def __init__(self, out: Path, console: Console, *, days: int | None = None, offsets: int = DEFAULT_OFFSETS) -> None:
         self.out, self.console, self.days, self.offsets = out, console, days, offsets
-        self.told = Told()
+        self.observed = Observed()
         self.expected = 0
 
     def prepare(self) -> None:
@@ -105,7 +105,7 @@ class Story:
             for event in events:
                 self._take(event)
         if version is None:
-            raise Failed(self.told.failed or "the job ended before the disaster")
+            raise Failed(self.observed.failed or "the job ended before the disaster")
         lost = lose_disk(self.out / LOCAL)
         self.say(
             f"disaster: killed (SIGKILL) inside micro-batch {version}, state staged but not committed;"
@@ -128,21 +128,22 @@ class Story:
                         f" {bytes_lost / 1e6:.1f} MB"
                     )
                 case "restored" if lost_in >= 0:
-                    self.told.beside, self.told.beside_s = event["records"], event["seconds"]
+                    self.observed.beside, self.observed.beside_s = event["records"], event["seconds"]
                     continue
                 case "adopted":
                     if event["run"] != run or event["restores"]:
                         raise Failed("the query did not stay the same while its shard was restored")
-                    self.told.queued, self.told.others, behind = self._published_beside(event["version"])
+                    self.observed.queued, self.observed.others, behind = self._published_beside(event["version"])
                     self.say(
-                        f"  shard {LOST} queued {self.told.queued} micro-batches, while {self.told.beside:,} messages"
-                        f" were replayed in {self.told.beside_s:.1f} s beside the same query, count and digest proven;"
+                        f"  shard {LOST} queued {self.observed.queued} micro-batches, while"
+                        f" {self.observed.beside:,} messages were replayed in {self.observed.beside_s:.1f} s beside the"
+                        " same query, count and digest proven;"
                         f" caught up in micro-batch {behind}; the other shards published"
-                        f" {self.told.others:,} rows meanwhile"
+                        f" {self.observed.others:,} rows meanwhile"
                     )
                     return int(event["version"])
             self._take(event)
-        raise Failed(self.told.failed or "the job ended before the lost shard had caught up")
+        raise Failed(self.observed.failed or "the job ended before the lost shard had caught up")
 
     def _published_beside(self, newest: int) -> tuple[int, int, int]:
         """Give how many micro-batches the lost shard queued, the rows of others in them, and which one adopted them.
@@ -169,11 +170,11 @@ class Story:
         Raises:
             Failed: The job failed.
         """
-        self.told.failed = ""
+        self.observed.failed = ""
         with self._process("second", "--break-restore" if break_restore else None) as process:
             self._follow(process)
-        if self.told.failed or process.returncode != 0:
-            raise Failed(self.told.failed or f"the job ended with exit code {process.returncode}")
+        if self.observed.failed or process.returncode != 0:
+            raise Failed(self.observed.failed or f"the job ended with exit code {process.returncode}")
 
     def prove(self, spark: SparkSession | None = None) -> Proof:
         """Recompute everything; in a process of its own unless a session is given.
@@ -241,14 +242,14 @@ class Story:
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:
             case "micro_batch":
-                self.told.micro_batches = max(self.told.micro_batches, event["version"] + 1)
+                self.observed.micro_batches = max(self.observed.micro_batches, event["version"] + 1)
             case "restored":
-                self.told.restores += 1
-                self.told.restore_s = max(self.told.restore_s, event["seconds"])
+                self.observed.restores += 1
+                self.observed.restore_s = max(self.observed.restore_s, event["seconds"])
                 if event["how"] == "replay":
-                    self.told.replayed += event["records"]
+                    self.observed.replayed += event["records"]
             case "failed":
-                self.told.failed = event["error"]
+                self.observed.failed = event["error"]
 
     def _follow(self, process: subprocess.Popen[str]) -> None:
         columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total}")]

@@ -5,7 +5,7 @@ the windows over its pane see it:
 
 * `skip`: the first `skip` windows over the pane were out of retention when the message arrived. For all but very late
   messages of hopping windows it is 0. Stored with the fact, because it cannot be judged again afterwards.
-* `epoch`: only inside a micro-batch of a shard with one source partition: how many window ends the stream time had
+* `interval`: only inside a micro-batch of a shard with one source partition: how many window ends the stream time had
   passed before the message. A window that closes in this micro-batch sees the epochs up to its end, so its full result
   does not depend on where micro-batches are cut. What is stored already counts as epoch -1.
 """
@@ -23,47 +23,47 @@ from backend.windows.definitions import Assigner
 MAX_MEMBERS = 1 << 21
 """Rows of (window, fact) looked at together: bounds memory where many windows overlap."""
 
-ALL_EPOCHS = 2**62
+ALL_INTERVALS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PaneRows:
     """Facts in order of pane; all arrays int64 and as long as one another.
 
     Attributes:
         pane: Pane number, ascending.
         skip: Windows over the pane that do not see it.
-        epoch: See above; -1 for what is stored.
+        interval: See above; -1 for what is stored.
         key: Number of the group key.
         row: Row of the table that holds the fact's content.
     """
 
     pane: IntArray
     skip: IntArray
-    epoch: IntArray
+    interval: IntArray
     key: IntArray
     row: IntArray
 
     @classmethod
-    def sorted(cls, pane: IntArray, skip: IntArray, epoch: IntArray, key: IntArray) -> Facts:
+    def sorted(cls, pane: IntArray, skip: IntArray, interval: IntArray, key: IntArray) -> PaneRows:
         """Put facts in order of pane; `row` tells where each stood."""
         if len(pane) < 2 or bool((pane[1:] >= pane[:-1]).all()):
-            return cls(pane, skip, epoch, key, np.arange(len(pane)))
+            return cls(pane, skip, interval, key, np.arange(len(pane)))
         order = np.argsort(pane, kind="stable")
-        return cls(pane[order], skip[order], epoch[order], key[order], order)
+        return cls(pane[order], skip[order], interval[order], key[order], order)
 
     def __len__(self) -> int:
         return len(self.pane)
 
     def seen_by(
-        self, grid: Assigner, windows: IntArray, epochs: IntArray, pairs: Pairs | None = None
+        self, grid: Assigner, windows: IntArray, intervals: IntArray, pairs: Pairs | None = None
     ) -> Iterator[tuple[IntArray, IntArray]]:
         """Give what windows see, in chunks of whole windows.
 
         Args:
             grid: The windows.
             windows: Window numbers, ascending.
-            epochs: Per window the last epoch it sees.
+            intervals: Per window the last epoch it sees.
             pairs: Only these (window, group key); None is all.
 
         Yields:
@@ -76,16 +76,16 @@ class Facts:
         while at < len(windows):
             done = int(total[at - 1]) if at else 0
             end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
-            facts, owner = spread(low[at:end], (high - low)[at:end])
+            pane_rows, owner = spread(low[at:end], (high - low)[at:end])
             window = owner + at
-            seen = self.epoch[facts] <= epochs[window]
+            seen = self.interval[pane_rows] <= intervals[window]
             if self.skip.any():
-                seen &= self.skip[facts] <= windows[window] - grid.first_window(self.pane[facts])
+                seen &= self.skip[pane_rows] <= windows[window] - grid.first_window(self.pane[pane_rows])
             if pairs is not None:
-                seen &= pairs.contain(windows[window], self.key[facts])
+                seen &= pairs.contain(windows[window], self.key[pane_rows])
             if not seen.all():
-                facts, window = facts[seen], window[seen]
-            yield facts, window
+                pane_rows, window = pane_rows[seen], window[seen]
+            yield pane_rows, window
             at = end
 
 

@@ -1,6 +1,6 @@
 """Facts of sliding windows: partials or messages in order of (key, time), and which of them a window sees.
 
-The counterpart of backend.windows.columns.facts for windows that every key has for itself.
+The counterpart of backend.windows.columns.pane_rows for windows that every key has for itself.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from backend.windows.columns.arrays import IntArray, compress, spread
-from backend.windows.columns.facts import MAX_MEMBERS
+from backend.windows.columns.pane_rows import MAX_MEMBERS
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedFacts:
+class KeyedRows:
     """Partials or messages, in order of (key, time); all arrays as long as one another.
 
     Attributes:
@@ -33,7 +33,7 @@ class KeyedFacts:
     row: IntArray
 
     @classmethod
-    def sorted(cls, key: IntArray, time: IntArray, skip: IntArray, clock: IntArray) -> KeyedFacts:
+    def sorted(cls, key: IntArray, time: IntArray, skip: IntArray, clock: IntArray) -> KeyedRows:
         """Put facts in order; `row` tells where each stood."""
         order = np.lexsort((time, key))
         return cls(key[order], time[order], skip[order], clock[order], order)
@@ -54,10 +54,12 @@ class KeyedFacts:
         while at < len(windows):
             done = int(total[at - 1]) if at else 0
             end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
-            facts, owner = spread(first[at:end], count[at:end])
+            keyed_rows, owner = spread(first[at:end], count[at:end])
             owner = owner + at
-            seen = (self.clock[facts] <= clocks[owner]) & (self.time[facts] + self.skip[facts] <= windows[owner])
-            yield facts[seen], owner[seen]
+            seen = (self.clock[keyed_rows] <= clocks[owner]) & (
+                self.time[keyed_rows] + self.skip[keyed_rows] <= windows[owner]
+            )
+            yield keyed_rows[seen], owner[seen]
             at = end
 
 
