@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import json
 import re
+import reprlib
 import secrets
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -141,6 +143,30 @@ def named_in(text: str) -> RewindError | None:
         return kind(parts["what"], where=parts["where"], why=parts["why"], command=parts["command"])
     except UNDECODABLE:  # Spark cut the text off: what is left of it decides nothing
         return None
+
+
+def check_function(option: str, function: object, parameters: Sequence[str]) -> None:
+    """Check a function that a user gives before anything starts: that it can be called as it will be.
+
+    Args:
+        option: Its name where it was given.
+        function: The function; a builtin that does not say what it takes is believed.
+        parameters: What it is called with, in order.
+
+    Raises:
+        ValueError: It is no function, or takes others.
+    """
+    wanted = f"must be a function of ({', '.join(parameters)})"
+    if not callable(function):
+        raise ValueError(f"{option}={reprlib.repr(function)}: {wanted}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError as error:
+        raise ValueError(f"{option}={reprlib.repr(function)}: {wanted}: {error}") from None
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from typing import Any
 import pyarrow as pa
 
 from backend.batch import ADDED_BY_SINKS, ERROR_SCHEMA, RESERVED, MicroBatch, Outcome, Proof
-from backend.boundary import user_code
+from backend.boundary import check_function, user_code
 from backend.errors import ValueInvalid
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
@@ -165,8 +165,7 @@ class ProcessOperator:
         stores: Sequence[Declaration] = (),
         fields: Sequence[str] = (),
     ) -> None:
-        if not callable(function):
-            raise TypeError(f"function must be callable, not {type(function).__name__}")
+        check_function("function", function, ("messages", "context"))
         if not isinstance(result_schema, pa.Schema):
             raise TypeError(f"result_schema must be a pyarrow.Schema, not {type(result_schema).__name__}")
         self._function = function

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import RESERVED
-from backend.boundary import user_code
+from backend.boundary import check_function, user_code
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.texts import one_line
 
@@ -82,7 +82,10 @@ class Step:
             if self.kind != "select" and not expression and not callable(value):
                 allowed = "a function" if self.kind == "map_batches" else "a pyarrow.compute expression or a function"
                 raise ValueError(f"{option}={reprlib.repr(value)}: must be {allowed} of an Arrow table")
-            if callable(value) and not expression and not _text(value) and not self.version:
+            if not callable(value) or expression:
+                continue
+            check_function(option, value, ("table",))
+            if not _text(value) and not self.version:
                 raise ValueError(f"{option}={reprlib.repr(value)}: its source text is not to be had: give version=")
 
     def describe(self) -> dict[str, Any]:

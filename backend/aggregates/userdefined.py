@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from backend.aggregates.groups import Rows, taken
 from backend.aggregates.model import Aggregate, qualified_name
-from backend.boundary import user_code
+from backend.boundary import check_function, user_code
 from backend.errors import UNDECODABLE, StateCorrupted, ValueInvalid
 
 MAX_STATE_BYTES = 1 << 20
@@ -45,11 +45,12 @@ def reducer(
             the state comes back as MessagePack gives it: tuples as lists, sets not at all.
 
     Raises:
-        ValueError: A function is not callable, or `output` is no Arrow type.
+        ValueError: A function takes other arguments, or `output` is no Arrow type.
     """
-    for option, function in (("init", init), ("add", add), ("merge", merge), ("result", result)):
-        if not callable(function) and not (option == "result" and function is None):
-            raise ValueError(f"reducer: {option}={function!r}; allowed: a callable")
+    check_function("reducer: init", init, ())
+    check_function("reducer: add", add, ("state", *fields))
+    check_function("reducer: merge", merge, ("earlier", "later"))
+    check_function("reducer: result", _same if result is None else result, ("state",))
     _check_output("reducer", output)
     functions = _Functions(init, add, merge, result if result is not None else _same)
     options: dict[str, object] = {
@@ -75,10 +76,9 @@ def over_all(*fields: str, function: Callable[[pa.Table], Any], output: pa.DataT
         output: Arrow type of the result.
 
     Raises:
-        ValueError: The function is not callable, or `output` is no Arrow type, or there is no field.
+        ValueError: The function does not take a table, or `output` is no Arrow type, or there is no field.
     """
-    if not callable(function):
-        raise ValueError(f"over_all: function={function!r}; allowed: a callable")
+    check_function("over_all: function", function, ("table",))
     if not fields:
         raise ValueError("over_all: fields=(); allowed: at least one field")
     _check_output("over_all", output)

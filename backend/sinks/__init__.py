@@ -86,7 +86,11 @@ def parquet_sink(results: str | Path, errors: str | Path) -> Sink:
 
 
 def foreach_sink(function: Consumer) -> ForeachSink:
-    """Call `function(results, errors, version)` per micro-batch, at least once; see `backend.sinks.foreach`."""
+    """Call `function(results, errors, version)` per micro-batch, at least once; see `backend.sinks.foreach`.
+
+    Raises:
+        ValueError: It is no function of these.
+    """
     from backend.sinks.foreach import ForeachSink
 
     return ForeachSink(function)

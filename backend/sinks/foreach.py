@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from backend.boundary import user_code
+from backend.boundary import check_function, user_code
 from backend.sinks.outbox import OutboxSink, Written
 from backend.sinks.record import check_whole
 from backend.sinks.sealing import Sealing
@@ -48,6 +48,7 @@ BatchFunction = Callable[["DataFrame", "DataFrame", int], None]
 """(results, errors, version) -> None."""
 FORMAT = 1
 GIVEN = "given.json"
+_GIVEN = (RESULTS, ERRORS, "version")
 
 
 class ForeachSink(Sealing):
@@ -59,6 +60,7 @@ class ForeachSink(Sealing):
     """
 
     def __init__(self, function: Consumer) -> None:
+        check_function("function", function, _GIVEN)
         self._function = function
 
     def open(self, query: str) -> None:
@@ -113,8 +115,7 @@ class BatchSink(OutboxSink):
     """
 
     def __init__(self, function: BatchFunction, accept_published: int | None = None) -> None:
-        if not callable(function):
-            raise ValueError(f"function={function!r}: must be callable")
+        check_function("function", function, _GIVEN)
         super().__init__(accept_published)
         self._function = function
         self._session: SparkSession | None = None

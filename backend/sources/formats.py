@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.boundary import crossing, user_code
+from backend.boundary import check_function, crossing, user_code
 from backend.sources.avro import AvroDecoder, fields_of
 from backend.sources.json_columns import JsonColumns
 
@@ -62,6 +62,8 @@ class ValueFormat:
                 raise ValueError(f"value={self.schema!r}: with format='raw' the only field is {RAW_SCHEMA!r}")
         elif not isinstance(self.schema, str) or not self.schema.strip():
             raise ValueError(f"value={self.schema!r}: format={self.name!r} needs the fields as DDL, 'name type, ...'")
+        if self.function is not None:
+            check_function("format", self.function, ("values",))
         if (self.function is not None) != (self.name == "function"):
             raise ValueError(f"format={self.name!r}: a function must be given with format='function', and only then")
 

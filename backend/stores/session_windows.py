@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME, TIME
+from backend.boundary import check_function
 from backend.stores.durations import Duration, milliseconds
 from backend.stores.named import event_time
 from backend.stores.session_store import MIN_SEGMENT_INTERVAL_MS, SessionKey, SessionOptions, SessionStore
@@ -250,11 +251,12 @@ def aggregate(
         value_type: Type of the aggregate in the store, as in `values.ValueCodec`.
 
     Raises:
-        TypeError: The windows are no `SessionWindows`, or a function cannot be called.
+        TypeError: The windows are no `SessionWindows`.
+        ValueError: A function takes other arguments.
     """
-    for option, function in (("initializer", initializer), ("aggregator", aggregator), ("merger", session_merger)):
-        if not callable(function):
-            raise TypeError(f"{option} must be a function, not {type(function).__name__}")
+    check_function("initializer", initializer, ())
+    check_function("aggregator", aggregator, ("key", "value", "aggregate"))
+    check_function("session_merger", session_merger, ("key", "first", "second"))
     if not isinstance(windows, SessionWindows):
         raise TypeError(f"windows must be SessionWindows.inactivity_gap(...), not {type(windows).__name__}")
     store = SessionOptions(store_name, windows.retention_ms, num_segments, min_segment_interval, value_type)
@@ -270,8 +272,7 @@ def reduce(reducer: Reducer, windows: SessionWindows, store_name: str, *, value_
         store_name: Name of the store.
         value_type: Type of the values in the store.
     """
-    if not callable(reducer):
-        raise TypeError(f"reducer must be a function, not {type(reducer).__name__}")
+    check_function("reducer", reducer, ("first", "second"))
 
     def either(first: Any, second: Any) -> Any:
         if first is None or second is None:

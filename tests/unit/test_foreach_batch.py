@@ -145,7 +145,7 @@ def test_what_was_given_last_must_be_readable(home: Home, tmp_path: Path) -> Non
 
 
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="function=3: must be callable"):
+    with pytest.raises(ValueError, match="function=3: must be a function of"):
         foreach_batch(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="accept_published='1'"):
         foreach_batch(print, accept_published="1")  # type: ignore[arg-type]

@@ -253,7 +253,7 @@ def test_results_may_be_a_batch_or_nothing() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: ProcessOperator(5, RESULT), TypeError, "function must be callable"),  # type: ignore[arg-type]
+        (lambda: ProcessOperator(5, RESULT), ValueError, "function=5: must be a function of"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, {"n": "int"}), TypeError, "result_schema"),
         (lambda: ProcessOperator(print, RESULT, stores=["totals"]), TypeError, "declarations"),  # type: ignore[list-item]
         (lambda: ProcessOperator(print, RESULT, stores=[key_value_store("a"), value_state("a")]), ValueError, "names"),

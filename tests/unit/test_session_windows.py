@@ -147,9 +147,9 @@ def test_bad_arguments_are_refused() -> None:
     windows = SessionWindows.inactivity_gap(5)
     with pytest.raises(TypeError, match="windows must be"):
         count(5, "n")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="reducer must be a function"):
+    with pytest.raises(ValueError, match="reducer=5: must be a function of"):
         reduce(5, windows, "n")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="merger must be a function"):
+    with pytest.raises(ValueError, match="session_merger=None: must be a function of"):
         aggregate(list, lambda *_: 0, None, windows, "n")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="name cannot be null"):
         count(windows, None)  # type: ignore[arg-type]
