@@ -14,6 +14,7 @@ from backend.errors import StorageFailed
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_OTHER = frozenset({errno.EISDIR, errno.ENOTDIR})
 _AGAIN = "then start the query again: it goes on after the last committed micro-batch"
 
 
@@ -23,6 +24,8 @@ def storage_failed(error: OSError, where: str) -> StorageFailed:
         what, command = "there is no room to write", f"make room there (df -h, df -i, quota -s), {_AGAIN}"
     elif error.errno in _FORBIDDEN:
         what, command = "a filesystem does not let this process write", f"see who owns what is there (ls -ld), {_AGAIN}"
+    elif error.errno in _OTHER:
+        what, command = "a file lies where a directory must be, or the reverse", f"move it away (ls -ld), {_AGAIN}"
     else:
         what, command = "a disk or filesystem failed", f"check it (dmesg, mount), {_AGAIN}"
     return StorageFailed(what, where=where, why=str(error), command=command)
@@ -37,7 +40,7 @@ def storage(where: str) -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
+    except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
         raise storage_failed(error, where) from error
