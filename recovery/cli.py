@@ -22,14 +22,15 @@ from rich.console import Console
 from rich.text import Text
 
 from backend.errors import RewindError
-from recovery.drill.scenarios import CATALOGUE
+from backend.store.storage import storage_failed
+from recovery.drill.scenarios import CATALOGUE, DAYS
 from recovery.failures import read
 from recovery.inspect import report
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.inspect.screen import plain, tracked
 
 _HELP = "\n\n".join(" ".join(part.split()) for part in (__doc__ or "").split("\n\n"))
-app = typer.Typer(no_args_is_help=True, help=_HELP, rich_markup_mode="rich")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 TABLES_HELP = "windows, aggregates, messages, rows; of a join left, right; or a store"
 Location = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Spark's checkpoint location: path or URI")]
@@ -65,6 +66,23 @@ def _tables(context: typer.Context, incomplete: str) -> list[str]:
 
 def _scenarios(incomplete: str) -> list[str]:
     return [one.name for one in CATALOGUE if one.name.startswith(incomplete)]
+
+
+def _print_release(asked: bool) -> None:
+    if asked:
+        from backend.spark.start import release
+
+        print(release())
+        raise typer.Exit
+
+
+@app.callback(help=_HELP)
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the release", callback=_print_release, is_eager=True)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def main() -> None:
@@ -183,6 +201,8 @@ def show(
         raise ValueError("--format=parquet: not on a terminal; redirect it to a file, or use --format table, json, csv")
     wanted = Wanted(table, report.milliseconds(start), report.milliseconds(end), key, version)
     opened = Checkpoint(checkpoint, local_dir)
+    if unknown := sorted(set(shard or ()) - set(opened.shards)):
+        raise ValueError(f"--shard={unknown[0]}: allowed are 0 to {len(opened.shards) - 1}")
     parts: list[Any] = []
     left = limit + 1
     for found in all_shards(opened, wanted, tracked(shard or opened.shards, "shards")):
@@ -214,14 +234,17 @@ def export(
     written: list[dict[str, Any]] = []
     for shard in tracked(opened.shards, "shards"):
         [found] = all_shards(opened, Wanted(table, version=version), [shard])
-        out.mkdir(parents=True, exist_ok=True)
         path = out / f"shard={shard:05d}.parquet"
-        pq.write_table(found, path)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            pq.write_table(found, path)
+        except OSError as error:
+            raise storage_failed(error, str(out)) from error
         written.append({"path": str(path), "rows": found.num_rows})
     if as_json:
         report.print_json(written)
     else:
-        report.show_rows(Console(), written, more=False)
+        report.show_rows(Console(), written)
 
 
 @app.command()
@@ -242,6 +265,7 @@ def restore(
     from recovery.listener import LoggingListener
 
     find_job(job)  # before Spark is started for it
+    Checkpoint(checkpoint, local_dir)  # and before anything is made beside what is none
     with (
         nullcontext() if dry_run else leased(checkpoint, "rewind restore"),
         _opened(checkpoint, local_dir, True, master, before=None if dry_run else settle_in) as (opened, session),
@@ -253,7 +277,7 @@ def restore(
     if as_json:
         report.print_json({"dry_run": dry_run, "shards": plans, "restored": None if dry_run else count})
     else:
-        report.show_rows(Console(), plans, more=False)
+        report.show_rows(Console(), plans)
         print("nothing was touched" if dry_run else f"{count} shards restored")
 
 
@@ -281,8 +305,11 @@ def reset(
     if not as_json:
         report.show_reset(Console(), data)
     if not dry_run:
-        if not yes and (as_json or not typer.confirm("delete this?")):
-            raise ValueError("nothing was touched: give --yes, or --dry-run")
+        if not yes and as_json:
+            raise ValueError("--json: nobody is asked; nothing was touched: give --yes, or --dry-run")
+        if not yes and not typer.confirm("delete this?"):
+            print("nothing was touched")
+            raise typer.Exit(1)
         carry_out(plan)
     if as_json:
         report.print_json(data)
@@ -307,7 +334,7 @@ def outputs(
     if as_json:
         report.print_json({"outputs": found, "new": new})
     else:
-        report.show_rows(Console(), [found or {}], more=False)
+        report.show_rows(Console(), [found or {}])
         if new:
             print("the next start may write to other outputs")
 
@@ -320,17 +347,20 @@ def drill(
     ] = None,
     job: Annotated[str | None, typer.Option("--job", help="module:function; the drill's own job unless given")] = None,
     seed: Annotated[int, typer.Option("--seed", help="chooses where and what is broken")] = 0,
-    days: Annotated[int | None, typer.Option("--days", help="days of departures for the drill's own job")] = None,
+    days: Annotated[int, typer.Option("--days", help="days of departures for the drill's own job", min=1)] = DAYS,
     out: Annotated[Path, typer.Option("--out", help="directory of the drill's own; emptied first")] = Path("drill-out"),
     list_only: Annotated[bool, typer.Option("--list", help="only list the scenarios")] = False,
     as_json: Json = False,
 ) -> None:
     """Break a job on purpose, restore it, and prove that it came back exactly; exit 0 only if every scenario passes."""
-    from recovery.drill.drill import DEFAULT_DAYS, Drill
+    from recovery.drill.drill import Drill
     from recovery.drill.report import drill_json, show_drill, write_html
     from recovery.drill.scenarios import choose, in_order
+    from recovery.inspect.user_job import find_job
 
     chosen = choose(scenarios or [])
+    if job is not None:
+        find_job(job)  # before Spark is started for it
     console = Console(stderr=as_json)
     if list_only:
         listed = [{"name": one.name, "text": one.text, "must_end_in": one.error or None} for one in chosen]
@@ -344,7 +374,7 @@ def drill(
     def tell(text: str) -> None:
         console.print(plain(text), soft_wrap=True)
 
-    with Drill(out, job=job, seed=seed, days=days or DEFAULT_DAYS, tell=tell) as drills:
+    with Drill(out, job=job, seed=seed, days=days, tell=tell) as drills:
         tell("control: the job undisturbed")
         drills.control()
         verdicts = []
@@ -385,6 +415,7 @@ def _opened(
     if not ask:
         yield Checkpoint(location, local_dir), None
         return
+    Checkpoint(location, local_dir)  # what is none is refused before Spark is started for it
     from recovery.commit.pointer import state_of
     from recovery.inspect.user_job import session
     from recovery.restore.replay import read_pointers

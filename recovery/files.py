@@ -89,10 +89,12 @@ def open_files(uri: str | os.PathLike[str]) -> Files:
         uri: `/path`, `file:/path`, `file:///path`, `s3a://bucket/path`, `memory://path`, ...
 
     Raises:
-        ValueError: The URI's protocol is not known or its package is not installed, there is a password in it, or a
-            file stands where the directory, or one above it, would be.
+        ValueError: It is empty, the URI's protocol is not known or its package is not installed, there is a password in
+            it, or a file stands where the directory, or one above it, would be.
     """
     text = os.fspath(uri)
+    if not text:  # a variable that is not set: never the current directory
+        raise ValueError("location '': must be a path or URI")
     check_location(text)
     if text.startswith("file:"):
         text = "/" + text[len("file:") :].lstrip("/")

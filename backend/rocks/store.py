@@ -71,7 +71,9 @@ class RocksStore:
         path, options = Path(path), options or RocksOptions()
         fresh = not (path / "CURRENT").exists()
         if fresh and (read_only or not create):
-            raise StateUnavailable("there is no store here", where=str(path), command="rewind restore <checkpoint>")
+            raise StateUnavailable(
+                "there is no store here", where=str(path), command="rewind restore <checkpoint> <module:function>"
+            )
         if fresh and path.exists() and any(file.suffix in (".sst", ".log") for file in path.iterdir()):
             # RocksDB would make a new, empty database over the files of the old one
             raise StateCorrupted("the database's CURRENT file is missing", where=str(path), command=VERIFY)

@@ -97,7 +97,7 @@ def check_settled(checkpoint: str) -> None:
                     "the checkpoint was copied or moved, and not started since",
                     where=checkpoint,
                     why=f"Spark's metadata names {path}, which is gone",
-                    command=f"rewind restore {checkpoint}, or start the job: both mend it",
+                    command=f"rewind restore {checkpoint} <module:function>, or start the job: both mend it",
                 )
 
 

@@ -22,12 +22,11 @@ from recovery.commit.pointer import Commit
 from recovery.drill.job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, HOSTS, LOCAL, OFFSETS, RESULTS
 from recovery.drill.process import BEFORE, Runner, snapshot, strike, strike_host, strike_restore
 from recovery.drill.run import Run, unmoved, wrongly_restored
-from recovery.drill.scenarios import Scenario
+from recovery.drill.scenarios import DAYS, Scenario
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.inspect.compare import Difference, Output, compare, read_output
 from recovery.killpoints import order, taken
 
-DEFAULT_DAYS = 3
 MICRO_BATCHES = 6
 """How many the drill's own job is cut into."""
 MASTER, HOSTS_MASTER = "local[2,4]", "local-cluster[2,1,1024]"
@@ -78,7 +77,7 @@ class Drill:
         *,
         job: str | None = None,
         seed: int = 0,
-        days: int = DEFAULT_DAYS,
+        days: int = DAYS,
         env: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:

@@ -66,6 +66,9 @@ def _both(*damages: Damage) -> Damage:
     return damage
 
 
+DAYS = 3
+"""Of departures in 2013: the drill's own job, unless told."""
+
 CATALOGUE = (
     Scenario("kill-driver", "SIGKILL of the driver with its JVM and workers, inside a micro-batch", "inside"),
     Scenario(

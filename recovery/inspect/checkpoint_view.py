@@ -108,13 +108,16 @@ class Checkpoint:
 
     Raises:
         StateUnavailable: There is no manifest: not a checkpoint of Rewind.
+        ValueError: A place is none.
     """
 
     def __init__(
         self, location: str, local_dir: Path | None = None, pointers: Mapping[int, Commit] | None = None
     ) -> None:
-        self.location = location.rstrip("/")
+        self.location = location.rstrip("/") or location[:1]
         self.local_dir = local_dir or Path(tempfile.gettempdir()) / "rewind"
+        if self.local_dir.exists() and not self.local_dir.is_dir():
+            raise ValueError(f"local_dir={str(self.local_dir)!r}: is a file, must be a directory")
         self.files: Files = open_files(self.location)
         self.shown: dict[int, CommitRecord] = {}
         self._pointers = dict(pointers) if pointers is not None else None

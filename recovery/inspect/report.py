@@ -18,6 +18,7 @@ from rich.text import Text
 from backend.batch import NO_TIME
 from backend.errors import RewindError, message_of
 from backend.texts import visible
+from recovery.commit.pointer import CommitRecord
 from recovery.inspect.checkpoint_view import Checkpoint, ShardView, region_name
 from recovery.inspect.reset import Reset
 from recovery.inspect.screen import plain
@@ -235,16 +236,28 @@ def as_of_json(checkpoint: Checkpoint) -> list[dict[str, Any]]:
                 {"topic": topics.get(stream) or f"stream {stream}", "partition": number, "next_offset": at.next_offset}
                 for stream, number, at in record.positions
             ],
-            "queued": len(entries_behind(files, shard, record.commit.version)),
+            "newest": newest,
+            "queued": len(entries_behind(files, shard, newest)) if newest == record.commit.version else 0,
         }
         for shard, record in sorted(checkpoint.shown.items())
+        for newest in [_newest(checkpoint, shard, record)]
     ]
+
+
+def _newest(checkpoint: Checkpoint, shard: int, record: CommitRecord) -> int:
+    """Give the version of a shard's newest commit with a state."""
+    try:
+        commit = checkpoint.committed(shard)
+    except RewindError:  # only Spark can tell; what is shown is of this host's database
+        return record.commit.version
+    return record.commit.version if commit is None else commit.version
 
 
 def _as_of(shard: Mapping[str, Any]) -> str:
     places = [f"{at['topic']}/{at['partition']} before offset {at['next_offset']}" for at in shard["positions"]]
     shown = [*places[:_MOST_PLACES], *([f"{len(places)} source partitions"] if len(places) > _MOST_PLACES else [])]
     queued = f"; {shard['queued']} micro-batches are queued behind it" if shard["queued"] else ""
+    queued += f"; the newest is {shard['newest']}" if shard["newest"] != shard["version"] else ""
     return f"shard {shard['shard']} as of micro-batch {shard['version']}: {', '.join(shown)}{queued}"
 
 
@@ -266,9 +279,8 @@ def write_rows(parts: Sequence[pa.Table], limit: int, form: str, as_of: Sequence
     for shard in as_of:
         Console(stderr=True).print(plain(_as_of(shard)), soft_wrap=True)
     if form == "table":
-        show_rows(Console(), readable_rows(table.to_pylist()), more=more)
-        return
-    if form == "parquet":
+        show_rows(Console(), readable_rows(table.to_pylist()))
+    elif form == "parquet":
         pq.write_table(table, pa.PythonFile(sys.stdout.buffer, mode="w"))
     else:
         text = visible if sys.stdout.isatty() else str
@@ -284,7 +296,7 @@ def _flat(cell: Any) -> str:
     return json.dumps(cell, default=str) if isinstance(cell, list | dict) else str(cell)
 
 
-def show_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, more: bool) -> None:
+def show_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     """Draw rows of equal columns: as a table where that fits, one column below the other where it does not."""
     table = Table()
     for name in rows[0] if rows else ():
@@ -301,8 +313,6 @@ def show_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, more: bool
             console.print(f"row {number}", style="bold", highlight=False)
             for name, value in zip(row, line, strict=True):
                 console.print(Text.assemble("  ", plain(name, "cyan"), ": ", value), soft_wrap=True)
-    if more:
-        console.print(_MORE)
 
 
 def _shown(name: str, value: Any) -> str:

@@ -67,7 +67,7 @@ def plan_reset(
         StateUnavailable: Not a checkpoint of Rewind, and no reset of it was interrupted.
         ValueError: `outputs` where there are none to be deleted.
     """
-    location = location.rstrip("/")
+    location = location.rstrip("/") or location[:1]
     mark = half_reset.read_mark(location)
     if mark is not None:
         home = _home(local_dir, mark.query_id)

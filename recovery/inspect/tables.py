@@ -333,6 +333,8 @@ def chosen_columns(table: pa.Table, names: str | None) -> pa.Table:
     for name in chosen:
         if name not in table.column_names:
             raise ValueError(f"--columns={names!r}: no column {name!r}; allowed are {', '.join(table.column_names)}")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"--columns={names!r}: a column twice; allowed is each once")
     return table.select(chosen)
 
 

@@ -20,6 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backend.boundary import check_function, user_code
 from backend.errors import RestoreMismatch
 from backend.sources.dataframe import is_ranked
 from backend.spark.session.jvm import WORKER_TIME
@@ -101,6 +102,7 @@ def find_job(name: str) -> Callable[[SparkSession], object]:
         found: Callable[[SparkSession], object] = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"job={name!r}: {error}") from error
+    check_function(f"job={name!r}", found, ("spark",))
     return found
 
 
@@ -109,10 +111,13 @@ def load_pipeline(name: str, spark: SparkSession) -> Pipeline:
 
     Raises:
         ValueError: There is no such function, or it gives something else than a pipeline.
+        UserCodeFailed: It raised.
     """
     from backend.spark.stream import Pipeline
 
-    pipeline = find_job(name)(spark)
+    function = find_job(name)
+    with user_code(f"the function {name}"):
+        pipeline = function(spark)
     if not isinstance(pipeline, Pipeline):
         raise ValueError(f"job={name!r}: gave {type(pipeline).__name__}, must give a pipeline that is not started")
     return pipeline

@@ -48,7 +48,10 @@ class Finding:
 def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Run every check that needs neither Spark nor the job."""
     yield from _sparks_logs(checkpoint)
-    for shard in checkpoint.shards:
+    copies = {shard: checkpoint.local(shard) for shard in checkpoint.shards}
+    if not any(copies.values()):
+        yield _note("local state", str(checkpoint.local_dir), "there is none of this query: not checked (--local-dir)")
+    for shard, local in copies.items():
         commit, record = None, None
         try:
             commit = checkpoint.committed(shard)
@@ -64,9 +67,9 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
             except RewindError:
                 continue  # named by the check of the changelog
         yield from _snapshots(checkpoint, shard)
-        local = checkpoint.local(shard)
         if local is not None:
             yield from _local(local, shard, commit, record)
+            yield from _ahead(checkpoint, local, shard, commit)
 
 
 def _sparks_logs(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -147,7 +150,7 @@ def _local(local: LocalCopy, shard: int, commit: Commit | None, record: CommitRe
             yield from _index(Workspace(store, found.bounds if found is not None else {}), where)
             if found is not None:
                 for wrong in check_messages(store, found, []):
-                    yield Finding(NOTE, "local state", where, wrong, "rewind restore <checkpoint> <job>")
+                    yield Finding(NOTE, "local state", where, wrong, "rewind restore <checkpoint> <module:function>")
     except RewindError as error:
         yield _of(error, NOTE, "local state")
         return
@@ -159,6 +162,16 @@ def _local(local: LocalCopy, shard: int, commit: Commit | None, record: CommitRe
         yield _note("lineage", where, f"behind: at {_name(here)}, committed is {commit.name}")
     else:
         yield _note("lineage", where, f"not of the committed lineage: at {_name(here)}, committed is {commit.name}")
+
+
+def _ahead(checkpoint: Checkpoint, local: LocalCopy, shard: int, commit: Commit | None) -> Iterator[Finding]:
+    """Compare with what is staged here: each committed micro-batch that was staged has a record in the changelog."""
+    last, known = max(checkpoint.versions(), default=-1), -1 if commit is None else commit.version
+    beyond = [staged for staged in local.staged if known < staged.version <= last]
+    if beyond:
+        text = f"it ends at micro-batch {known}, and {beyond[-1].name}, which is committed, was staged here"
+        command = f"put its newest records back from a copy; rewind verify {checkpoint.location} --spark says which"
+        yield Finding(PROBLEM, "changelog", f"shard {shard}", text, command)
 
 
 def _index(view: Readable, where: str) -> Iterator[Finding]:
@@ -184,14 +197,17 @@ def _index(view: Readable, where: str) -> Iterator[Finding]:
         missing += abs(places - messages) or int(balance != 0)
     if missing:
         text = f"{missing} of {indexed} index rows have no message, or a message no index row"
-        yield Finding(PROBLEM, "index", where, text, "rewind restore <checkpoint> <job>")
+        yield Finding(PROBLEM, "index", where, text, "rewind restore <checkpoint> <module:function>")
     elif indexed:
         yield Finding(SOUND, "index", where, f"{indexed} index rows have their message")
 
 
 def _of(error: RewindError, level: str, check: str) -> Finding:
     why = f": {error.why}" if error.why else ""
-    return Finding(level, check, error.where, f"[{error.code}] {error.what}{why}", error.command)
+    command = error.command if "rewind verify" not in error.command else ""  # it is what runs
+    if level == PROBLEM and not command:
+        command = "put it back from a copy of the checkpoint"
+    return Finding(level, check, error.where, f"[{error.code}] {error.what}{why}", command)
 
 
 def _note(check: str, where: str, text: str) -> Finding:

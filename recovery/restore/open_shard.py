@@ -40,7 +40,7 @@ from recovery.restore.tries import Recorder
 from recovery.snapshots.publisher import Snapshots
 from recovery.snapshots.reader import Broken
 
-RESTORE_COMMAND = "start the query again (it restores by itself), or run: rewind restore <checkpoint>"
+RESTORE_COMMAND = "start the query again (it restores by itself), or run: rewind restore <checkpoint> <module:function>"
 
 
 @dataclass(slots=True)
@@ -358,7 +358,7 @@ def _ahead(found: Ahead, where: str) -> RewindError:
         found.why,
         where=where,
         why="this task is a zombie, or Spark's checkpoint was rolled back",
-        command="rewind restore <checkpoint> (with no query running)",
+        command="rewind restore <checkpoint> <module:function> (with no query running)",
     )
 
 

@@ -153,9 +153,7 @@ def test_in_a_pipe_of_80_columns_nothing_is_broken_in_the_middle(
     assert max(map(len, text.splitlines()[2:])) <= 80
     assert "1970-01-01 00:00:05 " in text, "a batch time on one line"
     out = io.StringIO()
-    report.show_rows(
-        Console(file=out), report.restore_plans(Checkpoint(str(little.location), little.local)), more=False
-    )
+    report.show_rows(Console(file=out), report.restore_plans(Checkpoint(str(little.location), little.local)))
     assert len(little.commit(0).name) == 53
     assert f"  commit: {little.commit(0).name}\n" in out.getvalue()
     assert max(map(len, out.getvalue().splitlines())) <= 80
@@ -311,6 +309,23 @@ def test_verify_names_a_lost_record(little: Little) -> None:
     assert ["missing" in problem["what"] for problem in problems] == [True]
 
 
+def test_the_newest_records_that_are_gone_are_missed_where_they_were_staged(little: Little) -> None:
+    little.delta(0).unlink()
+    [problem] = levels(little.run("verify", code=1), "problem")
+    assert (
+        problem["what"] == f"it ends at micro-batch 2, and {little.commit(0).name}, which is committed, was staged here"
+    )
+    assert (problem["where"], "--spark" in problem["next"]) == ("shard 0", True)
+    shutil.rmtree(little.local)
+    [note] = levels(little.run("verify"), "note")
+    assert (note["where"], "not checked" in note["what"]) == (str(little.local), True)
+
+
+def test_what_is_staged_for_a_micro_batch_that_is_not_committed_is_no_problem(little: Little) -> None:
+    little.attempt(0, 4, kept=False)
+    assert levels(little.run("verify"), "problem") == []
+
+
 def test_a_damaged_orphan_is_a_note(little: Little) -> None:
     orphan = little.attempt(0, 4, kept=False).pointer
     flip(little.location / "rewind" / "changelog" / orphan.changelog)
@@ -417,7 +432,7 @@ def test_a_drill_exits_with_0_only_if_every_scenario_passes(
     monkeypatch.setattr(Drill, "control", lambda self: None)
     monkeypatch.setattr(Drill, "run", judged)
     out = tmp_path / "out"
-    command = ["drill", "kill-driver", "lose-all", "--job", "a.module:job", "--out", str(out), "--json"]
+    command = ["drill", "kill-driver", "lose-all", "--job", "recovery.drill.job:tell", "--out", str(out), "--json"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == code, done.output
     told = json.loads(done.stdout)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from backend.spark.start import release
 from recovery.cli import app
 from tests.support.windows import QUERY, make_windows
 
@@ -50,7 +51,7 @@ def test_show_windows(home: Path) -> None:
     data = run(home, "show", "windows")
     assert data["more"] is False
     place = {"topic": "orders", "partition": 0, "next_offset": 5}  # five messages, at offsets 0 to 4
-    assert data["as_of"] == [{"shard": 0, "version": 1, "positions": [place], "queued": 0}]
+    assert data["as_of"] == [{"shard": 0, "version": 1, "positions": [place], "newest": 1, "queued": 0}]
     assert [(row["start"], row["end"], row["messages"], row["group_keys"], row["offsets"]) for row in data["rows"]] == [
         ("1970-01-01T00:00:00.000Z", "1970-01-01T00:00:10.000Z", 2, 2, "0/0:0-1"),
         ("1970-01-01T00:00:10.000Z", "1970-01-01T00:00:20.000Z", 1, 1, "0/0:2-2"),
@@ -89,9 +90,10 @@ def test_show_says_when_there_is_more(home: Path) -> None:
     assert len(data["rows"]) == 2
     assert data["more"] is True
     told = CliRunner().invoke(app, ["show", str(home / "checkpoint"), "windows", "--limit", "2"])
-    assert told.stderr == "shard 0 as of micro-batch 1: orders/0 before offset 5\n"
-    text = told.stdout
-    assert "there are more rows" in text
+    said, more = told.stderr.split("\n", 1)
+    assert said == "shard 0 as of micro-batch 1: orders/0 before offset 5"
+    assert "there are more rows" in more
+    assert "there are more rows" not in told.stdout
 
 
 def test_show_refuses_what_there_is_not(home: Path, tmp_path: Path) -> None:
@@ -171,3 +173,78 @@ def test_a_job_that_is_not_there_is_said_before_spark_is_started(
     result = CliRunner().invoke(app, [words[0], str(home / "checkpoint"), *words[1:]])
     assert result.exit_code == 2
     assert "nowhere:job" in result.output
+
+
+@pytest.mark.parametrize("job", ["nowhere:job", "os:getcwd", "os:sep", "json"])
+def test_a_drill_of_no_job_is_refused_before_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    monkeypatch.setattr("recovery.drill.drill.Drill.__enter__", lambda *_: pytest.fail("it began"))
+    result = CliRunner().invoke(app, ["drill", "--job", job, "--out", str(tmp_path / "out")])
+    assert (result.exit_code, job in result.stderr) == (2, True), result.output
+
+
+@pytest.mark.parametrize("days", ["0", "-1"])
+def test_a_drill_has_a_day_at_least(days: str) -> None:
+    result = CliRunner().invoke(app, ["drill", "--days", days, "--list"])
+    assert (result.exit_code, "--days" in result.stderr) == (2, True), result.output
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "show", "export", "restore", "reset", "outputs"])
+@pytest.mark.parametrize("place", ["", "/"])
+def test_an_empty_place_is_not_the_current_directory(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, place: str
+) -> None:
+    monkeypatch.chdir(home / "checkpoint")
+    more = {"export": [str(tmp_path / "out")], "restore": ["json:loads"], "reset": ["--yes"]}.get(command, [])
+    result = CliRunner().invoke(app, [command, place, *more])
+    assert result.exit_code == (1 if place else 2), result.output
+    said = "this is not a checkpoint of Rewind; where: /; " if place else "location '': must be a path or URI"
+    assert said in result.stderr
+    assert (home / "checkpoint" / "rewind" / "manifest.json").exists()
+
+
+def test_a_restore_of_what_is_no_checkpoint_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recovery.inspect.user_job.session", lambda *_: pytest.fail("Spark was started"))
+    result = CliRunner().invoke(app, ["restore", str(tmp_path / "none"), "json:loads"])
+    assert (result.exit_code, "StateUnavailable" in result.stderr) == (1, True), result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_no_local_dir(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for command in ("inspect", "verify", "show", "reset"):
+        words = [command, str(home / "checkpoint"), "--local-dir", str(tmp_path / "file")]
+        result = CliRunner().invoke(app, words)
+        assert (result.exit_code, "local_dir=" in result.stderr) == (2, True), result.output
+
+
+def test_no_is_an_answer(home: Path) -> None:
+    words = ["reset", str(home / "checkpoint"), "--local-dir", str(home / "local")]
+    result = CliRunner().invoke(app, words, input="n\n")
+    assert (result.exit_code, "nothing was touched" in result.stdout) == (1, True), result.output
+    assert CliRunner().invoke(app, [*words, "--json"]).exit_code == 2
+    assert (home / "checkpoint" / "rewind" / "manifest.json").exists()
+
+
+def test_what_cannot_be_written_is_named(home: Path) -> None:
+    result = CliRunner().invoke(app, ["export", str(home / "checkpoint"), "/proc/none", "--table", "windows"])
+    assert (result.exit_code, "StorageFailed" in result.stderr) == (1, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--shard", "9"], "--shard=9: allowed are 0 to 0"),
+        (["--shard", "-1"], "--shard=-1: allowed are 0 to 0"),
+        (["--columns", "start,start"], "a column twice"),
+    ],
+)
+def test_show_names_the_option_that_is_wrong(home: Path, words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["show", str(home / "checkpoint"), *words])
+    assert (result.exit_code, said in result.stderr) == (2, True), result.output
+
+
+def test_the_release_is_printed() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout.strip()) == (0, release())

@@ -78,8 +78,8 @@ SCENARIO = {
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda console: report.show_rows(console, [{"key": HOSTILE, "start": HOSTILE}], more=False),
-        lambda console: report.show_rows(console, [{HOSTILE: 1}], more=True),
+        lambda console: report.show_rows(console, [{"key": HOSTILE, "start": HOSTILE}]),
+        lambda console: report.show_rows(console, [{HOSTILE: 1}]),
         lambda console: report.show_findings(console, [Finding(PROBLEM, HOSTILE, HOSTILE, HOSTILE, HOSTILE)]),
         lambda console: report.show_checkpoint(console, {**CHECKPOINT, "shards": [SHARD]}),
         lambda console: report.show_reset(
