@@ -187,7 +187,7 @@ def show(
     start: Annotated[datetime | None, typer.Option("--from", help="event time, inclusive, UTC; or expiration")] = None,
     end: Annotated[datetime | None, typer.Option("--to", help="event time, exclusive, UTC")] = None,
     key: Annotated[str | None, typer.Option("--key", help="text that the key contains")] = None,
-    version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch")] = None,
+    version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch", min=0)] = None,
     limit: Annotated[int, typer.Option("--limit", help="rows at most", min=1)] = 100,
     columns: Annotated[str | None, typer.Option("--columns", help="names, with commas; all unless given")] = None,
     form: Annotated[Format, typer.Option("--format", help="csv and parquet go to standard output")] = Format.TABLE,
@@ -219,7 +219,7 @@ def export(
     checkpoint: Location,
     out: Annotated[Path, typer.Argument(help="new directory for Parquet files, one per shard")],
     table: Annotated[str, typer.Option("--table", help=TABLES_HELP)] = "rows",
-    version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch")] = None,
+    version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch", min=0)] = None,
     local_dir: LocalDir = None,
     as_json: Json = False,
 ) -> None:
@@ -231,6 +231,8 @@ def export(
     if out.exists():
         raise ValueError(f"out={str(out)!r}: exists already; give a new directory")
     opened = Checkpoint(checkpoint, local_dir)
+    if Path(opened.location).absolute() in out.absolute().parents:
+        raise ValueError(f"out={str(out)!r}: lies in the checkpoint; give a directory outside of it")
     written: list[dict[str, Any]] = []
     for shard in tracked(opened.shards, "shards"):
         [found] = all_shards(opened, Wanted(table, version=version), [shard])
@@ -334,9 +336,9 @@ def outputs(
     if as_json:
         report.print_json({"outputs": found, "new": new})
     else:
-        report.show_rows(Console(), [found or {}])
-        if new:
-            print("the next start may write to other outputs")
+        report.show_rows(Console(), [found] if found else [])
+        if new or not found:
+            print("the next start decides what it writes to")
 
 
 @app.command()

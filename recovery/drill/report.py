@@ -154,7 +154,7 @@ def _section(one: dict[str, Any], control: list[dict[str, Any]]) -> str:
     events = "".join(
         f"<li>{at:.1f} s: {_text(_said(event))}</li>"
         for at, event in _timed(one["events"])
-        if event["event"] not in ("progress", "begun")
+        if event["event"] != "progress"
     )
     return (
         f'<section><h2>{_text(one["name"])} <small class="{"ok" if one["passed"] else "bad"}">'

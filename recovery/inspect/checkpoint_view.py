@@ -216,11 +216,18 @@ class Checkpoint:
 
     def view(self, shard: int) -> ShardView:
         """Look at a shard; what cannot be read is a `problem`, not an exception."""
-        history, problem = None, None
+        history: History | None = None
+        problem: RewindError | None = None
         try:
             commit = self.committed(shard)
             if commit is not None:
                 history = self.changelog.read(shard, commit)
+            elif not self.versions() and any(entry.commit.version for entry in self.changelog.entries(shard)):
+                problem = StateUnavailable(
+                    "Spark's log of commits names no micro-batch, and the changelog has some",
+                    where=f"{self.location}/commits, shard {shard}",
+                    command=f"put it back from a copy of the checkpoint; rewind verify {self.location}",
+                )
         except RewindError as error:
             problem = error
         snapshots = [snapshot for snapshot in self._snapshots(shard) if snapshot is not None]

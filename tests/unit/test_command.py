@@ -309,6 +309,13 @@ def test_verify_names_a_lost_record(little: Little) -> None:
     assert ["missing" in problem["what"] for problem in problems] == [True]
 
 
+def test_inspect_says_that_sparks_commits_are_gone(little: Little) -> None:
+    shutil.rmtree(little.location / "commits")
+    for shard in little.run("inspect", code=1)["shards"]:
+        assert "names no micro-batch" in shard["problem"]["what"]
+        assert "put it back" in shard["problem"]["next"]
+
+
 def test_the_newest_records_that_are_gone_are_missed_where_they_were_staged(little: Little) -> None:
     little.delta(0).unlink()
     [problem] = levels(little.run("verify", code=1), "problem")

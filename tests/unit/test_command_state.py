@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from backend.errors import HistoryLost
 from backend.spark.start import release
 from recovery.cli import app
+from recovery.inspect.checkpoint_view import Checkpoint
 from tests.support.windows import QUERY, make_windows
 
 
@@ -120,9 +122,10 @@ def test_export_writes_parquet(home: Path, tmp_path: Path) -> None:
 def test_an_older_version_can_be_shown(home: Path) -> None:
     rows = run(home, "show", "windows", "--version", "0")["rows"]
     assert [row["messages"] for row in rows] == [2, 1]
-    error = run(home, "show", "windows", "--version", "-1", code=1)["error"]
-    assert error["code"] == "HistoryLost"
-    assert "0, 1" in error["why"]
+    assert run(home, "show", "windows", "--version", "-1", code=2) is None
+    with pytest.raises(HistoryLost) as caught:
+        Checkpoint(str(home / "checkpoint"), home / "local").committed(0, -1)
+    assert "0, 1" in caught.value.why
     assert run(home, "show", "messages", "--version", "0", code=2) is None
 
 
@@ -230,6 +233,9 @@ def test_no_is_an_answer(home: Path) -> None:
 def test_what_cannot_be_written_is_named(home: Path) -> None:
     result = CliRunner().invoke(app, ["export", str(home / "checkpoint"), "/proc/none", "--table", "windows"])
     assert (result.exit_code, "StorageFailed" in result.stderr) == (1, True), result.output
+    out = home / "checkpoint" / "out"
+    result = CliRunner().invoke(app, ["export", str(home / "checkpoint"), str(out), "--table", "windows"])
+    assert (result.exit_code, "lies in the checkpoint" in result.stderr, out.exists()) == (2, True, False)
 
 
 @pytest.mark.parametrize(
