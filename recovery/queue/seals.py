@@ -78,15 +78,16 @@ def read_seal(checkpoint: str, version: int) -> dict[int, Decision]:
         ) from error
 
 
-def prune_seals(checkpoint: str, oldest: int, planned: int) -> None:
+def prune_seals(checkpoint: str, oldest: int, planned: int | None = None) -> None:
     """Delete seals that bind nothing any more.
 
     Args:
         checkpoint: Spark's checkpoint location.
         oldest: Seals of older versions go: Spark cannot run them again.
-        planned: Seals of newer versions go: they were taken back, and will be other micro-batches.
+        planned: At a start, seals of newer versions go, too: they were taken back, and will be other micro-batches.
+            Beside a running query none is too new.
     """
-    gone = [one for one in _seals(checkpoint) if not oldest <= one[0] <= planned]
+    gone = [one for one in _seals(checkpoint) if one[0] < oldest or (planned is not None and one[0] > planned)]
     open_files(checkpoint).delete(f"{DIRECTORY}/{version}-{incarnation}.json" for version, incarnation in gone)
 
 

@@ -113,7 +113,7 @@ class Housekeeping:
                 deleted += self._snapshots.prune(shard, keep)
                 if self._checkpoint is not None:
                     deleted += prune_entries(queue_files(self._checkpoint), shard, keep[0])
-                    prune_seals(self._checkpoint, oldest, committed + 1)
+                    prune_seals(self._checkpoint, oldest)
             except Exception as error:  # filesystems raise kinds of their own
                 log.warning(
                     "pruning shard %d failed, it is tried again after %d commits: %s", shard, self._every, error

@@ -13,6 +13,7 @@ from backend.store.protocol import Changes
 from recovery.changelog import open_changelog
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import Commit, CommitRecord
+from recovery.queue.seals import Decision, read_seal, write_seal
 from recovery.snapshots.publisher import Snapshots
 from recovery.supervise.housekeeping import Housekeeping
 
@@ -45,6 +46,20 @@ def test_it_prunes_behind_the_versions_that_spark_keeps(tmp_path):
     for commit in made[29:]:
         assert changelog.read(0, commit).values.to_pylist() == [str(commit.version).encode()]
     assert min(entry.commit.version for entry in changelog.entries(0)) == 20
+
+
+def test_seals_that_spark_may_ask_for_stay_however_far_the_query_has_gone_meanwhile(tmp_path):
+    changelog, place = open_changelog(str(tmp_path / "log")), str(tmp_path / "checkpoint")
+    keeper = Housekeeping(
+        lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=5, checkpoint=place
+    )
+    for commit in write(changelog, range(40), base_at=20):
+        keeper.made(0, commit)
+    for version in (28, 29, 39, 40, 41, 50):  # pruning takes its time, and the query goes on
+        write_seal(place, version, 1, {3: Decision.QUEUED})
+    keeper.maintain(39)
+    left = [version for version in range(60) if read_seal(place, version)]
+    assert left == [29, 39, 40, 41, 50]
 
 
 def test_logged_messages_go_with_the_oldest_version_that_spark_keeps(tmp_path):

@@ -17,22 +17,25 @@ import pyarrow as pa
 import pytest
 
 from backend import kafka_sink
-from backend.batch import MESSAGE_FIELDS, NO_TIME, Outcome, Position
+from backend.batch import MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position
 from backend.errors import (
     CheckpointTaken,
     ControlDamaged,
     HistoryLost,
+    RewindError,
     StateAhead,
     StateCorrupted,
     StateUnavailable,
+    StorageFailed,
     StoreLocked,
+    UserCodeFailed,
 )
 from backend.rocks import RocksStore
 from backend.sinks.foreach import ForeachSink
 from backend.sinks.tables import RESULTS, Numbering, pack
 from backend.sources.spark_offsets import positions_in
 from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
-from backend.spark.queueing import queue_limit, seal
+from backend.spark.queueing import incarnation_of, queue_limit, seal
 from backend.windows.combined_rows import is_combined
 from recovery import attempt
 from recovery.attempt import run_attempt
@@ -44,7 +47,7 @@ from recovery.commit.option_sets import ByVersion
 from recovery.commit.pointer import At, Commit, Offer, Pointer, RestoringPointer, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import open_files
-from recovery.jobs import Incarnation, ShardJob
+from recovery.jobs import Incarnation, ShardJob, of_incarnation
 from recovery.queue import seals
 from recovery.queue.entries import Link, Queue, entries_behind, read_queue
 from recovery.queue.seals import Decision
@@ -216,6 +219,25 @@ def test_a_seal_is_read_back_the_newest_start_s_counts(tmp_path: Path) -> None:
         seals.read_seal(place, 7)
 
 
+def test_a_start_hands_its_tasks_the_seal_of_what_was_planned_and_not_committed(tmp_path: Path, job: ShardJob) -> None:
+    place, operators = str(tmp_path), ByVersion.always(CountingOperator())
+    for log, count in (("offsets", 8), ("commits", 7)):
+        (tmp_path / log).mkdir()
+        for version in range(count):
+            (tmp_path / log / str(version)).write_text("v1")
+    for version, decision in ((7, Decision.QUEUED), (9, Decision.ADOPTED)):
+        seals.write_seal(place, version, 1, {0: decision})
+    started = incarnation_of(place, operators, True)
+    assert (started.planned, dict(started.sealed)) == (7, {0: Decision.QUEUED})
+    assert seals.read_seal(place, 9) == {}, "it was taken back: what comes will be another micro-batch"
+    queue = of_incarnation(lambda *_: job, started, "q", 0, 7).queue
+    assert queue is not None
+    assert (queue.planned, dict(queue.sealed)) == (7, {0: Decision.QUEUED})
+    (tmp_path / "commits" / "7").write_text("v1")
+    later = incarnation_of(place, operators, True)
+    assert (later.planned, dict(later.sealed), later.number) == (-1, {}, started.number + 1)
+
+
 def test_seals_of_micro_batches_that_were_taken_back_go(tmp_path: Path) -> None:
     for version in (3, 4, 9):
         seals.write_seal(str(tmp_path), version, 1, {0: Decision.QUEUED})
@@ -281,11 +303,74 @@ def test_only_missing_and_corrupt_states_queue(job: ShardJob, monkeypatch: pytes
     with directory(job).lock(), pytest.raises(StoreLocked):
         run_attempt(job, second, 2, given([2]))
 
+    def full(*_: object) -> Outcome:
+        raise StorageFailed("there is no room to write")
+
+    monkeypatch.setattr(CountingOperator, "process", full)
+    with pytest.raises(StorageFailed):  # every shard would queue, on a disk that is full
+        run_attempt(job, second, 2, given([2]))
+
     def corrupt(*_: object) -> Outcome:
         raise StateCorrupted("a block does not match its checksum")
 
     monkeypatch.setattr(CountingOperator, "process", corrupt)
     assert run_attempt(job, second, 2, given([2])).ran == []
+
+
+@pytest.mark.parametrize("error", [StorageFailed, UserCodeFailed, StoreLocked])
+def test_an_adoption_that_fails_otherwise_is_not_hidden_by_queueing_on(
+    job: ShardJob, monkeypatch: pytest.MonkeyPatch, error: type[RewindError]
+) -> None:
+    first, third = queued_twice(job)
+    restore(job, first, [0, 1])
+
+    def failing(*_: object) -> Outcome:
+        raise error("it fails")
+
+    monkeypatch.setattr(CountingOperator, "process", failing)
+    with pytest.raises(error):
+        run_attempt(job, third, 3, given([5], 4_000, adopt=first.commit.name))
+
+
+def test_a_copy_that_turns_out_corrupt_in_its_adoption_queues_on(
+    job: ShardJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, third = queued_twice(job)
+    restore(job, first, [0, 1])
+
+    def corrupt(*_: object) -> Outcome:
+        raise StateCorrupted("a block does not match its checksum")
+
+    monkeypatch.setattr(CountingOperator, "process", corrupt)
+    done = run_attempt(job, third, 3, given([5], 4_000, adopt=first.commit.name))
+    assert (done.ran, done.metrics["decision"]) == ([], "queued")
+
+
+def test_what_any_queued_micro_batch_refused_is_in_the_record_of_its_adoption(
+    job: ShardJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, third = queued_twice(job)  # 2, then 3 and 4
+    restore(job, first, [0, 1])
+    process = CountingOperator.process
+
+    def refusing(self: CountingOperator, batch: MicroBatch, work: Any) -> Outcome:
+        made = process(self, batch, work)
+        offsets = batch.messages["_offset"].to_pylist()
+        return replace(made, rejected=[(0, 0, offset) for offset in offsets if offset in (2, 5)])
+
+    monkeypatch.setattr(CountingOperator, "process", refusing)
+    done = run_attempt(job, third, 3, given([5], 4_000, adopt=first.commit.name))
+    assert job.changelog.read(0, done.pointer.commit).record.rejected == [(0, 0, 2), (0, 0, 5)]
+
+
+def test_what_was_too_far_ahead_in_any_queued_micro_batch_is_in_the_record_of_its_adoption(job: ShardJob) -> None:
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    take_disk(job)
+    second = run_attempt(job, first, 1, given([3], 2_000, in_future=[(0, 0, 2)])).pointer
+    third = run_attempt(job, second, 2, given([5], 3_000, in_future=[(0, 0, 4)])).pointer
+    restore(job, first, [0, 1])
+    done = run_attempt(job, third, 3, given([6], 4_000, adopt=first.commit.name))
+    assert job.changelog.read(0, done.pointer.commit).record.rejected == [(0, 0, 2), (0, 0, 4)]
 
 
 def test_without_the_option_nothing_begins_to_queue(job: ShardJob) -> None:
@@ -631,6 +716,11 @@ def test_a_task_queues_where_packages_are_too_much_to_fetch_and_an_adoption_take
     take_disk(job)
     done = run_attempt(replace(job, queue=None), first, 1, given([2], 2_000))
     assert counts(done) == [(1, 3)]  # where nothing queues all is fetched
+    assert job.queue is not None
+    may_not = [replace(job, queue=replace(job.queue, begins=False)), sealed(job, 1, None)]
+    for one in may_not:  # nor may it queue: the option is off, or the micro-batch may be out
+        take_disk(job)
+        assert counts(run_attempt(one, first, 1, given([2], 2_000))) == [(1, 3)]
 
 
 def test_just_as_much_as_a_task_may_fetch_is_fetched(job: ShardJob, monkeypatch: pytest.MonkeyPatch) -> None:
