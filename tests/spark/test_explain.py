@@ -51,7 +51,7 @@ def test_what_it_says_of_others(spark: Any, orders: Any, capsys: pytest.CaptureF
     assert joined["state"] == "the messages of both sides: left 1 hour, right 2 hours"
     assert joined["restore"] == "the changelog, and the messages in retention from left, right"
     schema = pa.schema([pa.field("shop", pa.string())])
-    sales.process(lambda batch: batch, stores=[value_state("seen")], result=schema).explain(spark)
+    sales.process(lambda messages, context: messages, stores=[value_state("seen")], result=schema).explain(spark)
     assert said(capsys)["state"] == "its stores: seen"
 
 
