@@ -159,7 +159,9 @@ def test_a_running_query_keeps_its_checkpoint_to_itself(
     with monkeypatch.context() as patched:
         patched.setattr("backend.spark.start.observed", uploads_first)
         ended(start(spark, tmp_path, **places))
-    assert launched == [False, False]
+    # the second start, or one more where Spark's own late upload came between, finds the place swept
+    assert len(launched) >= 2
+    assert not any(launched)
     assert rows(tmp_path, "moved") == [("full", 0, 0, 2), ("drain", 0, 60, 2)]
     shutil.copytree(tmp_path / "state-of-0", late, dirs_exist_ok=True)
     write(tmp_path / "archive", [90], first=4)
