@@ -55,17 +55,19 @@ class Format(StrEnum):
 
 def _tables(context: typer.Context, incomplete: str) -> list[str]:
     """Give the tables of the checkpoint that is on the line so far, for the shell to complete."""
-    from recovery.inspect.tables import tables_of
+    from recovery.inspect.tables import TABLES, tables_of
 
+    location = context.params.get("checkpoint")  # of an option's value click knows no arguments
     try:
-        names = tables_of(Checkpoint(context.params["checkpoint"]))
-    except (RewindError, ValueError, KeyError):  # a line that is not finished yet: nothing to offer
+        names = tables_of(Checkpoint(location)) if location else list(TABLES)
+    except (RewindError, ValueError):  # a line that is not finished yet: nothing to offer
         return []
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _scenarios(incomplete: str) -> list[str]:
-    return [one.name for one in CATALOGUE if one.name.startswith(incomplete)]
+def _scenarios(context: typer.Context, incomplete: str) -> list[str]:
+    given = context.params.get("scenarios") or ()
+    return [one.name for one in CATALOGUE if one.name.startswith(incomplete) and one.name not in given]
 
 
 def _print_release(asked: bool) -> None:
@@ -199,6 +201,8 @@ def show(
 
     if form is Format.PARQUET and sys.stdout.isatty():
         raise ValueError("--format=parquet: not on a terminal; redirect it to a file, or use --format table, json, csv")
+    if as_json and form not in (Format.TABLE, Format.JSON):
+        raise ValueError(f"--format={form.value}: not with --json")
     wanted = Wanted(table, report.milliseconds(start), report.milliseconds(end), key, version)
     opened = Checkpoint(checkpoint, local_dir)
     if unknown := sorted(set(shard or ()) - set(opened.shards)):
@@ -218,7 +222,7 @@ def show(
 def export(
     checkpoint: Location,
     out: Annotated[Path, typer.Argument(help="new directory for Parquet files, one per shard")],
-    table: Annotated[str, typer.Option("--table", help=TABLES_HELP)] = "rows",
+    table: Annotated[str, typer.Option("--table", help=TABLES_HELP, autocompletion=_tables)] = "rows",
     version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch", min=0)] = None,
     local_dir: LocalDir = None,
     as_json: Json = False,

@@ -188,7 +188,9 @@ def test_the_shell_completes_scenarios_and_tables(little: Little) -> None:
         "lose-shard",
         "lose-tail",
     ]
+    assert sorted(offered("rewind drill lose-all lose")) == ["lose-executor-with-snapshots", "lose-shard", "lose-tail"]
     assert offered(f"rewind show {little.location} ro") == ["rows"]
+    assert offered(f"rewind export {little.location} out --table ro") == ["rows"]
     assert offered("rewind show /nowhere ro") == []
     assert "export" in offered("rewind ex")
 

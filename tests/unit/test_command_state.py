@@ -244,6 +244,7 @@ def test_what_cannot_be_written_is_named(home: Path) -> None:
         (["--shard", "9"], "--shard=9: allowed are 0 to 0"),
         (["--shard", "-1"], "--shard=-1: allowed are 0 to 0"),
         (["--columns", "start,start"], "a column twice"),
+        (["--format", "csv", "--json"], "--format=csv: not with --json"),
     ],
 )
 def test_show_names_the_option_that_is_wrong(home: Path, words: list[str], said: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,10 +215,10 @@ def test_a_task_finds_the_terms_of_its_version() -> None:
     """The pack stage's `max_ahead` and the partitions that hold windows open go by version as the operator does."""
     spark = Checkpoint()
 
-    def start(operator: WindowOperator, partitions: list[list[int]]) -> Any:
+    def start(operator: WindowOperator, partitions: list[list[int]], queued: Sequence[int] = ()) -> Any:
         job = job_of(operator, operator.spec.max_ahead_ms)
         entries = {"operator": operator.describe(), "max_ahead_ms": job.max_ahead_ms, "partitions": partitions}
-        return terms_of(job, settle(spark.location, Manifest(2, (3, 4), entries), used=False), spark.location)
+        return terms_of(job, settle(spark.location, Manifest(2, (3, 4), entries), used=False), spark.location, queued)
 
     first = windows(retention=10, max_ahead=70)
     then = windows(retention=99, max_ahead=None)
@@ -233,3 +234,6 @@ def test_a_task_finds_the_terms_of_its_version() -> None:
     assert new.sources == {0: ((0, 0), (0, 1)), 1: ((0, 0), (0, 1))}
     open_files(spark.location).write("commits/1", [b"v1"])
     assert start(then, [[0, 0], [0, 1]]).only, "what is committed does not run again"
+    waits = start(then, [[0, 0], [0, 1]], queued=[1])
+    assert waits.at(1).operator.spec.retention_ms == 10, "but what a shard has queued does"
+    assert waits.at(2).operator.spec.retention_ms == 99

@@ -270,7 +270,25 @@ def test_a_shard_that_queues_says_nothing_and_is_woken_in_every_micro_batch(queu
     wrapper.version = 2
     [told] = said(wrapper.handleExpiredTimer((12,), Now(2_500), Now(2_500)))
     assert (told["decision"], told["queued"]) == ("queued", 2)
+    assert "commit" not in told, "it has no state: housekeeping would keep it instead of what the queue begins with"
     assert state.timers == {2_501}
+
+
+def test_a_row_that_asks_several_shards_is_each_ones(queueing):
+    """All shards of a lost host are asked in one row."""
+    wrapper, _, restored = queueing
+    list(wrapper.handleInputRows((12,), packed([2, 3], 2_000), Now(2_000)))
+    wrapper.version = 2
+    rows = control(3_000, {"1": "0" * 20 + "_" + "a" * 32, "0": restored()})
+    assert said(wrapper.handleInputRows((12,), rows, Now(3_000)))[0]["decision"] == "adopted"
+
+
+def test_a_row_adopts_wherever_the_batch_time_stands(queueing):
+    wrapper, _, restored = queueing
+    list(wrapper.handleInputRows((12,), packed([2, 3], 2_000), Now(2_000)))
+    wrapper.version = 2
+    rows = control(1_500, {"0": restored()})  # the clock went back
+    assert said(wrapper.handleInputRows((12,), rows, Now(1_500)))[0]["decision"] == "adopted"
 
 
 def test_a_source_that_goes_back_is_found_while_it_is_queued(queueing):

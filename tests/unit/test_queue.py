@@ -10,13 +10,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
 
-from backend import kafka_sink
+from backend import foreach_sink, kafka_sink, parquet_sink, sql_sink
 from backend.batch import MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position
 from backend.errors import (
     CheckpointTaken,
@@ -31,9 +31,9 @@ from backend.errors import (
     UserCodeFailed,
 )
 from backend.rocks import RocksStore
-from backend.sinks.foreach import ForeachSink
 from backend.sinks.tables import RESULTS, Numbering, pack
 from backend.sources.spark_offsets import positions_in
+from backend.spark import queueing
 from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
 from backend.spark.queueing import incarnation_of, queue_limit, seal
 from backend.windows.combined_rows import is_combined
@@ -71,6 +71,10 @@ COMMIT = Commit(4, "a" * 32)
 
 @pytest.fixture
 def job(tmp_path: Path) -> ShardJob:
+    return job_in(tmp_path)
+
+
+def job_in(tmp_path: Path) -> ShardJob:
     return ShardJob(
         query_id="q",
         shard=0,
@@ -266,29 +270,53 @@ def test_shards_queue_unless_told_or_where_they_cannot(
             assert queue_limit(SimpleNamespace(sparkContext=settings), sink, option) == limit
 
 
-def test_a_sink_seals_before_anything_is_out() -> None:
-    order = []
-    sink = ForeachSink(lambda results, errors, version: order.append(("out", version)))
-    sink.seal_by(lambda version, rows: order.append(("sealed", [row["shard"] for row in rows])))
+class Frames:
+    """What the operator's tasks give in micro-batch 7, as a DataFrame."""
 
-    class Frames:
-        def collect(self) -> list[Any]:
-            class Row:
-                def asDict(self) -> dict[str, Any]:
-                    data = pack(pa.table({"x": [1]}))
-                    return {
-                        "shard": 3,
-                        "version": 7,
-                        "queued_in": None,
-                        "results": data,
-                        "errors": None,
-                        "metrics": "{}",
-                    }
+    ROW: ClassVar[dict[str, Any]] = {
+        "shard": 3,
+        "version": 7,
+        "queued_in": None,
+        "results": pack(pa.table({"x": [1]})),
+        "errors": None,
+        "metrics": "{}",
+    }
 
-            return [Row()]
+    def __init__(self, rows: list[dict[str, Any]] | None = None) -> None:
+        self._rows = rows if rows is not None else [self.ROW]
 
-    sink.publish(Frames(), 7)  # type: ignore[arg-type]
-    assert order == [("sealed", [3]), ("out", 7)]
+    def mapInArrow(self, function: Any, schema: str) -> Frames:
+        kinds = {"shard": pa.int32(), "version": pa.int64(), "queued_in": pa.int64(), "metrics": pa.string()}
+        columns = [(name, kinds.get(name, pa.binary())) for name in self.ROW]
+        batch = pa.RecordBatch.from_pylist(self._rows, schema=pa.schema(columns))
+        return Frames([row for part in function(iter([batch])) for row in part.to_pylist()])
+
+    def collect(self) -> list[Any]:
+        return [SimpleNamespace(asDict=lambda row=row: dict(row)) for row in self._rows]
+
+
+def into_outbox(tmp_path: Path) -> Any:
+    sink = sql_sink(f"sqlite:///{tmp_path}/out.db", "results", errors="errors")
+    sink.begin(str(tmp_path / "outbox"), CountingOperator())
+    return sink
+
+
+SINKS: dict[str, Callable[[Path], Any]] = {
+    "parquet": lambda tmp_path: parquet_sink(tmp_path / "results", tmp_path / "errors"),
+    "outbox": into_outbox,
+    "kafka": lambda _: kafka_sink("results", "errors", servers="localhost:1"),
+    "function": lambda _: foreach_sink(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_a_sink_seals_before_anything_is_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, order = SINKS[name](tmp_path), list[Any]()
+    sink.seal_by(lambda version, rows: order.append(("sealed", version, [row["shard"] for row in rows])))
+    publishes = "take" if name == "function" else "finish"
+    monkeypatch.setattr(sink, publishes, lambda *_: order.append("out"))
+    sink.publish(Frames(), 7)
+    assert order == [("sealed", 7, [3]), "out"]
 
 
 # -- rule 2: who queues ---------------------------------------------------------------------------------------------
@@ -749,16 +777,37 @@ def test_packages_lie_where_the_shard_runs_before_it_is_asked(
         return {shard: why for shard, why in failed.items() if shard in commits and len(done) == 1}
 
     monkeypatch.setattr(all_shards, "plan_restores", lambda lost, *_: dict.fromkeys(lost))
-    monkeypatch.setattr(all_shards._Run, "carry_out", lambda _, plans: done.append(("restored", set(plans))) or {})
+
+    def carry_out(run: Any, plans: dict[int, Any]) -> dict[int, str]:
+        done.append(("restored", set(plans)))
+        assert run.at_once == 3, "it leaves the query a core"
+        assert ("spark.scheduler.pool", all_shards.POOL) in [call.args for call in context.setLocalProperty.mock_calls]
+        return {}
+
+    context = MagicMock()
+    monkeypatch.setattr(all_shards._Run, "carry_out", carry_out)
     monkeypatch.setattr(all_shards, "bring_copies", bring)
+    monkeypatch.setattr(all_shards, "probe", lambda *_: pytest.fail("it would take the locks of the query's tasks"))
+    monkeypatch.setattr(
+        all_shards.open_files(tmp_path).__class__, "delete_folder", lambda *_: pytest.fail("others' files")
+    )
     monkeypatch.setattr(all_shards, "ask_to_adopt", lambda _, commits: done.append(("asked", set(commits))))
-    monkeypatch.setattr(all_shards, "cores", lambda _: 2)
-    monkeypatch.setattr(all_shards, "context_of", lambda _: MagicMock())
+    monkeypatch.setattr(all_shards, "cores", lambda _: 4)
+    monkeypatch.setattr(all_shards, "context_of", lambda _: context)
     make, pointers = lambda *_: SimpleNamespace(snapshots=snapshots, changelog=None), {0: FIRST, 1: second}
     restore_beside(MagicMock(), MagicMock(), str(tmp_path), make, pointers, lambda: None, refused=refused)  # type: ignore[arg-type]
     rebuilt = {0: FIRST.commit} if not refused and not failed else {0: FIRST.commit, 1: second.commit}
     first = {} if refused else {1: second.commit}
     assert done == [("brought", first), ("restored", set(rebuilt)), ("brought", rebuilt), ("asked", {0, 1})]
+
+
+def test_a_start_knows_what_shards_have_queued_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, third = queued_twice(job_in(tmp_path / "job"))
+    place = str(tmp_path / "checkpoint")
+    monkeypatch.setattr(queueing, "read_pointers", lambda *_: {0: FIRST, 1: third})
+    assert queueing.queues_in(MagicMock(), place, 2) == {}, "no queue was ever begun: Spark's state is not read"
+    queueing.queue_files(place).write("1/x.entry", [b"x"])
+    assert queueing.queues_in(MagicMock(), place, 2) == {1: third.since}
 
 
 def test_a_queue_has_bounds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -20,9 +21,11 @@ from backend.aggregates import count
 from backend.batch import ERROR_SCHEMA, RESULT_FIELDS
 from backend.errors import ManifestMismatch, OutputDiffers, StorageFailed, UnknownFormat
 from backend.joins.spec import join_spec
+from backend.kafka_client.settings import KafkaSettings
 from backend.sinks import directory as directory_module
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.foreach import ForeachSink
+from backend.sinks.kafka.sink import Publication, _messages
 from backend.sinks.parquet import ParquetSink, write_frames
 from backend.sinks.tables import pack, readable, unpack
 from backend.windows.definitions import tumbling
@@ -57,6 +60,7 @@ def batch_of(*frames: Any) -> pa.RecordBatch:
         [
             ("shard", pa.int32()),
             ("version", pa.int64()),
+            ("queued_in", pa.int64()),
             ("results", pa.binary()),
             ("errors", pa.binary()),
             ("metrics", pa.string()),
@@ -89,6 +93,28 @@ def sink(tmp_path: Path) -> ParquetSink:
     made = ParquetSink(tmp_path / "out", tmp_path / "err")
     made.open("q")
     return made
+
+
+def test_rows_of_a_queue_keep_the_micro_batch_that_they_were_queued_in(sink: ParquetSink, tmp_path: Path) -> None:
+    """Whatever takes them: it is the shard's third commit that publishes in micro-batch 9 what came in 7 and 8."""
+    queued = [(7, results(1, 2)), (8, results(3)), (None, results(4))]
+    frames = [frame(3, 9, res=made) | {"queued_in": at} for at, made in queued]
+    wanted = [(7, "7-3-0", 1), (7, "7-3-1", 2), (8, "8-3-0", 3), (9, "9-3-0", 4)]
+    publish(sink, 9, *frames)
+    assert [(row["version"], row["id"], row["flights"]) for row in sorted(read(tmp_path / "out"), key=_id)] == wanted
+
+    taken: list[Any] = []
+    ForeachSink(lambda made, *_: taken.extend(made.to_pylist())).take(frames, 9)
+    assert [(row["version"], row["id"], row["flights"]) for row in taken] == wanted
+
+    to = Publication(KafkaSettings("nobody:1"), {"results": "r", "errors": "e"}, (), "q", {}, 1.0)
+    _, messages = _messages(frames, 3, 9, to)
+    found = [json.loads(message.value) for message in messages]
+    assert [(row["version"], row["id"], row["flights"]) for row in found] == wanted
+
+
+def _id(row: dict[str, Any]) -> str:
+    return str(row["id"])
 
 
 def test_an_event_time_that_no_reader_has_a_date_for_does_not_spoil_the_file():

@@ -486,6 +486,9 @@ def test_a_drain_that_an_earlier_start_asked_for_does_not_end_a_run() -> None:
     assert not ends(5, 5)
     drained(5, 1)
     assert not ends(4, 5), "Spark has not committed it"
+    query._plan.beside.shards[0] = 1
+    assert not ends(5, 5), "a shard has a queue yet"
+    query._plan.beside.shards.clear()
     assert ends(5, 5)
 
 
