@@ -13,6 +13,9 @@ import pytest
 
 from backend import archive, count, median, policies, stream, sum_, tumbling
 from backend.sinks.parquet import ParquetSink
+from backend.spark import start as starting
+from recovery.queue.seals import read_seal
+from recovery.supervise.beside import Beside
 from tests.spark.test_moving_shards import expected, found, make
 from tests.support.waiting import ended
 
@@ -44,6 +47,31 @@ class Taking(ParquetSink):
             for path in self.queue.iterdir():
                 path.unlink()
                 self.taken += 1
+        return shards
+
+
+class Failing(Taking):
+    """Fails once, between the publication and the commit of the first micro-batch that shard 0 has queued."""
+
+    def publish(self, frames: Any, version: int) -> list[dict[str, Any]]:
+        shards = super().publish(frames, version)
+        if version == LOST_AT + 1:
+            raise RuntimeError("the sink is wrong")
+        return shards
+
+
+class Sealed(ParquetSink):
+    """Keeps what is sealed of each micro-batch when it is published, and what shards decided in it."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out / "results", out / "errors")
+        self.checkpoint, self.decided, self.sealed = str(out / "checkpoint"), dict[int, Any](), dict[int, Any]()
+
+    def publish(self, frames: Any, version: int) -> list[dict[str, Any]]:
+        shards = super().publish(frames, version)
+        found = {shard["shard"]: shard["metrics"].get("decision") for shard in shards}
+        self.decided[version] = {shard: decision for shard, decision in found.items() if decision is not None}
+        self.sealed[version] = {shard: one.value for shard, one in read_seal(self.checkpoint, version).items()}
         return shards
 
 
@@ -100,3 +128,36 @@ def test_what_was_queued_and_is_lost_too_is_read_again(
     if combined:
         wanted = {window: (n, total, n) for window, (n, total, _) in wanted.items()}
     assert found(tmp_path / "results") == (wanted, 0)
+
+
+def test_a_start_without_a_queue_of_its_own_seals_what_an_earlier_one_left(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shard 0 has queued a micro-batch that is out and not committed: it queues again, and adopts, sealed each time."""
+    messages = make(tmp_path / "data", ROWS * BATCHES)
+    bounds: list[tuple[int, int]] = []
+
+    class Bounded(Beside):
+        def __init__(self, restore: Any, most_bytes: int, most_count: int, restoring: Any) -> None:
+            bounds.append((most_bytes, most_count))
+            super().__init__(restore, most_bytes, most_count, restoring)
+
+    monkeypatch.setattr(starting, "Beside", Bounded)
+    spark.conf.set("spark.sql.streaming.minBatchesToRetain", "40")
+    try:
+        for queue_bytes, sink in ((1 << 20, Failing(tmp_path)), ("off", Sealed(tmp_path))):
+            query = job(tmp_path / "data", median("x")).start(
+                spark, checkpoint=tmp_path / "checkpoint", sink=sink, shards=2, trigger="0 seconds", until="end",
+                local_dir=tmp_path / "local", queue_bytes=queue_bytes,
+            )  # fmt: skip
+            if queue_bytes != "off":
+                with pytest.raises(RuntimeError, match="the sink is wrong"):
+                    ended(query)
+    finally:
+        spark.conf.unset("spark.sql.streaming.minBatchesToRetain")
+    ended(query)
+    assert bounds == [(1 << 20, 20), (0, 20)], "a queue ends long before Spark forgets where it began"
+    assert sink.decided[LOST_AT + 1] == {0: "queued"}
+    assert {0: "adopted"} in sink.decided.values()
+    assert sink.sealed == sink.decided
+    assert found(tmp_path / "results") == (expected(messages), 0)

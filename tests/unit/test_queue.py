@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from base64 import b64decode
 from collections.abc import Callable
@@ -221,6 +222,32 @@ def test_a_seal_is_read_back_the_newest_start_s_counts(tmp_path: Path) -> None:
     (tmp_path / seals.DIRECTORY / "7-10.json").write_text('{"format": 2, "shards": {}}')
     with pytest.raises(ControlDamaged, match="format 2"):
         seals.read_seal(place, 7)
+
+
+def test_seals_and_entries_are_durable_under_their_names_when_they_count(
+    tmp_path: Path, job: ShardJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that loses its power keeps what was synced: the file, and the folder once the file has its name."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        synced.append(f"{path.name}: {sorted(one.name for one in path.iterdir())}" if path.is_dir() else "a file")
+        real(handle)
+
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    take_disk(job)
+    monkeypatch.setattr(os, "fsync", fsync)
+    seals.write_seal(str(tmp_path / "sealed"), 7, 9, {0: Decision.QUEUED})
+    assert synced[-2:] == ["a file", "seals: ['7-9.json']"]
+    synced.clear()
+    pointer = run_attempt(job, first, 1, given([2])).pointer
+    assert isinstance(pointer, RestoringPointer)
+    [entry] = (tmp_path / "queue" / "0").iterdir()
+    assert pointer.commit.name in entry.name
+    at = synced.index(f"0: {[entry.name]}")
+    assert synced[at - 1] == "a file"
 
 
 def test_a_start_hands_its_tasks_the_seal_of_what_was_planned_and_not_committed(tmp_path: Path, job: ShardJob) -> None:
@@ -799,6 +826,27 @@ def test_packages_lie_where_the_shard_runs_before_it_is_asked(
     rebuilt = {0: FIRST.commit} if not refused and not failed else {0: FIRST.commit, 1: second.commit}
     first = {} if refused else {1: second.commit}
     assert done == [("brought", first), ("restored", set(rebuilt)), ("brought", rebuilt), ("asked", {0, 1})]
+
+
+def test_each_restore_has_a_folder_of_its_own_and_takes_no_other_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that was replaced may restore yet, while the newer one does."""
+    files, seen = open_files(tmp_path), list[str]()
+    run = all_shards._Run(*(MagicMock(),) * 2, str(tmp_path), MagicMock(), {}, all_shards.Listeners(()), 1)  # type: ignore[arg-type]
+
+    def write_chunks(_: Any, __: Any, ___: Any, folder: str, *____: Any) -> dict[int, list[str]]:
+        seen.append(folder)
+        files.write(f"{folder}/0/00000001-x", [b"x"])
+        if len(seen) == 1:
+            run.carry_out({})
+        assert list(files.list(f"{folder}/0")) == ["00000001-x"]
+        return {}
+
+    monkeypatch.setattr(all_shards, "write_chunks", write_chunks)
+    assert run.carry_out({}) == {}
+    assert len(set(seen)) == 2
+    assert not [path for path in (tmp_path / all_shards.DIRECTORY).rglob("*") if path.is_file()]
 
 
 def test_a_start_knows_what_shards_have_queued_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

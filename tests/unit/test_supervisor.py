@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -777,6 +777,64 @@ def test_what_a_restore_beside_the_query_found_lost_ends_the_query_by_name() -> 
     query = RewindQuery(one_shard(beside=beside))
     with pytest.raises(HistoryLost, match="offsets are gone"):
         query.await_termination(30)
+
+
+def test_nothing_is_restored_or_started_while_a_restore_runs_beside() -> None:
+    """Its jobs use the session, its request to adopt would come in the middle: the supervisor waits for its end."""
+    events: list[str] = []
+
+    class Waited:
+        """Restores beside the query, and copies: what the supervisor waits for."""
+
+        shards: ClassVar[dict[int, Any]] = {}
+        fetched = 0
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def look(self, *_: object) -> None:
+            """Begin nothing."""
+
+        def restored(self) -> None:
+            events.append("asked")
+
+        def join(self) -> None:
+            events.append(f"{self.name} ended")
+
+    queries = [Failing(LATE), Failing(MISSING), Failing(None)]
+
+    def launch(publish: Any) -> Any:
+        events.append("started")
+        return queries.pop(0)
+
+    query = RewindQuery(
+        one_shard(
+            start_query=launch,
+            restore=lambda why: events.append("restored") or 1,  # type: ignore[func-returns-value]
+            beside=Waited("beside"),
+            standby=Waited("copies"),
+        )
+    )
+    assert query.await_termination(30)
+    again = ["beside ended", "started"]
+    ending = ["beside ended", "copies ended"]
+    assert events == ["started", *again, *ending, "restored", "asked", *again, *ending]
+
+
+def test_the_end_of_a_restore_beside_the_query_is_waited_for() -> None:
+    going, free, over = threading.Event(), threading.Event(), threading.Event()
+
+    def restore(*_: object) -> None:
+        going.set()
+        free.wait(30)
+        over.set()
+
+    beside = Beside(restore, 100, 10, {0: Pointer(0, Commit(4, "a" * 32), None, 1, "", [], {}, "")})
+    beside.look(4)
+    assert going.wait(30)
+    threading.Timer(0.05, free.set).start()
+    beside.join()
+    assert over.is_set()
 
 
 class Leased:
