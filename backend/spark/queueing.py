@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backend.batch import Operator
@@ -87,6 +88,30 @@ def seal_by(sink: Sink, function: Seal) -> None:
     if take is None:
         raise ValueError(f"sink={sink!r}: a sink without seal_by() cannot publish while shards queue their input")
     take(function)
+
+
+class Sealing:
+    """Has a sink seal what shards decide, from the first start of a query on that may need it.
+
+    Args:
+        sink: The sink.
+        lease: Of the checkpoint.
+        restoring: Whether shards queue by what was committed before.
+    """
+
+    def __init__(self, sink: Sink, lease: Lease, restoring: bool) -> None:
+        self._sink, self._lease, self._needed = sink, lease, restoring
+
+    def begin(self, started: Incarnation) -> None:
+        """Seal for a start of the query from now on.
+
+        Raises:
+            ValueError: The sink cannot, see `seal_by`.
+        """
+        # what queued in a micro-batch that runs again queues again, also where nothing may begin to, and adopts later
+        self._needed = self._needed or started.queues or bool(started.sealed)
+        if self._needed:
+            seal_by(self._sink, partial(seal, started, self._lease))
 
 
 def seal(started: Incarnation, lease: Lease, version: int, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.spark.session.jvm import Executors, context_of
@@ -12,18 +13,27 @@ from recovery.commit.pointer import Commit, state_of
 from recovery.jobs import ShardJob
 from recovery.restore.all_shards import POOL
 from recovery.restore.replay import read_pointers
-from recovery.restore.standby import Round, keep_copies
+from recovery.restore.standby import Disks, Round, keep_copies
 from recovery.supervise.placement import Placement
 from recovery.supervise.standby import Standby
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+EXECUTOR_DIRS = "$SPARK_EXECUTOR_DIRS"
+"""In `local_dir`: directories that an executor has for itself, and that go with it."""
+
 
 def standby_of(
-    spark: SparkSession, checkpoint: str, make: Callable[[str, int], ShardJob], shards: int, used: bool
-) -> Standby:
-    """Return what keeps copies of a query's shards on other hosts.
+    spark: SparkSession,
+    checkpoint: str,
+    make: Callable[[str, int], ShardJob],
+    shards: int,
+    used: bool,
+    option: int,
+    local_dir: Path,
+) -> Standby | None:
+    """Return what keeps copies of a query's shards on other hosts, and sees to those whose executor is gone.
 
     Args:
         spark: The session.
@@ -31,15 +41,25 @@ def standby_of(
         make: Makes the job of a shard, as in the processor.
         shards: Their number.
         used: Whether the checkpoint was started before, so that shards may have committed something.
+        option: `standby` of `start`: 1 keeps copies all the time; 0 only of shards that are to be given back to a new
+            executor, on its disk.
+        local_dir: Local state, with variables.
+
+    Returns:
+        None where there is nothing to see to: no cluster, and no copies are wanted.
     """
     group, context = f"rewind-standby {checkpoint}", context_of(spark)
-    known = read_pointers(spark, checkpoint, shards) if used else {}
+    always, local = option == 1, context.master.partition("[")[0] == "local"
+    if local and not always:
+        return None
+    known = read_pointers(spark, checkpoint, shards) if used and always else {}
 
     def copy(commits: Mapping[int, Commit]) -> Round:
         context.setJobGroup(group, "copies of shards on other hosts")
         context.setLocalProperty("spark.scheduler.pool", POOL)
-        return keep_copies(spark, partial(make, query_id(checkpoint)), commits)
+        where = Disks.ALL if always else Disks.NEW
+        return keep_copies(spark, partial(make, query_id(checkpoint)), commits, where)
 
     committed = {shard: state_of(pointer).commit for shard, pointer in known.items()}
-    placement = Placement(Executors(spark), shards) if context.master.partition("[")[0] != "local" else None
-    return Standby(copy, committed, partial(context.cancelJobGroup, group), placement)
+    placement = None if local else Placement(Executors(spark), shards, own_disks=EXECUTOR_DIRS in str(local_dir))
+    return Standby(copy, committed, partial(context.cancelJobGroup, group), placement, always=always)

@@ -35,7 +35,7 @@ from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time
 from backend.spark.observed import observed
 from backend.spark.pack.routing import grouping_values
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
-from backend.spark.queueing import incarnation_of, queue_limit, queues_in, seal, seal_by
+from backend.spark.queueing import Sealing, incarnation_of, queue_limit, queues_in
 from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
 from backend.spark.session.jvm import context_of, cores, give_workers_time
 from backend.spark.session.settings import settings
@@ -277,13 +277,13 @@ def _open(
     terms = terms_of(job, settled, checkpoint, [since.commit.version + 1 for since in restoring.values()])
     keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
     shards = {value: shard for shard, value in enumerate(job.grouping)}
+    sealing = Sealing(sink, lease, bool(restoring))
 
     def start_query(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
         lease.check()
         clear_unplanned(checkpoint)
         started = incarnation_of(checkpoint, terms.map(lambda one: one.operator), queue_bytes is not None)
-        if restoring or started.queues:
-            seal_by(sink, partial(seal, started, lease))
+        sealing.begin(started)
         made = partial(of_incarnation, make, started)
         plan = ProcessorPlan(shards, made, terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms)
         with settings(spark, job.shards, options.arrow_rows, few_rows=job.direct), reported_by_us(spark):
@@ -336,7 +336,7 @@ def _open(
         # options of micro-batches whose offsets Spark no longer retains are forgotten: a queue ends long before
         beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
         under_way=under_way,
-        standby=standby_of(spark, checkpoint, make, job.shards, used) if options.standby else None,
+        standby=standby_of(spark, checkpoint, make, job.shards, used, options.standby, local_dir) if every else None,
     )
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from backend.boundary import crossing
@@ -38,6 +39,20 @@ MOST_BYTES = 1 << 26
 """Of the steps that a copy is given in a round."""
 MOST_ROUNDS, WAIT_S = 16, 0.5
 log = logging.getLogger("rewind.restore")
+
+
+class Disks(Enum):
+    """On which disks a shard is given a copy.
+
+    Attributes:
+        ALL: On all that are reached.
+        KNOWN: Where it was looked for before.
+        NEW: Where it was, and where no other shards were than those that are given copies: an executor's that has come.
+    """
+
+    ALL = 1
+    KNOWN = 2
+    NEW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +81,7 @@ def bring_copies(spark: SparkSession, make: Callable[[int], ShardJob], commits: 
     failed: dict[int, str] = {}
     for _ in range(MOST_ROUNDS if commits else 0):
         try:
-            made = keep_copies(spark, make, commits, everywhere=False)
+            made = keep_copies(spark, make, commits, Disks.KNOWN)
         except Exception as error:  # of Spark: executors that died
             made = Round(failed=dict.fromkeys(commits, str(error).partition("\n")[0]))
         failed = made.failed
@@ -80,7 +95,7 @@ def bring_copies(spark: SparkSession, make: Callable[[int], ShardJob], commits: 
 
 
 def keep_copies(
-    spark: SparkSession, make: Callable[[int], ShardJob], commits: Mapping[int, Commit], *, everywhere: bool = True
+    spark: SparkSession, make: Callable[[int], ShardJob], commits: Mapping[int, Commit], where: Disks
 ) -> Round:
     """Bring the copies on all disks that are reached closer to commits.
 
@@ -88,13 +103,13 @@ def keep_copies(
         spark: The session.
         make: Makes the job of a shard, where a task runs.
         commits: Shard -> commit, committed by Spark.
-        everywhere: Also where a shard was never looked for.
+        where: On which disks.
     """
     targets = [(shard, commit.name) for shard, commit in sorted(commits.items())]
 
     def work(_: Iterable[int]) -> Iterator[Round]:
         jobs = [make(shard) for shard, _ in targets]
-        yield _on_this_disk(jobs, [Commit.of_name(name) for _, name in targets], everywhere)
+        yield _on_this_disk(jobs, [Commit.of_name(name) for _, name in targets], where)
 
     rounds: list[Round] = run_on_tasks(spark, range(max(2, cores(spark))), crossing(work)) if targets else []
     failed = {shard: why for one in rounds for shard, why in one.failed.items()}
@@ -102,7 +117,7 @@ def keep_copies(
     return Round(sum(one.fetched for one in rounds), failed, busy, behind)
 
 
-def _on_this_disk(jobs: list[ShardJob], commits: list[Commit], everywhere: bool) -> Round:
+def _on_this_disk(jobs: list[ShardJob], commits: list[Commit], where: Disks) -> Round:
     """Do what a task does, unless another one is at it on the same disk."""
     place = jobs[0].local_dir / jobs[0].query_id / _KIND
     try:
@@ -115,7 +130,7 @@ def _on_this_disk(jobs: list[ShardJob], commits: list[Commit], everywhere: bool)
     fetched, failed, behind = 0, dict[int, str](), False
     try:
         for job, commit in zip(jobs, commits, strict=True):
-            if not everywhere and not ShardDirectory(job.local_dir, job.query_id, job.shard).path.is_dir():
+            if not _is_wanted(job, where, {str(one.shard) for one in jobs}):
                 continue
             try:
                 given = keep_copy(job, commit, MOST_BYTES)
@@ -126,6 +141,13 @@ def _on_this_disk(jobs: list[ShardJob], commits: list[Commit], everywhere: bool)
     finally:
         os.close(mine)
     return Round(fetched, failed, behind=behind)
+
+
+def _is_wanted(job: ShardJob, where: Disks, copied: Collection[str]) -> bool:
+    own = ShardDirectory(job.local_dir, job.query_id, job.shard).path
+    if where is Disks.ALL or own.is_dir():
+        return True
+    return where is Disks.NEW and {one.name for one in own.parent.iterdir() if one.name.isdecimal()} <= {*copied}
 
 
 def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:

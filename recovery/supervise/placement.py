@@ -2,8 +2,9 @@
 
 Spark prefers the executor that has a shard's state, also when that one is gone: the task is held back for
 `spark.locality.wait`, and runs on the executor that replaces the dead one when that is there before, whose JVM and
-Python start cold. Where there are copies of all shards (`standby=1`), any executor that is left does at once. Tasks
-that are being held back already are not moved by it.
+Python start cold. An executor that is left does at once: on the same host; on another one where there are copies of all
+shards (`standby=1`), or where the disk went with the executor, so that who replaces it finds nothing either. Tasks that
+are being held back already are not moved by it.
 
 Executors that come later get such shards back, one by one, once they are warm and have copies.
 """
@@ -55,22 +56,30 @@ class Placement:
         cluster: Spark.
         shards: Their number.
         clock: Seconds.
+        own_disks: Each executor has a disk for itself, which goes with it.
     """
 
-    def __init__(self, cluster: Cluster, shards: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cluster, self._shards, self._clock = cluster, shards, clock
+    def __init__(
+        self, cluster: Cluster, shards: int, clock: Callable[[], float] = time.monotonic, *, own_disks: bool = False
+    ) -> None:
+        self._cluster, self._shards, self._clock, self._own_disks = cluster, shards, clock, own_disks
         self._looked_s = float("-inf")
         self._since: dict[str, float] = {}
         self._lost = False
         self._away: set[int] = set()
         self._new: set[str] = set()
 
+    @property
+    def returning(self) -> frozenset[int]:
+        """Shards that were sent elsewhere, when there are new executors that may get them back."""
+        return frozenset(self._away if self._new else ())
+
     def look(self, query: Any, *, copied: bool) -> None:
         """Send shards elsewhere whose executor is gone; each to where the fewest are, on its own host if there is one.
 
         Args:
             query: Spark's, which runs.
-            copied: Whether there are copies: without them Spark may do better.
+            copied: Whether there are copies everywhere.
         """
         now_s = self._clock()
         if now_s - self._looked_s < LOOK_S:
@@ -82,7 +91,7 @@ class Placement:
         # those that are here for long first: one that has just come is as cold as the next
         left = known.keys() & there
         pool = {one for one in left if self._is_warm(one)} or left
-        if not (self._lost and copied and pool):
+        if not (self._lost and pool):
             return
         targets, places = self._cluster.active(sorted(pool)), self._places(query)
         counts = Counter(place.executor for place in places.values())
@@ -90,6 +99,9 @@ class Placement:
         for shard, place in places.items():
             if place.executor not in there and targets:
                 target = _emptiest(targets, counts, query, shard, place.host)
+                if not (copied or self._own_disks or target.host == place.host):
+                    self._lost = True  # what replaces it finds its state: Spark may do better
+                    continue
                 self._cluster.prefer(query, shard, place, target)
                 log.warning("executor %s is gone: shard %d is to run on %s", place.executor, shard, target.executor)
                 counts[target.executor] += 1

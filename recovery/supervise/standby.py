@@ -1,4 +1,7 @@
-"""Copies of shards on other hosts while the query runs: when a round of them is due, and towards which commits."""
+"""Copies of shards on other hosts while the query runs: when a round of them is due, and towards which commits.
+
+Without `standby=1` there are rounds only while shards that were sent away are to be given back to a new executor.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,9 @@ class Standby:
         copy: Makes a round towards commits.
         commits: Shard -> its newest commit at the start of the query.
         cancel: Ends a round that runs.
-        placement: Sends the shards of an executor that is gone to one that has copies; None leaves it to Spark.
+        placement: Sends the shards of an executor that is gone to one that is left; None leaves it to Spark.
         clock: Seconds.
+        always: Keep copies of all shards, all the time; else only of those that are to be given back.
 
     Attributes:
         fetched: Bytes that copies were given since the start.
@@ -41,8 +45,10 @@ class Standby:
         cancel: Callable[[], None] = lambda: None,
         placement: Placement | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        always: bool = True,
     ) -> None:
-        self._copy, self._cancel, self._clock = copy, cancel, clock
+        self._copy, self._cancel, self._clock, self._always = copy, cancel, clock, always
         self._placement = placement
         self._commits, self._given = dict(commits), dict[int, Commit]()
         self._thread: threading.Thread | None = None
@@ -62,9 +68,10 @@ class Standby:
         self._commits.update(commits)
         if self._thread is not None and self._thread.is_alive():
             return
-        pause_s = BUSY_S if self._commits != self._given else IDLE_S
-        if self._commits and self._clock() - self._ended_s >= pause_s:
-            self._given = dict(self._commits)
+        wanted = {shard: commit for shard, commit in self._commits.items() if self._always or self._returns(shard)}
+        pause_s = BUSY_S if wanted != self._given else IDLE_S
+        if wanted and self._clock() - self._ended_s >= pause_s:
+            self._given = wanted
             self._thread = threading.Thread(target=self._round, name="rewind-standby", daemon=True)
             self._thread.start()
 
@@ -78,11 +85,14 @@ class Standby:
                 log.info("a round of copies could not be cancelled: %s", error)
             self._thread.join(CANCEL_S)
 
+    def _returns(self, shard: int) -> bool:
+        return self._placement is not None and shard in self._placement.returning
+
     def _place(self, query: Any) -> None:
         if self._placement is None:
             return
         try:
-            self._placement.look(query, copied=self._copied)
+            self._placement.look(query, copied=self._always and self._copied)
             if self._close:
                 self._close = False
                 self._placement.give_back(query)

@@ -21,10 +21,16 @@ QUERY = SimpleNamespace(id="the query")
 class Spark:
     """Executors `<id>`, on hosts `h<id>` but where told, and where each shard is; the clock runs on with each look."""
 
-    def __init__(self, *executors: str, places: Mapping[int, str], hosts: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *executors: str,
+        places: Mapping[int, str],
+        hosts: Mapping[str, str] | None = None,
+        own_disks: bool = False,
+    ) -> None:
         self.there, self.places, self.hosts = set(executors), dict(places), dict(hosts or {})
         self.at, self.asked, self.going, self.query = 100.0, 0, set[str](), QUERY
-        self.placement = Placement(self, len(places) + 1, lambda: self.at)
+        self.placement = Placement(self, len(places) + 1, lambda: self.at, own_disks=own_disks)
 
     def _of(self, executor: str) -> Place:
         return Place(executor, self.hosts.get(executor, f"h{executor}"))
@@ -112,11 +118,18 @@ def test_where_none_is_left_spark_decides() -> None:
     assert spark.look("1", new="2") == {0: "1"}
 
 
-def test_before_there_are_copies_spark_decides() -> None:
-    spark = Spark("1", "2", places={0: "1"})
+def test_without_copies_spark_decides_where_what_comes_in_its_place_may_find_the_state() -> None:
+    spark = Spark("1", "2", "3", places={0: "1", 1: "2"}, hosts={"2": "a", "3": "a"})
     spark.look()
-    assert spark.look("1", copied=False) == {0: "1"}
-    assert spark.look() == {0: "2"}, "Spark has not, so far"
+    assert spark.look("1", copied=False) == {0: "1", 1: "2"}
+    assert spark.look("2", copied=False) == {0: "1", 1: "3"}, "it is on the same host, and has the same disk"
+    assert spark.look() == {0: "3", 1: "3"}, "Spark has not, so far"
+
+
+def test_without_copies_no_shard_waits_for_one_whose_disk_is_gone_with_it() -> None:
+    spark = Spark("1", "2", places={0: "1"}, own_disks=True)
+    spark.look()
+    assert spark.look("1", copied=False) == {0: "2"}
 
 
 def test_a_look_costs_nothing_before_its_time() -> None:
@@ -130,11 +143,15 @@ def test_a_look_costs_nothing_before_its_time() -> None:
 def test_a_new_executor_gets_shards_back_once_it_is_warm() -> None:
     spark = Spark("1", "2", places={0: "1", 1: "1", 2: "2", 3: "2"})
     spark.look()
-    assert spark.look("1", new="3") == {0: "2", 1: "2", 2: "2", 3: "2"}
+    assert spark.look("1") == {0: "2", 1: "2", 2: "2", 3: "2"}
+    assert spark.placement.returning == set(), "to whom?"
+    spark.look(new="3")
+    assert spark.placement.returning == {0, 1}
     assert spark.give_back(WARM_S - 1) == {0: "2", 1: "2", 2: "2", 3: "2"}
     assert spark.give_back(1) == {0: "3", 1: "2", 2: "2", 3: "2"}
     assert spark.give_back(1) == {0: "3", 1: "3", 2: "2", 3: "2"}
     assert spark.give_back(1) == {0: "3", 1: "3", 2: "2", 3: "2"}, "as many each"
+    assert spark.placement.returning == set()
     spark.look(new="4")
     assert spark.give_back(WARM_S) == {0: "3", 1: "3", 2: "2", 3: "2"}, "all are back"
 

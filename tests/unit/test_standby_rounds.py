@@ -12,7 +12,7 @@ import pytest
 
 from recovery.commit.pointer import Commit
 from recovery.restore import standby as copies
-from recovery.restore.standby import Round, bring_copies, keep_copies
+from recovery.restore.standby import Disks, Round, bring_copies, keep_copies
 from recovery.snapshots.publisher import Snapshots
 from recovery.supervise import standby as rounds
 from recovery.supervise.housekeeping import Housekeeping
@@ -159,7 +159,7 @@ def test_one_task_works_on_a_disk_and_what_fails_there_is_told(tmp_path: Path, m
     def keep(job: Any, to: Commit, most: int) -> int:
         seen.append((job.shard, to))
         if len(seen) == 1:  # while it works, another task of the round comes to the same disk
-            assert copies._on_this_disk([made(0)], [to], True) == Round(busy=True)
+            assert copies._on_this_disk([made(0)], [to], Disks.ALL) == Round(busy=True)
         if job.shard == 1:
             raise OSError("no space left")
         return 10
@@ -168,9 +168,9 @@ def test_one_task_works_on_a_disk_and_what_fails_there_is_told(tmp_path: Path, m
     one_after_another(monkeypatch)
     commits = {2: commit(7), 0: commit(6), 1: commit(7)}
     failed = {1: "shard 1: no space left"}
-    assert keep_copies(None, made, commits) == Round(40, failed)  # type: ignore[arg-type]
+    assert keep_copies(None, made, commits, Disks.ALL) == Round(40, failed)  # type: ignore[arg-type]
     assert seen == [(0, commit(6)), (1, commit(7)), (2, commit(7))] * 2
-    assert keep_copies(None, made, {}) == Round()  # type: ignore[arg-type]
+    assert keep_copies(None, made, {}, Disks.ALL) == Round()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("given", "behind"), [(copies.MOST_BYTES, True), (copies.MOST_BYTES - 1, False), (0, False)])
@@ -179,7 +179,7 @@ def test_a_copy_that_was_given_the_most_may_lack_more(
 ) -> None:
     one_after_another(monkeypatch)
     monkeypatch.setattr(copies, "keep_copy", lambda job, *_: given if job.shard == 0 else 1)
-    made = keep_copies(None, jobs_on(tmp_path), {0: commit(3), 1: commit(3)})  # type: ignore[arg-type]
+    made = keep_copies(None, jobs_on(tmp_path), {0: commit(3), 1: commit(3)}, Disks.ALL)  # type: ignore[arg-type]
     assert made == Round(2 * (given + 1), behind=behind)
 
 
@@ -207,6 +207,49 @@ def test_a_package_is_brought_whole_to_where_its_shard_was_looked_for(
     assert found == {0: "shard 0: no space left"}
     assert left[1] == [], "one that fails ends nothing for the others"
     assert "shard 0 was not brought to where it runs: shard 0: no space left" in caplog.text
+
+
+def test_what_is_given_back_is_copied_to_new_disks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk of one that was left has other shards too; a new one has none, or what this put there."""
+    seen: list[int] = []
+    monkeypatch.setattr(copies, "keep_copy", lambda job, *_: seen.append(job.shard) or 1)  # type: ignore[func-returns-value]
+    one_after_another(monkeypatch)
+    made, commits = jobs_on(tmp_path), {0: commit(3), 1: commit(3)}
+
+    def copied(*there: int) -> list[int]:
+        seen.clear()
+        for shard in there:
+            (tmp_path / "q" / str(shard)).mkdir(parents=True, exist_ok=True)
+        keep_copies(None, made, commits, Disks.NEW)  # type: ignore[arg-type]
+        return seen[: len(seen) // 2]  # of the first of two tasks
+
+    assert copied() == [0, 1]
+    (tmp_path / "q" / "incoming-1").mkdir()
+    assert copied(0) == [0, 1]
+    assert copied(7) == [0], "its own is brought on"
+    assert copied(1) == [0, 1]
+
+
+def test_without_a_standby_there_are_rounds_while_shards_are_to_be_given_back() -> None:
+    clock, asked, given = Clock(), list[dict[int, Commit]](), list[str]()
+    placement = SimpleNamespace(
+        returning=frozenset[int](),
+        look=lambda _, copied: given.append(f"copied={copied}"),
+        give_back=lambda _: given.append("given back"),
+    )
+    made = lambda commits: asked.append(commits) or Round()  # type: ignore[func-returns-value]  # noqa: E731
+    standby = Standby(made, {}, placement=placement, clock=clock, always=False)  # type: ignore[arg-type]
+    commits = {shard: commit(3) for shard in (0, 1, 2)}
+    rounds_of(standby, clock, commits, IDLE_S, IDLE_S)
+    assert asked == []
+    placement.returning = frozenset({1})
+    rounds_of(standby, clock, commits, 0)
+    assert asked == [{1: commit(3)}]
+    rounds_of(standby, clock, commits | {1: commit(4)}, BUSY_S)
+    placement.returning = frozenset()
+    rounds_of(standby, clock, commits, IDLE_S)
+    assert asked[1:] == [{1: commit(4)}]
+    assert given == ["copied=False"] * 4 + ["given back", "copied=False", "given back"]
 
 
 def test_what_spark_raises_or_a_busy_standby_does_not_end_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
