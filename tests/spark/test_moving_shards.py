@@ -95,7 +95,7 @@ def run(home: Path, job: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def told(home: Path, messages: dict[str, Any]) -> Told:
     """Run the jobs; give what they told, by job."""
-    lines = run(home, "moving") + run(home, "placed")
+    lines = run(home, "moving") + run(home, "placed") + run(home, "returned")
     ends = [at + 1 for at, line in enumerate(lines) if line["event"] == "ended"]
     parts = [lines[low:high] for low, high in pairwise([0, *ends])]
     return {part[-1]["job"]: part for part in parts}
@@ -165,3 +165,18 @@ def test_a_shard_of_a_dead_executor_runs_at_once_where_its_copy_is(
     assert since
     assert {move.how for line in since for shard in line["shards"] for move in moves(shard)} <= {"steps"}
     assert found(home / "placed" / "results") == (expected(messages["many"]), 0)
+
+
+def test_without_copies_a_shard_runs_on_the_executor_that_is_left_and_is_given_back_later(
+    home: Path, told: Told, messages: dict[str, Any]
+) -> None:
+    ended = told["returned"][-1]
+    assert set(ended["taken"]) == {ended["left"]}, "it does not wait for the executor that is to come"
+    assert sorted(one == ended["left"] for one in ended["returned"]) == [False, True]
+    assert ended["restores"] == 0
+    assert ended["copied"] > 0, "the new disk was given a copy first"
+    published = [line for line in told["returned"] if line["event"] == "published"]
+    since = [line["shards"] for line in published if line["version"] > ended["returned_after"]]
+    assert since
+    assert {move.how for shards in since for shard in shards for move in moves(shard)} <= {"steps"}
+    assert found(home / "returned" / "results") == (expected(messages["many"]), 0)

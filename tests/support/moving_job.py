@@ -3,8 +3,8 @@
 `alternate` has one shard, and its tasks run on the other executor at every micro-batch: a task that only waits holds
 the slot of the one that had the last turn. `kill` has two shards, and both executors die in turn, with their disks. In
 `standby` there are copies of both shards on both disks when one executor dies. `placed`, alone, has them too, and an
-executor dies between two micro-batches, where Spark waits long for it. What came of it is told on standard output, one
-JSON object per line.
+executor dies between two micro-batches, where Spark waits long for it; in `returned`, alone, too, without copies, and a
+shard is given back to the one that comes. What came of it is told on standard output, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from recovery.drill.alternation import Alternation, until
 from recovery.drill.job import tell
 from recovery.drill.process import each, executors, inside
 from recovery.inspect.user_job import session
+from recovery.supervise import placement
 
 VALUE = "key string, at timestamp, x long"
 WINDOW = "10 seconds"
@@ -201,20 +202,54 @@ def placed(spark: Any, data: Path, out: Path, rows: int) -> None:
     tell("ended", job="placed", restores=restores, copied=[first.progress.copied, query.progress.copied], **told)
 
 
+def returned(spark: Any, data: Path, out: Path, rows: int) -> None:
+    """Kill an executor between two micro-batches, without copies, and go on when its shard is where another one came.
+
+    A new executor counts as warm after two seconds here.
+    """
+    placement.WARM_S = 2.0
+    known, places = executors(psutil.Process().children(recursive=True)), Executors(spark)
+    begun = places.executors()
+    told: dict[str, Any] = {}
+
+    def where() -> list[str | None]:
+        found = (places.place(query.query, shard) for shard in (0, 1))
+        return [one.executor if one is not None else None for one in found]
+
+    def before() -> str:
+        if len(sink.published) == FIRST:
+            executor = known[sorted(known)[0]]
+            each([*executor.children(recursive=True), executor], "kill")
+            until(lambda: not begun <= places.executors(), "the executor does not die")
+            [told["left"]] = begun & places.executors()
+            until(lambda: {*where()} == {told["left"]}, "no shard was sent to the executor that is left")
+        elif len(sink.published) == COPIED_BY:
+            told["taken"] = where()
+            until(lambda: len({*where()}) == 2, "no shard was given back")
+            told["returned"], told["returned_after"] = where(), sink.published[-1][0]
+        return ""
+
+    sink = Reporting(out, before)
+    query = start(spark, data, out, sink, 2, rows)
+    query.await_termination()
+    tell("ended", job="returned", restores=query.progress.restores, copied=query.progress.copied, **told)
+
+
 def main(home: Path, rows: int, job: str) -> None:
+    alone = {"placed": placed, "returned": returned}
     conf = {
         "spark.local.dir": str(home / "hosts"),
         "spark.executor.memory": "512m",
-        # but for `placed` the executor that ran a task before is held: do not wait for it
-        "spark.locality.wait": "60s" if job == "placed" else "0s",
+        # but for `alone` the executor that ran a task before is held: do not wait for it
+        "spark.locality.wait": "60s" if job in alone else "0s",
         "spark.shuffle.io.maxRetries": "1",  # of an executor that is dead: not four times five seconds
         "spark.shuffle.io.retryWait": "200ms",
     }
     with session("local-cluster[2,1,1024]", conf=conf) as spark:
-        if job == "placed":
+        if job in alone:
             (home / job).mkdir()
             both(spark)
-            placed(spark, home / "many", home / job, rows)
+            alone[job](spark, home / "many", home / job, rows)
             return
         for name in ("alternate", "kill", "standby"):
             (home / name).mkdir()
