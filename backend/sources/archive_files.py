@@ -18,7 +18,7 @@ from backend.sources import OffsetRange
 from backend.sources.archive_footer import REQUIRED, readable
 from backend.sources.archive_index import Archive, Gap, Slice, check_rows, covered, gap_error
 
-BATCH_ROWS = 65_536
+BATCH_ROWS = 131_072
 """Rows of one Arrow batch handed to Spark: large, because each batch costs a round trip."""
 _SAMPLE_ROWS = 256
 BATCH_BYTES = 16 * 1024 * 1024

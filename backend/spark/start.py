@@ -37,7 +37,7 @@ from backend.spark.pack.routing import grouping_values
 from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
 from backend.spark.queueing import Sealing, incarnation_of, queue_limit, queues_in
 from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
-from backend.spark.session.jvm import context_of, cores, give_workers_time
+from backend.spark.session.jvm import context_of, cores, give_workers_time, use_unix_sockets
 from backend.spark.session.settings import settings
 from backend.spark.session.versions import check_not_connect
 from backend.spark.standby import standby_of
@@ -185,6 +185,7 @@ def _plan(
         raise ValueError("standby=1: copies are made of snapshots, which are off: allowed is 0, or snapshots=50 (say)")
     check_session(spark, snapshots=publishes)
     give_workers_time(spark)
+    use_unix_sockets(spark)
     used = _spark_has_committed(checkpoint)
     stored = read_manifest(checkpoint)
     pipeline = known_sources(pipeline, stored, checkpoint)
@@ -286,7 +287,7 @@ def _open(
         sealing.begin(started)
         made = partial(of_incarnation, make, started)
         plan = ProcessorPlan(shards, made, terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms)
-        with settings(spark, job.shards, options.arrow_rows, few_rows=job.direct), reported_by_us(spark):
+        with settings(spark, job.shards, options.arrow_rows, checkpoint, few_rows=job.direct), reported_by_us(spark):
             packed = job.streaming(
                 spark, checkpoint, terms.map(lambda one: job.pack_plan(one.max_ahead_ms, one.operator))
             )

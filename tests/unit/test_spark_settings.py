@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import uuid
+from contextlib import chdir
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from backend.spark.session.jvm import WORKER_TIME, give_workers_time
+from backend.spark.session.jvm import LONGEST_FOLDER, WORKER_TIME, give_workers_time, use_unix_sockets
 from backend.spark.session.settings import settings
 
 SHARDS = "spark.sql.shuffle.partitions"
@@ -31,9 +35,30 @@ class Conf:
         del self.values[name]
 
 
+class Core:
+    """The settings of a context, as the JVM's `SparkConf` gives them."""
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self.values, self.contains, self.set = values, values.__contains__, values.__setitem__
+
+    def get(self, name: str, default: str) -> str:
+        return self.values.get(name, default)
+
+
 class Session:
-    def __init__(self) -> None:
+    """A session, as far as it is asked, of a JVM with files by default on a local disk and a folder for its own."""
+
+    def __init__(self, core: dict[str, str] | None = None, *, folder: str = "/tmp", files: str = "file") -> None:
         self.conf = Conf(**{"spark.sql.session.timeZone": "UTC", SHARDS: "200"})
+        conf, uri = Core(core if core is not None else {}), SimpleNamespace(getScheme=lambda: files)
+        context = SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: conf), hadoopConfiguration=dict)
+        self.sparkContext = SimpleNamespace(master="local[2]", _jsc=context)
+        hadoop = SimpleNamespace(fs=SimpleNamespace(FileSystem=SimpleNamespace(getDefaultUri=lambda _: uri)))
+        system = SimpleNamespace(getProperty=lambda _: folder)
+        self._jvm = SimpleNamespace(
+            org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop)),
+            java=SimpleNamespace(lang=SimpleNamespace(System=system)),
+        )
 
 
 def test_two_starts_side_by_side_see_their_own_settings_and_leave_the_users() -> None:
@@ -43,14 +68,14 @@ def test_two_starts_side_by_side_see_their_own_settings_and_leave_the_users() ->
     seen: dict[str, str | None] = {}
 
     def first() -> None:
-        with settings(spark, 3, 1024):
+        with settings(spark, 3, 1024, "s3://bucket/c"):
             first_is_in.set()
             assert first_may_go.wait(PATIENCE_S)
             seen["first"] = spark.conf.get(SHARDS)
 
     def second() -> None:
         assert first_is_in.wait(PATIENCE_S)
-        with settings(spark, 5, 1024, few_rows=True):
+        with settings(spark, 5, 1024, "s3://bucket/c", few_rows=True):
             second_is_in.set()
             seen["second"] = spark.conf.get(SHARDS)
 
@@ -68,9 +93,53 @@ def test_two_starts_side_by_side_see_their_own_settings_and_leave_the_users() ->
 @pytest.mark.parametrize(("said", "found"), [(None, "120s"), ("20s", "20s"), ("900s", "900s")])
 def test_workers_get_time_to_connect_unless_the_user_has_said_how_long(said: str | None, found: str) -> None:
     values = {} if said is None else {WORKER_TIME[0]: said}
-    conf = SimpleNamespace(contains=values.__contains__, set=values.__setitem__)
-    spark: Any = SimpleNamespace(
-        sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: conf)))
-    )
+    spark: Any = Session(values)
     give_workers_time(spark)
     assert values == {"spark.python.authenticate.socketTimeout": found}
+
+
+def test_workers_are_talked_to_through_unix_sockets_unless_the_user_has_said_it_or_they_cannot_be(
+    tmp_path: Path,
+) -> None:
+    def used(values: dict[str, str], folder: str = "/tmp", master: str = "local[2]") -> str | None:
+        spark: Any = Session(values, folder=folder)
+        spark.sparkContext.master = master
+        use_unix_sockets(spark)
+        return values.get("spark.python.unix.domain.socket.enabled")
+
+    assert used({}) == "true"
+    assert used({"spark.python.unix.domain.socket.enabled": "false"}) == "false"
+    assert used({}, master="local-cluster[2,1,1024]") is None, "executors have folders of their own"
+    assert used({}, folder=str(tmp_path / ("x" * 80))) is None
+    assert used({}, folder=str(tmp_path / "missing")) is None
+    assert used({"spark.python.unix.domain.socket.dir": str(tmp_path / "missing")}) is None
+    with socket.socket(socket.AF_UNIX) as one, chdir(tmp_path):
+        with pytest.raises(OSError, match="too long"):
+            one.bind("y" * (LONGEST_FOLDER + 6) + f"/.{uuid.uuid4()}.sock")
+        Path("y" * LONGEST_FOLDER).mkdir()
+        one.bind("y" * LONGEST_FOLDER + f"/.{uuid.uuid4()}.sock")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "files", "set_by_us"),
+    [
+        ("/data/c", "file", True),
+        ("file:/data/c", "hdfs", True),
+        ("file:///data/c", "hdfs", True),
+        ("/data/c", "hdfs", False),
+        ("s3a://bucket/c", "file", False),
+        ("hdfs:/data/c", "file", False),
+        ("data:1/c", "file", True),
+    ],
+)
+def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
+    checkpoint: str, files: str, set_by_us: bool
+) -> None:
+    spark: Any = Session(files=files)
+    name, ours = "spark.sql.streaming.checkpointFileManagerClass", "FileSystemBasedCheckpointFileManager"
+    with settings(spark, 2, 1024, checkpoint):
+        assert str(spark.conf.get(name, None)).rpartition(".")[2] == (ours if set_by_us else "None")
+    assert spark.conf.get(name, None) is None
+    spark.conf.set(name, "the.Users")
+    with settings(spark, 2, 1024, checkpoint):
+        assert spark.conf.get(name, None) == "the.Users"

@@ -80,7 +80,7 @@ def selecting(
             if batch.num_rows:
                 waiting.append(pack_input(parse(batch), what, time_ms))
             if sum(one.num_rows for one in waiting) >= GATHERED_ROWS or sum(map(_bytes, waiting)) >= GATHERED_BYTES:
-                yield pa.concat_batches(waiting)
+                yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
                 waiting = []
         if waiting:
             yield pa.concat_batches(waiting)
@@ -133,6 +133,8 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int) -> pa.Record
 
 
 def _streams(topics: pa.Array, streams: Mapping[str, int]) -> Ints:
+    if len(topics) and not pa.types.is_dictionary(topics.type) and pc.all(pc.equal(topics, topics[0])).as_py():
+        topics = pa.DictionaryArray.from_arrays(np.zeros(len(topics), np.int32), topics[:1])  # as nearly always
     codes = topics if pa.types.is_dictionary(topics.type) else topics.dictionary_encode()
     unknown = [name for name in codes.dictionary.to_pylist() if name not in streams]
     if unknown:
@@ -216,8 +218,11 @@ def _shards(stream: Ints, partition: Ints, named: Mapping[str, pa.Array], what: 
         return (partition + stream) % what.shards
     if not what.key or what.shards == 1:
         return np.zeros(count, np.int64)
-    hashes = xxhash64([_normal(named[name], widen=what.widen) for name in what.key], count)
-    return np.mod(hashes, what.shards)
+    columns = [_normal(named[name], widen=what.widen) for name in what.key]
+    if len(columns) > 1 or not pa.types.is_string(columns[0].type):
+        return np.mod(xxhash64(columns, count), what.shards)
+    codes = pc.dictionary_encode(columns[0], null_encoding="encode")  # each text once
+    return np.take(np.mod(xxhash64([codes.dictionary], len(codes.dictionary)), what.shards), np.asarray(codes.indices))
 
 
 def _normal(column: pa.Array, *, widen: bool) -> Any:

@@ -129,7 +129,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     header = encode_header(Header(FORMAT, time_ms, slices))
 
     columns = [batch.column(name) for name in (STREAM, PARTITION, OFFSET)]
-    carried = plan.carried(np.unique(stream).tolist())
+    carried = plan.carried({one.stream for one in slices})
     columns += [pa.array(times), pa.array(before), *(batch.column(column_name(f.name)) for f in carried)]
     columns.append(batch.column(TIMESTAMP_IN))
     schema = pa.schema([*MESSAGE_FIELDS, *carried, TIMESTAMP_FIELD])
@@ -163,7 +163,8 @@ def _frames(
         combined = plan.combining.combined(table, messages.column(TIMESTAMP_IN), shard)
         if combined is not None:
             rows, shard = combined
-            return {number: _ipc(_pick(rows, shard == number)) for number in shards}
+            ends = {number: np.searchsorted(shard, [number, number + 1]).tolist() for number in shards}
+            return {number: _ipc(rows.slice(low, high - low)) for number, (low, high) in ends.items()}
     return {number: _ipc(_pick(messages, shard == number)) for number in shards}
 
 

@@ -5,6 +5,8 @@ Spark Connect has none of them: what Rewind needs to run there is this list.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,16 @@ if TYPE_CHECKING:
 
 WORKER_TIME = ("spark.python.authenticate.socketTimeout", "120s")
 """For `SparkSession.builder.config(*WORKER_TIME)`."""
+
+
+UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
+UNIX_SOCKETS_FOLDER = "spark.python.unix.domain.socket.dir"
+LONGEST_FOLDER = 60
+"""Bytes of its path: Spark adds a name of 43, and a socket's path has 107 at most."""
+CHECKPOINT_FILES = (
+    "spark.sql.streaming.checkpointFileManagerClass",
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+)
 
 
 def context_of(spark: SparkSession) -> SparkContext:
@@ -39,6 +51,35 @@ def give_workers_time(spark: SparkSession) -> None:
     conf = context_of(spark)._jsc.sc().conf()
     if not conf.contains(WORKER_TIME[0]):
         conf.set(*WORKER_TIME)
+
+
+def use_unix_sockets(spark: SparkSession) -> None:
+    """Let Spark talk to its Python workers through Unix domain sockets, unless the user has said what it is to use.
+
+    Through TCP, what one side writes in two parts waits up to 40 ms for the other's acknowledgement of the first one,
+    two or three times in a micro-batch. Executors of a cluster have the setting as of their start, with folders of
+    their own: there it is the user's to say (`UNIX_SOCKETS`).
+    """
+    context = context_of(spark)
+    conf = context._jsc.sc().conf()
+    if context.master.partition("[")[0] != "local" or conf.contains(UNIX_SOCKETS):
+        return
+    folder = conf.get(UNIX_SOCKETS_FOLDER, jvm_of(spark).java.lang.System.getProperty("java.io.tmpdir"))
+    if len(os.fsencode(folder)) <= LONGEST_FOLDER and os.access(folder, os.W_OK):
+        conf.set(UNIX_SOCKETS, "true")
+
+
+def checkpoint_files(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """Return what Spark is to write a checkpoint's files with, as settings; none where that is the user's or Spark's.
+
+    On a local disk Spark's choice starts a process for nearly each thing that it asks of a file, `readlink` or `chmod`:
+    about sixty in a micro-batch of two shards. This one renames as it does and asks in its own process.
+    """
+    files = jvm_of(spark).org.apache.hadoop.fs.FileSystem
+    default = files.getDefaultUri(context_of(spark)._jsc.hadoopConfiguration()).getScheme()
+    scheme = checkpoint.partition(":")[0] if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", checkpoint) else default
+    local = scheme == "file" and spark.conf.get(CHECKPOINT_FILES[0], None) is None
+    return dict([CHECKPOINT_FILES]) if local else {}
 
 
 def run_on_tasks(

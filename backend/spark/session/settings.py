@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from backend.spark.session.jvm import cloned
+from backend.spark.session.jvm import checkpoint_files, cloned
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,17 +41,25 @@ def apart(spark: SparkSession, shards: int, arrow_rows: int) -> SparkSession:
 
 
 @contextmanager
-def settings(spark: SparkSession, shards: int, arrow_rows: int, *, few_rows: bool = False) -> Iterator[None]:
+def settings(
+    spark: SparkSession,
+    shards: int,
+    arrow_rows: int,
+    checkpoint: str,
+    *,
+    few_rows: bool = False,
+) -> Iterator[None]:
     """Set what a query needs while it is started; Spark clones the session then, so the user's is put back after.
 
     Args:
         spark: The session.
         shards: Number of shuffle partitions.
         arrow_rows: Rows of an Arrow batch.
+        checkpoint: Spark's checkpoint location.
         few_rows: The JVM sees packed rows only. Code generated for them costs more than it saves: Spark writes it anew
             for each task and micro-batch (measured: 50 ms of planning and 100 ms in all per micro-batch).
     """
-    wanted = _wanted(spark, shards, arrow_rows)
+    wanted = _wanted(spark, shards, arrow_rows) | checkpoint_files(spark, checkpoint)
     if few_rows:
         wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     with _ONE_START:

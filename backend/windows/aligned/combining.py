@@ -61,7 +61,9 @@ class Combining:
         return pa.schema([*MESSAGE_FIELDS, *self._key_fields, *accumulators, *OWN_FIELDS])
 
     def combined(self, messages: pa.Table, timestamps: pa.Array, shard: IntArray) -> tuple[pa.Table, IntArray] | None:
-        """Return combined rows, in the order of their first messages, and the shard of each; None: not worth it.
+        """Return combined rows, shard by shard in the order of their first messages, and the shard of each.
+
+        None: it is not worth it.
 
         Args:
             messages: `MESSAGE_FIELDS` and the fields that the operator reads, in order of (stream, source partition,
@@ -75,10 +77,12 @@ class Combining:
         number, count = self._distinct(messages, shard)
         if count * self._fewer > rows:
             return None
+        first = firsts(number, count)
+        order = np.lexsort((first, shard[first]))
         rank = np.empty(count, np.int64)
-        rank[np.argsort(firsts(number, count))] = np.arange(count)
+        rank[order] = np.arange(count)
         found = self._rows(messages, timestamps, rank[number], count)
-        return None if found is None else (found, shard[firsts(rank[number], count)])
+        return None if found is None else (found, shard[first[order]])
 
     def each(self, messages: pa.Table, timestamps: pa.Array) -> pa.Table:
         """Return a row for each message: what came uncombined, to stand beside what did not."""
@@ -114,7 +118,9 @@ class Combining:
     def _distinct(self, messages: pa.Table, shard: IntArray) -> tuple[IntArray, int]:
         """Number what may be combined, in any order; gives each message's number, and how many there are."""
         time, before = numbers(messages, TIME), numbers(messages, BEFORE)
-        clock = np.maximum(before, started(NO_TIME))
+        alone = before == NO_TIME
+        # what stands alone needs no cell: one far from the others' would only make their numbers sparse
+        clock = np.where(alone, started(int(before.max())), before)
         columns = [
             self._grid.pane_of(time),
             *self._cells(clock),
@@ -130,7 +136,6 @@ class Combining:
             if len(distinct) > 1:
                 number, distinct = dense(number * len(distinct) + other, count * len(distinct))
                 count = len(distinct)
-        alone = before == NO_TIME
         if self._max_ahead_ms is not None:
             alone |= time - clock > self._max_ahead_ms
         apart = np.flatnonzero(alone)
