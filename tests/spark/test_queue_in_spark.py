@@ -105,7 +105,9 @@ def test_the_other_shard_goes_on_and_the_lost_one_catches_up(spark: Any, tmp_pat
     whole = [shards[1]["rows"] for version, shards in sink.said.items() if version in queued and 1 in shards]
     assert sum(whole) > 0  # the other shard ran every micro-batch in its own
     # what asks Spark for less time in each micro-batch: sockets without TCP, and files that no process is started for
-    workers = spark.sparkContext.parallelize([0], 1).mapPartitions(lambda _: [os.environ["PYTHON_UNIX_DOMAIN_ENABLED"]])
+    workers = spark.sparkContext.parallelize([0], 1).mapPartitions(
+        lambda _: [os.environ["PYTHON_UNIX_DOMAIN_ENABLED"].lower()]
+    )
     assert workers.collect() == ["true"]
     assert (tmp_path / "checkpoint/commits/.0.crc").exists(), "Spark's other way to write it leaves none"
     print(f"shard 0 queued micro-batches {queued[0]} to {queued[-1]} of {len(decided)}, and adopted in {adopted}")
