@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,11 +55,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Start Spark once for all tests that ask for it: `local[2]`, UTC, no UI, nothing left behind."""
     from pyspark.sql import SparkSession
 
-    from backend.spark.session.jvm import WORKER_TIME
+    from backend.spark.session.jvm import UNIX_SOCKETS_FOLDER, WORKER_TIME
     from recovery.daemon import OPTION
 
     os.environ.update(spark_environment())
     scratch = tmp_path_factory.mktemp("spark")
+    sockets = tempfile.mkdtemp(prefix="rewind-", dir="/tmp")  # the path of a socket is short, that of a test is not
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("rewind-tests")
@@ -67,6 +70,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", f"-Duser.timezone=UTC -Dderby.system.home={scratch}")
         .config(*WORKER_TIME)
+        .config(UNIX_SOCKETS_FOLDER, sockets)
         .config("spark.log.level", "ERROR")
         .config("spark.sql.session.timeZone", "UTC")
         .config(*OPTION)
@@ -82,3 +86,4 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     for query in session.streams.active:
         query.stop()
     session.stop()
+    shutil.rmtree(sockets, ignore_errors=True)
