@@ -5,7 +5,6 @@ Where what it queued is lost too, that is read from the source again.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from backend import archive, count, median, policies, stream, sum_, tumbling
 from backend.sinks.parquet import ParquetSink
 from backend.spark import start as starting
+from backend.spark.session.jvm import UNIX_SOCKETS
 from recovery.queue.seals import read_seal
 from recovery.supervise.beside import Beside
 from tests.spark.test_moving_shards import expected, found, make
@@ -104,11 +104,9 @@ def test_the_other_shard_goes_on_and_the_lost_one_catches_up(spark: Any, tmp_pat
     assert not any("decision" in shards.get(1, {}) for shards in sink.said.values())
     whole = [shards[1]["rows"] for version, shards in sink.said.items() if version in queued and 1 in shards]
     assert sum(whole) > 0  # the other shard ran every micro-batch in its own
-    # what asks Spark for less time in each micro-batch: sockets without TCP, and files that no process is started for
-    workers = spark.sparkContext.parallelize([0], 1).mapPartitions(
-        lambda _: [os.environ["PYTHON_UNIX_DOMAIN_ENABLED"].lower()]
-    )
-    assert workers.collect() == ["true"]
+    # what takes less of each micro-batch: workers that come from now on have sockets without TCP, and no process is
+    # started for a file
+    assert spark.sparkContext._jsc.sc().conf().get(UNIX_SOCKETS) == "true"
     assert (tmp_path / "checkpoint/commits/.0.crc").exists(), "Spark's other way to write it leaves none"
     print(f"shard 0 queued micro-batches {queued[0]} to {queued[-1]} of {len(decided)}, and adopted in {adopted}")
 
