@@ -25,13 +25,15 @@ import pyarrow.dataset as ds
 
 from backend import archive, count, median, stream, tumbling
 from backend.sinks.parquet import ParquetSink
-from bench.restore import VALUE, write
+from bench.restore import HOUR_MS, VALUE, write
 from bench.session import session
 from bench.table import Options, report
 
 KEYS = 1_000
 PER_BATCH = 250_000
 """Messages per micro-batch."""
+PER_HOUR = 4.7
+"""Micro-batches in an hour of event time, whatever is kept: at the sizes of `--help` no window ends right after a loss."""
 LOST = 0
 AFTER = 24
 """Micro-batches behind the loss, at least."""
@@ -128,7 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for messages in sizes:
             more = after if options.quick else max(after, messages // per_batch)
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-                write(Path(name) / "archive", messages + more * per_batch, KEYS, as_json=False)
+                total = messages + more * per_batch
+                span_ms = int(total // per_batch * HOUR_MS / PER_HOUR)
+                write(Path(name) / "archive", total, KEYS, as_json=False, span_ms=span_ms)
                 for queue_bytes in (1 << 30, "off"):
                     place = Path(name) / str(queue_bytes)
                     rows.append(measure(spark, place, messages, per_batch, more, queue_bytes))

@@ -123,14 +123,16 @@ class Peaks(threading.Thread):
         return found
 
 
-def write(directory: Path, messages: int, keys: int, *, as_json: bool, note_bytes: int = 0) -> None:
+def write(
+    directory: Path, messages: int, keys: int, *, as_json: bool, note_bytes: int = 0, span_ms: int = 24 * HOUR_MS
+) -> None:
     """Write the archive: two source partitions, in order of time; notes of so many bytes, or a key's."""
     random = np.random.default_rng(5)
     names = pa.array([f"key-{number:07d}" for number in range(keys)])
     per_partition = messages // 2
     tables = []
     for partition in range(2):
-        at = np.sort(random.integers(0, 24 * HOUR_MS, per_partition)) + START_MS
+        at = np.sort(random.integers(0, span_ms, per_partition)) + START_MS
         chosen = names.take(pa.array(random.integers(0, keys, per_partition)))
         x, y = random.integers(0, 1000, per_partition), random.random(per_partition)
         note = names.take(pa.array(random.integers(0, keys, per_partition)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from operator import lt
 
 Rows = tuple[list[bytes], list[bytes | None]]
@@ -69,16 +69,38 @@ def merge_layers(layers: Sequence[Slice]) -> Rows:
     """Merge sorted rows, oldest layer first; of equal keys the newest layer's row stays."""
     if not layers:
         return [], []
-    if len(layers) == 1:
-        return list(layers[0][0]), list(layers[0][1])
     apart = sorted(layers, key=lambda layer: layer[0][0])
     if all(low[0][-1] < high[0][0] for low, high in pairwise(apart)):  # regions of their own, mostly
-        return list(chain.from_iterable(k for k, _ in apart)), list(chain.from_iterable(v for _, v in apart))
+        return _joined(apart)
+    merged = layers[0]
+    for layer in layers[1:]:
+        merged = _merge_two(merged, layer)
+    return merged  # type: ignore[return-value]
+
+
+def _joined(layers: Sequence[Slice]) -> Rows:
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    for layer in layers:
+        keys += layer[0]
+        values += layer[1]
+    return keys, values
+
+
+def _merge_two(older: Slice, newer: Slice) -> Rows:
+    """Merge where both have keys; what lies before and behind is of one of them. Messages come mostly in order."""
+    first, last = max(older[0][0], newer[0][0]), min(older[0][-1], newer[0][-1])
+    parts: list[list[Slice]] = [[], [], []]
+    for keys, values in (older, newer):
+        low, high = bisect_left(keys, first), bisect_right(keys, last)
+        for part, at in zip(parts, (slice(low), slice(low, high), slice(high, None)), strict=True):
+            part.append((keys[at], values[at]))
+    before, both, behind = parts
     rows: dict[bytes, bytes | None] = {}
-    for keys, values in layers:
+    for keys, values in both:
         rows.update(zip(keys, values, strict=True))
     # the sort finds the layers' own order again: its cost is that of merging, not of sorting
-    return sorted_rows(rows)
+    return _joined([*before, sorted_rows(rows), *behind])
 
 
 def merge_visible(base: tuple[list[bytes], list[bytes]], own: Slice) -> tuple[list[bytes], list[bytes]]:

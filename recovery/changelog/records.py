@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from operator import lt
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
 from backend.errors import UNDECODABLE, ChangelogDamaged, StateCorrupted, UnknownFormat
+from backend.store.layers import increasing
 from backend.store.protocol import UNLOGGED, Changes, region_range, region_slice
 from recovery.commit.pointer import Commit, CommitRecord, decode_record, encode_record
 
@@ -269,7 +269,7 @@ def _batches(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
     last = b""
     while chunk := list(islice(source, _BASE_CHUNK_ROWS)):
         keys, values = [key for key, _ in chunk], [value for _, value in chunk]
-        if keys[0] <= last or not all(map(lt, keys, islice(keys, 1, None))):
+        if keys[0] <= last or not increasing(keys):
             raise ValueError("rows of a base must be in strictly increasing key order")
         last = keys[-1]
         yield from _logged(keys, values)

@@ -13,8 +13,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import lt
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,7 @@ from backend.errors import KeyInvalid
 from backend.messages import TIME_BYTES, sorted_rows
 from backend.rocks import RocksOptions, RocksStore
 from backend.store.bounds import reclaim
+from backend.store.layers import increasing
 from backend.store.protocol import REPLAYED, Changes, Region, region_range, region_slice
 from backend.store.workspace import Workspace
 from recovery.changelog.protocol import History
@@ -257,7 +256,7 @@ class _Runs:
     def add(self, rows: Rows) -> None:
         """Take a chunk of message-store rows."""
         keys, values = rows
-        if not all(map(lt, keys, islice(keys, 1, None))):
+        if not increasing(keys):
             raise KeyInvalid("a chunk of messages is not sorted by key", why="keys must be strictly increasing")
         at = 0
         for region in sorted(self._open):
