@@ -33,7 +33,7 @@ KEYS = 1_000
 PER_BATCH = 250_000
 """Messages per micro-batch."""
 PER_HOUR = 4.7
-"""Micro-batches in an hour of event time, whatever is kept: at the sizes of `--help` no window ends right after a loss."""
+"""Micro-batches in an hour of event time, whatever is kept: so no window ends right after a loss at these sizes."""
 LOST = 0
 AFTER = 24
 """Micro-batches behind the loss, at least."""
