@@ -28,8 +28,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from backend import count, delta_sink, foreach_batch, iceberg_sink, kafka_sink, parquet_sink, sql_sink, sum_, tumbling
+from backend.sinks.sealing import Writing
 from backend.sinks.tables import pack
-from backend.spark.processor import OUTPUT_SCHEMA
+from backend.spark.processor import OUTPUT, OUTPUT_SCHEMA
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from bench.data import START_MS
@@ -38,8 +39,6 @@ from bench.table import Options, report
 
 SHARDS, KEYS, MINUTE_MS = 2, 1_000, 60_000
 FIELDS = pa.schema([("key", pa.string()), ("x", pa.float64())])
-_FRAME = pa.schema([("shard", pa.int32()), ("version", pa.int64()), ("queued_in", pa.int64()), ("results", pa.binary()),
-                    ("errors", pa.binary()), ("metrics", pa.string())])  # fmt: skip
 
 
 def operator() -> WindowOperator:
@@ -65,7 +64,15 @@ def made(batches: Iterator[pa.RecordBatch], version: int, rows: int) -> Iterator
         }
         table = pa.table({name: columns.get(name, pa.nulls(len(at))) for name in schema.names}).cast(schema)
         frame = {"shard": shard, "version": version, "results": pack(table), "metrics": "{}"}
-        yield pa.RecordBatch.from_pylist([frame], schema=_FRAME)
+        yield pa.RecordBatch.from_pylist([frame], schema=OUTPUT)
+
+
+def tasks(
+    batches: Iterator[pa.RecordBatch], version: int, rows: int, writing: Writing | None
+) -> Iterator[pa.RecordBatch]:
+    """Make frames, and write them where the operator's own tasks do. Runs in a task."""
+    for frame in made(batches, version, rows):
+        yield writing.write(frame, version) if writing is not None else frame
 
 
 def thrown_away(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -181,8 +188,9 @@ def measure(spark: Any, case: Case, home: Path, rows: int, batches: int) -> dict
         sink.open(uuid.uuid4().hex)
     taken = []
     for version in range(batches + 1):
+        writing = sink.writing() if hasattr(sink, "writing") else None
         frames = spark.range(SHARDS, numPartitions=SHARDS).mapInArrow(
-            partial(made, version=version, rows=rows), OUTPUT_SCHEMA
+            partial(tasks, version=version, rows=rows, writing=writing), writing.ddl if writing else OUTPUT_SCHEMA
         )
         begun = time.perf_counter()
         sink.publish(frames, version)

@@ -4,6 +4,7 @@ A sink gets the output of the stateful operator: one row per shard (`shard int, 
 results binary, errors binary, metrics string`), the tables packed as Arrow IPC streams; of a shard that adopts its
 queue, a row per micro-batch that it runs (`queued_in`, null for the one that is published). A sink runs exactly one
 action on it: a second one would run the operator twice, and Spark would keep the state of the first run.
+One with `writing` (`backend.sinks.sealing`) has this written by the operator's own tasks, and gets what they report.
 
 `publish` is called before Spark commits the micro-batch, and again with the same version after a crash
 in between, so a sink replaces what it published under a version before, or passes over what it cannot take back. It
@@ -35,6 +36,7 @@ class Sink(Protocol):
     A sink may have more, which is called before `open`: `begin(outbox: str, operator: Operator)`, told a directory
     beside the checkpoint that tasks may write to, and whose results come; it refuses what does not fit, and makes
     nothing. And `resume_from(planned: int)`, told the newest micro-batch that the checkpoint has planned, -1 for none.
+    `writing() -> Writing` is called after `open`, at each start of Spark's query.
     One without `seal_by` (`backend.sinks.sealing`) cannot be used with `queue_bytes`.
     """
 

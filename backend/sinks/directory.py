@@ -4,7 +4,7 @@ Layout::
 
     <root>/batch=<version>/results-<shard>-...-<uuid>.parquet what readers see; Spark reads `batch` as a column
     <root>/_rewind/owner.json                                 {"format": 1, "query": id, "holds": "results"}
-    <root>/_rewind/attempt-<version>-<uuid>/                  tasks write here
+    <root>/_rewind/attempt-<uuid of the run>-<version>/       tasks write here
     <root>/_rewind/ready-<version>-<uuid>/                    only the files of the attempts that count; then renamed
 
 Names that begin with `_` are invisible to Spark and to `pyarrow.dataset`. Tasks never learn the name of the ready
@@ -153,9 +153,13 @@ class VersionedDirectory:
         if not others and self.root.is_dir():
             self.root.rmdir()
 
-    def attempt(self, version: int) -> Path:
-        """Make a new directory for the tasks of one attempt to write into."""
-        path = self.root / _PRIVATE / f"attempt-{version}-{uuid.uuid4().hex}"
+    def attempts(self, run: str) -> str:
+        """Name the directories of a run of the query, for its tasks: what this gives, and then the version."""
+        return str(self.root / _PRIVATE / f"attempt-{run}-")
+
+    def attempt(self, version: int, run: str) -> Path:
+        """Make the directory for the tasks of one attempt to write into; a run makes a version once."""
+        path = Path(f"{self.attempts(run)}{version}")
         path.mkdir(parents=True)
         return path
 

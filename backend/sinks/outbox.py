@@ -4,7 +4,8 @@ A sink that publishes from here runs one action, and may then read the rows as o
 operator again. Tasks never learn where the rows go. Nothing in here outlives its publication: a micro-batch that runs
 again is written again, so `clear` at a start and `drop` behind each publication are all the care that it needs.
 
-Files are `<outbox>/<version>-<uuid>/{results,errors}-<shard>-<rows>-<digest>-<uuid>.parquet`, as in the Parquet sink.
+Files are `<outbox>/<uuid of the run>-<version>/{results,errors}-<shard>-<rows>-<digest>-<uuid>.parquet`, as in the
+Parquet sink.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from backend.batch import Operator
-from backend.boundary import crossing
 from backend.sinks.parquet import REPORT_DDL, contents, write_frames
 from backend.sinks.record import Content, check_accepted
-from backend.sinks.sealing import Seal, Sealing
+from backend.sinks.sealing import Seal, Sealing, Writing
 from backend.sinks.table_rows import plain_schema
 from backend.sinks.tables import ERRORS, RESULTS, empty_outputs, merge_metrics, summary
 from recovery.files import LocalFiles, make_directory, open_files
@@ -84,25 +84,30 @@ class Outbox(Sealing):
 
     def __init__(self, uri: str) -> None:
         self.files = open_files(uri)
+        self._run = ""
 
     def clear(self) -> None:
         """Remove what crashed publications left."""
         for folder in self.files.folders():
             self.files.delete_folder(folder)
 
+    def writing(self) -> Writing:
+        """Give what the operator's tasks call, from here on until it is called again."""
+        self._run = uuid.uuid4().hex
+        return Writing(partial(write_outbox, uri=self.files.uri, run=self._run), REPORT_DDL)
+
     def folder(self, version: int) -> str:
-        """Return a new directory's name, for the tasks of one attempt."""
-        name = f"{version}-{uuid.uuid4().hex}"
+        """Make the directory for the tasks of one attempt and give its name; a run makes a version once."""
+        name = folder_of(self._run, version)
         if isinstance(self.files, LocalFiles):
             make_directory(self.files.root / name)
         return name
 
     def write(self, frames: DataFrame, version: int) -> Written:
-        """Let the tasks write a micro-batch; the one action on its frames."""
+        """Let the tasks write a micro-batch, as `writing` has it; the one action on its frames."""
         folder = self.folder(version)
-        write = partial(write_outbox, version=version, uri=self.files.uri, folder=folder)
         try:
-            rows = [row.asDict() for row in frames.mapInArrow(crossing(write), REPORT_DDL).collect()]
+            rows = [row.asDict() for row in frames.collect()]
             self.seal(version, rows)
         except Exception:
             self.files.delete_folder(folder)
@@ -155,6 +160,10 @@ class OutboxSink:
         """Clear what a crash left."""
         self._box.clear()
 
+    def writing(self) -> Writing:
+        """Give what the operator's tasks call, from here on until it is called again."""
+        return self._box.writing()
+
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Write to the outbox with one action, then bring that out; durable on return.
 
@@ -183,22 +192,26 @@ class OutboxSink:
         return self._outbox
 
 
-def write_outbox(batches: Iterator[pa.RecordBatch], *, version: int, uri: str, folder: str) -> Iterator[pa.RecordBatch]:
-    """Write a task's frames into a folder of the outbox; gives one report row per shard. Runs in a task.
+def folder_of(run: str, version: int) -> str:
+    """Name the directory of an attempt."""
+    return f"{run}-{version}"
+
+
+def write_outbox(frames: pa.RecordBatch, version: int, *, uri: str, run: str) -> pa.RecordBatch:
+    """Write what one shard made into a folder of the outbox; gives one row that reports it. Runs in a task.
 
     Args:
-        batches: As `backend.sinks` says.
+        frames: As `backend.sinks` says.
         version: What every frame must say.
         uri: The outbox.
-        folder: What `Outbox.folder` gave.
+        run: Which run of the query it is.
     """
-    files = open_files(uri)
+    files, folder = open_files(uri), folder_of(run, version)
     if isinstance(files, LocalFiles):
         place = str(files.root / folder)
-        yield from write_frames(batches, version=version, attempts={RESULTS: place, ERRORS: place})
-        return
+        return write_frames(frames, version, attempts={RESULTS: place, ERRORS: place})
     with tempfile.TemporaryDirectory(prefix="rewind-outbox-") as scratch:
-        for report in write_frames(batches, version=version, attempts={RESULTS: scratch, ERRORS: scratch}):
-            for path in sorted(Path(scratch).iterdir()):
-                files.put(path, f"{folder}/{path.name}", link=False)
-            yield report
+        report = write_frames(frames, version, attempts={RESULTS: scratch, ERRORS: scratch})
+        for path in sorted(Path(scratch).iterdir()):
+            files.put(path, f"{folder}/{path.name}", link=False)
+        return report

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,10 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backend.boundary import crossing
 from backend.places import check_apart
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.record import Content, Digest, check_same
-from backend.sinks.sealing import Sealing
+from backend.sinks.sealing import Sealing, Writing
 from backend.sinks.tables import (
     ERRORS,
     KINDS,
@@ -39,7 +38,6 @@ from backend.sinks.tables import (
     merge_metrics,
     summary,
     unpack,
-    warm_up,
 )
 from backend.store.storage import storage
 from recovery.killpoints import kill_point
@@ -91,6 +89,7 @@ class ParquetSink(Sealing):
         check_apart([(ERRORS, str(errors)), (RESULTS, str(results))])
         self._directories = {kind: VersionedDirectory(root, kind) for kind, root in roots.items()}
         self._compared: int | None = None
+        self._run = ""
 
     def resume_from(self, planned: int) -> None:
         """Take note of the newest micro-batch that the checkpoint has planned: later ones cannot run again yet."""
@@ -109,22 +108,35 @@ class ParquetSink(Sealing):
         for directory in self._directories.values():
             directory.open(query)
 
+    def writing(self) -> Writing:
+        """Give what the operator's tasks call, from here on until it is called again."""
+        self._run = uuid.uuid4().hex
+        attempts = {kind: directory.attempts(self._run) for kind, directory in self._directories.items()}
+        return Writing(partial(write_attempt, attempts=attempts), REPORT_DDL)
+
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
-        """Write in the tasks, then make both directories of this version visible, durable on return.
+        """Let the tasks write, then make both directories of this version visible, durable on return.
+
+        Args:
+            frames: What they give, as `writing` has it.
+            version: Spark's batch id.
 
         Raises:
             OutputDiffers: The version is out with other rows; they stay.
         """
-        attempts = {kind: directory.attempt(version) for kind, directory in self._directories.items()}
-        write = partial(write_frames, version=version, attempts={kind: str(path) for kind, path in attempts.items()})
+        attempts = self.attempts(version)
         try:
-            rows = [row.asDict() for row in frames.mapInArrow(crossing(write), REPORT_DDL).collect()]
+            rows = [row.asDict() for row in frames.collect()]
             self.seal(version, rows)
             return self.finish(rows, version, attempts)
         except Exception:
             for path in attempts.values():
                 shutil.rmtree(path, ignore_errors=True)
             raise
+
+    def attempts(self, version: int) -> dict[str, Path]:
+        """Make the directories that tasks write a micro-batch into, by output."""
+        return {kind: directory.attempt(version, self._run) for kind, directory in self._directories.items()}
 
     def finish(self, rows: list[dict[str, Any]], version: int, attempts: dict[str, Path]) -> list[dict[str, Any]]:
         """Publish the files that the tasks reported: the second half of `publish`."""
@@ -163,7 +175,7 @@ class ParquetSink(Sealing):
 
 
 class _ShardWriter:
-    """The files of one shard in one attempt, open until the task ends."""
+    """The files of one shard in one attempt, open until `close`."""
 
     def __init__(self, shard: int, version: int, attempts: dict[str, str]) -> None:
         self.shard, self.version, self.attempts = shard, version, attempts
@@ -213,32 +225,28 @@ def contents(names: Iterable[str]) -> dict[int, Content] | None:
     return {int(one[1]): (int(one[2]), one[3]) for one in found if one is not None}
 
 
-def write_frames(
-    batches: Iterator[pa.RecordBatch], *, version: int, attempts: dict[str, str]
-) -> Iterator[pa.RecordBatch]:
-    """Write a task's frames into the attempt's directories; gives one report row per shard. Runs in a task.
+def write_attempt(frames: pa.RecordBatch, version: int, *, attempts: dict[str, str]) -> pa.RecordBatch:
+    """Write a shard's frames into what `VersionedDirectory.attempts` names for `results` and `errors`."""
+    return write_frames(frames, version, attempts={kind: f"{run}{version}" for kind, run in attempts.items()})
+
+
+def write_frames(frames: pa.RecordBatch, version: int, *, attempts: dict[str, str]) -> pa.RecordBatch:
+    """Write what one shard made into the attempt's directories; gives one row that reports it. Runs in a task.
 
     Args:
-        batches: Of what `backend.sinks` says.
+        frames: As `backend.sinks` says.
         version: What every frame must say.
         attempts: `results` and `errors` -> directory of this attempt.
     """
-    warm_up()
-    writers: dict[int, _ShardWriter] = {}
-    for batch in batches:
-        for row in batch.to_pylist():
+    rows = frames.to_pylist()
+    writer = _ShardWriter(rows[0]["shard"], version, attempts)
+    with storage(attempts[RESULTS]):
+        for row in rows:
             check_version(row["version"], version)
-            shard = row["shard"]
-            if shard not in writers:
-                writers[shard] = _ShardWriter(shard, version, attempts)
-            with storage(attempts[RESULTS]):
-                for kind in KINDS:
-                    writers[shard].add(kind, row[kind], row.get("queued_in"))
-            writers[shard].metrics.append(row["metrics"])
-    if writers:
-        with storage(attempts[RESULTS]):
-            reports = [writers[shard].close() for shard in sorted(writers)]
-        yield pa.RecordBatch.from_pylist(reports, schema=_REPORT)
+            for kind in KINDS:
+                writer.add(kind, row[kind], row.get("queued_in"))
+            writer.metrics.append(row["metrics"])
+        return pa.RecordBatch.from_pylist([writer.close()], schema=_REPORT)
 
 
 def _local(path: str | Path, option: str) -> Path:

@@ -7,10 +7,26 @@ that is written down (`recovery.queue.seals`) after the tasks ran, and before an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 Seal = Callable[[int, Iterable[Mapping[str, Any]]], None]
 """(version, what tasks reported: rows with `shard` and `metrics`) -> None; durable on return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How the operator's own tasks write what they made, until the query is started again; travels to them.
+
+    Attributes:
+        write: (rows of one shard as `backend.sinks` says, version) -> a row that reports what was written.
+        ddl: Its schema, for Spark: of what the sink's `publish` gets.
+    """
+
+    write: Callable[[pa.RecordBatch, int], pa.RecordBatch]
+    ddl: str
 
 
 def _unsealed(version: int, rows: Iterable[Mapping[str, Any]]) -> None:

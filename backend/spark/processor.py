@@ -25,6 +25,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from backend.batch import ERROR_SCHEMA, SourcePartition
 from backend.boundary import marking, token
 from backend.errors import UserCodeFailed
+from backend.sinks.sealing import Writing
 from backend.spark.pack.assembling import assemble, leaps, located, packed_rows
 from backend.spark.pack.frames import to_ipc
 from backend.spark.task import query_and_version
@@ -40,6 +41,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OUTPUT_SCHEMA = "shard int, version bigint, queued_in bigint, results binary, errors binary, metrics string"
+OUTPUT = pa.schema(
+    [
+        pa.field("shard", pa.int32()),
+        pa.field("version", pa.int64()),
+        pa.field("queued_in", pa.int64()),
+        pa.field("results", pa.large_binary()),
+        pa.field("errors", pa.large_binary()),
+        pa.field("metrics", pa.string()),
+    ]
+)
+"""What an attempt made, as `backend.sinks` says; for Spark, `OUTPUT_SCHEMA`."""
 STATE_VARIABLE = "pointer"
 STATE_SCHEMA = "value binary"
 
@@ -56,6 +68,7 @@ class ProcessorPlan:
         ranked: Streams whose rows get their offsets in the shard.
         max_ahead_ms: A message that moves a watermark by more than this is reported; None reports none.
         mark: The driver's token (`backend.boundary`).
+        writing: How the sink's files are written, right here; None hands what was made on to the sink.
     """
 
     shards: dict[int, int]
@@ -65,6 +78,12 @@ class ProcessorPlan:
     ranked: frozenset[int] = frozenset()
     max_ahead_ms: int | None = None
     mark: str = field(default_factory=token)
+    writing: Writing | None = None
+
+    @property
+    def ddl(self) -> str:
+        """The schema of what the processor gives, for Spark."""
+        return self.writing.ddl if self.writing is not None else OUTPUT_SCHEMA
 
 
 class ShardProcessor(StatefulProcessor):
@@ -147,7 +166,10 @@ class ShardProcessor(StatefulProcessor):
         self._pointer.update((encode(done.pointer),))
         self._rearm(done.pointer, given.time_ms)
         kill_point("after_pointer", version)
-        return _output(job.shard, version, done, self._plan)
+        made = _output(job.shard, version, done, self._plan)
+        if self._plan.writing is not None:  # in this process: a second function in the query would cost another one
+            made = self._plan.writing.write(made, version)
+        return _frame(made)
 
     def _read_pointer(self) -> Pointer | None:
         value = self._pointer.get()
@@ -168,10 +190,14 @@ def _is_due(pointer: Pointer, now: int) -> bool:
     return pointer.next_due_ms is not None and pointer.next_due_ms <= now
 
 
-def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pd.DataFrame:
-    """Return what an attempt made: a row per micro-batch that it ran, the metrics of all in the last one."""
+def _frame(made: pa.RecordBatch) -> pd.DataFrame:
     import pandas as pd  # a second of a core: not in Spark's process on the driver that only calls `init`
 
+    return made.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)  # a null is no float
+
+
+def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pa.RecordBatch:
+    """Return what an attempt made: a row per micro-batch that it ran, the metrics of all in the last one."""
     results: list[bytes | None] = []
     errors: list[bytes | None] = []
     received, bad, leap_count, farthest = 0, [], 0, None
@@ -193,13 +219,14 @@ def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pd.Dat
         metrics["commit"] = done.pointer.commit.name
     count = max(1, len(done.ran))
     queued_in = [one.version if one.version != version else None for one in done.ran] or [None]
-    return pd.DataFrame(
+    return pa.RecordBatch.from_pydict(
         {
-            "shard": pd.Series([shard] * count, dtype="int32"),
-            "version": pd.Series([version] * count, dtype="int64"),
-            "queued_in": pd.Series(queued_in, dtype="Int64"),
-            "results": pd.Series(results or [None], dtype=object),
-            "errors": pd.Series(errors or [None], dtype=object),
-            "metrics": pd.Series([*[None] * (count - 1), json.dumps(metrics)], dtype=object),
-        }
+            "shard": [shard] * count,
+            "version": [version] * count,
+            "queued_in": queued_in,
+            "results": results or [None],
+            "errors": errors or [None],
+            "metrics": [*[None] * (count - 1), json.dumps(metrics)],
+        },
+        schema=OUTPUT,
     )

@@ -26,6 +26,7 @@ from backend.joins.operator import JoinOperator
 from backend.kafka_client.admin import TopicIdentity, compare
 from backend.kafka_client.settings import KafkaSettings
 from backend.places import check_apart, check_usable
+from backend.sinks.sealing import Writing
 from backend.sources import Source, TopicPartition, remembers
 from backend.sources.dataframe import DataFrameSource
 from backend.sources.kafka import KafkaSource
@@ -34,7 +35,7 @@ from backend.spark.explain import explained
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, check_key, describe, number_streams
 from backend.spark.observed import observed
 from backend.spark.pack.routing import grouping_values
-from backend.spark.processor import OUTPUT_SCHEMA, ProcessorPlan, ShardProcessor
+from backend.spark.processor import ProcessorPlan, ShardProcessor
 from backend.spark.queueing import Sealing, incarnation_of, queue_limit, queues_in
 from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
 from backend.spark.session.jvm import context_of, cores, give_workers_time, use_unix_sockets
@@ -286,13 +287,16 @@ def _open(
         started = incarnation_of(checkpoint, terms.map(lambda one: one.operator), queue_bytes is not None)
         sealing.begin(started)
         made = partial(of_incarnation, make, started)
-        plan = ProcessorPlan(shards, made, terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms)
+        plan = ProcessorPlan(
+            shards, made, terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms,
+            writing=_writing(sink),
+        )  # fmt: skip
         with settings(spark, job.shards, options.arrow_rows, checkpoint, few_rows=job.direct), reported_by_us(spark):
             packed = job.streaming(
                 spark, checkpoint, terms.map(lambda one: job.pack_plan(one.max_ahead_ms, one.operator))
             )
             states = packed.groupBy("shard").transformWithStateInPandas(
-                ShardProcessor(plan), OUTPUT_SCHEMA, "Append", "ProcessingTime"
+                ShardProcessor(plan), plan.ddl, "Append", "ProcessingTime"
             )
             writer = observed(states).writeStream.foreachBatch(publish).option("checkpointLocation", checkpoint)
             if options.name is not None:
@@ -355,6 +359,12 @@ def _open_sink(sink: Sink, checkpoint: str, output: str) -> None:
         resume_from(newest_planned(checkpoint))
     sink.open(output)
     write_outputs(checkpoint, sink)
+
+
+def _writing(sink: Sink) -> Writing | None:
+    """Return how the operator's tasks write for the sink in this run of the query, if they do."""
+    writing: Callable[[], Writing] | None = getattr(sink, "writing", None)
+    return writing() if writing is not None else None
 
 
 def _ends(job: Job, spark: SparkSession) -> tuple[Mapping[TopicPartition, int] | None, ...]:

@@ -168,7 +168,7 @@ def test_a_slow_disk_only_takes_longer(sound: tuple[Path, Job, Any], monkeypatch
 def test_an_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = VersionedDirectory(tmp_path / "out")
     output.open("query")
-    attempt = output.attempt(3)
+    attempt = output.attempt(3, "run")
     (attempt / "part").write_bytes(b"123")
     monkeypatch.setattr(os, "fsync", Failing(os.fsync, 0, errno.EIO))
     with pytest.raises(StorageFailed) as caught:

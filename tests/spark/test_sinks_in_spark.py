@@ -36,12 +36,24 @@ def frames(spark: Any, version: int, tasks: Any) -> Any:
     return spark.createDataFrame(rows, SCHEMA).repartition(2).mapInArrow(emit, SCHEMA)
 
 
+def written(sink: Any, made: Any, version: int) -> Any:
+    """What the operator's tasks give for a sink of files: they write what they made."""
+    writing = sink.writing()
+
+    def write(batches: Any) -> Any:
+        for batch in batches:
+            for row in range(batch.num_rows):
+                yield writing.write(batch.slice(row, 1), version)
+
+    return made.mapInArrow(write, writing.ddl)
+
+
 def test_parquet_is_written_by_one_action_and_read_by_spark(spark: Any, tmp_path: Path) -> None:
     tasks = spark.sparkContext.accumulator(0)
     sink = ParquetSink(tmp_path / "out", tmp_path / "err")
     sink.open("q")
     for _ in range(2):  # the micro-batch runs again after a crash
-        summary = sink.publish(frames(spark, 3, tasks), 3)
+        summary = sink.publish(written(sink, frames(spark, 3, tasks), 3), 3)
     assert summary == [
         {"shard": 0, "results": 2, "errors": 0, "metrics": {"late": 1}},
         {"shard": 1, "results": 2, "errors": 2, "metrics": {}},
@@ -59,7 +71,7 @@ def test_a_failing_task_publishes_nothing(spark: Any, tmp_path: Path) -> None:
     sink = ParquetSink(tmp_path / "out", tmp_path / "err")
     sink.open("q")
     with pytest.raises(Exception, match="handed to the sink as micro-batch 4"):
-        sink.publish(frames(spark, 3, spark.sparkContext.accumulator(0)), 4)
+        sink.publish(written(sink, frames(spark, 3, spark.sparkContext.accumulator(0)), 4), 4)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["_rewind"]
     assert [path.name for path in (tmp_path / "out" / "_rewind").iterdir()] == ["owner.json"]
 
@@ -88,7 +100,7 @@ def test_a_function_may_run_many_actions_on_its_dataframes_and_the_operator_runs
     result = pa.schema([("window_start", pa.int64()), ("n", pa.int64())])
     sink.begin(str(tmp_path / "outbox"), ProcessOperator(lambda batch, context: None, result, stores=[], fields=[]))
     sink.open("q")
-    assert [one["errors"] for one in sink.publish(frames(spark, 3, tasks), 3)] == [0, 2, 0]
+    assert [one["errors"] for one in sink.publish(written(sink, frames(spark, 3, tasks), 3), 3)] == [0, 2, 0]
     assert tasks.value == 3
     assert seen == [
         (3, [("3-0-0", 1, 2), ("3-0-1", 2, 2), ("3-1-0", 1, 2), ("3-1-1", 2, 2)], 4),

@@ -24,8 +24,6 @@ from backend.errors import OutputDiffers
 from backend.sinks import foreach, parquet, table_sink
 from backend.sinks.kafka import sink as kafka_sink
 from backend.sinks.kafka import writer as kafka_writer
-from backend.sinks.outbox import write_outbox
-from backend.sinks.parquet import write_frames
 from backend.sinks.tables import pack
 from backend.windows.definitions import tumbling
 from backend.windows.operator import WindowOperator
@@ -161,24 +159,20 @@ Tasks = Callable[[Any, int, Frames], tuple[Any, ...]]
 
 def to_outbox(sink: Any, version: int, frames: Frames) -> tuple[Any, ...]:
     """Write as tasks of most sinks do."""
-    folder = sink._outbox.folder(version)
-    given = {"version": version, "uri": sink._outbox.files.uri, "folder": folder}
-    list(write_outbox(iter([batch_of(frames[:1])]), **given))
-    reports = [
-        row for one in frames for part in write_outbox(iter([batch_of([one])]), **given) for row in part.to_pylist()
-    ]
-    return sink._outbox.written(folder, reports), version
+    write, folder = sink.writing().write, sink._outbox.folder(version)
+    return sink._outbox.written(folder, reported(write, version, frames)), version
 
 
 def to_attempts(sink: Any, version: int, frames: Frames) -> tuple[Any, ...]:
     """Write as tasks of the Parquet sink do."""
-    attempts = {kind: directory.attempt(version) for kind, directory in sink._directories.items()}
-    given = {"version": version, "attempts": {kind: str(path) for kind, path in attempts.items()}}
-    list(write_frames(iter([batch_of(frames[:1])]), **given))
-    reports = [
-        row for one in frames for part in write_frames(iter([batch_of([one])]), **given) for row in part.to_pylist()
-    ]
-    return reports, version, attempts
+    write, attempts = sink.writing().write, sink.attempts(version)
+    return reported(write, version, frames), version, attempts
+
+
+def reported(write: Any, version: int, frames: Frames) -> list[dict[str, Any]]:
+    """Write every frame, the first one twice; give what the tasks that count report."""
+    write(batch_of(frames[:1]), version)
+    return [row for one in frames for row in write(batch_of([one]), version).to_pylist()]
 
 
 def collected(sink: Any, version: int, frames: Frames) -> tuple[Any, ...]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from backend.batch import ERROR_SCHEMA
+from backend.boundary import CrossedError
 from backend.rocks import RocksStore
+from backend.sinks.parquet import ParquetSink
 from backend.spark import processor
 from backend.spark.pack import frames, packing
 from backend.spark.processor import ProcessorPlan, ShardProcessor
@@ -218,6 +224,61 @@ def test_errors_of_the_operator_are_located_and_the_driver_is_told_of_clocks(sha
     metrics = json.loads(output["metrics"][0])
     assert metrics["received"] == 0
     assert "leaps" not in metrics
+
+
+# -- a sink whose files the operator's tasks write --------------------------------------------------------------------
+
+
+@pytest.fixture
+def writing(shard, tmp_path):
+    """The wrapper, a Parquet sink, and what makes the directories of a micro-batch as the sink's `publish` does."""
+    wrapper, state = shard
+    sink = ParquetSink(tmp_path / "results", tmp_path / "errors")
+    sink.open("q")
+    wrapper._plan = replace(wrapper._plan, topics={0: "orders"}, writing=sink.writing())
+    return wrapper, state, sink
+
+
+def test_files_are_written_where_the_operator_runs_and_what_is_reported_is_published(writing, tmp_path):
+    wrapper, state, sink = writing
+    attempts = sink.attempts(0)
+    run = lambda: wrapper.handleInputRows((12,), packed([0, 1, 2], 1_000, malformed={1}), Now(1_000))  # noqa: E731
+    list(run())
+    state.value = None  # the task ran, and Spark gave it up
+    [report] = run()
+    assert list(report.columns) == [field.split()[0] for field in wrapper._plan.ddl.split(", ")]
+    [row] = report.to_dict("records")
+    assert (row["shard"], row["version"], row["results_rows"], row["errors_rows"]) == (0, 0, 1, 1)
+    assert json.loads(row["metrics"])["received"] == 3
+    assert {kind: len(list(path.iterdir())) for kind, path in attempts.items()} == {"results": 2, "errors": 2}
+    [told] = sink.finish([row], 0, attempts)
+    assert (told["results"], told["errors"]) == (1, 1)
+    [results], [errors] = ([*(tmp_path / kind / "batch=0").iterdir()] for kind in ("results", "errors"))
+    assert [(one["id"], one["count"]) for one in pq.read_table(results).to_pylist()] == [("0-0-0", 2)]
+    assert [(one["id"], one["offset"]) for one in pq.read_table(errors).to_pylist()] == [("0-0-e0", 1)]
+
+
+def test_a_shard_that_says_nothing_reports_no_file(writing):
+    wrapper, _, sink = writing
+    attempts = sink.attempts(0)
+    [report] = wrapper.handleInputRows((12,), packed([], 1_000, drain=True), Now(1_000))
+    [row] = report.to_dict("records")
+    assert (row["errors_file"], row["errors_rows"]) == (None, 0)
+    assert not list(attempts["errors"].iterdir())
+
+
+def test_a_disk_that_refuses_the_sinks_files_is_named(writing, tmp_path, monkeypatch):
+    wrapper, _, sink = writing
+    sink.attempts(0)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("backend.sinks.parquet.os", SimpleNamespace(fsync=full))
+    with pytest.raises(CrossedError) as caught:
+        list(wrapper.handleInputRows((12,), packed([0], 1_000, malformed={0}), Now(1_000)))
+    assert "[rewind:StorageFailed]" in str(caught.value)
+    assert str(tmp_path / "results") in str(caught.value)
 
 
 # -- a shard that queues --------------------------------------------------------------------------------------------

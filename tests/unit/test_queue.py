@@ -312,12 +312,6 @@ class Frames:
     def __init__(self, rows: list[dict[str, Any]] | None = None) -> None:
         self._rows = rows if rows is not None else [self.ROW]
 
-    def mapInArrow(self, function: Any, schema: str) -> Frames:
-        kinds = {"shard": pa.int32(), "version": pa.int64(), "queued_in": pa.int64(), "metrics": pa.string()}
-        columns = [(name, kinds.get(name, pa.binary())) for name in self.ROW]
-        batch = pa.RecordBatch.from_pylist(self._rows, schema=pa.schema(columns))
-        return Frames([row for part in function(iter([batch])) for row in part.to_pylist()])
-
     def collect(self) -> list[Any]:
         return [SimpleNamespace(asDict=lambda row=row: dict(row)) for row in self._rows]
 

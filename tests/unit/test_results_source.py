@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from backend.errors import HistoryLost, SourceDamaged, SourceWentBack
-from backend.sinks.parquet import ParquetSink, write_frames
+from backend.sinks.parquet import ParquetSink
 from backend.sources.archive_index import Slice
 from backend.sources.archive_reader import ArchiveStreamReader
 from backend.sources.formats import ValueFormat
 from backend.sources.results import results_of
 from backend.sources.results_files import TOPIC, ResultsArchive, read_results
-from tests.support.sink_story import Story, batch_of
+from tests.support.sink_story import Story, to_attempts
 
 VALUE = "window_start timestamp, origin string, n long, nowhere string"
 SCHEMA = pa.schema(
@@ -48,11 +48,7 @@ def publish(home: Path, story: Story, *versions: int) -> None:
     for version in versions:
         sink = ParquetSink(home / "out", home / "err")
         sink.open("q")
-        attempts = {kind: directory.attempt(version) for kind, directory in sink._directories.items()}
-        paths = {kind: str(path) for kind, path in attempts.items()}
-        given = iter([batch_of(story.frames[version])])
-        made = list(write_frames(given, version=version, attempts=paths))
-        sink.finish([row for batch in made for row in batch.to_pylist()], version, attempts)
+        sink.finish(*to_attempts(sink, version, story.frames[version]))
 
 
 def read(home: Path, shard: int, start: int, end: int) -> list[tuple[int, str]]:
