@@ -100,6 +100,7 @@ def native_options(options: RocksOptions) -> Options:
     native.set_target_file_size_multiplier(2)
     native.set_max_open_files(options.open_files)
     native.set_max_background_jobs(options.background_jobs)
+    native.set_max_file_opening_threads(1)  # by default sixteen are started and ended at each open
     # a record cut short by a crash is at the log's end; anything else is damage, and not to be skipped in silence
     native.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     native.set_keep_log_file_num(2)

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from backend.batch import ERROR_SCHEMA, SourcePartition
 from backend.boundary import marking, token
@@ -53,7 +54,7 @@ OUTPUT = pa.schema(
 )
 """What an attempt made, as `backend.sinks` says; for Spark, `OUTPUT_SCHEMA`."""
 STATE_VARIABLE = "pointer"
-STATE_SCHEMA = "value binary"
+STATE_SCHEMA = StructType([StructField("value", BinaryType())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,8 @@ class ShardProcessor(StatefulProcessor):
             raise UserCodeFailed(error.what, where=where, why=error.why, command=error.command) from error
         kill_point("before_pointer", version)
         self._pointer.update((encode(done.pointer),))
-        self._rearm(done.pointer, given.time_ms)
+        if done.pointer.next_due_ms is not None or (pointer is not None and pointer.next_due_ms is not None):
+            self._rearm(done.pointer, given.time_ms)  # else there was no timer, and there is none
         kill_point("after_pointer", version)
         made = _output(job.shard, version, done, self._plan)
         if self._plan.writing is not None:  # in this process: a second function in the query would cost another one

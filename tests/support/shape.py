@@ -41,6 +41,7 @@ THE_FIELDS = re.compile(
     r"partial"  # functools
     r"|PackageNotFoundError"  # importlib
     r"|_?UNIX_EPOCH(_DAY)?"
+    r"|set_max_file_opening_threads"  # RocksDB
     r"|(\w+_)?(leader|LEADER|PRODUCER)_(epochs?|EPOCHS?)"  # Kafka
 )
 """Identifiers in which such a word is a library's, or means what the field means by it."""

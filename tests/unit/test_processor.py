@@ -164,6 +164,26 @@ def test_a_timer_that_is_early_commits_nothing_and_stays_one(shard):
     assert state.timers == {11_000}
 
 
+def test_a_shard_that_waits_for_nothing_does_not_ask_spark_for_its_timers(shard, monkeypatch):
+    wrapper, state = shard
+    process = Waiting.process
+    monkeypatch.setattr(Waiting, "process", lambda *of: replace(process(*of), next_due_ms=None))
+    asked = []
+    monkeypatch.setattr(state, "listTimers", lambda: iter(asked.append(wrapper.version) or sorted(state.timers)))
+    for version in range(2):
+        wrapper.version = version
+        list(wrapper.handleInputRows((12,), packed([version], 1_000), Now(1_000)))
+    assert not asked
+    monkeypatch.setattr(Waiting, "process", process)
+    wrapper.version = 2
+    list(wrapper.handleInputRows((12,), packed([2], 1_000), Now(1_000)))
+    assert state.timers == {11_000}
+    monkeypatch.setattr(Waiting, "process", lambda *of: replace(process(*of), next_due_ms=None))
+    wrapper.version = 3
+    list(wrapper.handleInputRows((12,), packed([3], 2_000), Now(2_000)))
+    assert (asked, state.timers) == ([2, 3], set())
+
+
 def test_the_drain_reaches_the_operator_and_is_remembered(shard):
     wrapper, state = shard
     list(wrapper.handleInputRows((12,), packed([0, 1, 2], 1_000), Now(1_000)))
