@@ -2,10 +2,10 @@
 
 The same Parquet files of 500,000 messages each, one file per micro-batch, read by both: ours through the archive source
 (typed values), Spark's by its file source, with its RocksDB state store and changelog checkpointing. The two run in
-turn in one session, twice (the Python one once); the first micro-batches of each run are left out; the median per
-micro-batch is compared, and every window that Spark closed must be among ours, aggregate by aggregate. The median is
-also computed as one writes it with Spark's stateful API in Python: `transformWithStateInPandas`, messages in a
-ListState per key.
+turn in one session, twice (the Python one once); the first third of each run is left out, in which the JVM still
+compiles what both do; the median per micro-batch is compared, and every window that Spark closed must be among ours,
+aggregate by aggregate. The median is also computed as one writes it with Spark's stateful API in Python:
+`transformWithStateInPandas`, messages in a ListState per key.
 
 Below the table: where a micro-batch's milliseconds go, as the query's own progress tells (medians).
 """
@@ -36,8 +36,6 @@ from bench.table import Options, report
 VALUE = "key string, at timestamp, x long"
 WARM_UP = 4
 SHARDS = 2
-MESSAGES = 3_500_000
-"""Of a case and round: fewer micro-batches of more messages, but four that are measured."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ class Case:
     floor: bool = False
     busy_ms: int | None = None
     """Messages come in so much of each span only; None for all of it."""
+    batches: int = 24
+    """Micro-batches of a run."""
 
 
 def _sums(window: Any) -> Callable[[Any], Any]:
@@ -100,10 +100,17 @@ CASES = [
     Case("keys", 100_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds")),
     Case("hopping", 1_000, 10_000, _sums(hopping("10 seconds", "1 second")), _spark_sums("10 seconds", "1 second")),
     Case("session", 1_000, 10_000, _sums(sessions("5 seconds")), _spark_sums(gap="5 seconds"), busy_ms=4_000),
-    Case("median", 1_000, 10_000, _median, _spark_median, python=True),
-    Case("million keys", 1_000_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds")),
+    Case("median", 1_000, 10_000, _median, _spark_median, python=True, batches=9),
+    Case("million keys", 1_000_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds"), batches=12),
     Case(
-        "2 million", 1_000, 10_000, _sums(tumbling("10 seconds")), _spark_sums("10 seconds"), rows=2_000_000, floor=True
+        "2 million",
+        1_000,
+        10_000,
+        _sums(tumbling("10 seconds")),
+        _spark_sums("10 seconds"),
+        rows=2_000_000,
+        floor=True,
+        batches=9,
     ),
 ]
 QUICK = ("hopping", "median")
@@ -244,8 +251,9 @@ def breakdown(progress: list[Any]) -> str:
     return f"{', '.join(parts)}; in the slowest shard's task: {', '.join(steps)}"
 
 
-def compare(spark: Any, case: Case, *, batches: int, rounds: int, warm_up: int = WARM_UP) -> tuple[dict[str, Any], str]:
+def compare(spark: Any, case: Case, *, rounds: int) -> tuple[dict[str, Any], str]:
     """Run all in turn and compare medians; also tell where ours go."""
+    batches = case.batches
 
     def floor(what: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         return lambda spark, directory, case, run: what(spark, ours(directory, case), run, SHARDS, batches)
@@ -263,7 +271,7 @@ def compare(spark: Any, case: Case, *, batches: int, rounds: int, warm_up: int =
             turns = {label: run for label, run in runs.items() if number == 0 or label != "python"}  # which is slow
             for label, run in turns.items():
                 told = steadily(lambda into, go=run: go(spark, directory, case, into), places[label])
-                progress[label] += measured(told, warm_up)
+                progress[label] += measured(told, batches // 3)
             for label in turns.keys() & {"sparks", "python"}:
                 check(spark, places[label], places["ours"])
             for place in places.values():
@@ -274,6 +282,7 @@ def compare(spark: Any, case: Case, *, batches: int, rounds: int, warm_up: int =
         "case": case.name,
         "keys": case.keys,
         "messages per micro-batch": case.rows,
+        "micro-batches": len(taken["ours"]),
         "ours ms": middle["ours"],
         "ours min-max": f"{min(taken['ours']):.0f}-{max(taken['ours']):.0f}",
         "Spark's own ms": middle["sparks"],
@@ -293,18 +302,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse(arguments)
     names = [options.case] if options.case else QUICK if options.quick else [case.name for case in CASES]
     cases = [case for case in CASES if case.name in names]
-    rounds, warm_up = 2, WARM_UP
+    rounds = 2
     if options.quick:
-        cases = [replace(case, rows=5_000, keys=min(case.keys, 1_000), floor=not case.python) for case in cases]
-        rounds, warm_up = 1, 1
+        cases = [
+            replace(case, rows=5_000, keys=min(case.keys, 1_000), floor=not case.python, batches=3) for case in cases
+        ]
+        rounds = 1
     started = time.perf_counter()
     with session() as spark:
         if not options.quick:
-            compare(spark, CASES[0], batches=WARM_UP + 2, rounds=1)  # the JVM is warm then
-        found = []
-        for case in cases:
-            batches = 3 if options.quick else max(WARM_UP + 3, MESSAGES // case.rows)
-            found.append(compare(spark, case, batches=batches, rounds=rounds, warm_up=warm_up))
+            compare(spark, replace(CASES[0], batches=6), rounds=1)  # the JVM is warm then
+        found = [compare(spark, case, rounds=rounds) for case in cases]
     report(
         "windows",
         options,

@@ -26,7 +26,7 @@ import xxhash
 from backend.batch import Operator
 from backend.sinks.parquet import REPORT_DDL, contents, write_frames
 from backend.sinks.record import Content, check_accepted
-from backend.sinks.sealing import Seal, Sealing, Writing
+from backend.sinks.sealing import Seal, Sealing, Writing, check_run
 from backend.sinks.table_rows import plain_schema
 from backend.sinks.tables import ERRORS, RESULTS, empty_outputs, merge_metrics, summary
 from recovery.files import LocalFiles, make_directory, open_files
@@ -98,6 +98,7 @@ class Outbox(Sealing):
 
     def folder(self, version: int) -> str:
         """Make the directory for the tasks of one attempt and give its name; a run makes a version once."""
+        check_run(self._run)
         name = folder_of(self._run, version)
         if isinstance(self.files, LocalFiles):
             make_directory(self.files.root / name)

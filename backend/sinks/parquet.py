@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from backend.places import check_apart
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.record import Content, Digest, check_same
-from backend.sinks.sealing import Sealing, Writing
+from backend.sinks.sealing import Sealing, Writing, check_run
 from backend.sinks.tables import (
     ERRORS,
     KINDS,
@@ -136,6 +136,7 @@ class ParquetSink(Sealing):
 
     def attempts(self, version: int) -> dict[str, Path]:
         """Make the directories that tasks write a micro-batch into, by output."""
+        check_run(self._run)
         return {kind: directory.attempt(version, self._run) for kind, directory in self._directories.items()}
 
     def finish(self, rows: list[dict[str, Any]], version: int, attempts: dict[str, Path]) -> list[dict[str, Any]]:

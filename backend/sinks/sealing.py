@@ -22,11 +22,24 @@ class Writing:
 
     Attributes:
         write: (rows of one shard as `backend.sinks` says, version) -> a row that reports what was written.
-        ddl: Its schema, for Spark: of what the sink's `publish` gets.
+        ddl: Its schema, for Spark: of what the sink's `publish` gets. `shard` and `metrics` are as in the frames.
     """
 
     write: Callable[[pa.RecordBatch, int], pa.RecordBatch]
     ddl: str
+
+
+def check_run(run: str) -> None:
+    """Refuse to publish what no task was told to write.
+
+    Raises:
+        RuntimeError: `writing` was not called: the sink is within another that does not pass it on.
+    """
+    if not run:
+        raise RuntimeError(
+            "the tasks were not told to write for this sink: a sink around it must pass on `writing`, as it does"
+            " `begin`, `open` and `publish`"
+        )
 
 
 def _unsealed(version: int, rows: Iterable[Mapping[str, Any]]) -> None:

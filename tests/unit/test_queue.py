@@ -335,6 +335,10 @@ def test_a_sink_seals_before_anything_is_out(name: str, tmp_path: Path, monkeypa
     sink, order = SINKS[name](tmp_path), list[Any]()
     sink.seal_by(lambda version, rows: order.append(("sealed", version, [row["shard"] for row in rows])))
     publishes = "take" if name == "function" else "finish"
+    if hasattr(sink, "writing"):
+        with pytest.raises(RuntimeError, match="must pass on `writing`"):
+            sink.publish(Frames(), 7)
+        sink.writing()
     monkeypatch.setattr(sink, publishes, lambda *_: order.append("out"))
     sink.publish(Frames(), 7)
     assert order == [("sealed", 7, [3]), "out"]
