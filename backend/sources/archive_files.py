@@ -71,6 +71,8 @@ def read_range(
             parquet = pq.ParquetFile(handle, page_checksum_verification=True)
             groups = _row_groups(parquet, start, end)
             columns = _columns(schema, parquet.schema_arrow)
+            if _is_all(parquet, groups, topic):
+                columns.remove("topic")
             rows_at_once = _batch_rows(parquet, groups, columns)
             for batch in parquet.iter_batches(rows_at_once, row_groups=groups, columns=columns, use_threads=False):
                 rows = _rows_of(batch, topic, partition, start, end)
@@ -87,10 +89,7 @@ def read_range(
 
 def _row_groups(parquet: pq.ParquetFile, start: int, end: int) -> list[int]:
     """Leave out the row groups whose statistics exclude the range."""
-    # statistics are per leaf column: a struct before "offset" shifts them
-    leaves = [parquet.metadata.schema.column(number).path for number in range(parquet.metadata.num_columns)]
-    at = leaves.index("offset")
-    chosen = []
+    at, chosen = _leaf(parquet, "offset"), []
     for number in range(parquet.num_row_groups):
         statistics = parquet.metadata.row_group(number).column(at).statistics
         if statistics is None or not statistics.has_min_max or (statistics.min < end and statistics.max >= start):
@@ -98,12 +97,53 @@ def _row_groups(parquet: pq.ParquetFile, start: int, end: int) -> list[int]:
     return chosen
 
 
+def _leaf(parquet: pq.ParquetFile, path: str) -> int:
+    """Return the number of a column, as statistics have it: they are per leaf, a struct before one shifts it."""
+    schema = parquet.metadata.schema
+    return next(number for number in range(parquet.metadata.num_columns) if schema.column(number).path == path)
+
+
+def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], topic: str) -> bool:
+    """Return whether the statistics say that every row of row groups is of a topic: then it need not be read.
+
+    A minimum and a maximum that are cut are never the same.
+    """
+    at = _leaf(parquet, "topic")
+    found = [parquet.metadata.row_group(number).column(at).statistics for number in groups]
+    return all(
+        one is not None
+        and one.has_min_max
+        and one.has_null_count
+        and not one.null_count
+        and one.min == one.max == topic
+        for one in found
+    )
+
+
 def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str]) -> int:
-    """Give the rows of an Arrow batch: fewer where the first ones are long. Footers tell encoded lengths only."""
-    for batch in parquet.iter_batches(_SAMPLE_ROWS, row_groups=groups[:1], columns=columns, use_threads=False):
-        fitting: int = BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)
-        return max(1, min(BATCH_ROWS, fitting))
-    return BATCH_ROWS
+    """Give the rows of an Arrow batch: fewer where the first ones are long. Footers tell encoded lengths only.
+
+    Numbers and times are as wide in every row; of the others the first rows are looked at.
+    """
+    schema = parquet.schema_arrow
+    leaves = {path: _type_of(schema, path) for path in columns}
+    wide: int = sum((kind.bit_width + 7) // 8 for kind in leaves.values() if _is_fixed(kind))
+    others = [path for path, kind in leaves.items() if not _is_fixed(kind)]
+    sample = parquet.iter_batches(_SAMPLE_ROWS, row_groups=groups[:1], columns=others, use_threads=False)
+    first = next(sample, None) if others else None
+    if first is not None:
+        wide += -(-first.nbytes // max(1, first.num_rows))
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, wide)))
+
+
+def _type_of(schema: pa.Schema, path: str) -> pa.DataType:
+    name, _, inner = path.partition(".")
+    kind = schema.field(name).type
+    return kind.field(inner).type if inner else kind
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(kind))
 
 
 def _columns(schema: pa.Schema, here: pa.Schema) -> list[str]:
@@ -120,7 +160,10 @@ def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end:
     offset = batch.column("offset")
     mask = pc.and_(pc.greater_equal(offset, start), pc.less(offset, end))
     mask = pc.and_(mask, pc.equal(batch.column("partition"), partition))
-    mask = pc.and_(mask, pc.equal(batch.column("topic").cast(pa.string()), topic))
+    if "topic" in batch.schema.names:
+        mask = pc.and_(mask, pc.equal(batch.column("topic").cast(pa.string()), topic))
+    else:
+        batch = batch.append_column("topic", pa.repeat(topic, batch.num_rows))
     return batch if mask.true_count == len(mask) else batch.filter(mask)
 
 

@@ -5,7 +5,7 @@ it (`RestoringPointer`). Once the state is restored, a task *adopts* it: it runs
 its own micro-batch. An entry is one immutable file on the checkpoint's filesystem, named by its commit and durable
 before the pointer is set::
 
-    <checkpoint>/rewind/queue/<shard>/<version, 20 digits>_<uuid>.entry     MessagePack of an `Entry` (format 1)
+    <checkpoint>/rewind/queue/<shard>/<version, 20 digits>_<uuid>.entry     MessagePack of an `Entry` (format 2)
 
 Its length and digest are in the pointer; each entry names the one before it in the same way. So a queue is followed
 from the pointer back by commits, never by a listing: what a lost attempt left behind is read by nobody.
@@ -43,7 +43,9 @@ from recovery.files import Files
 from recovery.queue.seals import Decision
 from recovery.share import ShardInput
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, 2)
+"""1 has other combined rows (backend.windows.combined_rows), else it is the same."""
 DIRECTORY = "rewind/queue"
 _TIMESTAMP = "_timestamp"
 _SEAL_BYTES = 16
@@ -267,7 +269,7 @@ class Draft:
             entry = msgspec.msgpack.decode(content, type=Entry)
         except UNDECODABLE:  # of another release
             return False
-        return msgspec.structs.replace(entry, messages=None, errors=None, in_future=[]) == self.entry
+        return msgspec.structs.replace(entry, format=FORMAT, messages=None, errors=None, in_future=[]) == self.entry
 
 
 def drafts_of(pointer: RestoringPointer) -> Iterator[Draft]:
@@ -381,14 +383,14 @@ def _read(files: Files, shard: int, link: Link, draft: Draft | None) -> Entry:
         data = data[:-_SEAL_BYTES]
     try:
         written = msgspec.msgpack.decode(data, type=dict).get("format")
-        if written == FORMAT:
+        if written in _READ:
             return msgspec.msgpack.decode(data, type=Entry)
     except UNDECODABLE as error:
         raise _damaged(files, shard, link.commit, str(error)) from error
     raise UnknownFormat(
         "an entry of a shard's queue has an unknown format",
         where=where,
-        why=f"format {written!r}, this release reads {FORMAT}",
+        why=f"format {written!r}, this release reads 1 to {FORMAT}",
         command="install the release that wrote it",
     )
 

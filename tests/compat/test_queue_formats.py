@@ -1,7 +1,8 @@
 """What a shard that queues leaves behind, checked in: the pointer in Spark's state and an entry of its queue.
 
 `python -m tests.compat.test_queue_formats` writes them with the code at hand; those here are never written again. The
-pointer has been written with what is known of its entries since they can be made again (`ENTRIES`).
+pointer has been written with what is known of its entries since they can be made again (`ENTRIES`). Entries have format
+2 since combined rows are laid out as they are now (`COMBINED`); those of format 1 are read (`OLD`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,16 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from backend.aggregates import count
 from backend.batch import ERROR_SCHEMA, MESSAGE_FIELDS, NO_TIME, Position
 from backend.errors import UnknownFormat
+from backend.spark.pack.assembling import Packed, assemble
+from backend.spark.pack.packing import PackPlan, pack
+from backend.windows.aligned.combining import Combining
+from backend.windows.combined_rows import messages_of
+from backend.windows.definitions import tumbling
 from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
 from recovery.commit.option_sets import ByVersion
 from recovery.commit.pointer import Commit, Pointer, RestoringPointer, decode, encode
 from recovery.files import open_files
@@ -26,6 +34,7 @@ from recovery.share import ShardInput
 HERE = Path(__file__).parent
 POINTER, ENTRY = HERE / "restoring_pointer_format_3.bin", HERE / "queue_entry_format_1.bin"
 ENTRIES, AGAIN = HERE / "restoring_pointer_format_3_entries.bin", HERE / "queue_entry_format_1_again.bin"
+OLD, COMBINED = HERE / "queue_entry_format_1_combined.bin", HERE / "queue_entry_format_2.bin"
 COMMIT, NEXT = Commit(4, "a" * 32), Commit(7, "b" * 32)
 SINCE = Pointer(2, COMMIT, None, 11, "c" * 32, [(0, 1, Position(5, 40, 1_000))], {3: b"\x03x"}, "2/x.delta", 1_500)
 AFTER = Position(8, 50, 2_000)
@@ -55,9 +64,47 @@ def given() -> ShardInput:
     return ShardInput(2_000, messages, {(0, 1): AFTER}, ((0, 1, 5),), True, errors=errors, timestamps=stamps)
 
 
-def put(folder: Path) -> RestoringPointer:
+KEY = pa.schema([pa.field("key", pa.string())])
+PLACES = [(5, 41, 1_041), (6, 42, None), (7, 50, 1_050)]
+"""Offset, event time and own timestamp of three messages, of which the first stands alone."""
+
+
+def combined() -> ShardInput:
+    spec = window_spec(tumbling(100), KEY, {"n": count()}, keys=["key"], retention=5, max_ahead=None)
+    plan = PackPlan((0,), tuple(KEY), False, None, {0: "t"}, combining=Combining(spec, 0))
+    records = [
+        {"_stream": 0, "_partition": 1, "_offset": o, "_time": t, "_shard": 0, "_timestamp": s, "_batch_ms": 2_000}
+        | {"_key": None, "_raw": None, "_malformed": None, "key": "a"}
+        for o, t, s in PLACES
+    ]
+    kinds = {"_stream": pa.int32(), "_partition": pa.int32(), "_shard": pa.int32(), "_key": pa.binary()}
+    kinds |= {"_raw": pa.binary(), "_malformed": pa.string(), "key": pa.string()}
+    schema = pa.schema([pa.field(name, kinds.get(name, pa.int64())) for name in records[0]])
+    rows = [
+        Packed(row["header"], row["frame"], row["errors"])
+        for row in pack(pa.RecordBatch.from_pylist(records, schema), plan).to_pylist()
+    ]
+    return assemble(rows, {}, combining=Combining(spec, 0))
+
+
+def put(folder: Path, made: ShardInput | None = None) -> RestoringPointer:
     nobody: ByVersion[WindowOperator] = ByVersion(())
-    return Queue(open_files(folder), nobody).put(SINCE, 7, given(), NEXT)
+    return Queue(open_files(folder), nobody).put(SINCE, 7, made or given(), NEXT)
+
+
+@pytest.mark.parametrize("file", [OLD, COMBINED])
+def test_messages_come_out_of_combined_rows_as_they_were_queued(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "2").mkdir()
+    shutil.copy(file, tmp_path / "2" / f"{NEXT.name}.entry")
+    data = file.read_bytes()
+    named = msgspec.structs.replace(QUEUED, staged_length=len(data), staged_digest=xxhash.xxh3_128_hexdigest(data))
+    [entry] = read_queue(open_files(tmp_path), named)
+    messages = entry.given.messages
+    assert messages is not None
+    assert messages["_count"].to_pylist() == [1, 2]
+    told = messages_of(messages).to_pylist()
+    assert [(m["offset"], m["event_time"], m["timestamp"]) for m in told] == PLACES
+    assert {(m["stream"], m["partition"]) for m in told} == {(0, 1)}
 
 
 def test_the_pointer_is_read_as_it_was() -> None:
@@ -121,11 +168,11 @@ def test_newer_formats_are_refused_by_name(tmp_path: Path) -> None:
     data = msgspec.msgpack.encode(content)
     with pytest.raises(UnknownFormat, match="format 4, this release reads 1 to 3"):
         decode(data + xxhash.xxh3_64_digest(data))
-    newer = msgspec.msgpack.encode(msgspec.msgpack.decode(ENTRY.read_bytes()) | {"format": 2})
+    newer = msgspec.msgpack.encode(msgspec.msgpack.decode(ENTRY.read_bytes()) | {"format": 3})
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / f"{NEXT.name}.entry").write_bytes(newer)
     named = msgspec.structs.replace(QUEUED, staged_length=len(newer), staged_digest=xxhash.xxh3_128_hexdigest(newer))
-    with pytest.raises(UnknownFormat, match="format 2, this release reads 1"):
+    with pytest.raises(UnknownFormat, match="format 3, this release reads 1 to 2"):
         read_queue(open_files(tmp_path), named)
 
 
@@ -136,6 +183,8 @@ if __name__ == "__main__":
         files, pointer = open_files(scratch), put(Path(scratch))
         ENTRIES.write_bytes(encode(pointer))
         POINTER.write_bytes(encode(msgspec.structs.replace(pointer, entries=[])))
+        put(Path(scratch, "combined"), combined())
+        COMBINED.write_bytes(open_files(f"{scratch}/combined").read(entry_name(2, NEXT)))
         ENTRY.write_bytes(files.read(entry_name(2, NEXT)))
         files.delete([entry_name(2, NEXT)])
         [draft] = lost_of(files, pointer)

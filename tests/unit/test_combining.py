@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pyarrow as pa
@@ -11,12 +12,13 @@ from backend.aggregates import collect_list, count, median, reducer, sum_
 from backend.batch import ERROR_SCHEMA, MESSAGE_FIELDS, NO_TIME, OFFSET, MicroBatch, Position
 from backend.errors import FrameDamaged
 from backend.spark.pack.assembling import Packed, assemble, leaps, located
+from backend.spark.pack.frames import CODES_IN
 from backend.spark.pack.packing import PackPlan, pack
 from backend.store.memory import MemoryStore
 from backend.store.workspace import Workspace
 from backend.windows.aligned import combining
 from backend.windows.aligned.combining import Combining, combines
-from backend.windows.combined_rows import COUNT, LAST, OFFSETS, STAMPS, TIMES
+from backend.windows.combined_rows import COUNT, LAST, LAYOUT, PLACES, messages_of
 from backend.windows.definitions import hopping, session, sliding, tumbling
 from backend.windows.operator import WindowOperator, combining_of
 from backend.windows.spec import WindowSpec, window_spec
@@ -72,7 +74,8 @@ def test_messages_of_one_pane_key_and_cell_are_one_row() -> None:
     found = {row[OFFSET]: row for row in messages.to_pylist()}
     assert list(found) == [0, 1, 2, 5, 6]
     assert (found[1][COUNT], found[1][LAST]) == (2, 4)
-    assert (found[1][OFFSETS], found[1][TIMES], found[1][STAMPS]) == ([0, 3], [0, 0], [0, 3])
+    # three offsets and as many of the timestamp further, at the same time: 1 byte each
+    assert (found[1][LAYOUT], found[1][PLACES]) == (1110, bytes([0, 0, 0, 3, 0, 3]))
     assert [found[at]["_before"] for at in found] == [NO_TIME, 1, 2, 3, 12]
 
 
@@ -98,6 +101,23 @@ def test_a_message_that_moves_the_watermark_far_stands_alone() -> None:
     assert (leap.count, leap.offset, leap.by_ms) == (1, 2, 898)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_numbers_of_keys_that_are_known_change_nothing(seed: int) -> None:
+    """Whatever the order, with bad rows and with some that came twice, over two source partitions and two panes."""
+    chance = random.Random(seed)
+    given = [(chance.randrange(30), chance.randrange(20), chance.choice("abc"), chance.randrange(9)) for _ in range(40)]
+    batch = rows(*given)
+    batch = batch.set_column(1, "_partition", pa.array([chance.choice((0, 0, seed % 2)) for _ in given], pa.int32()))
+    bad = pa.array([chance.choice((None, None, "not JSON")) for _ in given], pa.string())
+    batch = batch.set_column(batch.column_names.index("_malformed"), "_malformed", bad)
+    codes = pa.array([{"a": 7, "b": 3, "c": 0}[key] for _, _, key, _ in given], pa.int32())
+    frames = [packed(spec(), one) for one in (batch, batch.append_column(CODES_IN, codes))]
+    assert frames[0] == frames[1]
+    assert any(row.frame is not None for row in frames[0])
+    unlike = batch.append_column(CODES_IN, pa.array(range(len(given)), pa.int32()))
+    assert packed(spec(), unlike) != frames[0]  # they are what is gone by
+
+
 def test_frames_that_were_combined_and_others_stand_beside_one_another() -> None:
     alike = rows(*((n, 5, "a", 1) for n in range(6)))
     unlike = rows(*((n, 5, f"k{n}", 1) for n in range(6, 12)))
@@ -109,11 +129,40 @@ def test_frames_that_were_combined_and_others_stand_beside_one_another() -> None
     assert COUNT not in only.messages.column_names
 
 
-def test_messages_too_far_apart_for_the_columns_are_not_combined() -> None:
-    far = spec(window=tumbling("100 days"))
-    messages = assembled(far, rows((0, 1, "a", 1), (1, 2, "a", 1), (2, 2**32, "a", 1), (3, 5, "a", 1))).messages
-    assert messages is not None
-    assert COUNT not in messages.column_names
+FAR = 2**40
+PLACED = [  # (offset, time, own timestamp), and what their records are laid out in
+    pytest.param([(1, 2, 9), (2, 2, 9), (5, 4, 11)], 1100, id="timestamps as event times"),
+    pytest.param([(1, 2, 9), (129, 1, 9), (130, 4, 9)], 2110, id="128 offsets"),
+    pytest.param([(1, 1_002, 9), (2, 700, 9), (3, 40_000, 9)], 1410, id="out of order, and far"),
+    pytest.param([(1, 2, 9), (FAR, 3, -FAR), (FAR + 1, 3, FAR)], 8180, id="farther than 32 bits"),
+    pytest.param([(1, 2, None), (2, 3, 10), (3, 4, None)], 1111, id="without timestamp"),
+    pytest.param([(1, 2, 2**63 - 1), (2, 3, -(2**63)), (3, 4, 7)], 1180, id="the farthest timestamps"),
+]
+
+
+@pytest.mark.parametrize(("messages", "layout"), PLACED)
+def test_each_message_comes_out_with_its_place_and_times(
+    messages: list[tuple[int, int, int | None]], layout: int
+) -> None:
+    given = rows(*((offset, time, "a", 1) for offset, time, _ in [(0, 0, 0), *messages]))
+    given = given.set_column(
+        given.column_names.index("_timestamp"), "_timestamp", pa.array([0, *(s for _, _, s in messages)], pa.int64())
+    )
+    found = assembled(spec(window=tumbling("100 days"), retention="100 days"), given).messages
+    assert found is not None
+    assert found[COUNT].to_pylist() == [1, 3]  # the first one of a slice stands alone
+    assert found[LAYOUT].to_pylist() == [layout] * 2
+    told = [(m["offset"], m["event_time"], m["timestamp"]) for m in messages_of(found).to_pylist()]
+    assert told == [(0, 0, 0), *messages]
+
+
+def test_rows_of_several_frames_come_out_each_by_its_own_layout() -> None:
+    job = spec(window=tumbling("100 days"), retention="100 days")
+    near, far = rows(*((n, n, "a", 1) for n in range(4))), rows((9, 5, "a", 1), (10, 5, "a", 1), (400, 5, "a", 1))
+    found = assembled(job, near, far).messages
+    assert found is not None
+    assert sorted(set(found[LAYOUT].to_pylist())) == [1100, 2120]
+    assert messages_of(found)["offset"].to_pylist() == [0, 1, 2, 3, 9, 10, 400]
 
 
 def test_errors_have_no_value_whether_combined_or_not() -> None:
@@ -176,4 +225,4 @@ def test_the_columns_do_not_clash_with_fields_of_any_name() -> None:
     schema = pa.schema([pa.field("n.count", pa.string()), pa.field("x", pa.int64())])
     job = window_spec(tumbling(10), schema, {"n": count()}, keys=["n.count"], retention=5, max_ahead=None)
     names = Combining(job).schema.names
-    assert len(names) == len(set(names)) == len(MESSAGE_FIELDS) + 1 + 1 + 6
+    assert len(names) == len(set(names)) == len(MESSAGE_FIELDS) + 1 + 1 + 5

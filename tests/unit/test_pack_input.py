@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
 import pyarrow as pa
@@ -115,6 +116,24 @@ def test_routed_by_source_partition() -> None:
     found = pack_input(rows([{"key": "p", "at": None, "x": 7}] * 3), by_partition, 0).to_pydict()
     assert found["_shard"] == [(3 + partition) % 4 for partition in range(3)]
     assert found["_time"] == [1, 1, 1]  # the record's own
+
+
+def test_equal_keys_have_equal_numbers_where_rows_are_routed_by_one_text() -> None:
+    values: list[dict[str, object] | None] = [{"key": k, "at": at(0), "x": 1} for k in ("p", None, "q", "p", None)]
+    numbers = pack_input(rows(values), INPUT, 0)[frames.CODES_IN].to_pylist()
+    assert numbers[0] == numbers[3]
+    assert numbers[1] == numbers[4]
+    assert len(set(numbers)) == 3
+    for other in ({"key": ("x",)}, {"key": ("key", "x")}, {"key": ()}, {"shards": 1}, {"by_partition": True}):
+        assert frames.CODES_IN not in pack_input(rows(values), replace(INPUT, **other), 0).schema.names
+
+
+def test_numbers_of_keys_are_of_one_batch() -> None:
+    batches = [rows([{"key": key, "at": at(0), "x": 1}]) for key in ("p", "q")]
+    [whole] = selecting(lambda batch: batch, INPUT, lambda: 0, lambda found: found)(iter(batches))
+    assert frames.CODES_IN not in whole.schema.names
+    [alone] = selecting(lambda batch: batch, INPUT, lambda: 0, lambda found: found)(iter(batches[:1]))
+    assert alone[frames.CODES_IN].to_pylist() == [0]
 
 
 def test_a_new_topic_is_named() -> None:

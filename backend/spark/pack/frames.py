@@ -4,7 +4,7 @@ Spark's stateful Python operator groups rows one by one in Python, so it is give
 stateless `mapInArrow` (`backend.spark.pack.packing`), turns every Arrow batch into one frame per shard. The inverse,
 `backend.spark.pack.assembling`, runs in the shard. Here is what both agree on.
 
-A packed row (format 5)::
+A packed row (format 6)::
 
     shard   int      grouping value of the shard (see backend.spark.pack.routing)
     header  binary   MessagePack: format, batch time, slices, drain, adopt
@@ -30,7 +30,7 @@ import xxhash
 
 from backend.errors import UNDECODABLE, FrameDamaged, UnknownFormat
 
-FORMAT = 5
+FORMAT = 6
 SEAL_BYTES = 8
 
 PACKED_SCHEMA = "shard int, header binary, frame binary, errors binary"
@@ -51,6 +51,9 @@ TIMESTAMP_FIELD = pa.field(TIMESTAMP_IN, pa.int64())
 KEY_IN = "_key"
 RAW_IN = "_raw"
 MALFORMED_IN = "_malformed"
+CODES_IN = "_codes"
+"""int32: equal keys have equal numbers; where rows are routed by one text, and come from one batch of the source.
+Windows that combine group by what routes, so they need not look at the texts again."""
 VERDICT_IN = "_verdict"
 """Only where the input has steps (`backend.steps`)."""
 BATCH_TIME_IN = "_batch_ms"

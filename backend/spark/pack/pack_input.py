@@ -80,12 +80,19 @@ def selecting(
             if batch.num_rows:
                 waiting.append(pack_input(parse(batch), what, time_ms))
             if sum(one.num_rows for one in waiting) >= GATHERED_ROWS or sum(map(_bytes, waiting)) >= GATHERED_BYTES:
-                yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+                yield _together(waiting)
                 waiting = []
         if waiting:
-            yield pa.concat_batches(waiting)
+            yield _together(waiting)
 
     return lambda records: stage(select(records))
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return one batch of all; each one's key numbers are its own."""
+    if len(batches) == 1:
+        return batches[0]
+    return pa.concat_batches([b.drop_columns([n for n in b.schema.names if n == frames.CODES_IN]) for b in batches])
 
 
 def _bytes(rows: pa.RecordBatch) -> int:
@@ -112,18 +119,21 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int) -> pa.Record
     length = key_text_bytes([named[name] for name in what.key], count)
     if (length > MAX_KEY_TEXT_BYTES).any():
         malformed = _with_long_keys(malformed, length)
+    shards, codes = _shards(stream, partition, named, what, count)
     columns = {
         STREAM: pa.array(stream, pa.int32()),
         PARTITION: rows.column("partition"),
         OFFSET: rows.column("offset"),
         TIME: millis(time, what.timezone),
-        frames.SHARD_IN: pa.array(_shards(stream, partition, named, what, count), pa.int32()),
+        frames.SHARD_IN: pa.array(shards, pa.int32()),
         frames.TIMESTAMP_IN: millis(rows.column("timestamp"), what.timezone),
         frames.KEY_IN: rows.column("key"),
         frames.RAW_IN: fields if pa.types.is_null(rows.column("raw").type) else rows.column("raw"),
         frames.MALFORMED_IN: malformed,
         frames.BATCH_TIME_IN: pa.repeat(pa.scalar(time_ms, pa.int64()), count),
     }
+    if codes is not None:
+        columns[frames.CODES_IN] = codes
     if VERDICT in rows.schema.names:
         columns[frames.VERDICT_IN] = rows.column(VERDICT)
     for field, own in what.fields:
@@ -213,16 +223,20 @@ def _with_long_keys(malformed: pa.Array, length: Ints) -> pa.Array:
     return pa.array(reasons, pa.string())
 
 
-def _shards(stream: Ints, partition: Ints, named: Mapping[str, pa.Array], what: PackInput, count: int) -> Ints:
+def _shards(
+    stream: Ints, partition: Ints, named: Mapping[str, pa.Array], what: PackInput, count: int
+) -> tuple[Ints, pa.Array | None]:
+    """Return each row's shard, and the number of its key where it is one text."""
     if what.by_partition:
-        return (partition + stream) % what.shards
+        return (partition + stream) % what.shards, None
     if not what.key or what.shards == 1:
-        return np.zeros(count, np.int64)
+        return np.zeros(count, np.int64), None
     columns = [_normal(named[name], widen=what.widen) for name in what.key]
     if len(columns) > 1 or not pa.types.is_string(columns[0].type):
-        return np.mod(xxhash64(columns, count), what.shards)
+        return np.mod(xxhash64(columns, count), what.shards), None
     codes = pc.dictionary_encode(columns[0], null_encoding="encode")  # each text once
-    return np.take(np.mod(xxhash64([codes.dictionary], len(codes.dictionary)), what.shards), np.asarray(codes.indices))
+    own = np.mod(xxhash64([codes.dictionary], len(codes.dictionary)), what.shards)
+    return np.take(own, np.asarray(codes.indices)), codes.indices
 
 
 def _normal(column: pa.Array, *, widen: bool) -> Any:

@@ -28,6 +28,7 @@ from backend.batch import (
 from backend.spark.pack.frames import (
     ADOPT_IN,
     BATCH_TIME_IN,
+    CODES_IN,
     DRAIN_IN,
     FORMAT,
     KEY_IN,
@@ -113,8 +114,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     """Turn one Arrow batch of source rows into packed rows (`PACKED_ARROW`)."""
     if DRAIN_IN in batch.schema.names:
         return _pack_control(batch, plan)
-    batch = _in_offset_order(batch)
-    stream, partition, offset = (_ints(batch, name) for name in (STREAM, PARTITION, OFFSET))
+    batch, (stream, partition, offset) = _in_offset_order(batch)
     shard = _ints(batch, SHARD_IN)
     time_ms = int(batch.column(BATCH_TIME_IN)[0].as_py())
     time = batch.column(TIME)
@@ -137,7 +137,8 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     messages = pa.RecordBatch.from_arrays(columns, schema=schema)
 
     shards = np.unique(shard).tolist() if plan.by_partition else range(len(plan.grouping))
-    found = _frames(messages, shard, good, shards, plan)
+    codes = _ints(batch, CODES_IN) if CODES_IN in batch.schema.names else None
+    found = _frames(messages, shard, codes, good, shards, plan)
     rows: list[tuple[int, bytes, Binary, Binary]] = []
     for number in shards:
         mine = shard == number
@@ -152,15 +153,21 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
 
 
 def _frames(
-    messages: pa.RecordBatch, shard: IntArray, good: Mask | None, shards: Iterable[int], plan: PackPlan
+    messages: pa.RecordBatch,
+    shard: IntArray,
+    codes: IntArray | None,
+    good: Mask | None,
+    shards: Iterable[int],
+    plan: PackPlan,
 ) -> dict[int, Binary]:
     """Return the frame of each shard: its messages, or combined rows of them."""
     if good is not None:
-        messages, shard = messages.filter(pa.array(good)), shard[good]
+        messages, shard, codes = _chosen(good, messages, shard, codes)
     if plan.combining is not None and messages.num_rows:
-        messages, shard = _without_repeated(messages, shard)
+        if (first := _first_of_repeated(messages)) is not None:
+            messages, shard, codes = _chosen(first, messages, shard, codes)
         table = pa.Table.from_batches([messages])
-        combined = plan.combining.combined(table, messages.column(TIMESTAMP_IN), shard)
+        combined = plan.combining.combined(table, messages.column(TIMESTAMP_IN), shard, codes)
         if combined is not None:
             rows, shard = combined
             ends = {number: np.searchsorted(shard, [number, number + 1]).tolist() for number in shards}
@@ -168,14 +175,21 @@ def _frames(
     return {number: _ipc(_pick(messages, shard == number)) for number in shards}
 
 
-def _without_repeated(messages: pa.RecordBatch, shard: IntArray) -> tuple[pa.RecordBatch, IntArray]:
-    """Leave the first of messages that came twice; they stand beside one another."""
-    places = [_ints(messages, name) for name in (OFFSET, PARTITION, STREAM)]
-    repeated = np.logical_and.reduce([column[1:] == column[:-1] for column in places])
-    if not repeated.any():
-        return messages, shard
-    first = np.concatenate([[True], ~repeated])
-    return messages.filter(pa.array(first)), shard[first]
+def _chosen(
+    mask: Mask, messages: pa.RecordBatch, shard: IntArray, codes: IntArray | None
+) -> tuple[pa.RecordBatch, IntArray, IntArray | None]:
+    return messages.filter(pa.array(mask)), shard[mask], codes[mask] if codes is not None else None
+
+
+def _first_of_repeated(messages: pa.RecordBatch) -> Mask | None:
+    """Tell the first of messages that came twice, which stand beside one another; None where none did."""
+    repeated = np.ones(messages.num_rows - 1, np.bool_)
+    for name in (OFFSET, PARTITION, STREAM):
+        column = _ints(messages, name)
+        repeated &= column[1:] == column[:-1]
+        if not repeated.any():
+            return None
+    return np.concatenate([[True], ~repeated])
 
 
 def _packed(rows: Sequence[tuple[int, bytes, Binary, Binary]]) -> pa.RecordBatch:
@@ -205,13 +219,15 @@ def _pack_control(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     return _packed([(value, header, None, None) for value in plan.grouping])
 
 
-def _in_offset_order(batch: pa.RecordBatch) -> pa.RecordBatch:
-    stream, partition, offset = (_ints(batch, name) for name in (STREAM, PARTITION, OFFSET))
+def _in_offset_order(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[IntArray]]:
+    """Return a batch in order of stream, source partition and offset, and these."""
+    stream, partition, offset = places = [_ints(batch, name) for name in (STREAM, PARTITION, OFFSET)]
     same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
     rising = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
     if bool(np.all(rising | (same & (offset[1:] >= offset[:-1])))):
-        return batch
-    return batch.take(pa.array(np.lexsort((offset, partition, stream))))
+        return batch, places
+    order = np.lexsort((offset, partition, stream))
+    return batch.take(pa.array(order)), [column[order] for column in places]
 
 
 def _ints(batch: pa.RecordBatch, name: str) -> IntArray:

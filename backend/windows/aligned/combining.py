@@ -16,6 +16,7 @@ Not combined: aggregates over all values, `reducer` (user code runs in the opera
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, ST
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, compress, dense, firsts
 from backend.windows.columns.grouping import GroupKeys
-from backend.windows.combined_rows import OWN_FIELDS, accumulator_name
+from backend.windows.combined_rows import OWN_FIELDS, accumulator_name, laid_out
 from backend.windows.definitions import assigner
 from backend.windows.micro_batch import numbers
 
@@ -60,7 +61,9 @@ class Combining:
         accumulators = [f.with_name(accumulator_name(at)) for at, f in enumerate(self._plan.accumulator_schema)]
         return pa.schema([*MESSAGE_FIELDS, *self._key_fields, *accumulators, *OWN_FIELDS])
 
-    def combined(self, messages: pa.Table, timestamps: pa.Array, shard: IntArray) -> tuple[pa.Table, IntArray] | None:
+    def combined(
+        self, messages: pa.Table, timestamps: pa.Array, shard: IntArray, codes: IntArray | None = None
+    ) -> tuple[pa.Table, IntArray] | None:
         """Return combined rows, shard by shard in the order of their first messages, and the shard of each.
 
         None: it is not worth it.
@@ -70,28 +73,28 @@ class Combining:
                 offset), none twice; `BEFORE` counts from the start of each slice.
             timestamps: The messages' own timestamps, milliseconds; may be null.
             shard: Shard of each message.
+            codes: A number below that of messages, the same for equal group keys, where it is known.
         """
         rows = messages.num_rows
-        if rows > SAMPLE and self._distinct(messages.slice(0, SAMPLE), shard[:SAMPLE])[1] * self._fewer > SAMPLE:
-            return None
-        number, count = self._distinct(messages, shard)
+        if rows > SAMPLE:
+            some = codes[:SAMPLE] if codes is not None else None
+            if self._distinct(messages.slice(0, SAMPLE), shard[:SAMPLE], some)[1] * self._fewer > SAMPLE:
+                return None
+        number, count = self._distinct(messages, shard, codes)
         if count * self._fewer > rows:
             return None
         first = firsts(number, count)
         order = np.lexsort((first, shard[first]))
         rank = np.empty(count, np.int64)
         rank[order] = np.arange(count)
-        found = self._rows(messages, timestamps, rank[number], count)
-        return None if found is None else (found, shard[first[order]])
+        return self._rows(messages, timestamps, rank[number], count), shard[first[order]]
 
     def each(self, messages: pa.Table, timestamps: pa.Array) -> pa.Table:
         """Return a row for each message: what came uncombined, to stand beside what did not."""
-        rows = self._rows(messages, timestamps, np.arange(messages.num_rows), messages.num_rows)
-        assert rows is not None, "one message is no distance from itself"
-        return rows
+        return self._rows(messages, timestamps, np.arange(messages.num_rows), messages.num_rows)
 
-    def _rows(self, messages: pa.Table, timestamps: pa.Array, group: IntArray, count: int) -> pa.Table | None:
-        """Return a row per group; None where messages of a group are too far apart for its columns."""
+    def _rows(self, messages: pa.Table, timestamps: pa.Array, group: IntArray, count: int) -> pa.Table:
+        """Return a row per group."""
         sizes = np.bincount(group, minlength=count)
         # 16 bits are sorted by counting
         order = np.argsort(group.astype(np.uint16) if count <= 2**16 else group, kind="stable")
@@ -99,50 +102,51 @@ class Combining:
         first, last = order[ends - sizes], order[ends - 1]
         offset, time = numbers(messages, OFFSET), numbers(messages, TIME)
         stamp = np.asarray(timestamps.fill_null(0), np.int64)
-        bounds, lists = pa.array(np.concatenate([[0], ends]), pa.int32()), []
-        for column, nulls in (
-            (offset, None),
-            (time, None),
-            (stamp, timestamps.is_null() if timestamps.null_count else None),
-        ):
-            distance = column[order] - np.repeat(column[first], sizes)
-            if len(distance) and (distance.min() < -(2**31) or distance.max() >= 2**31):
-                return None
-            mask = None if nulls is None else np.asarray(nulls)[order]
-            lists.append(pa.ListArray.from_arrays(bounds, pa.array(distance.astype(np.int32), mask=mask)))
+        known = np.asarray(timestamps.is_valid()) if timestamps.null_count else None
+        layout, places = laid_out(offset, time, stamp, known, order, sizes)
         heads = messages.select([f.name for f in (*MESSAGE_FIELDS, *self._key_fields)]).take(pa.array(first))
         accumulators = self._plan.fold(messages, group, count)
-        own = [pa.array(sizes), pa.array(offset[last]), pa.array(stamp[first]), *lists]
+        layouts = pa.repeat(pa.scalar(layout, pa.int16()), count)
+        own = [pa.array(sizes), pa.array(offset[last]), pa.array(stamp[first]), layouts, places]
         return pa.table([*heads.columns, *accumulators.columns, *own], schema=self.schema)
 
-    def _distinct(self, messages: pa.Table, shard: IntArray) -> tuple[IntArray, int]:
+    def _distinct(self, messages: pa.Table, shard: IntArray, codes: IntArray | None) -> tuple[IntArray, int]:
         """Number what may be combined, in any order; gives each message's number, and how many there are."""
         time, before = numbers(messages, TIME), numbers(messages, BEFORE)
         alone = before == NO_TIME
         # what stands alone needs no cell: one far from the others' would only make their numbers sparse
         clock = np.where(alone, started(int(before.max())), before)
-        columns = [
-            self._grid.pane_of(time),
-            *self._cells(clock),
-            self._keys.encode(messages)[0],
-            shard,
-            numbers(messages, PARTITION),
-            numbers(messages, STREAM),
-        ]
-        number, distinct = compress(columns[0])
-        count = len(distinct)
-        for column in columns[1:]:
+        number = self._keys.encode(messages)[0] if codes is None else codes
+        bound, most = int(number.max()) + 1, 4 * len(number)
+        for column in self._apart(messages, time, clock, shard):
             other, distinct = compress(column)
-            if len(distinct) > 1:
-                number, distinct = dense(number * len(distinct) + other, count * len(distinct))
-                count = len(distinct)
+            if len(distinct) == 1:
+                continue
+            if bound * len(distinct) > most:
+                number, found = dense(number, bound)
+                bound = len(found)
+            number = number * len(distinct) + other
+            bound *= len(distinct)
         if self._max_ahead_ms is not None:
             alone |= time - clock > self._max_ahead_ms
         apart = np.flatnonzero(alone)
         number = number.copy()
-        number[apart] = count + np.arange(len(apart))
-        number, distinct = dense(number, count + len(apart))
-        return number, len(distinct)
+        number[apart] = bound + np.arange(len(apart))
+        number, found = dense(number, bound + len(apart))
+        return number, len(found)
+
+    def _apart(self, messages: pa.Table, time: IntArray, clock: IntArray, shard: IntArray) -> Iterator[IntArray]:
+        """Give what must be the same of messages beside the key, where it is not the same of all."""
+        low, high = self._grid.pane_of(np.array([time.min(), time.max()]))
+        if low != high:
+            yield self._grid.pane_of(time)
+        yield from self._cells(clock)
+        yield shard
+        stream, partition = numbers(messages, STREAM), numbers(messages, PARTITION)
+        if stream[0] != stream[-1]:  # they are sorted
+            yield stream
+        if stream[0] != stream[-1] or partition[0] != partition[-1]:
+            yield partition
 
     def _cells(self, clock: IntArray) -> list[IntArray]:
         """Return how many ends, and ends with the retention, each clock has passed; nothing where it is the same."""
