@@ -27,6 +27,7 @@ from backend.batch import (
 )
 from backend.errors import FrameDamaged, SourceWentBack
 from backend.spark.pack.frames import TIMESTAMP_IN, Header, IntArray, decode_header, from_ipc
+from backend.spark.pack.narrow import widen
 from backend.spark.ranking import check_ranks, first_offset, rank, rank_errors
 from backend.texts import source_partition
 from backend.windows.aligned.combining import Combining
@@ -85,7 +86,7 @@ def assemble(
     errors: list[pa.Table] = []
     for row in rows:
         headers.append(decode_header(row.header, where))
-        tables.append(from_ipc(row.frame, where) if row.frame is not None else None)
+        tables.append(widen(from_ipc(row.frame, where)) if row.frame is not None else None)
         if row.errors is not None:
             errors.append(from_ipc(row.errors, where))
     time_ms = max(header.time_ms for header in headers)

@@ -9,7 +9,8 @@ A packed row (format 6)::
     shard   int      grouping value of the shard (see backend.spark.pack.routing)
     header  binary   MessagePack: format, batch time, slices, drain, adopt
     frame   binary   Arrow IPC stream of the messages, each with the record's own timestamp in the last column, or of
-                     combined rows (backend.windows.combined_rows); null when the shard got none of this Arrow batch
+                     combined rows (backend.windows.combined_rows); integers and times as narrow as they may be
+                     (backend.spark.pack.narrow); null when the shard got none of this Arrow batch
     errors  binary   Arrow IPC stream of ERROR_SCHEMA, null when there are none
 
 A *slice* says of one Arrow batch and one source partition what every shard must know even if it got no rows: first

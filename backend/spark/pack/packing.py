@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ from backend.spark.pack.frames import (
     to_ipc_buffer,
 )
 from backend.spark.pack.judging import judge, latest
+from backend.spark.pack.narrow import narrow
 from backend.steps import DROPPED, PASSED, POISON
 from backend.windows.aligned.combining import Combining
 from backend.windows.micro_batch import json_rows
@@ -54,7 +55,6 @@ from recovery.commit.option_sets import ByVersion
 
 Binary: TypeAlias = "bytes | pa.Buffer | None"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
-Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,11 @@ def _frames(
         table = pa.Table.from_batches([messages])
         combined = plan.combining.combined(table, messages.column(TIMESTAMP_IN), shard, codes)
         if combined is not None:
-            rows, shard = combined
+            rows, shard = narrow(combined[0]), combined[1]
             ends = {number: np.searchsorted(shard, [number, number + 1]).tolist() for number in shards}
             return {number: _ipc(rows.slice(low, high - low)) for number, (low, high) in ends.items()}
-    return {number: _ipc(_pick(messages, shard == number)) for number in shards}
+    rows = narrow(pa.Table.from_batches([messages]))
+    return {number: _ipc(_pick(rows, shard == number)) for number in shards}
 
 
 def _chosen(
@@ -278,7 +279,7 @@ def _prefix_maxima(
     return before, slices
 
 
-def _pick(rows: Rows, mask: Mask) -> Rows:
+def _pick(rows: pa.Table, mask: Mask) -> pa.Table:
     return rows if mask.all() else rows.filter(pa.array(mask))
 
 
