@@ -36,7 +36,10 @@ TIME = "_time"
 BEFORE = "_before"
 """int64: newest event time of the same source partition before this message, `NO_TIME` if there was none."""
 
-RESERVED = (STREAM, PARTITION, OFFSET, TIME, BEFORE)
+OWN_TIMESTAMP = "_own timestamp"
+"""int64: the record's own timestamp in frames (backend.spark.pack.frames), milliseconds; operators do not see it."""
+
+RESERVED = (STREAM, PARTITION, OFFSET, TIME, BEFORE, OWN_TIMESTAMP)
 
 MESSAGE_FIELDS = [
     pa.field(STREAM, pa.uint16(), nullable=False),

@@ -71,9 +71,11 @@ def read_range(
             parquet = pq.ParquetFile(handle, page_checksum_verification=True)
             groups = _row_groups(parquet, start, end)
             columns = _columns(schema, parquet.schema_arrow)
+            left_out = 0
             if _is_all(parquet, groups, topic):
                 columns.remove("topic")
-            rows_at_once = _batch_rows(parquet, groups, columns)
+                left_out = len(topic.encode())
+            rows_at_once = _batch_rows(parquet, groups, columns, left_out)
             for batch in parquet.iter_batches(rows_at_once, row_groups=groups, columns=columns, use_threads=False):
                 rows = _rows_of(batch, topic, partition, start, end)
                 expected = check_rows(rows.column("offset"), expected, gaps, piece.path, topic, partition)
@@ -100,7 +102,10 @@ def _row_groups(parquet: pq.ParquetFile, start: int, end: int) -> list[int]:
 def _leaf(parquet: pq.ParquetFile, path: str) -> int:
     """Return the number of a column, as statistics have it: they are per leaf, a struct before one shifts it."""
     schema = parquet.metadata.schema
-    return next(number for number in range(parquet.metadata.num_columns) if schema.column(number).path == path)
+    found = [number for number in range(parquet.metadata.num_columns) if schema.column(number).path == path]
+    if not found:
+        raise LookupError(f"there is no column {path!r}")
+    return found[0]
 
 
 def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], topic: str) -> bool:
@@ -120,14 +125,15 @@ def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], topic: str) -> bool:
     )
 
 
-def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str]) -> int:
+def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str], more: int) -> int:
     """Give the rows of an Arrow batch: fewer where the first ones are long. Footers tell encoded lengths only.
 
-    Numbers and times are as wide in every row; of the others the first rows are looked at.
+    Numbers and times are as wide in every row; of the others the first rows are looked at. `more` bytes each come to
+    what is read.
     """
     schema = parquet.schema_arrow
     leaves = {path: _type_of(schema, path) for path in columns}
-    wide: int = sum((kind.bit_width + 7) // 8 for kind in leaves.values() if _is_fixed(kind))
+    wide: int = more + sum((kind.bit_width + 7) // 8 for kind in leaves.values() if _is_fixed(kind))
     others = [path for path, kind in leaves.items() if not _is_fixed(kind)]
     sample = parquet.iter_batches(_SAMPLE_ROWS, row_groups=groups[:1], columns=others, use_threads=False)
     first = next(sample, None) if others else None
@@ -139,7 +145,8 @@ def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[st
 def _type_of(schema: pa.Schema, path: str) -> pa.DataType:
     name, _, inner = path.partition(".")
     kind = schema.field(name).type
-    return kind.field(inner).type if inner else kind
+    at = kind.get_field_index(inner) if inner else -1  # -1 also where there are two of the name
+    return kind.field(at).type if at >= 0 else kind
 
 
 def _is_fixed(kind: pa.DataType) -> bool:

@@ -28,7 +28,7 @@ import xxhash
 from backend.batch import BEFORE, OFFSET, RESERVED, TIME
 from backend.errors import ValueInvalid
 from backend.rows import RowCodec
-from backend.spark.pack.frames import TIMESTAMP_IN, IntArray
+from backend.spark.pack.frames import IntArray
 
 RANK_BITS = 32
 MAX_VERSION = 2**31 - 1
@@ -89,7 +89,7 @@ def rank(frames: Sequence[pa.Table], version: int, newest: int) -> pa.Table | No
 
 def _digests(messages: pa.Table) -> tuple[IntArray, IntArray]:
     """Return 128 bits of a digest of each row's fields, in two arrays; equal rows have equal digests."""
-    own = [field for field in messages.schema if field.name not in (*RESERVED, TIMESTAMP_IN)]
+    own = [field for field in messages.schema if field.name not in RESERVED]
     rows = RowCodec(pa.schema(own)).encode(messages) if own else [b""] * messages.num_rows
     digests = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, rows)), np.int64).reshape(-1, 2)
     return digests[:, 0], digests[:, 1]

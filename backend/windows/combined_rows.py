@@ -38,11 +38,15 @@ OWN_FIELDS = (
 )
 _OLD_LISTS = ("_offsets", "_times", "_stamps")
 """Entries of format 1 (recovery.queue.entries) have these lists of distances from the first message instead."""
+OWN_NAMES = frozenset((COUNT, LAST, STAMP, LAYOUT, PLACES, *_OLD_LISTS))
+"""Messages with a field of such a name are not combined."""
+MARKS = frozenset((COUNT, LAST, STAMP))
+"""Combined rows have all of them, messages never: `window_spec` refuses such fields."""
 
 
 def is_combined(messages: pa.Table) -> bool:
     """Tell whether rows are combined ones."""
-    return COUNT in messages.column_names
+    return MARKS.issubset(messages.column_names)
 
 
 def counts(messages: pa.Table) -> IntArray:

@@ -218,6 +218,7 @@ def chunk_writer(
     """Give the function for `mapInArrow` that turns source rows into sorted chunks of message-store rows."""
 
     schema = pa.schema([*MESSAGE_FIELDS, *message_fields])
+    places = [(field.name, field.type) for field in MESSAGE_FIELDS if field.name != BEFORE]
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = open_files(checkpoint)
@@ -227,10 +228,9 @@ def chunk_writer(
                 for shard, record in records.items():
                     here = piece.filter(pc.and_(good, pc.equal(piece.column(frames.SHARD_IN), shard)))
                     columns = [
-                        here.column(frames.column_name(field.name)).cast(field.type)
-                        if field.name != BEFORE
-                        else pa.array(np.full(here.num_rows, NO_TIME, dtype=np.int64))
-                        for field in schema
+                        *(here.column(name).cast(kind) for name, kind in places),
+                        pa.array(np.full(here.num_rows, NO_TIME, dtype=np.int64)),
+                        *(here.column(frames.column_name(one.name)).cast(one.type) for one in message_fields),
                     ]
                     mine = accepted(pa.Table.from_arrays(columns, schema=schema), record)
                     if mine.num_rows:

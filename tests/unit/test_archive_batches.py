@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from backend.errors import SourceDamaged
 from backend.sources.archive_files import BATCH_BYTES, WRITE_SCHEMA, read_range, write_archive
 from backend.sources.archive_index import Archive
 
@@ -75,3 +76,23 @@ def read(place: Path, rows: pa.Table, topic: str, schema: pa.Schema, **options: 
     write_archive(place, rows, **options)
     slices, gaps = Archive(str(place)).partitions()[topic, 0].cut(0, rows.num_rows)
     return list(read_range(str(place), topic, 0, (0, rows.num_rows), slices, gaps, schema))
+
+
+def test_a_long_topic_that_is_not_read_is_counted(tmp_path: Path) -> None:
+    count, topic = 140_000, "t" * 200
+    rows = table([topic] * count, WRITE_SCHEMA, [b"x"] * count)
+    batches = read(tmp_path / "a", rows, topic, WRITE_SCHEMA, row_group_rows=count)
+    assert sum(batch.num_rows for batch in batches) == count
+    assert max(batch.nbytes for batch in batches) < 1.1 * BATCH_BYTES
+
+
+@pytest.mark.parametrize("gone", ["topic", "partition", "offset", "value"])
+def test_a_file_that_lost_a_column_is_named(gone: str, tmp_path: Path) -> None:
+    rows = table(["t"] * 5, WRITE_SCHEMA, [b"x"] * 5)
+    read(tmp_path / "a", rows, "t", WRITE_SCHEMA)
+    [file] = (tmp_path / "a").glob("**/*.parquet")
+    slices, gaps = Archive(str(tmp_path / "a")).partitions()["t", 0].cut(0, 5)
+    pq.write_table(rows.drop_columns([gone]), file)
+    with pytest.raises(SourceDamaged, match=gone) as caught:
+        list(read_range(str(tmp_path / "a"), "t", 0, (0, 5), slices, gaps, WRITE_SCHEMA))
+    assert file.name in str(caught.value.where)

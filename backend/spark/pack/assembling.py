@@ -17,6 +17,7 @@ from backend.batch import (
     MESSAGE_FIELDS,
     NO_TIME,
     OFFSET,
+    OWN_TIMESTAMP,
     PARTITION,
     RESERVED,
     STREAM,
@@ -26,7 +27,7 @@ from backend.batch import (
     SourcePartition,
 )
 from backend.errors import FrameDamaged, SourceWentBack
-from backend.spark.pack.frames import TIMESTAMP_IN, Header, IntArray, decode_header, from_ipc
+from backend.spark.pack.frames import Header, IntArray, decode_header, from_ipc
 from backend.spark.pack.narrow import widen
 from backend.spark.ranking import check_ranks, first_offset, rank, rank_errors
 from backend.texts import source_partition
@@ -139,9 +140,9 @@ def assemble(
         parts.append(found)
     messages, timestamps = _by_stream([part for part in parts if part is not None]), None
     if messages is not None:
-        if TIMESTAMP_IN in messages.column_names:
-            timestamps = messages.column(TIMESTAMP_IN)
-            messages = messages.drop_columns([TIMESTAMP_IN])
+        if OWN_TIMESTAMP in messages.column_names:
+            timestamps = messages.column(OWN_TIMESTAMP)
+            messages = messages.drop_columns([OWN_TIMESTAMP])
         messages = with_fields(messages, fields) if fields and not combined else messages
     bad = bad.sort_by(_PLACE)
     drain = any(header.drain for header in headers)
@@ -166,7 +167,7 @@ def _alike(tables: list[pa.Table | None], combining: Combining) -> list[pa.Table
     if not any(table is not None and is_combined(table) for table in tables):
         return tables
     return [
-        combining.each(table, table.column(TIMESTAMP_IN).combine_chunks())
+        combining.each(table, table.column(OWN_TIMESTAMP).combine_chunks())
         if table is not None and not is_combined(table)
         else table
         for table in tables

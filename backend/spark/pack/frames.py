@@ -4,7 +4,7 @@ Spark's stateful Python operator groups rows one by one in Python, so it is give
 stateless `mapInArrow` (`backend.spark.pack.packing`), turns every Arrow batch into one frame per shard. The inverse,
 `backend.spark.pack.assembling`, runs in the shard. Here is what both agree on.
 
-A packed row (format 6)::
+A packed row (format 7)::
 
     shard   int      grouping value of the shard (see backend.spark.pack.routing)
     header  binary   MessagePack: format, batch time, slices, drain, adopt
@@ -29,9 +29,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from backend.batch import OWN_TIMESTAMP
 from backend.errors import UNDECODABLE, FrameDamaged, UnknownFormat
 
-FORMAT = 6
+FORMAT = 7
 SEAL_BYTES = 8
 
 PACKED_SCHEMA = "shard int, header binary, frame binary, errors binary"
@@ -47,8 +48,7 @@ PACKED_ARROW = pa.schema(
 # Columns that the pack stage reads beside the operator's input fields.
 SHARD_IN = "_shard"
 TIMESTAMP_IN = "_timestamp"
-TIMESTAMP_FIELD = pa.field(TIMESTAMP_IN, pa.int64())
-"""int64: the record's own timestamp, milliseconds, also in frames: the operator does not see it, the errors do."""
+"""int64: the record's own timestamp, milliseconds: the operator does not see it, the errors do."""
 KEY_IN = "_key"
 RAW_IN = "_raw"
 MALFORMED_IN = "_malformed"
@@ -62,18 +62,22 @@ DRAIN_IN = "_drain"
 ADOPT_IN = "_adopt"
 """Only in the rows of the control stream, which have the batch time beside them and nothing else; adoptions as JSON."""
 
+TIMESTAMP_FIELD = pa.field(OWN_TIMESTAMP, pa.int64())
+"""`TIMESTAMP_IN` in frames, where fields have the names that the job gave them."""
+
 IntArray = npt.NDArray[np.int64]
 
 
 def column_name(name: str) -> str:
     """Give the name of a field's column on the way to the pack stage.
 
-    Spark's Python functions read column names as expressions, so a dot or a backtick in one is a syntax of its own.
+    Spark's Python functions read column names as expressions, so a dot or a backtick in one is a syntax of its own. No
+    field has the name of a column above.
 
-    >>> column_name("delay"), column_name("left.id")
-    ('delay', '_x6c6566742e6964')
+    >>> column_name("delay"), column_name("left.id"), column_name("_key")
+    ('delay', '_x6c6566742e6964', '_x5f6b6579')
     """
-    return name if re.fullmatch(r"\w+", name) else f"_x{name.encode().hex()}"
+    return name if re.fullmatch(r"(?!_)\w+", name) else f"_x{name.encode().hex()}"
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):

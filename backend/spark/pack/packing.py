@@ -21,6 +21,7 @@ from backend.batch import (
     MIN_TIME,
     NO_TIME,
     OFFSET,
+    OWN_TIMESTAMP,
     PARTITION,
     STREAM,
     TIME,
@@ -167,7 +168,7 @@ def _frames(
         if (first := _first_of_repeated(messages)) is not None:
             messages, shard, codes = _chosen(first, messages, shard, codes)
         table = pa.Table.from_batches([messages])
-        combined = plan.combining.combined(table, messages.column(TIMESTAMP_IN), shard, codes)
+        combined = plan.combining.combined(table, messages.column(OWN_TIMESTAMP), shard, codes)
         if combined is not None:
             rows, shard = narrow(combined[0]), combined[1]
             ends = {number: np.searchsorted(shard, [number, number + 1]).tolist() for number in shards}

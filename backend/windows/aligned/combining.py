@@ -11,7 +11,7 @@ A message that moved the watermark far stands alone, because it is reported, and
 combined rows would not be far fewer than messages, each message is a row of its own.
 
 Not combined: aggregates over all values, `reducer` (user code runs in the operator), retention by number of messages
-(it counts them), sliding windows, sessions, and windows by number.
+(it counts them), fields with the names of combined rows' own columns, sliding windows, sessions, windows by number.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from backend.aggregates.groups import stable_order
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, compress, dense, firsts
 from backend.windows.columns.grouping import GroupKeys
-from backend.windows.combined_rows import OWN_FIELDS, accumulator_name, laid_out
+from backend.windows.combined_rows import OWN_FIELDS, OWN_NAMES, accumulator_name, laid_out
 from backend.windows.definitions import assigner
 from backend.windows.micro_batch import numbers
 
@@ -96,8 +97,7 @@ class Combining:
     def _rows(self, messages: pa.Table, timestamps: pa.Array, group: IntArray, count: int) -> pa.Table:
         """Return a row per group."""
         sizes = np.bincount(group, minlength=count)
-        # 16 bits are sorted by counting
-        order = np.argsort(group.astype(np.uint16) if count <= 2**16 else group, kind="stable")
+        order = stable_order(group, count)
         ends = np.cumsum(sizes)
         first, last = order[ends - sizes], order[ends - 1]
         offset, time = numbers(messages, OFFSET), numbers(messages, TIME)
@@ -165,5 +165,6 @@ def combines(spec: WindowSpec) -> bool:
         and spec.window.kind in {"tumbling", "hopping"}
         and spec.retention_messages is None
         and not spec.full
+        and OWN_NAMES.isdisjoint(spec.schema.names)
         and all(aggregate.kind != "reducer" for aggregate in spec.aggregates.values())
     )
