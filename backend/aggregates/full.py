@@ -74,8 +74,9 @@ class _Quantile:
 
     def result(self, rows: Rows) -> pa.Array:
         array, groups = rows.present(self._name)
-        values = array.cast(pa.float64(), safe=False).to_numpy()
-        values = values[np.lexsort((values, groups))]  # numpy sorts NaN last: the greatest value
+        values = array.cast(pa.float64(), safe=False).to_numpy() + 0.0  # one zero: equal values come in any order
+        order = np.argsort(values)  # numpy sorts NaN last: the greatest value
+        values = values[order[g.stable_order(groups[order], rows.count)]]
         sizes = g.counts(groups, rows.count)
         seen = sizes > 0
         out = np.zeros(rows.count)

@@ -82,9 +82,13 @@ def stable_order(groups: Ints, count: int) -> Ints:
     >>> stable_order(np.array([1, 0, 1, 0]), 2).tolist()
     [1, 3, 0, 2]
     """
-    if count <= 1 << 16:  # numpy sorts 16-bit keys by radix: five times faster
-        return np.argsort(groups.astype(np.uint16), kind="stable")
-    return np.argsort(groups, kind="stable")
+    if count > 1 << 32:
+        return np.argsort(groups, kind="stable")
+    # numpy sorts 16-bit keys by radix: five times faster
+    order = np.argsort(groups.astype(np.uint16), kind="stable")
+    if count <= 1 << 16:
+        return order
+    return order[np.argsort((groups[order] >> 16).astype(np.uint16), kind="stable")]
 
 
 def taken(values: Any, rows: Ints) -> Any:

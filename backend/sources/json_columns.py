@@ -49,6 +49,7 @@ BLOCK_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 500
 """Levels of nesting; deeper values are malformed."""
 
+_OPENED, _CLOSED, _BREAK = b"{}\n"
 _CONSTANT = re.compile(rb"[:,\[]\s*[-+]?(?:NaN|Inf)")
 _MINUS_ZERO = re.compile(rb"-0(?![.\deE])")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -155,7 +156,9 @@ class JsonColumns:
                 data.decode()
             except UnicodeDecodeError:
                 return True
-        if (b"NaN" in data or b"Inf" in data) and _CONSTANT.search(data):
+        # one byte is looked for several times as fast as three
+        constants = (b"N" in data and b"NaN" in data) or (b"I" in data and b"Inf" in data)
+        if constants and _CONSTANT.search(data):
             return True
         if self._floats and b"-0" in data and _MINUS_ZERO.search(data):
             return True
@@ -198,9 +201,10 @@ def _lines(values: pa.Array) -> bytes | None:
     if values.null_count or (values.nbytes > BLOCK_BYTES and len(values) > FEW_ROWS):
         return None
     data: bytes = pc.binary_join(pa.ListArray.from_arrays([0, len(values)], values), b"\n")[0].as_py()
-    lines = len(values) - 1
-    fine = data[:1] == b"{" and data[-1:] == b"}" and data.count(b"\n") == lines and data.count(b"}\n{") == lines
-    return data if fine else None
+    seen = np.frombuffer(data, np.uint8)
+    breaks = np.flatnonzero(seen == _BREAK)
+    fine = data[:1] == b"{" and data[-1:] == b"}" and len(breaks) == len(values) - 1
+    return data if fine and (seen[breaks - 1] == _CLOSED).all() and (seen[breaks + 1] == _OPENED).all() else None
 
 
 # ---- what pyarrow reads, and what that becomes

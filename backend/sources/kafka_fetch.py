@@ -13,18 +13,20 @@ from __future__ import annotations
 import gc
 import json
 import time
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
-from operator import lt
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType
 
 from backend.errors import HistoryLost, RewindError, SourceDamaged, SourceUnavailable
 from backend.kafka_client.loss import KEEP
 from backend.kafka_client.reader import next_messages
 from backend.kafka_client.refusals import hearing, missing, named, refusals
+from backend.sources.formats import record_schema
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -50,43 +52,15 @@ READING = {
     "log_level": "0",
 }
 
+RECORDS = to_arrow_schema(record_schema(BinaryType()), timezone="UTC")
+
 _idle: dict[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    """Messages of one source partition in order of offset, by column.
-
-    Attributes:
-        offsets: Offset of each.
-        timestamps: The record's timestamp, milliseconds.
-        values: Value or None.
-    """
-
-    offsets: list[int]
-    timestamps: list[int]
-    values: list[bytes | None]
-    _messages: list[Any] = field(repr=False)
-
-    def keys(self) -> list[bytes | None]:
-        """Give each message's key or None: few ask for it."""
-        return [message.key() for message in self._messages]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Records]) -> Records:
-        """Put records that follow one another together."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            [offset for part in parts for offset in part.offsets],
-            [at for part in parts for at in part.timestamps],
-            [value for part in parts for value in part.values],
-            [message for part in parts for message in part._messages],
-        )
-
-
-def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: int, end: int) -> Iterator[Records]:
-    """Read the messages of a half-open offset range; Python's collector is off until they are all read.
+def fetch(
+    configuration: Mapping[str, str], topic: str, partition: int, start: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    """Return the messages of a half-open offset range (`RECORDS`); Python's collector is off until all are read.
 
     Args:
         configuration: The client's, with `isolation.level`.
@@ -114,12 +88,12 @@ def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: i
             except KafkaException as error:
                 raise _refused(configuration, f"{topic}-{partition}", error) from None
             good = [message for message in messages if message.error() is None]
-            records = _records(good, f"{topic}-{partition}", partition, following, end)
+            records = _records(good, topic, partition, following, end)
             if good:
                 following, progress = good[-1].offset() + 1, time.monotonic()
             failed = [m for m in messages if m.error() is not None] if len(good) < len(messages) else []
             del messages, good
-            if records.offsets:
+            if records.num_rows:
                 yield records
                 progress = time.monotonic()
             del records
@@ -135,32 +109,36 @@ def fetch(configuration: Mapping[str, str], topic: str, partition: int, start: i
                 )
 
 
-def _records(messages: list[Any], where: str, partition: int, following: int, end: int) -> Records:
-    """Give messages below an offset as columns.
+def _records(messages: list[Any], topic: str, partition: int, following: int, end: int) -> pa.RecordBatch:
+    """Return messages below an offset.
 
     Raises:
         SourceDamaged: They are of another range: the client was used for others before.
     """
-    offsets = [message.offset() for message in messages]
-    rising = all(map(lt, offsets, islice(offsets, 1, None)))
-    if offsets and (
+    offsets = np.fromiter((message.offset() for message in messages), np.int64, len(messages))
+    rising = bool((offsets[1:] > offsets[:-1]).all())
+    if len(offsets) and (
         not rising or offsets[0] < following or {message.partition() for message in messages} != {partition}
     ):
         raise SourceDamaged(
             "the client gave messages that were not asked for",
-            where=where,
+            where=f"{topic}-{partition}",
             why=f"offset {following} comes next, given were {offsets[0]} to {offsets[-1]}",
             command="start the query again",
         )
-    if offsets and offsets[-1] >= end:
-        wanted = bisect_left(offsets, end)
-        messages, offsets = messages[:wanted], offsets[:wanted]
-    return Records(
-        offsets,
-        [message.timestamp()[1] for message in messages],
-        [message.value() for message in messages],
-        messages,
-    )
+    if len(offsets) and offsets[-1] >= end:
+        offsets = offsets[: int(np.searchsorted(offsets, end))]
+        messages = messages[: len(offsets)]
+    at = pa.array([message.timestamp()[1] for message in messages], pa.int64()).cast(pa.timestamp("ms", "UTC"))
+    columns = [
+        pa.repeat(pa.scalar(topic), len(messages)),
+        pa.repeat(pa.scalar(partition, pa.int32()), len(messages)),
+        pa.array(offsets),
+        at.cast(pa.timestamp("us", "UTC")),
+        pa.array([message.key() for message in messages], pa.binary()),
+        pa.array([message.value() for message in messages], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
 
 def _judged(message: Any, configuration: Mapping[str, str], where: str, following: int) -> tuple[int, str]:

@@ -17,22 +17,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import BinaryType
 
 from backend.errors import SourceWentBack
 from backend.kafka_client.admin import TopicIdentity, admin_client, ends
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources import OffsetRange, TopicPartition
-from backend.sources.formats import record_schema
-from backend.sources.kafka_fetch import Records, fetch
+from backend.sources.kafka_fetch import fetch
 from backend.sources.spark_offsets import offset_json, positions_in
-
-BATCH_ROWS, BATCH_BYTES = 20_000, 4 * 1024 * 1024
-"""An Arrow batch of records is full at either."""
-
-RECORDS = to_arrow_schema(record_schema(BinaryType()), timezone="UTC")
+from backend.spark.pack.pack_input import GATHERED_BYTES, GATHERED_ROWS
 
 
 @dataclass
@@ -181,30 +174,14 @@ def shared_out(ahead: Mapping[TopicPartition, OffsetRange], most: int) -> dict[T
 
 def read_records(configuration: Mapping[str, str], piece: Piece) -> Iterator[pa.RecordBatch]:
     """Read a piece and return its records as they are: `topic, partition, offset, timestamp, key, value`."""
-    for records in _in_parts(fetch(configuration, piece.topic, piece.partition, piece.start, piece.end)):
-        count = len(records.offsets)
-        at = pa.array(records.timestamps, pa.int64()).cast(pa.timestamp("ms", "UTC"))
-        columns = [
-            pa.repeat(pa.scalar(piece.topic), count),
-            pa.repeat(pa.scalar(piece.partition, pa.int32()), count),
-            pa.array(records.offsets, pa.int64()),
-            at.cast(pa.timestamp("us", "UTC")),
-            pa.array(records.keys(), pa.binary()),
-            pa.array(records.values, pa.binary()),
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=RECORDS)
-
-
-def _in_parts(fetched: Iterator[Records]) -> Iterator[Records]:
-    """Put what came together until it is worth an Arrow batch."""
-    parts: list[Records] = []
+    parts: list[pa.RecordBatch] = []
     rows = size = 0
-    for records in fetched:
+    for records in fetch(configuration, piece.topic, piece.partition, piece.start, piece.end):
         parts.append(records)
-        rows += len(records.offsets)
-        size += sum(map(len, filter(None, records.values)))
-        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield Records.joined(parts)
+        rows += records.num_rows
+        size += records.nbytes
+        if rows >= GATHERED_ROWS or size >= GATHERED_BYTES:
+            yield pa.concat_batches(parts)
             parts, rows, size = [], 0, 0
     if parts:
-        yield Records.joined(parts)
+        yield pa.concat_batches(parts)

@@ -299,8 +299,8 @@ def test_a_client_that_had_fetched_more_gives_the_next_range_exactly(kafka_broke
     ranges = [(0, 0, 10), (0, 5, 25), (1, 0, 10), (0, 29_990, 30_000), (0, 3, 4), (1, 20_000, 20_010), (1, 9, 12_000)]
     for partition, start, end in ranges * 3:
         found = list(fetch(configuration, topic, partition, start, end))
-        assert [offset for records in found for offset in records.offsets] == list(range(start, end))
-        assert [value for records in found for value in records.values] == [b"%d" % n for n in range(start, end)]
+        rows = [row for records in found for row in records.select(["partition", "offset", "value"]).to_pylist()]
+        assert rows == [{"partition": partition, "offset": n, "value": b"%d" % n} for n in range(start, end)]
     assert len(kafka_fetch._idle) == 1
 
 

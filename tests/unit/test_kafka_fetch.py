@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
 from backend.errors import AccessRefused, HistoryLost, SourceDamaged, SourceUnavailable, TopicMissing
 from backend.sources import kafka_fetch
-from backend.sources.kafka_fetch import fetch
+from backend.sources.kafka_fetch import RECORDS, fetch
 
 
 class Message:
@@ -77,14 +79,24 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Client]]:
 
 
 def read(start: int, end: int, **configuration: str) -> list[int]:
-    return [offset for records in fetch(configuration, "t", 1, start, end) for offset in records.offsets]
+    return [offset for records in fetch(configuration, "t", 1, start, end) for offset in offsets(records)]
+
+
+def offsets(records: pa.RecordBatch) -> list[int]:
+    assert records.schema == RECORDS
+    assert {*records.column("topic").to_pylist()} <= {"t", "other"}
+    assert {*records.column("partition").to_pylist()} == {1}
+    return list(records.column("offset").to_pylist())
 
 
 def test_a_range_is_read_exactly(client: Any) -> None:
     client.script += [[Message(n) for n in (5, 6, 8)], [Message(9), Message(12), Message(13)]]
     parts = list(fetch({}, "t", 1, 5, 12))
-    assert [part.offsets for part in parts] == [[5, 6, 8], [9]]
-    assert (parts[1].timestamps, parts[1].keys(), parts[1].values) == ([1009], [b"k9"], [b"v9"])
+    assert [offsets(part) for part in parts] == [[5, 6, 8], [9]]
+    at = datetime(1970, 1, 1, 0, 0, 1, 9_000, UTC)
+    assert parts[1].to_pylist() == [
+        {"topic": "t", "partition": 1, "offset": 9, "timestamp": at, "key": b"k9", "value": b"v9"}
+    ]
     assert client.made[0].assigned == [("t", 1, 5), "nothing"]
     assert client.made[0].configuration["auto.offset.reset"] == "error"
 
@@ -166,7 +178,7 @@ def test_a_client_is_kept_until_it_fails_or_others_come(client: Any) -> None:
     assert read(3, 4) == [3]
     assert [one.closed for one in client.made] == [True, False]
     client.script += [[Message(1)]]
-    assert [offset for records in fetch({}, "other", 1, 1, 2) for offset in records.offsets] == [1]
+    assert [offset for records in fetch({}, "other", 1, 1, 2) for offset in offsets(records)] == [1]
     assert [one.closed for one in client.made] == [True, False, False]  # a topic's client reads no other
     for number in range(kafka_fetch.IDLE_CLIENTS + 1):
         client.script += [[Message(1)]]
@@ -177,7 +189,7 @@ def test_a_client_is_kept_until_it_fails_or_others_come(client: Any) -> None:
 def test_two_ranges_at_once_have_a_client_each(client: Any) -> None:
     client.script += [[Message(1)], [Message(7)], [Message(2)], [Message(8)]]
     one, other = fetch({}, "t", 1, 1, 3), fetch({}, "t", 1, 7, 9)
-    assert [next(one).offsets, next(other).offsets, next(one).offsets, next(other).offsets] == [[1], [7], [2], [8]]
+    assert [offsets(next(each)) for each in (one, other, one, other)] == [[1], [7], [2], [8]]
     assert list(one) + list(other) == []
     assert [len(client.made), [c.closed for c in client.made].count(True)] == [2, 1]
 

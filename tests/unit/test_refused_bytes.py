@@ -13,7 +13,7 @@ from backend import archive, count, tumbling
 from backend.sources import kafka_reader
 from backend.sources.formats import Parse
 from backend.sources.json_columns import JsonColumns
-from backend.sources.kafka_fetch import Records
+from backend.sources.kafka_fetch import RECORDS
 from backend.sources.kafka_reader import Piece, read_records
 from backend.spark.pack import packing
 from backend.spark.pack.assembling import Packed, assemble
@@ -26,19 +26,16 @@ NOW = 1_793_000_000_000
 FIELDS = StructType([StructField("user", StringType()), StructField("at", LongType())])
 
 
-class Message:
-    def __init__(self, key: bytes | None) -> None:
-        self._key = key
-
-    def key(self) -> bytes | None:
-        return self._key
-
-
 def records(monkeypatch: Any, values: list[bytes], stamps: list[int]) -> list[pa.RecordBatch]:
     """The client's records of a topic."""
-    messages = [Message(b"k%d" % offset) for offset in range(len(values))]
-    found = Records(list(range(len(values))), stamps, list(values), messages)
-    monkeypatch.setattr(kafka_reader, "fetch", lambda *_: iter([found]))
+    count = len(values)
+    keys = [b"k%d" % offset for offset in range(count)]
+    at = pa.array([stamp * 1_000 for stamp in stamps], RECORDS.field("timestamp").type)
+    columns = [["t"] * count, [0] * count, range(count), at, keys, values]
+    typed = [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)]
+    found = pa.RecordBatch.from_arrays(typed, schema=RECORDS)
+    parts = [found.slice(0, 2), found.slice(2)]
+    monkeypatch.setattr(kafka_reader, "fetch", lambda *_: iter(parts))
     return list(read_records({}, Piece("t", 0, 0, len(values))))
 
 

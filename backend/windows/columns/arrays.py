@@ -47,6 +47,31 @@ def compress(values: IntArray) -> tuple[IntArray, IntArray]:
     return numbers, uniques
 
 
+def places(known: IntArray, values: IntArray) -> IntArray:
+    """Give where values stand among known ones, -1 for what is not among them.
+
+    Args:
+        known: Distinct, ascending. Where they are not far more apart than the values are many, a table replaces a
+            search.
+        values: Any numbers.
+
+    >>> places(np.array([3, 7]), np.array([7, 8, 3, 2]))
+    array([ 1, -1,  0, -1])
+    """
+    if not len(known) or not len(values):
+        return np.full(len(values), -1, np.int64)
+    low, high = int(known[0]), int(known[-1])
+    if high - low > 4 * len(values) + 65_536:
+        found = np.minimum(np.searchsorted(known, values), len(known) - 1)
+        return np.where(known[found] == values, found, -1)
+    table = np.full(high - low + 1, -1, np.int64)
+    table[known - low] = np.arange(len(known))
+    if int(values.min()) >= low and int(values.max()) <= high:
+        return table[values - low]
+    inside = (values >= low) & (values <= high)
+    return np.where(inside, table[np.where(inside, values, low) - low], -1)
+
+
 def firsts(numbers: IntArray, count: int) -> IntArray:
     """Give the first row of each group number in `[0, count)`; every group has a row."""
     rows = np.empty(count, np.int64)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backend.windows.columns.arrays import IntArray, spread
+from backend.windows.columns.arrays import IntArray, places, spread
 from backend.windows.definitions import Assigner
 
 MAX_MEMBERS = 1 << 21
@@ -113,13 +113,8 @@ class Pairs:
 
     def find(self, windows: IntArray, keys: IntArray) -> IntArray:
         """Give the positions of pairs among the distinct ones, -1 for unknown ones."""
-        if not len(self._codes) or not len(windows):
-            return np.full(len(windows), -1, np.int64)
-        at = np.minimum(np.searchsorted(self.windows, windows), len(self.windows) - 1)
-        code = at * self._space + keys
-        place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
-        known = (self.windows[at] == windows) & (self._codes[place] == code) & (keys >= 0)
-        return np.where(known, place, -1)
+        at = places(self.windows, windows)
+        return np.where((at >= 0) & (keys >= 0), places(self._codes, at * self._space + keys), -1)
 
     def contain(self, windows: IntArray, keys: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Tell for each pair whether it is in the set."""

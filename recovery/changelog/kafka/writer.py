@@ -159,9 +159,11 @@ class PartitionWriter:
         }
         producer = hearing(Producer, config)
         try:
-            # waits for a connection: without one, the client asks for its coordinator again half a second later
+            # waits for a connection: without one, the client asks for its coordinator again half a second later.
+            # The first answer may come from the bootstrap address, while the broker by its name is not connected yet.
             connect = partial(producer.list_topics, self._topic)
-            while_it_settles(lambda: in_pieces(producer, connect, TIMEOUT_S))
+            for _ in range(2):
+                while_it_settles(lambda: in_pieces(producer, connect, TIMEOUT_S))
             while_it_settles(lambda: in_pieces(producer, producer.init_transactions, TIMEOUT_S))
         except KafkaException as error:
             raise unavailable(self._settings, self._topic, error) from None

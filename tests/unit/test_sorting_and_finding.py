@@ -1,0 +1,57 @@
+"""Tables and 16-bit sorts give what searches and sorts of whole numbers give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from backend.aggregates import compile_full, median, quantile
+from backend.aggregates.groups import stable_order
+from backend.windows.columns.arrays import places
+from backend.windows.columns.pane_rows import Pairs
+
+
+@pytest.mark.parametrize("count", [1, 7, 1 << 16, (1 << 16) + 1, 1 << 20, (1 << 32) - 1, 1 << 40])
+def test_rows_are_sorted_by_group_and_stay_in_order(count: int) -> None:
+    random = np.random.default_rng(count)
+    few = random.integers(0, count, 5)
+    groups = np.concatenate([few[random.integers(0, 5, 300)], random.integers(0, count, 300), [count - 1]])
+    expected = sorted(range(len(groups)), key=lambda row: (int(groups[row]), row))
+    assert stable_order(groups, count).tolist() == expected
+
+
+@pytest.mark.parametrize("wide", [100, 10**6, 2**62])
+def test_places_are_found_near_and_far(wide: int) -> None:
+    random = np.random.default_rng(wide)
+    known = np.unique(random.integers(-wide, wide, 60))
+    values = np.concatenate([random.choice(known, 80), random.integers(-wide, wide, 80), [-(2**63), 2**63 - 1]])
+    where = {int(value): place for place, value in enumerate(known)}
+    assert places(known, values).tolist() == [where.get(int(value), -1) for value in values]
+    inner = np.array([int(known[0]), int(known[-1])])
+    assert places(known, inner).tolist() == [0, len(known) - 1]
+    nothing = np.empty(0, np.int64)
+    assert places(nothing, values).tolist() == [-1] * len(values)
+    assert places(known, nothing).tolist() == []
+
+
+def test_pairs_are_found_and_a_key_below_zero_is_none() -> None:
+    """A key of -1 is one that a window does not know: not the last key of the window before."""
+    pairs = Pairs(np.array([5, 9, 9]), np.array([3, 0, 2]), 4)
+    windows, keys = np.array([5, 9, 9, 9, 5, 7, 9, 10**15]), np.array([3, 0, 2, -1, 0, 3, 3, 0])
+    assert pairs.find(windows, keys).tolist() == [0, 1, 2, -1, -1, -1, -1, -1]
+    assert pairs.contain(windows, keys).tolist() == [True] * 3 + [False] * 5
+
+
+def test_quantiles_of_many_groups_by_hand() -> None:
+    """More groups than 16 bits number; NaN is the greatest value; both zeros are one, whatever comes first."""
+    many = 70_000
+    plan = compile_full({"m": median("x"), "q": quantile("x", 0.25)}, pa.schema([("x", pa.float64())]))
+    groups = np.concatenate([np.arange(many), np.arange(many), [0, 0, 1, 69_999]])
+    values = np.concatenate([np.arange(many) + 2.0, np.arange(many) * 1.0, [7.0, float("nan"), float("nan"), -9.0]])
+    found = plan.result(pa.table({"x": values}), groups, many)
+    # group 0: 0, 2, 7, NaN; group 1: 1, 3, NaN; group 5: 5, 7; the last: -9, 69999, 70001
+    assert [found["m"][group].as_py() for group in (0, 1, 5, 69_999)] == [4.5, 3.0, 6.0, 69_999.0]
+    assert [found["q"][group].as_py() for group in (0, 5, 69_999)] == [1.5, 5.5, 34_995.0]
+    zeros = plan.result(pa.table({"x": [-0.0, 0.0, 0.0, -0.0, -0.0]}), np.array([0, 0, 1, 1, 2]), 3)
+    assert [str(one) for one in zeros["m"].to_pylist()] == ["0.0"] * 3
