@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ log = logging.getLogger("rewind.queue")
 MAX_REFUSED = 3
 ASKED_FOR = 16
 """Micro-batches that a shard may go on queueing after it was asked to adopt, before it counts as not asked."""
+PACE_S, SLOWEST_S, LOOK_S = 0.05, 1.0, 0.05
+"""While a shard waits for its state, micro-batches begin this long after one another for each one that it has queued,
+up to the second: back to back they would fill a queue with nothing in it in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Beside:
         self._refused: dict[int, tuple[int, str]] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._paced = 0.0
 
     def published(self, shard: int, version: int, metrics: Mapping[str, Any]) -> None:
         """Take what a shard's task reported of a micro-batch."""
@@ -116,6 +121,21 @@ class Beside:
             refused = due.keys() & self._refused.keys()
             self._thread = threading.Thread(target=self._run, args=(due, refused), name="rewind-beside", daemon=True)
             self._thread.start()
+
+    def pace(self, stopped: Callable[[float], bool]) -> None:
+        """Hold the next micro-batch back while shards wait for their state, the longer the more they have queued.
+
+        Args:
+            stopped: Waits for so many seconds; tells whether the query is to stop.
+        """
+        while time.monotonic() < self._paced + self._apart_s() and not stopped(LOOK_S):
+            pass
+        self._paced = time.monotonic()
+
+    def _apart_s(self) -> float:
+        with self._lock:
+            counts = [queued.count for shard, queued in self.shards.items() if not self._was_asked(shard, queued)]
+        return min(SLOWEST_S, PACE_S * max(counts, default=0))
 
     def restored(self) -> None:
         """Take note that all was restored with no task running, and that shards were asked to adopt."""

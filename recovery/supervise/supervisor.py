@@ -302,6 +302,7 @@ class RewindQuery:
         progress.warnings = warnings_of(version, shards)
         for warning in progress.warnings:
             log.warning("%s", warning)
+        self._plan.beside.pace(self._stopping.wait)
 
     def _until_stopped(self) -> None:
         """Hold a micro-batch that begins behind the end of the input until Spark knows that the query is stopped.

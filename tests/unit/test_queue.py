@@ -9,6 +9,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -746,6 +747,38 @@ def test_a_shard_that_goes_on_queueing_after_it_was_asked_is_restored_and_bounde
     beside.published(0, 90, reported(FIRST, 2 * ASKED_FOR + 9, 10_001))
     with pytest.raises(StateUnavailable, match="10001 bytes"):
         beside.look(90)
+
+
+def test_micro_batches_come_the_more_slowly_the_more_a_shard_has_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back to back they would fill the queue before its state is here: 50 of them are to last half a minute."""
+    clock = [100.0]
+    monkeypatch.setattr("recovery.supervise.beside.time.monotonic", lambda: clock[0])
+    beside = Beside(lambda *_: None, 10_000, 1_000, {})
+
+    def waited(stopped: bool = False) -> float:
+        began = clock[0]
+
+        def wait(seconds: float) -> bool:
+            clock[0] += seconds
+            return stopped
+
+        beside.pace(wait)
+        return clock[0] - began
+
+    assert waited() == 0.0  # nothing is queued
+    found = []
+    for count in range(1, 51):
+        beside.published(0, count, reported(FIRST, count))
+        found.append(waited())
+    assert all(later > earlier - 0.1 for earlier, later in pairwise(found))
+    assert found[0] < 0.2
+    assert 30 < sum(found) < 60
+    assert max(found) < 1.1
+    clock[0] += 5  # a trigger of its own is long enough
+    assert waited() == 0.0
+    assert waited(stopped=True) < 0.1
+    beside.restored()  # asked to adopt: at once
+    assert waited() == 0.0
 
 
 def test_a_task_queues_where_packages_are_too_much_to_fetch_and_an_adoption_takes_them(
