@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from backend.store.rows import StoreRows
     from backend.store.workspace import Workspace
 
 NO_TIME = -(2**63)
@@ -235,7 +236,7 @@ class Operator(Protocol):
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Fold one micro-batch into the state seen through `work`."""
 
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:

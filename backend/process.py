@@ -36,6 +36,7 @@ from backend.batch import ADDED_BY_SINKS, ERROR_SCHEMA, RESERVED, MicroBatch, Ou
 from backend.boundary import check_function, user_code
 from backend.errors import ValueInvalid
 from backend.store.protocol import Region
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.stores.durations import Duration
 from backend.stores.key_value_store import KeyValueOptions
@@ -44,6 +45,7 @@ from backend.stores.session_store import MIN_SEGMENT_INTERVAL_MS, SessionOptions
 from backend.stores.standalone import bind_all, check_declarations
 from backend.stores.state_variables import TTLOptions
 from backend.stores.window_store import WindowOptions
+from backend.windows.combined_rows import check_marks
 
 FORMAT = 1
 """Version of the operator's entry in the manifest."""
@@ -221,9 +223,9 @@ class ProcessOperator:
             for store in stores.values():
                 store.release()
 
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give none: the messages are not kept, the stores are restored from the changelog."""
-        return [], []
+        return StoreRows.of([], [])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give none: there is no message store."""
@@ -278,6 +280,7 @@ def _check_fields(fields: Sequence[str]) -> tuple[str, ...]:
     reserved = sorted(set(names) & set(RESERVED))
     if reserved:
         raise ValueError(f"fields: {reserved} are in every message already; allowed are the source's own fields")
+    check_marks("fields", names)
     if len(set(names)) != len(names):
         raise ValueError(f"fields={list(names)}: a field is named once")
     return names

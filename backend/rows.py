@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid
-from backend.keys import to_binary, to_keys
+from backend.keys import beside, to_binary, to_keys
 from backend.store.staging import VERIFY
 
 FORMAT = 1
@@ -111,8 +111,13 @@ class RowCodec:
         """
         values: list[bytes] = []
         for columns, count in self._parts(table):
-            values += self._encode_part(columns, count)
+            values += self._encode_part(columns, count).to_pylist()
         return values
+
+    def encode_column(self, table: pa.Table) -> pa.LargeBinaryArray:
+        """Give the values that `encode` gives as a column."""
+        parts = [self._encode_part(columns, count).cast(pa.large_binary()) for columns, count in self._parts(table)]
+        return pa.concat_arrays(parts) if parts else pa.array([], pa.large_binary())
 
     def feed(self, table: pa.Table, update: Callable[[Any], object]) -> None:
         """Hand a table's rows to a hash, column by column: equal tables give equal bytes.
@@ -152,30 +157,24 @@ class RowCodec:
             _spread(column, leaves, None, cells)
         return cells
 
-    def _encode_part(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
+    def _encode_part(self, columns: Sequence[pa.Array], count: int) -> pa.BinaryArray:
         cells = self._cells(columns)
-        head = np.zeros((count, self._head), np.uint8)
-        head[:, 0] = FORMAT
         nulls = np.zeros((count, 8 * self._null_bytes), np.uint8)
-        at = 1 + self._null_bytes
+        fixed: list[_Bytes2D] = []
         variable: list[pa.BinaryArray] = []
         for index, (leaf, array, null) in enumerate(cells):
             nulls[:, index] = null
             if leaf.width > 0:
-                head[:, at : at + leaf.width] = _fixed_cells(array, leaf, null)
-                at += leaf.width
+                fixed.append(_fixed_cells(array, leaf, null))
             elif leaf.width < 0:
                 variable.append(_variable_cells(array, leaf, null))
-        for array in variable[:-1]:
-            head[:, at : at + 4] = pc.binary_length(array).to_numpy().astype("<u4").view(np.uint8).reshape(-1, 4)
-            at += 4
-        head[:, 1 : 1 + self._null_bytes] = np.packbits(nulls, axis=1, bitorder="little")
+        lengths = (pc.binary_length(array).to_numpy().astype("<u4") for array in variable[:-1])
+        fixed += (length.view(np.uint8).reshape(-1, 4) for length in lengths)
+        version = np.full((count, 1), FORMAT, np.uint8)
+        head = beside([version, np.packbits(nulls, axis=1, bitorder="little"), *fixed])
         if not variable:
-            return to_keys(head)
-        rows: list[bytes] = pc.binary_join_element_wise(
-            to_binary(head), *variable, pa.scalar(b"", pa.binary())
-        ).to_pylist()
-        return rows
+            return to_binary(head)
+        return pc.binary_join_element_wise(to_binary(head), *variable, pa.scalar(b"", pa.binary()))
 
     def decode(self, values: Sequence[bytes]) -> pa.Table:
         """Give the rows of values as a table of the schema.

@@ -133,6 +133,11 @@ class Step:
         Raises:
             ValueError: A field is unknown, or the step does not take these fields.
         """
+        taken = sorted(set(schema.names) & set(COORDINATES))
+        if taken:
+            raise ValueError(
+                f"{name}: the fields {taken} are named as coordinates that a step sees; allowed are other names"
+            )
         if self.kind == "select":
             unknown = sorted(set(self.what) - set(schema.names))
             if unknown:

@@ -39,6 +39,7 @@ from backend.joins.rows import JoinRows, Rows
 from backend.joins.spec import LEFT, RIGHT, JoinSpec
 from backend.joins.state import JoinLedger
 from backend.messages.key_first import digests
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.micro_batch import joined
@@ -76,7 +77,7 @@ class JoinOperator:
         ledger = state.read(work) or JoinLedger(state.FORMAT, batch.time_ms, bucket_width(self.spec))
         return _Step(self.spec, self.rows, self.out, batch, work, ledger).run()
 
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
         return self.rows.replay_rows(messages)
 

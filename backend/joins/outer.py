@@ -21,7 +21,7 @@ from backend.joins.liveness import Life
 from backend.joins.rows import Rows
 from backend.joins.spec import LEFT, JoinSpec
 from backend.joins.state import gone_before
-from backend.keys import fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
+from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
 from backend.messages.keys import MESSAGES
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
@@ -116,4 +116,4 @@ def _plain(value: bytes) -> bytes:
 def _keys(side: int, rows: Rows) -> list[bytes]:
     parts = (rows.at, rows.stream.astype(np.uint16), rows.partition.astype(np.int32), rows.offset)
     head = _WAITING + bytes([side])
-    return [head + key for key in to_keys(np.hstack([pack_fixed(part) for part in parts]))]
+    return [head + key for key in to_keys(beside([pack_fixed(part) for part in parts]))]

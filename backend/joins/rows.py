@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from backend.batch import BEFORE, MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
 from backend.joins.spec import JoinSpec, Side
 from backend.keys import encode_columns
-from backend.messages import Part, index_keys, message_keys, message_order, sorted_rows
+from backend.messages import Part, index_keys, message_keys, message_order
 from backend.messages.keys import stamps
 from backend.rows import RowCodec
+from backend.store.rows import StoreRows
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.micro_batch import numbers
 
@@ -158,7 +159,7 @@ class JoinRows:
         """Tell which messages are worth storing."""
         return np.ones(len(known), np.bool_) if side.outer else known
 
-    def replay_rows(self, messages: pa.Table) -> tuple[list[bytes], list[bytes]]:
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the rows of accepted messages of both sides, index rows included, sorted by key."""
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -171,9 +172,7 @@ class JoinRows:
             keys += found.keys
             values += found.values
             index += found.index
-        keys, values = sorted_rows(keys, values)
-        index, _ = sorted_rows(index, index)
-        return keys + index, values + [b""] * len(index)
+        return StoreRows.of(keys + index, values + [b""] * len(index)).sorted()
 
     def split(self, keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[Rows, Rows]:
         """Give stored messages as rows of the left and of the right side, each in the order of the source."""

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from backend.batch import NO_TIME, Positions, SourcePartition
-from backend.keys import fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
+from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
@@ -127,7 +127,7 @@ def put_clocks(
     order = order[rises]
     order = order[np.lexsort((offset[order], partition[order], stream[order], clock[order]))]
     places = _packed(stream[order], partition[order], offset[order])
-    rows = np.hstack([pack_fixed(clock[order]), places])
+    rows = beside([pack_fixed(clock[order]), places])
     keys = [_MARK + bytes([side]) + row for row in to_keys(rows)]
     work.put_many(keys, [_SET] * len(keys))
 
@@ -265,4 +265,4 @@ def gone_before(gone: Sequence[tuple[int, int, int]], stream: IntArray, partitio
 
 def _packed(stream: IntArray, partition: IntArray, offset: IntArray) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     parts = (stream.astype(np.uint16), partition.astype(np.int32), offset)
-    return np.hstack([pack_fixed(part) for part in parts])
+    return beside([pack_fixed(part) for part in parts])

@@ -153,9 +153,6 @@ class KafkaSettings:
     def for_client(self) -> dict[str, str]:
         """Give the configuration of confluent-kafka (librdkafka's names)."""
         options = {"bootstrap.servers": self.servers, "security.protocol": self.protocol}
-        # a broker that was reached by its bootstrap address is connected to once more, by its name, after this time;
-        # it doubles while that fails
-        options["reconnect.backoff.ms"] = "1"
         if self.mechanism:
             options |= {"sasl.mechanism": self.mechanism, "sasl.username": self.username or ""}
             options["sasl.password"] = self.password or ""

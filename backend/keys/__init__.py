@@ -2,7 +2,7 @@
 
 from backend.keys.codes import code_end, decode, encode, prefix_end
 from backend.keys.columns import decode_columns, encode_columns, gather
-from backend.keys.fixed import Bytes2D, fixed_bytes, pack_fixed, to_binary, to_keys, to_rows, unpack_fixed
+from backend.keys.fixed import Bytes2D, beside, fixed_bytes, pack_fixed, to_binary, to_keys, to_rows, unpack_fixed
 
 __all__ = [
     "encode",
@@ -13,6 +13,7 @@ __all__ = [
     "decode_columns",
     "gather",
     "Bytes2D",
+    "beside",
     "pack_fixed",
     "unpack_fixed",
     "fixed_bytes",

@@ -32,7 +32,7 @@ from backend.keys.codes import (
     TRUE,
     undecodable,
 )
-from backend.keys.fixed import Bytes2D, pack_fixed, to_binary
+from backend.keys.fixed import Bytes2D, beside, pack_fixed, to_binary
 
 
 def encode_columns(arrays: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArray:
@@ -50,7 +50,7 @@ def encode_columns(arrays: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArr
     for array in arrays:
         part = _encode_column(array)
         if parts and isinstance(part, np.ndarray) and isinstance(parts[-1], np.ndarray):
-            parts[-1] = np.hstack([parts[-1], part])
+            parts[-1] = beside([parts[-1], part])
         elif isinstance(part, list):
             parts.extend(part)
         else:

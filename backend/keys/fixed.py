@@ -73,6 +73,24 @@ def to_rows(keys: Sequence[bytes], width: int) -> Bytes2D:
     return np.frombuffer(joined, np.uint8).reshape(len(keys), width)
 
 
+def beside(parts: Sequence[Bytes2D]) -> Bytes2D:
+    """Put the parts of each row beside each other, as `np.hstack` does.
+
+    A cell is copied at once: byte by byte it takes several times as long.
+
+    >>> beside([np.array([[1], [2]], np.uint8), np.array([[3, 4], [5, 6]], np.uint8)]).tolist()
+    [[1, 3, 4], [2, 5, 6]]
+    """
+    widths = [part.shape[1] for part in parts]
+    rows = np.empty((len(parts[0]), sum(widths)), np.uint8)
+    at = 0
+    for part, width in zip(parts, widths, strict=True):
+        if width:
+            rows[:, at : at + width].view(f"V{width}")[...] = np.ascontiguousarray(part).view(f"V{width}")
+        at += width
+    return rows
+
+
 def to_binary(rows: Bytes2D) -> pa.BinaryArray:
     """Give rows of bytes as a binary array; shares the rows' memory."""
     count, width = rows.shape

@@ -26,6 +26,7 @@ from backend.errors import StateCorrupted
 from backend.messages import MessageLayout, Part, clock_bytes, decode_messages, message_keys, sorted_rows
 from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region
+from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
@@ -83,14 +84,14 @@ class MessagesByKey:
         """Give keys and values of messages, in their order; `codes` is the group key's code of each."""
         return message_keys(self.layout, messages, session=codes), self._codec.encode(messages)
 
-    def replay_rows(self, messages: pa.Table, group_keys: KeyEncoder) -> tuple[list[bytes], list[bytes]]:
+    def replay_rows(self, messages: pa.Table, group_keys: KeyEncoder) -> StoreRows:
         """Give the rows of messages and of their index, sorted by key."""
         if not messages.num_rows:
-            return [], []
+            return StoreRows.of([], [])
         key_of, codes = group_keys.encode(messages)
         keys, values = self.rows(messages, codes.take(pa.array(key_of)))
-        both = sorted([*zip(keys, values, strict=True), *((key, b"") for key in index_keys(keys))])
-        return [key for key, _ in both], [value for _, value in both]
+        index = index_keys(keys)
+        return StoreRows.of([*keys, *index], [*values, *[b""] * len(index)]).sorted()
 
     def put(self, execution: Execution, keys: Sequence[bytes], values: Sequence[bytes]) -> Digests:
         """Store messages and count them; gives the digest of each."""

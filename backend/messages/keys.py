@@ -13,6 +13,7 @@ An index row's key is its region byte, then TIME or OFFSET, then the message's k
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.errors import KeyInvalid, StateCorrupted
-from backend.keys import code_end, fixed_bytes, pack_fixed, prefix_end, to_binary, to_keys, unpack_fixed
+from backend.keys import beside, code_end, fixed_bytes, pack_fixed, prefix_end, to_binary, unpack_fixed
 from backend.messages.layout import MessageLayout, Part
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
@@ -48,7 +49,13 @@ def message_keys(
         equal: `keys.encode_columns` of the equal fields, where the layout has them.
         session: `keys.encode_columns` of the session key, where the layout has it.
     """
-    return _join_parts(MESSAGES, _parts(layout.parts, messages, equal, session))
+    keys: list[bytes] = _join_parts(MESSAGES, _parts(layout.parts, messages, equal, session)).to_pylist()
+    return keys
+
+
+def message_key_column(layout: MessageLayout, messages: pa.Table) -> pa.LargeBinaryArray:
+    """Build what `message_keys` does, as a column, for a layout of time and offset alone."""
+    return _join_parts(MESSAGES, _parts(layout.parts, messages, None, None)).cast(pa.large_binary())
 
 
 def index_keys(
@@ -59,7 +66,8 @@ def index_keys(
     session: pa.BinaryArray | None = None,
 ) -> list[bytes]:
     """Build the full keys of the index rows of messages, in their order; arguments as for `message_keys`."""
-    return _join_parts(INDEX, _parts((layout.clock, *layout.parts), messages, equal, session))
+    keys: list[bytes] = _join_parts(INDEX, _parts((layout.clock, *layout.parts), messages, equal, session)).to_pylist()
+    return keys
 
 
 def message_order(
@@ -221,17 +229,11 @@ def _numbers(messages: pa.Table, name: str, dtype: npt.DTypeLike) -> npt.NDArray
     return numbers
 
 
-def _join_parts(region: bytes, parts: list[Any]) -> list[bytes]:
+def _join_parts(region: bytes, parts: list[Any]) -> pa.BinaryArray:
     """Put the region byte and the parts behind each other, row by row."""
-    count = len(parts[0])
-    pieces: list[Any] = [np.full((count, 1), region[0], np.uint8)]
-    for part in parts:
-        if isinstance(part, np.ndarray) and isinstance(pieces[-1], np.ndarray):
-            pieces[-1] = np.hstack([pieces[-1], part])
-        else:
-            pieces.append(part)
-    if len(pieces) == 1:
-        return to_keys(pieces[0])
-    arrays = [to_binary(piece) if isinstance(piece, np.ndarray) else piece for piece in pieces]
-    joined: list[bytes] = pc.binary_join_element_wise(*arrays, pa.scalar(b"", pa.binary())).to_pylist()
-    return joined
+    first = np.full((len(parts[0]), 1), region[0], np.uint8)
+    arrays: list[pa.BinaryArray] = []
+    for fixed, neighbours in groupby([first, *parts], key=lambda part: isinstance(part, np.ndarray)):
+        together = list(neighbours)
+        arrays += [to_binary(beside(together))] if fixed else together
+    return arrays[0] if len(arrays) == 1 else pc.binary_join_element_wise(*arrays, pa.scalar(b"", pa.binary()))

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from operator import add
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -31,6 +30,7 @@ from backend.messages.layout import MessageLayout
 from backend.rows import RowCodec
 from backend.store.layers import increasing
 from backend.store.protocol import Region
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 
 _MASK = 2**64 - 1
@@ -40,15 +40,7 @@ def sorted_rows(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[list[by
     """Sort rows by key and drop duplicates (the last one stays); cheap when they are sorted already."""
     if increasing(keys):
         return list(keys), list(values)
-    width = len(keys[0])
-    if set(map(len, keys)) == {width}:  # of one length: an array of them is sorted several times as fast
-        order = np.argsort(np.frombuffer(b"".join(keys), f"S{width}"), kind="stable").tolist()
-        ordered = list(map(keys.__getitem__, order))
-        if increasing(ordered):
-            return ordered, list(map(values.__getitem__, order))
-    rows = dict(zip(keys, values, strict=True))
-    ordered = sorted(rows)
-    return ordered, list(map(rows.__getitem__, ordered))
+    return StoreRows.of(keys, values).sorted().lists()
 
 
 def decode_messages(layout: MessageLayout, codec: RowCodec, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.Table:

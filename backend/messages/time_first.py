@@ -19,9 +19,17 @@ import pyarrow as pa
 from backend.batch import MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
 from backend.errors import StateCorrupted
 from backend.keys import to_rows, unpack_fixed
-from backend.messages import OFFSET_BYTES, TIME_FIRST, decode_messages, digest, message_keys
+from backend.messages import (
+    OFFSET_BYTES,
+    TIME_FIRST,
+    decode_messages,
+    digest,
+    message_key_column,
+    message_keys,
+)
 from backend.rows import RowCodec
 from backend.store.protocol import Region
+from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
@@ -50,15 +58,15 @@ class MessagesByTime:
         """Give the columns of `schema` of messages that just arrived."""
         return messages.select(self.schema.names).cast(self.schema)
 
-    def rows(self, messages: pa.Table) -> tuple[list[bytes], list[bytes], IntArray]:
-        """Give keys and values of messages, in order of time and otherwise theirs, and which message each is of.
+    def rows(self, messages: pa.Table) -> tuple[StoreRows, IntArray]:
+        """Give the rows of messages, in order of time and otherwise theirs, and which message each is of.
 
         Messages in order of (stream, partition, offset) give rows in order of key.
         """
         order = np.argsort(numbers(messages, TIME), kind="stable")
         if bool((np.diff(order) < 0).any()):
             messages = messages.take(pa.array(order))
-        return message_keys(TIME_FIRST, messages), self._codec.encode(messages), order
+        return StoreRows(message_key_column(TIME_FIRST, messages), self._codec.encode_column(messages)), order
 
     def read(self, work: Workspace, starts: IntArray, ends: IntArray) -> tuple[pa.Table, IntArray]:
         """Read the messages of half-open ranges of event time, each once, in order of key; and their skips."""

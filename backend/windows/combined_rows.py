@@ -20,7 +20,7 @@ were combined and where not: `fetch_refused` reads it from the source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,25 @@ OWN_FIELDS = (
 _OLD_LISTS = ("_offsets", "_times", "_stamps")
 """Entries of format 1 (recovery.queue.entries) have these lists of distances from the first message instead."""
 OWN_NAMES = frozenset((COUNT, LAST, STAMP, LAYOUT, PLACES, *_OLD_LISTS))
-"""Messages with a field of such a name are not combined."""
+"""Messages with a field of such a name, or of a partial column's, are not combined."""
+_ACCUMULATOR = "_partial_"
 MARKS = frozenset((COUNT, LAST, STAMP))
-"""Combined rows have all of them, messages never: `window_spec` refuses such fields."""
+"""Combined rows have all of them, messages never: `check_marks` refuses such fields, and a join's have prefixes."""
+
+
+def check_marks(option: str, names: Collection[str]) -> None:
+    """Refuse fields that would make messages look like combined rows.
+
+    Raises:
+        ValueError: They would.
+    """
+    if MARKS.issubset(names):
+        raise ValueError(f"{option}: the field names {sorted(MARKS)} are reserved together: rename one of the fields")
+
+
+def may_be_beside(names: Iterable[str]) -> bool:
+    """Tell whether fields can stand beside the columns of combined rows."""
+    return not any(name in OWN_NAMES or name.startswith(_ACCUMULATOR) for name in names)
 
 
 def is_combined(messages: pa.Table) -> bool:
@@ -172,7 +188,7 @@ def error_rows(rows: pa.Table, reason: str, detail: str) -> pa.Table:
 
 def accumulator_name(at: int) -> str:
     """Return the name of a partial column."""
-    return f"_partial_{at}"
+    return f"{_ACCUMULATOR}{at}"
 
 
 def _numbers(table: pa.Table, name: str) -> IntArray:

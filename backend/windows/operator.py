@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from backend.batch import ERROR_SCHEMA, MAX_TIME, MIN_TIME, TIME, MicroBatch, Operator, Outcome, Proof, Settling
-from backend.messages import sorted_rows
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows import ledger as ledgers
 from backend.windows.aligned.combining import Combining, combines
@@ -47,8 +47,8 @@ class Kind(Protocol):
     def fold(self, execution: Execution) -> None:
         """Take one micro-batch."""
 
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Give the message-store rows of accepted messages; empty lists when none are kept."""
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
+        """Give the message-store rows of accepted messages; empty when none are kept."""
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold; none when none are kept."""
@@ -130,9 +130,9 @@ class WindowOperator:
             metrics=execution.metrics,
         )
 
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
-        return sorted_rows(*self.kind.replay_rows(messages))
+        return self.kind.replay_rows(messages).sorted()
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold according to the window metadata."""

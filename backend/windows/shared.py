@@ -6,7 +6,7 @@ that is out of retention at once, and nothing is deleted row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +17,7 @@ from backend.batch import OFFSET, PARTITION, STREAM, TIME, Proof
 from backend.messages import digest, time_first
 from backend.messages.time_first import MessagesByTime
 from backend.store.protocol import Region
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows import combined_rows, panes
 from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore
@@ -94,7 +95,8 @@ def store_messages(
         bound: The messages' bound after the turn: what was refused at or above it has to be remembered.
     """
     messages = execution.messages.filter(pa.array(stays))
-    keys, values, of = store.rows(messages)
+    rows, of = store.rows(messages)
+    keys, values = rows.lists()
     execution.work.put_many(keys, values)
     skip = skip[stays]
     time_first.put_marks(execution.work, time_first.SKIPPED, messages.filter(pa.array(skip > 0)), skip[skip > 0])
@@ -221,9 +223,9 @@ class Shared:
         if self.message_store is not None:
             note_replay(execution)
 
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the message-store rows of accepted messages."""
-        return self.message_store.rows(messages)[:2] if self.message_store is not None else ([], [])
+        return self.message_store.rows(messages)[0] if self.message_store is not None else StoreRows.of([], [])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, pane by pane."""

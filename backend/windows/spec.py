@@ -31,7 +31,7 @@ import pyarrow as pa
 from backend.aggregates import Aggregate, FullPlan, IncrementalPlan, compile_full, compile_incremental
 from backend.aggregates.model import check_kinds
 from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELDS, published_name
-from backend.windows.combined_rows import MARKS
+from backend.windows.combined_rows import check_marks
 from backend.windows.definitions import Duration, Window, _count, duration_ms
 from backend.windows.policies import Policies
 
@@ -194,8 +194,7 @@ def _check_names(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str
     reserved = sorted(set(schema.names) & set(RESERVED))
     if reserved:
         raise ValueError(f"schema: the field names {reserved} are reserved")
-    if MARKS.issubset(schema.names):
-        raise ValueError(f"schema: the field names {sorted(MARKS)} are reserved together: rename one of the fields")
+    check_marks("schema", schema.names)
     if isinstance(keys, str):
         raise ValueError(f"keys={keys!r}: give a list of field names")
     for name in keys:

@@ -26,6 +26,7 @@ import xxhash
 from backend.batch import (
     ERROR_SCHEMA,
     OFFSET,
+    OWN_TIMESTAMP,
     PARTITION,
     STREAM,
     TIME,
@@ -43,11 +44,12 @@ from recovery.files import Files
 from recovery.queue.seals import Decision
 from recovery.share import ShardInput
 
-FORMAT = 2
-_READ = (1, 2)
-"""1 has other combined rows (backend.windows.combined_rows), else it is the same."""
+FORMAT = 3
+_READ = (1, 2, 3)
+"""1 has other combined rows (backend.windows.combined_rows); up to 2 the records' own timestamps are a column of a name
+that a field may have, too."""
 DIRECTORY = "rewind/queue"
-_TIMESTAMP = "_timestamp"
+_OLD_TIMESTAMP = "_timestamp"
 _SEAL_BYTES = 16
 MOST_POSITIONS = 10_000
 """Positions that a pointer has of all entries of a queue: it is written with each micro-batch."""
@@ -101,8 +103,9 @@ class Entry(msgspec.Struct, frozen=True):
         """The shard's share of the micro-batch."""
         messages = _from_ipc(self.messages) if self.messages is not None else None
         timestamps = None
-        if messages is not None and messages.column_names[-1] == _TIMESTAMP:
-            timestamps, messages = messages.column(_TIMESTAMP), messages.drop_columns([_TIMESTAMP])
+        name = OWN_TIMESTAMP if self.format > 2 else _OLD_TIMESTAMP
+        if messages is not None and messages.column_names[-1] == name:
+            timestamps, messages = messages.column(name), messages.drop_columns([name])
         return ShardInput(
             self.time_ms,
             messages,
@@ -317,7 +320,9 @@ def content_of(given: ShardInput, combined: bool) -> str:
     """
     seen = xxhash.xxh3_128()
     for table in (_messages_of(given, combined), given.errors):
-        seen.update(repr([(f.name, str(f.type)) for f in table.schema] + [table.num_rows]).encode())
+        names = [_OLD_TIMESTAMP if name == OWN_TIMESTAMP else name for name in table.column_names]  # pointers have it
+        kinds = map(str, table.schema.types)
+        seen.update(repr([*zip(names, kinds, strict=True), table.num_rows]).encode())
         RowCodec(table.schema).feed(table.combine_chunks(), seen.update)
     return seen.hexdigest()
 
@@ -330,7 +335,7 @@ def _messages_of(given: ShardInput, combined: bool) -> pa.Table:
         return messages_of(messages)
     stamps = given.timestamps if given.timestamps is not None else pa.nulls(messages.num_rows, pa.int64())
     if not combined:
-        return messages.append_column(pa.field(_TIMESTAMP, pa.int64()), stamps)
+        return messages.append_column(pa.field(OWN_TIMESTAMP, pa.int64()), stamps)
     names = {"stream": STREAM, "partition": PARTITION, "offset": OFFSET, "timestamp": None, "event_time": TIME}
     schema = pa.schema([ERROR_SCHEMA.field(name) for name in names])
     columns = [messages.column(name) if name is not None else stamps for name in names.values()]
@@ -448,7 +453,7 @@ def _to_ipc(table: pa.Table | None, timestamps: pa.ChunkedArray | None = None) -
     if table is None or not table.num_rows:
         return None
     if timestamps is not None:
-        table = table.append_column(pa.field(_TIMESTAMP, pa.int64()), timestamps)
+        table = table.append_column(pa.field(OWN_TIMESTAMP, pa.int64()), timestamps)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)

@@ -10,30 +10,27 @@ from __future__ import annotations
 
 import shutil
 import time
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, Settling
 from backend.errors import KeyInvalid
-from backend.messages import TIME_BYTES, sorted_rows
-from backend.rocks import RocksOptions, RocksStore
+from backend.messages import TIME_BYTES
+from backend.rocks import RocksOptions, RocksStore, write_columns
 from backend.store.bounds import reclaim
-from backend.store.layers import increasing
-from backend.store.protocol import REPLAYED, Changes, Region, region_range, region_slice
+from backend.store.protocol import REPLAYED, Changes, Region, region_range
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from recovery.changelog.protocol import History
 from recovery.commit.pointer import COMMIT_KEY, CommitRecord, encode_record
 from recovery.killpoints import kill_point
 from recovery.restore.planner import replay_ranges
 from recovery.restore.prove import Proving, prove
-
-Rows = tuple[Sequence[bytes], Sequence[bytes]]
-"""Keys and values of one chunk, sorted by key."""
 
 RUN_BYTES = 32 * 1024 * 1024
 """Bytes of keys and values that are gathered before they become an SST file."""
@@ -83,35 +80,29 @@ def accepted(messages: pa.Table, record: CommitRecord) -> pa.Table:
     return messages if keep.all() else messages.filter(pa.array(keep))
 
 
-def above_bounds(rows: Rows, bounds: dict[int, bytes]) -> Rows:
+def above_bounds(rows: StoreRows, bounds: dict[int, bytes]) -> StoreRows:
     """Leave out of a chunk of message-store rows what is expired, with the messages of expired index rows.
 
     Args:
         rows: Messages and their index rows, sorted by key; a message and its index row are in the same chunk.
         bounds: Of the commit that is restored.
     """
-    keys, values = list(rows[0]), list(rows[1])
-    if not keys:
-        return keys, values
-    index = bisect_left(keys, region_range(Region.MESSAGE_INDEX)[0])
     expired = bounds.get(Region.MESSAGE_INDEX)
     if expired is not None:
-        cut = bisect_left(keys, expired, index)
-        gone = {bytes([Region.MESSAGES]) + key[1 + TIME_BYTES :] for key in keys[index:cut]}
-        del keys[index:cut], values[index:cut]
-        if gone:
-            picked = [at for at, key in enumerate(keys) if key not in gone]
-            keys, values = [keys[at] for at in picked], [values[at] for at in picked]
+        index, cut = rows.find(region_range(Region.MESSAGE_INDEX)[0]), rows.find(expired)
+        if index < cut:
+            entries = rows.part(index, cut).keys.to_pylist()
+            gone = pa.array([bytes([Region.MESSAGES]) + key[1 + TIME_BYTES :] for key in entries], pa.large_binary())
+            stay = pc.invert(pc.is_in(rows.keys, gone)).to_numpy(zero_copy_only=False)
+            stay[index:cut] = False
+            rows = StoreRows(rows.keys.filter(pa.array(stay)), rows.values.filter(pa.array(stay)))
     bound = bounds.get(Region.MESSAGES)
-    if bound is not None:
-        cut = bisect_left(keys, bound)
-        del keys[:cut], values[:cut]
-    return keys, values
+    return rows if bound is None else rows.part(rows.find(bound))
 
 
 def restore_shard(
     history: History,
-    messages: Iterable[Rows],
+    messages: Iterable[StoreRows],
     operator: Proving,
     directory: Path,
     *,
@@ -140,13 +131,14 @@ def restore_shard(
     started = time.monotonic()
     if directory.exists():
         raise FileExistsError(f"a restore needs a new directory: {directory}")
-    with RocksStore.open(directory, options=options or OPTIONS) as store:
-        return _fill(store, history, messages, operator, directory, run_bytes, started)
+    options = options or OPTIONS
+    with RocksStore.open(directory, options=options) as store:
+        return _fill(store, history, messages, operator, directory, run_bytes, options, started)
 
 
 def catch_up(
     history: History,
-    messages: Iterable[Rows],
+    messages: Iterable[StoreRows],
     operator: Proving,
     older: RocksStore,
     directory: Path,
@@ -172,28 +164,31 @@ def catch_up(
     """
     started = time.monotonic()
     older.checkpoint(directory)
-    with RocksStore.open(directory, create=False, options=options or OPTIONS) as store:
+    options = options or OPTIONS
+    with RocksStore.open(directory, create=False, options=options) as store:
         store.write(Changes([COMMIT_KEY], [None]))  # from here on it is at nothing, until it is proven
         for region in range(Region.COMMIT + 1, LAST_REGION):
             if region not in REPLAYED:
                 store.delete_range(*region_range(region))
         _expire(store, history.record.bounds)
-        return _fill(store, history, messages, operator, directory, run_bytes, started)
+        return _fill(store, history, messages, operator, directory, run_bytes, options, started)
 
 
 def _fill(
     store: RocksStore,
     history: History,
-    messages: Iterable[Rows],
+    messages: Iterable[StoreRows],
     operator: Proving,
     directory: Path,
     run_bytes: int,
+    options: RocksOptions,
     started: float,
 ) -> Restored:
     record = history.record
-    with _Runs(store, directory, run_bytes) as runs:
-        for keys, values in history.chunks(METADATA_CHUNK_ROWS):
-            runs.add_whole(keys, values)
+    with _Runs(store, directory, run_bytes, options) as runs:
+        logged = StoreRows(history.keys, history.values)
+        for start in range(0, len(logged), METADATA_CHUNK_ROWS):
+            runs.add_whole(logged.part(start, min(start + METADATA_CHUNK_ROWS, len(logged))))
         store.write(Changes([], [], record.bounds))
         for chunk in messages:
             runs.add(above_bounds(chunk, record.bounds))
@@ -227,19 +222,17 @@ def _expire(store: RocksStore, bounds: dict[int, bytes]) -> None:
 
 @dataclass
 class _Run:
-    """Rows of one region that wait to become a file; `ordered`: they happen to be sorted."""
+    """Rows of one region that wait to become a file."""
 
-    keys: list[bytes] = field(default_factory=list)
-    values: list[bytes] = field(default_factory=list)
+    parts: list[StoreRows] = field(default_factory=list)
     length: int = 0
-    ordered: bool = True
 
 
 class _Runs:
     """Turns chunks into SST files and applies them; the files are gone at the end."""
 
-    def __init__(self, store: RocksStore, directory: Path, run_bytes: int) -> None:
-        self._store = store
+    def __init__(self, store: RocksStore, directory: Path, run_bytes: int, options: RocksOptions) -> None:
+        self._store, self._options = store, options
         self._scratch = directory.with_name(f"{directory.name}.runs")
         self._run_bytes = run_bytes
         self._open = {int(region): _Run() for region in REPLAYED}
@@ -253,41 +246,38 @@ class _Runs:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._scratch)
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: StoreRows) -> None:
         """Take a chunk of message-store rows."""
-        keys, values = rows
-        if not increasing(keys):
+        if not rows.increasing():
             raise KeyInvalid("a chunk of messages is not sorted by key", why="keys must be strictly increasing")
         at = 0
         for region in sorted(self._open):
-            first, last = region_slice(keys, region)
-            if first != at:
-                raise ValueError(f"a chunk of messages holds another region's key: {keys[at][:16].hex()}")
-            if first < last:
-                self._extend(self._open[region], keys[first:last], values[first:last])
+            start, end = region_range(region)
+            if rows.find(start) != at:
+                break
+            last = rows.find(end)
+            if at < last:
+                self._extend(self._open[region], rows.part(at, last))
             at = last
-        if at != len(keys):
-            raise ValueError(f"a chunk of messages holds another region's key: {keys[at][:16].hex()}")
+        if at != len(rows):
+            raise ValueError(f"a chunk of messages holds another region's key: {rows.keys[at].as_py()[:16].hex()}")
 
-    def add_whole(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def add_whole(self, rows: StoreRows) -> None:
         """Make a file of sorted rows at once."""
-        self.length += _bytes(keys) + _bytes(values)
-        self._write(keys, values)
+        self.length += rows.nbytes
+        self._write(rows)
 
     def flush(self) -> None:
         """Make files of what waits."""
         for run in self._open.values():
             self._close(run)
 
-    def _extend(self, run: _Run, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        run.ordered = run.ordered and not (run.keys and keys[0] <= run.keys[-1])
-        run.keys.extend(keys)
-        run.values.extend(values)
-        length = _bytes(keys) + _bytes(values)
-        run.length += length
-        self.length += length
+    def _extend(self, run: _Run, rows: StoreRows) -> None:
+        run.parts.append(rows)
+        run.length += rows.nbytes
+        self.length += rows.nbytes
         if run.length >= self._run_bytes:
-            self._close(run, keys[0])
+            self._close(run, rows.keys[0].as_py())
 
     def _close(self, run: _Run, first: bytes | None = None) -> None:
         """Make a file of what waits, or, told the first key of the newest chunk, of what lies below it.
@@ -296,22 +286,19 @@ class _Runs:
         Where less than half lies below, all becomes a file, so that what waits is bounded: chunks of sessions, or of
         more source partitions than fit into a file side by side, overlap.
         """
-        if run.keys:
-            # chunks that overlap become one file: many small overlapping files would be compacted again and again
-            keys, values = (run.keys, run.values) if run.ordered else sorted_rows(run.keys, run.values)
-            cut = bisect_left(keys, first) if first is not None else len(keys)
-            if cut < len(keys) / 2:
-                cut = len(keys)
-            self._write(keys[:cut], values[:cut])
-            run.keys, run.values = keys[cut:], values[cut:]
-        run.length, run.ordered = _bytes(run.keys) + _bytes(run.values), True
+        if not run.parts:
+            return
+        # chunks that overlap become one file: many small overlapping files would be compacted again and again
+        rows = StoreRows.joined(run.parts).sorted()
+        cut = rows.find(first) if first is not None else len(rows)
+        if cut < len(rows) / 2:
+            cut = len(rows)
+        self._write(rows.part(0, cut))
+        rest = rows.part(cut)
+        run.parts, run.length = [rest] if len(rest) else [], rest.nbytes
 
-    def _write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def _write(self, rows: StoreRows) -> None:
         path = self._scratch / f"{self._files:08d}.sst"
         self._files += 1
-        self._store.confirm(self._store.stage(Changes(keys, values), path))
+        self._store.confirm(write_columns(path, rows, options=self._options))
         path.unlink()
-
-
-def _bytes(rows: Sequence[bytes]) -> int:
-    return sum(map(len, rows))

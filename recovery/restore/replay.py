@@ -28,6 +28,7 @@ from backend.rocks import RocksStore
 from backend.spark.pack import frames, packing
 from backend.spark.pack.packing import PackPlan
 from backend.spark.session.settings import apart
+from backend.store.rows import StoreRows
 from recovery.commit.pointer import Commit, CommitRecord, Pointer, decode
 from recovery.commit.relocation import check_settled
 from recovery.commit.scratch import scratch_directory
@@ -36,7 +37,7 @@ from recovery.failures import losses_named
 from recovery.files import Files, open_files
 from recovery.jobs import ShardJob, snapshots
 from recovery.killpoints import kill_point
-from recovery.restore.build import Restored, Rows, above_bounds, accepted, catch_up, restore_shard
+from recovery.restore.build import Restored, above_bounds, accepted, catch_up, restore_shard
 from recovery.restore.open_shard import read_commit_row
 from recovery.restore.planner import replay_ranges
 
@@ -219,14 +220,15 @@ def chunk_writer(
 
     schema = pa.schema([*MESSAGE_FIELDS, *message_fields])
     places = [(field.name, field.type) for field in MESSAGE_FIELDS if field.name != BEFORE]
+    needed = [frames.SHARD_IN, *dict(places), *(frames.column_name(one.name) for one in message_fields)]
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = open_files(checkpoint)
         for batch in batches:
-            for piece in pieces(batch):
-                good = packing.is_good(piece)
+            good = packing.is_good(batch)
+            for piece in pieces(batch.select(needed).filter(good)):
                 for shard, record in records.items():
-                    here = piece.filter(pc.and_(good, pc.equal(piece.column(frames.SHARD_IN), shard)))
+                    here = piece.filter(pc.equal(piece.column(frames.SHARD_IN), shard))
                     columns = [
                         *(here.column(name).cast(kind) for name, kind in places),
                         pa.array(np.full(here.num_rows, NO_TIME, dtype=np.int64)),
@@ -248,12 +250,11 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _chunk(files: Files, operator: Operator, messages: pa.Table, record: CommitRecord, folder: str) -> pa.RecordBatch:
     """Write messages of one shard as a chunk and give its report."""
-    keys, values = above_bounds(operator.replay_rows(messages), record.bounds)
-    name = f"{folder}/{len(keys)}-{uuid.uuid4().hex}.arrow"
-    table = pa.table([pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())], CHUNK_SCHEMA)
-    data = memoryview(frames.to_ipc_buffer(table))
+    rows = above_bounds(operator.replay_rows(messages), record.bounds)
+    name = f"{folder}/{len(rows)}-{uuid.uuid4().hex}.arrow"
+    data = memoryview(frames.to_ipc_buffer(pa.table([rows.keys, rows.values], CHUNK_SCHEMA)))
     files.write(name, [data], durable=False)  # a restore that dies is made again from its beginning
-    report = {"shard": record.shard, "name": name, "first": keys[0] if keys else b""}
+    report = {"shard": record.shard, "name": name, "first": rows.keys[0].as_py() if len(rows) else b""}
     return pa.RecordBatch.from_pylist([report], _REPORT_ARROW)
 
 
@@ -303,7 +304,7 @@ def _older(job: ShardJob, start: Commit) -> Iterator[RocksStore]:
             yield store
 
 
-def logged_chunks(job: ShardJob, record: CommitRecord, above: Commit | None = None) -> Iterator[Rows]:
+def logged_chunks(job: ShardJob, record: CommitRecord, above: Commit | None = None) -> Iterator[StoreRows]:
     """Read a shard's logged messages as chunks of message-store rows; none where no messages are logged.
 
     Args:
@@ -323,9 +324,9 @@ def logged_chunks(job: ShardJob, record: CommitRecord, above: Commit | None = No
                 yield above_bounds(rows, record.bounds)
 
 
-def read_chunks(checkpoint: str, names: Sequence[str]) -> Iterator[Rows]:
+def read_chunks(checkpoint: str, names: Sequence[str]) -> Iterator[StoreRows]:
     """Read what `write_chunks` wrote, one chunk at a time."""
     files = open_files(checkpoint)
     for name in names:
         table = frames.from_ipc(files.read(name), f"{files.uri}/{name}")
-        yield table["key"].to_pylist(), table["value"].to_pylist()
+        yield StoreRows(*(column.combine_chunks() for column in table.columns))

@@ -11,7 +11,8 @@ the local database, the staged files, the changelog and the restore are the prod
     assert tester.batch().results.to_pylist() == [...]   # the rows of the crash come again, once
 
 What happens before a shard sees rows is not here: parsing, routing by key, and of the pack stage's checks `malformed`
-and `no_event_time`. `max_ahead` is checked as there: a message may give the record's own timestamp as `_timestamp`.
+and `no_event_time`. `max_ahead` is checked as there: a message may give the record's own timestamp as `_timestamp`,
+if that is no field.
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ class OperatorTester:
         """Return whether the pack stage would refuse a message as `in_future`."""
         if self._max_ahead_ms is None:
             return False
-        own = row.get(TIMESTAMP_IN)
+        own = None if TIMESTAMP_IN in self._schema.names else row.get(TIMESTAMP_IN)
         [bound] = latest(np.array([-1 if own is None else own], np.int64), self.now_ms, self._max_ahead_ms).tolist()
         return self._time(row) > int(bound)
 

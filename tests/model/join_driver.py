@@ -83,8 +83,8 @@ class JoinDriver(Driver):
             if m.offset >= start.get(m.source, 2**63) and m.place not in gone
         ]
         rows = self.operator.replay_rows(self.table(again))
-        assert list(rows[0]) == sorted(rows[0])
-        keys, values = above_bounds(rows, shard.bounds)
+        assert rows.increasing()
+        keys, values = above_bounds(rows, shard.bounds).lists()
         rebuilt = self._rebuilt(shard, dict(zip(keys, values, strict=True)))
         for region in sorted(REPLAYED):
             low, high = region_range(region)

@@ -101,7 +101,7 @@ def check_messages(s: OneShard, rows: list[Row]) -> None:
     taken = [(0, 0, o, t, 0, k, v) for o, t, k, v in rows if o >= start and (0, 0, o) not in s.outcome.rejected]
     schema = pa.schema([*MESSAGE_FIELDS, *SCHEMA])
     table = pa.table([pa.array([c[at] for c in taken], f.type) for at, f in enumerate(schema)], schema=schema)
-    work.put_many(*s.operator.replay_rows(table))
+    work.put_many(*s.operator.replay_rows(table).lists())
     s.operator.settle(work)
     assert dict(work.scan(bytes([Region.MESSAGES]), bytes([Region.WINDOWS]))) == held
 

@@ -46,6 +46,6 @@ def check_replay(s: OneShard, batches: list[dict[int, list[Row]]]) -> None:
     ]
     schema = pa.schema([*MESSAGE_FIELDS, *SCHEMA])
     table = pa.table([pa.array([c[at] for c in columns], f.type) for at, f in enumerate(schema)], schema=schema)
-    work.put_many(*s.operator.replay_rows(table))
+    work.put_many(*s.operator.replay_rows(table).lists())
     s.operator.settle(work)
     assert dict(work.scan(bytes([Region.MESSAGES]), bytes([Region.WINDOWS]))) == before

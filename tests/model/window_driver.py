@@ -221,7 +221,7 @@ class Driver:
             and m.offset >= outcome.replay_from.get(m.source, 2**63)
             and m.place not in {*outcome.rejected, *shard.in_future}
         ]
-        keys, values = self.operator.replay_rows(self.table(again))
+        keys, values = self.operator.replay_rows(self.table(again)).lists()
         assert list(keys) == sorted(keys)
         assert {key[0] for key in keys} <= REPLAYED
         rebuilt = self._rebuilt(shard, {k: v for k, v in zip(keys, values, strict=True) if _alive(shard, k)})

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from backend.batch import ERROR_SCHEMA, OFFSET, PARTITION, STREAM, TIME, MicroBatch, Outcome, Proof
 from backend.store.protocol import Region, region_range
+from backend.store.rows import StoreRows
 
 MASK = 2**64 - 1
 
@@ -39,7 +40,7 @@ class CountingOperator:
     replays = True
 
     def process(self, batch: MicroBatch, work) -> Outcome:
-        keys, values = self.replay_rows(batch.messages)
+        keys, values = self.replay_rows(batch.messages).lists()
         work.put_many(keys, values)
         counts = Counter(batch.messages["key"].to_pylist())
         rows = []
@@ -85,7 +86,7 @@ class CountingOperator:
             (message_key(*row), f"{row[3]} {key}".encode())
             for row, key in zip(zip(*columns, strict=True), messages["key"].to_pylist(), strict=True)
         )
-        return [k for k, _ in rows], [v for _, v in rows]
+        return StoreRows.of([k for k, _ in rows], [v for _, v in rows])
 
     def proofs(self, work):
         count, digest, _ = (int(x) for x in (work.get(bytes([Region.OPERATOR]) + b"totals") or b"0 0 -1").split())

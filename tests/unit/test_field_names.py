@@ -6,14 +6,17 @@ from collections import Counter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from backend import count, max_, tumbling
 from backend.batch import MicroBatch
+from backend.process import ProcessOperator
 from backend.spark.pack import frames
 from backend.spark.pack.assembling import Packed, assemble
 from backend.spark.pack.pack_input import PackInput, selecting
 from backend.spark.pack.packing import PackPlan, pack
+from backend.steps import COORDINATES, Step
 from backend.store.memory import MemoryStore
 from backend.store.workspace import Workspace
 from backend.windows import combined_rows
@@ -21,7 +24,7 @@ from backend.windows.operator import WindowOperator, combining_of
 from backend.windows.spec import window_spec
 
 COLUMNS = [text for name, text in vars(frames).items() if name.endswith("_IN")]
-NAMES = sorted({*COLUMNS, *combined_rows.OWN_NAMES, "_x6b6579", "key", "n.count", "topic", "value"})
+NAMES = sorted({*COLUMNS, *combined_rows.OWN_NAMES, "_partial_0", "_x6b6579", "key", "n.count", "topic", "value"})
 MESSAGES = [("abcd"[number % 4 if number < 12 else 0], number) for number in range(40)]
 
 
@@ -91,3 +94,14 @@ def test_fields_that_only_combined_rows_have_together_are_refused() -> None:
     schema = pa.schema([pa.field(name, pa.int64()) for name in (*combined_rows.MARKS, "key")])
     with pytest.raises(ValueError, match="'_count', '_last', '_stamp'"):
         window_spec(tumbling(100), schema, {"n": count()}, keys=["key"], retention=5)
+    with pytest.raises(ValueError, match="'_count', '_last', '_stamp'"):
+        ProcessOperator(lambda messages, context: None, pa.schema([]), fields=schema.names)
+
+
+@pytest.mark.parametrize("kind", ["where", "with_columns", "select", "map_batches"])
+@pytest.mark.parametrize("name", sorted(COORDINATES))
+def test_steps_refuse_a_field_that_is_named_as_a_coordinate(name: str, kind: str) -> None:
+    what = {"where": {"": pc.field("a") > 1}, "map_batches": {"": lambda table: table}}.get(kind, {"a": pc.field("a")})
+    step = Step(kind, what, version="1")
+    with pytest.raises(ValueError, match=f"'{name}'.*named as coordinates"):
+        step.schema_after(pa.schema([pa.field("a", pa.int64()), pa.field(name, pa.string())]), "steps")

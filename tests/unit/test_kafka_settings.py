@@ -12,11 +12,7 @@ SASL = KafkaSettings("a:1,b:2", mechanism="PLAIN", username="ann", password=SECR
 
 def test_plaintext_needs_nothing_but_the_servers():
     plain = KafkaSettings("a:1,b:2")
-    assert plain.for_client() == {
-        "bootstrap.servers": "a:1,b:2",
-        "security.protocol": "PLAINTEXT",
-        "reconnect.backoff.ms": "1",
-    }
+    assert plain.for_client() == {"bootstrap.servers": "a:1,b:2", "security.protocol": "PLAINTEXT"}
     assert plain.for_spark() == {"kafka.bootstrap.servers": "a:1,b:2", "kafka.security.protocol": "PLAINTEXT"}
 
 
@@ -27,7 +23,6 @@ def test_sasl_reaches_both_clients_each_in_its_words():
         "sasl.mechanism": "PLAIN",
         "sasl.username": "ann",
         "sasl.password": 'p"w\\1',
-        "reconnect.backoff.ms": "1",
     }
     assert SASL.for_spark() == {
         "kafka.bootstrap.servers": "a:1,b:2",

@@ -51,6 +51,16 @@ def test_what_a_crash_left_does_not_count_and_its_rows_come_again(tester):
     assert told(tester.batch([row(100, 0)])) == [("full", 0, "ann", 2, 3, 1.5)]
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_timestamp_that_is_a_field_is_not_the_records_own(tmp_path, own):
+    schema = SCHEMA if own else SCHEMA.append(pa.field("_timestamp", pa.int64()))
+    windows = stream(NOWHERE, event_time="at", key="who").window(tumbling(100), retention=0, max_ahead=10)
+    given = OperatorTester(windows.aggregate(count=count()), schema, tmp_path, now_ms=10_000)
+    emitted = given.batch([{**row(5_000, 1), "_timestamp": 100}])
+    reasons = [error["reason"] for error in emitted.errors.to_pylist()]
+    assert reasons == (["in_future"] if own else [])
+
+
 def test_a_lost_disk_is_noticed_restored_and_proven(tester):
     tester.batch([row(0, 1), row(1, 2), row(2, 6)])
     tester.crash([row(3, 100)])

@@ -16,10 +16,11 @@ from backend.batch import Position, Proof
 from backend.errors import KeyInvalid, RestoreMismatch
 from backend.rocks import RocksStore
 from backend.store.protocol import Changes
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from recovery.changelog import FileChangelog, History
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
-from recovery.restore.build import Rows, accepted, catch_up, restore_shard
+from recovery.restore.build import accepted, catch_up, restore_shard
 from recovery.restore.prove import check_messages, pages
 
 WINDOW = 10
@@ -75,12 +76,12 @@ def committed(rows: dict[bytes, bytes], bounds: dict[int, bytes] | None = None, 
     return log.read(0, COMMIT)
 
 
-def chunks(rows: dict[bytes, bytes], size: int, seed: int = 1) -> list[Rows]:
+def chunks(rows: dict[bytes, bytes], size: int, seed: int = 1) -> list[StoreRows]:
     """Deal rows out to chunks that overlap each other, each sorted."""
     dealt = list(rows)
     random.Random(seed).shuffle(dealt)
     parts = [sorted(dealt[at : at + size]) for at in range(0, len(dealt), size)]
-    return [(part, [rows[key] for key in part]) for part in parts]
+    return [StoreRows.of(part, [rows[key] for key in part]) for part in parts]
 
 
 def content(path: Path) -> dict[bytes, bytes]:
@@ -120,7 +121,7 @@ def test_files_of_chunks_in_order_of_their_first_keys_do_not_overlap(tmp_path: P
     }
     partitions = [[key for key in sorted(rows) if key[-1] % 2 == partition] for partition in (0, 1)]
     parts = sorted(keys[at : at + 300] for keys in partitions for at in range(0, 3000, 300))
-    given = [(part, [rows[key] for key in part]) for part in parts]
+    given = [StoreRows.of(part, [rows[key] for key in part]) for part in parts]
     told = restore_shard(committed(rows), given, Windows(), tmp_path / "db", run_bytes=30_000)
     assert told.messages == len(rows)
     with RocksStore.open(tmp_path / "db", create=False) as store:
@@ -183,7 +184,7 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_restore_that_died_is_made_again_elsewhere(tmp_path: Path) -> None:
-    def dying() -> Iterator[Rows]:
+    def dying() -> Iterator[StoreRows]:
         yield chunks(MESSAGES, 50)[0]
         raise KeyboardInterrupt
 
@@ -218,7 +219,7 @@ def test_expired_index_rows_take_their_messages_along(tmp_path: Path) -> None:
     empty = pa.array([], pa.large_binary())
     together = [({**{k: rows[k] for k in part}, **{i: b"" for i in index if i[9:] in {k[1:] for k in part}}})
                 for part in (list(rows)[:70], list(rows)[70:])]  # fmt: skip
-    given = [(sorted(part), [part[key] for key in sorted(part)]) for part in together]
+    given = [StoreRows.of(sorted(part), [part[key] for key in sorted(part)]) for part in together]
     restore_shard(History(record, empty, empty, 0), given, NoWindows(), tmp_path / "db")
     found = content(tmp_path / "db")
     assert {key: value for key, value in found.items() if key[0] == 1} == live
@@ -228,9 +229,9 @@ def test_expired_index_rows_take_their_messages_along(tmp_path: Path) -> None:
 def test_rows_of_another_region_and_unsorted_ones_are_refused(tmp_path: Path) -> None:
     for number, keys in enumerate([[b"\x00commit"], [b"\x01a", b"\x03a"], [b"\x40a"]]):
         with pytest.raises(ValueError, match="another region"):
-            restore_shard(committed({}), [(keys, [b""] * len(keys))], Windows(), tmp_path / str(number))
+            restore_shard(committed({}), [StoreRows.of(keys, [b""] * len(keys))], Windows(), tmp_path / str(number))
     with pytest.raises(KeyInvalid):
-        restore_shard(committed({}), [([b"\x01b", b"\x01a"], [b"", b""])], Windows(), tmp_path / "db")
+        restore_shard(committed({}), [StoreRows.of([b"\x01b", b"\x01a"], [b"", b""])], Windows(), tmp_path / "db")
 
 
 def test_without_messages_the_changelog_is_all(tmp_path: Path) -> None:

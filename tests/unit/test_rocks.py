@@ -20,9 +20,10 @@ from backend.errors import (
     UnknownFormat,
     ValueInvalid,
 )
-from backend.rocks import RocksOptions, RocksStore, write_staged
+from backend.rocks import RocksOptions, RocksStore, write_columns, write_staged
 from backend.store.bounds import FORMAT_KEY, stored_bounds
 from backend.store.protocol import Changes
+from backend.store.rows import StoreRows
 from backend.store.staging import seal
 
 ROWS = 20_000
@@ -336,6 +337,22 @@ def test_keys_out_of_order_leave_no_file(tmp_path: Path, keys: list[bytes]) -> N
     with pytest.raises((KeyInvalid, OSError)):
         write_staged(tmp_path / "x.sst", keys, [b""] * len(keys))
     assert list(tmp_path.iterdir()) == []
+    if all(isinstance(key, bytes) for key in keys):
+        with pytest.raises((KeyInvalid, OSError)):
+            write_columns(tmp_path / "x.sst", StoreRows.of(keys, [b""] * len(keys)))
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_become_the_file_that_lists_do(tmp_path: Path) -> None:
+    keys = [b"\x01" + number.to_bytes(4, "big") for number in range(10_001)]  # several blocks
+    values = [b"%d" % number for number in range(len(keys))]
+    one, two = write_staged(tmp_path / "1", keys, values), write_columns(tmp_path / "2", StoreRows.of(keys, values))
+    assert (one.rows, one.length) == (two.rows, two.length)
+    with RocksStore.open(tmp_path / "db") as store:
+        store.confirm(two)
+        assert store.scan_arrays(b"\x01", None) == (keys, values)
+    with pytest.raises(FileExistsError):
+        write_columns(tmp_path / "2", StoreRows.of(keys, values))
 
 
 def test_a_value_that_is_not_bytes_leaves_no_file(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_replay_leaves_out_a_refused_message_that_a_session_covers():
     columns = [(0, 0, offset, time, 0, key, value) for offset, time, key, value in fed if offset != 3]
     schema = pa.schema([*MESSAGE_FIELDS, *SCHEMA])
     table = pa.table([pa.array([c[at] for c in columns], f.type) for at, f in enumerate(schema)], schema=schema)
-    work.put_many(*s.operator.replay_rows(table))
+    work.put_many(*s.operator.replay_rows(table).lists())
     s.operator.settle(work)
     assert dict(work.scan(bytes([Region.MESSAGES]), bytes([Region.WINDOWS]))) == kept
     assert s.batch([(6, 127, "b", 5)]) == [("full", 0, 100, 116, "a", [1, 2, 3, 6])]

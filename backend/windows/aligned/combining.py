@@ -27,7 +27,7 @@ from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, ST
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, compress, dense, firsts
 from backend.windows.columns.grouping import GroupKeys
-from backend.windows.combined_rows import OWN_FIELDS, OWN_NAMES, accumulator_name, laid_out
+from backend.windows.combined_rows import OWN_FIELDS, accumulator_name, laid_out, may_be_beside
 from backend.windows.definitions import assigner
 from backend.windows.micro_batch import numbers
 
@@ -165,6 +165,6 @@ def combines(spec: WindowSpec) -> bool:
         and spec.window.kind in {"tumbling", "hopping"}
         and spec.retention_messages is None
         and not spec.full
-        and OWN_NAMES.isdisjoint(spec.schema.names)
+        and may_be_beside(spec.schema.names)
         and all(aggregate.kind != "reducer" for aggregate in spec.aggregates.values())
     )

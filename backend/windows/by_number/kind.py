@@ -34,7 +34,7 @@ exactly what its messages one by one would, and cuts change neither results nor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import gcd
 
 import numpy as np
@@ -45,6 +45,7 @@ from backend.keys import prefix_end
 from backend.messages.key_first import PLACE_BYTES, MessagesByKey, remove
 from backend.rows import RowCodec
 from backend.store.protocol import Region
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows.by_number.rows import EDGE_FIELDS, MESSAGES, PLACES, all_counters, newest, split_places
 from backend.windows.by_number.step import TupleStep
@@ -94,9 +95,11 @@ class Tuples:
         """Count the open windows of all group keys, by their counters; no clock closes one."""
         return int(self.open_of(all_counters(work)[1]["next"].astype(np.int64)).sum())
 
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of windows that are gone."""
-        return self.message_store.replay_rows(messages, self.keys) if self.message_store is not None else ([], [])
+        if self.message_store is None:
+            return StoreRows.of([], [])
+        return self.message_store.replay_rows(messages, self.keys)
 
     def settle(self, work: Workspace) -> None:
         """Leave of replayed messages, per group key, the newest ones of its source partition: as many as counted."""

@@ -35,6 +35,7 @@ from backend.batch import Proof
 from backend.keys import prefix_end
 from backend.messages.key_first import PLACE_BYTES, MessagesByKey, remove
 from backend.rows import RowCodec
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows.by_number.rows import EDGE_FIELDS, LAST_FIELDS, MESSAGES
 from backend.windows.by_number.session_step import TupleSessionStep
@@ -94,9 +95,11 @@ class TupleSessions:
         """Count the open sessions of all group keys: those that are there; no clock closes one."""
         return len(work.scan_arrays(WINDOWS, prefix_end(WINDOWS))[0])
 
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of ended sessions."""
-        return self.message_store.replay_rows(messages, self.keys) if self.message_store is not None else ([], [])
+        if self.message_store is None:
+            return StoreRows.of([], [])
+        return self.message_store.replay_rows(messages, self.keys)
 
     def settle(self, work: Workspace) -> None:
         """Leave of replayed messages those at or after the beginning of their group key's session."""

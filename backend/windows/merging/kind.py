@@ -39,7 +39,7 @@ Results stand in the order in which they were due: by message, then by the clock
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +50,7 @@ from backend.keys import fixed_bytes
 from backend.messages import OFFSET_BYTES, TIME_BYTES
 from backend.messages.key_first import MessagesByKey, remove
 from backend.store.protocol import Region
+from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows.arrivals import LOWEST, started
 from backend.windows.columns.arrays import IntArray
@@ -137,9 +138,11 @@ class Sessions:
             self.spec.policies,
         )
 
-    def replay_rows(self, messages: pa.Table) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the message-store rows of messages, sorted by key; `settle` takes out those of gone sessions."""
-        return self.message_store.replay_rows(messages, self.keys) if self.message_store is not None else ([], [])
+        if self.message_store is None:
+            return StoreRows.of([], [])
+        return self.message_store.replay_rows(messages, self.keys)
 
     def settle(self, work: Workspace) -> None:
         """Leave of replayed messages those of the sessions that are there: whose event times they cover."""

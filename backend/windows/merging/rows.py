@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from backend.aggregates import IncrementalPlan
 from backend.errors import StateCorrupted
-from backend.keys import fixed_bytes, pack_fixed, to_binary, unpack_fixed
+from backend.keys import beside, fixed_bytes, pack_fixed, to_binary, unpack_fixed
 from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region
 from backend.store.staging import VERIFY
@@ -168,7 +168,7 @@ def timed_keys(head: bytes, at: IntArray, codes: pa.Array, first: IntArray | Non
     """Build keys `head`, a time or number, the group key, and maybe the first time: index rows, updates that wait."""
     if not len(at):
         return []
-    heads = np.hstack([np.tile(np.frombuffer(head, np.uint8), (len(at), 1)), pack_fixed(at)])
+    heads = beside([np.tile(np.frombuffer(head, np.uint8), (len(at), 1)), pack_fixed(at)])
     parts = [to_binary(heads), codes.cast(pa.binary()), *([] if first is None else [to_binary(pack_fixed(first))])]
     keys: list[bytes] = joined_codes(parts).to_pylist()
     return keys

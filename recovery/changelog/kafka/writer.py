@@ -155,6 +155,8 @@ class PartitionWriter:
             "linger.ms": 0,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_S * 1000,
             "queue.buffering.max.kbytes": 64 * 1024,
+            # a broker that answered by its bootstrap address is connected to by its name after this time
+            "reconnect.backoff.ms": 1,
             "log_level": 0,
         }
         producer = hearing(Producer, config)
