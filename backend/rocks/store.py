@@ -20,12 +20,13 @@ from rocksdict import Checkpoint, IngestExternalFileOptions, Rdict, WriteBatch, 
 from backend.errors import StateCorrupted, StateUnavailable, StoreClosed
 from backend.rocks import parts
 from backend.rocks.errors import translated
-from backend.rocks.files import write_staged
+from backend.rocks.files import write_columns, write_staged
 from backend.rocks.lock import open_locked
 from backend.rocks.options import RocksOptions, native_options
 from backend.rocks.scans import Scan, check_ended, until
 from backend.store.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
 from backend.store.protocol import Changes, Staged, nothing
+from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY, sync, verify
 from backend.store.storage import storage
 
@@ -186,6 +187,11 @@ class RocksStore:
         """
         _ = self._open
         return write_staged(path, *rows_of(changes), options=self._options, midway=midway)
+
+    def stage_columns(self, rows: StoreRows, path: Path) -> Staged:
+        """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does."""
+        _ = self._open
+        return write_columns(path, rows, options=self._options)
 
     def confirm(self, staged: Staged) -> None:
         """Check length and digest of a staged file, then apply it atomically. The file is left where it is.

@@ -17,6 +17,7 @@ from backend.errors import UNDECODABLE, KeyInvalid, StateCorrupted, StoreClosed
 from backend.store.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
 from backend.store.limits import check_keys, check_values
 from backend.store.protocol import FORMAT, Changes, Staged, nothing
+from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY, seal, verify
 
 _CHECKPOINT = "rows.msgpack"
@@ -99,6 +100,10 @@ class MemoryStore:
             midway()
             file.write(data[len(data) // 2 :])
         return seal(path, len(keys))
+
+    def stage_columns(self, rows: StoreRows, path: Path) -> Staged:
+        """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does."""
+        return self.stage(Changes(*rows.lists()), path)
 
     def confirm(self, staged: Staged) -> None:
         """Check length and digest of a staged file, then apply it. The file is left where it is.

@@ -20,6 +20,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
+from backend.store.rows import StoreRows
+
 FORMAT = 1
 """Version of the key layout and of the value encodings under it."""
 
@@ -148,6 +150,9 @@ class Store(Readable, Protocol):
 
         `midway` is called when half of the rows are written: a place to die for those who want to see what comes of it.
         """
+
+    def stage_columns(self, rows: StoreRows, path: Path) -> Staged:
+        """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does."""
 
     def confirm(self, staged: Staged) -> None:
         """Check length and digest of a staged file, then apply it atomically. The file is left where it is."""

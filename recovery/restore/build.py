@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from backend.batch import OFFSET, PARTITION, STREAM, Settling
 from backend.errors import KeyInvalid
 from backend.messages import TIME_BYTES
-from backend.rocks import RocksOptions, RocksStore, write_columns
+from backend.rocks import RocksOptions, RocksStore
 from backend.store.bounds import reclaim
 from backend.store.protocol import REPLAYED, Changes, Region, region_range
 from backend.store.rows import StoreRows
@@ -131,9 +131,8 @@ def restore_shard(
     started = time.monotonic()
     if directory.exists():
         raise FileExistsError(f"a restore needs a new directory: {directory}")
-    options = options or OPTIONS
-    with RocksStore.open(directory, options=options) as store:
-        return _fill(store, history, messages, operator, directory, run_bytes, options, started)
+    with RocksStore.open(directory, options=options or OPTIONS) as store:
+        return _fill(store, history, messages, operator, directory, run_bytes, started)
 
 
 def catch_up(
@@ -164,14 +163,13 @@ def catch_up(
     """
     started = time.monotonic()
     older.checkpoint(directory)
-    options = options or OPTIONS
-    with RocksStore.open(directory, create=False, options=options) as store:
+    with RocksStore.open(directory, create=False, options=options or OPTIONS) as store:
         store.write(Changes([COMMIT_KEY], [None]))  # from here on it is at nothing, until it is proven
         for region in range(Region.COMMIT + 1, LAST_REGION):
             if region not in REPLAYED:
                 store.delete_range(*region_range(region))
         _expire(store, history.record.bounds)
-        return _fill(store, history, messages, operator, directory, run_bytes, options, started)
+        return _fill(store, history, messages, operator, directory, run_bytes, started)
 
 
 def _fill(
@@ -181,11 +179,10 @@ def _fill(
     operator: Proving,
     directory: Path,
     run_bytes: int,
-    options: RocksOptions,
     started: float,
 ) -> Restored:
     record = history.record
-    with _Runs(store, directory, run_bytes, options) as runs:
+    with _Runs(store, directory, run_bytes) as runs:
         logged = StoreRows(history.keys, history.values)
         for start in range(0, len(logged), METADATA_CHUNK_ROWS):
             runs.add_whole(logged.part(start, min(start + METADATA_CHUNK_ROWS, len(logged))))
@@ -231,8 +228,8 @@ class _Run:
 class _Runs:
     """Turns chunks into SST files and applies them; the files are gone at the end."""
 
-    def __init__(self, store: RocksStore, directory: Path, run_bytes: int, options: RocksOptions) -> None:
-        self._store, self._options = store, options
+    def __init__(self, store: RocksStore, directory: Path, run_bytes: int) -> None:
+        self._store = store
         self._scratch = directory.with_name(f"{directory.name}.runs")
         self._run_bytes = run_bytes
         self._open = {int(region): _Run() for region in REPLAYED}
@@ -300,5 +297,5 @@ class _Runs:
     def _write(self, rows: StoreRows) -> None:
         path = self._scratch / f"{self._files:08d}.sst"
         self._files += 1
-        self._store.confirm(write_columns(path, rows, options=self._options))
+        self._store.confirm(self._store.stage_columns(rows, path))
         path.unlink()

@@ -20,7 +20,8 @@ from backend.errors import (
     UnknownFormat,
     ValueInvalid,
 )
-from backend.rocks import RocksOptions, RocksStore, write_columns, write_staged
+from backend.rocks import RocksOptions, RocksStore, write_staged
+from backend.rocks.files import write_columns
 from backend.store.bounds import FORMAT_KEY, stored_bounds
 from backend.store.protocol import Changes
 from backend.store.rows import StoreRows
