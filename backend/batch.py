@@ -99,6 +99,12 @@ RESULT_FIELDS = [
 ]
 """Leading columns of every operator's result table; the group key's fields and the aggregates follow."""
 
+PLANNED, WATERMARK, NEXT_END, ENDS_APART = "planned", "watermark", "next_end", "ends_apart"
+"""Metrics of a shard, milliseconds: when its micro-batch was planned; its watermark; when, in event time, its next
+window ends, and how much later the one behind it. Only those of windows with fixed ends have them."""
+GAUGES = frozenset({"windows_open", PLANNED, WATERMARK, NEXT_END, ENDS_APART})
+"""Of an operator's metrics: of these the newest counts, the others add up."""
+
 FIRST = {"start_partition": PARTITION, "start_offset": OFFSET}
 LAST = {"last_partition": PARTITION, "last_offset": OFFSET}
 EDGES = FIRST | LAST

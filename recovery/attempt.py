@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import (
+    GAUGES,
     KNOWN_REASONS,
     MESSAGE_FIELDS,
     MicroBatch,
@@ -339,10 +340,6 @@ def _operate(
         **{name: value for one in ran for name, value in one.outcome.metrics.items() if name in GAUGES},
     }
     return Done(new, ran, metrics)
-
-
-GAUGES = frozenset({"windows_open"})
-"""Of an operator's metrics: of these the newest counts, the others add up."""
 
 
 def _summed(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -63,6 +63,7 @@ from recovery.supervise.patience import DEFAULT, Patience
 from recovery.supervise.spark_logs import end_reported_by_us, reported_by_us
 from recovery.supervise.supervisor import QueryPlan, RewindQuery
 from recovery.supervise.under_way import UnderWay
+from recovery.supervise.window_ends import WindowEnds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -341,6 +342,7 @@ def _open(
         # options of micro-batches whose offsets Spark no longer retains are forgotten: a queue ends long before
         beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
         under_way=under_way,
+        window_ends=WindowEnds() if duration_ms(options.trigger, "trigger", least=0) == 0 else None,
         standby=standby_of(spark, checkpoint, make, job.shards, used, options.standby, local_dir) if every else None,
     )
 

@@ -253,7 +253,8 @@ class Pipeline:
             local_dir: Local state; `$NAME` is replaced where a task runs, such as `$SPARK_EXECUTOR_DIRS/rewind` where
                 executors have disks of their own. Default: a directory under the system's temporary directory.
             trigger: Spark's processing-time trigger, `"1 second"` by default; `"0 seconds"` runs micro-batches back to
-                back.
+                back: the lowest latency. One is then held back, for less than it takes, if a window's end would come
+                while it runs and can be foreseen: so it begins with the end.
             until: Default: run until stopped; `"end"` reads what the source holds at the start, drains, and ends.
             changelog: A URI for `open_changelog`. Default: beside the checkpoint.
             retain: Staged files and commits kept behind the committed version; 2 by default.

@@ -25,7 +25,22 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from backend.batch import ERROR_SCHEMA, MAX_TIME, MIN_TIME, TIME, MicroBatch, Operator, Outcome, Proof, Settling
+from backend.batch import (
+    ENDS_APART,
+    ERROR_SCHEMA,
+    MAX_TIME,
+    MIN_TIME,
+    NEXT_END,
+    NO_TIME,
+    PLANNED,
+    TIME,
+    WATERMARK,
+    MicroBatch,
+    Operator,
+    Outcome,
+    Proof,
+    Settling,
+)
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows import ledger as ledgers
@@ -116,6 +131,10 @@ class WindowOperator:
         if ledger.open is None:  # an older release wrote the state: count once
             ledger.open = self.kind.count_open(work, after)
         execution.metrics["windows_open"] = ledger.open
+        if isinstance(self.kind, Aligned) and after != NO_TIME:
+            end, behind = self.kind.next_ends(after)
+            figures = {PLANNED: batch.time_ms, WATERMARK: after, NEXT_END: end, ENDS_APART: behind - end}
+            execution.metrics.update(figures)
         work.put(ledgers.KEY, ledgers.encode(ledger))
         idle = next_idle_ms(after, batch.after, batch.time_ms, self.spec.idle_after_ms)
         due = min((time for time in (ledger.due_ms, idle) if time is not None), default=None)

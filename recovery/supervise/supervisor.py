@@ -38,6 +38,7 @@ from recovery.supervise.spark_logs import MicroBatchFailed
 from recovery.supervise.standby import Standby
 from recovery.supervise.under_way import Amount, UnderWay
 from recovery.supervise.warnings import warnings_of
+from recovery.supervise.window_ends import WindowEnds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,6 +82,7 @@ class QueryPlan:
         beside: The shards that queue their input, and what is done about it.
         under_way: Told of the restores that run.
         standby: Keeps copies of shards on other hosts; None keeps none.
+        window_ends: Says when the next micro-batch begins; None where a trigger does.
     """
 
     spark: SparkSession
@@ -101,6 +103,7 @@ class QueryPlan:
     beside: Beside = field(default_factory=lambda: Beside(lambda *_: None, 0, 0, {}))
     under_way: UnderWay = field(default_factory=UnderWay)
     standby: Standby | None = None
+    window_ends: WindowEnds | None = None
 
 
 @dataclass(slots=True)
@@ -303,6 +306,9 @@ class RewindQuery:
         for warning in progress.warnings:
             log.warning("%s", warning)
         self._plan.beside.pace(self._stopping.wait)
+        if self._plan.window_ends is not None:
+            self._plan.window_ends.published([shard.get("metrics", {}) for shard in shards])
+            self._plan.window_ends.hold(self._stopping.wait)
 
     def _until_stopped(self) -> None:
         """Hold a micro-batch that begins behind the end of the input until Spark knows that the query is stopped.

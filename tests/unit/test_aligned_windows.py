@@ -9,6 +9,7 @@ from backend.aggregates import collect_list, count, max_, median, sum_
 from backend.batch import NO_TIME
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
+from backend.windows.aligned.kind import Aligned
 from backend.windows.definitions import hopping, tumbling
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
@@ -247,3 +248,21 @@ def test_a_fresh_shard_has_no_clock():
 
 def _state(s):
     return Workspace(s.store, s.bounds)
+
+
+@pytest.mark.parametrize(
+    ("window", "clock", "ends"),
+    [
+        (tumbling(100), 0, (100, 200)),
+        (tumbling(100), 99, (100, 200)),
+        (tumbling(100), 100, (200, 300)),
+        (tumbling(100), -1, (0, 100)),
+        (hopping(100, 30), 100, (130, 160)),
+        (hopping(100, 30), 129, (130, 160)),
+        (tumbling("1 month", timezone="UTC"), 0, (31 * 86_400_000, 59 * 86_400_000)),
+    ],
+)
+def test_a_watermark_says_when_the_next_windows_end(window, clock, ends) -> None:
+    schema = pa.schema([pa.field("key", pa.string())])
+    spec = window_spec(window, schema, {"n": count()}, keys=["key"], retention=5)
+    assert Aligned(spec).next_ends(clock) == ends

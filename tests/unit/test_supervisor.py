@@ -469,6 +469,7 @@ def test_a_drain_that_an_earlier_start_asked_for_does_not_end_a_run() -> None:
         drain=lambda: 9,
         drain_of=requests.__getitem__,
         beside=SimpleNamespace(shards={}, pace=lambda wait: None),
+        window_ends=None,
     )  # type: ignore[assignment]
 
     def ends(version: int, offset: int) -> bool:
@@ -644,6 +645,7 @@ def test_a_micro_batch_that_begins_while_the_end_is_found_is_published_before_th
         watch=lambda: None,
         lease=None,
         beside=SimpleNamespace(shards={}, pace=lambda wait: None),
+        window_ends=None,
     )
     query.progress = Progress()
     gate = threading.Lock()

@@ -71,6 +71,11 @@ class Aligned(shared.Shared):
         """Return the last window that is out of retention by time at a watermark."""
         return NONE_GONE if clock == NO_TIME else self.grid.last_ended_at(started(clock) - self.spec.retention_ms)
 
+    def next_ends(self, clock: int) -> tuple[int, int]:
+        """Return when the next two windows end, with a message or not, at a watermark."""
+        first, second = self.grid.ends(self.grid.last_ended_at(clock) + np.arange(1, 3)).tolist()
+        return first, second
+
     def step(self, execution: Execution, gone: Gone) -> None:
         """Take one micro-batch that is not quiet."""
         _Step(self, execution, gone).run()
