@@ -6,7 +6,7 @@ row can be read: our sink's directory has its name, Spark's file sink has logged
 results has it. Ours runs with its default trigger, one second, and with `trigger="0 seconds"`, which is back to back
 as Spark's own. Spark's windows close by a watermark without delay, ours at the first message behind the end. Spark's
 update mode sends a window again and again; its last row counts, which has all messages, though nothing says that it is
-the last. The first windows, while a query starts, are left out.
+the last. The first windows, while a query starts and the JVM compiles what it runs, are left out.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from bench.table import Options, report
 from recovery.testing.broker import Broker, open_broker
 
 PER_SECOND = 1_000
-WARM_UP = 5
-"""Micro-batches with messages, at the start of a query, that are not measured."""
+WARM_UP = 20
+"""Micro-batches with messages, at the start of a query, that are not measured; no more than seconds that are."""
 
 
 def make_topic(broker: Broker, topic: str) -> None:
@@ -104,14 +104,16 @@ class Reader(threading.Thread):
         return [at - end for (end, _), at in self.seen.items() if began < end <= newest - 2_000]
 
 
-def warm(query: Any) -> float:
-    """Wait until a query has run a few micro-batches; give the time in milliseconds."""
+def measure(query: Any, seconds: int) -> float:
+    """Let a query run for so many seconds, and for a few micro-batches before; give when these ended, milliseconds."""
     deadline = time.monotonic() + 180
-    while sum(has_messages(p) for p in query.recentProgress) < WARM_UP:
+    while sum(has_messages(p) for p in query.recentProgress) < min(WARM_UP, seconds):
         if query.exception() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the query does not run: {query.exception()}")
         time.sleep(0.1)
-    return time.time() * 1000
+    began = time.time() * 1000
+    time.sleep(seconds)
+    return began
 
 
 def job(broker: Broker, topic: str) -> Any:
@@ -130,8 +132,7 @@ def ours(spark: Any, broker: Broker, topic: str, run: Path, seconds: int, trigge
         spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
         local_dir=run / "local", trigger=trigger,
     )  # fmt: skip
-    began = warm(query.query)
-    time.sleep(seconds)
+    began = measure(query.query, seconds)
     query.stop()
     found = []
     for directory in (run / "results").glob("batch=*"):
@@ -153,8 +154,7 @@ def ours_to_kafka(spark: Any, broker: Broker, topic: str, run: Path, seconds: in
     )  # fmt: skip
     reader = Reader(broker, results)
     reader.start()
-    began = warm(query.query)
-    time.sleep(seconds)
+    began = measure(query.query, seconds)
     found = reader.late(began)
     query.stop()
     return found
@@ -190,8 +190,7 @@ def sparks(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> l
         .outputMode("append")
         .start()
     )
-    began = warm(query)
-    time.sleep(seconds)
+    began = measure(query, seconds)
     query.stop()
     found = []
     for log in (run / "results" / "_spark_metadata").glob("[0-9]*"):
@@ -222,8 +221,7 @@ def sparks_updates(spark: Any, broker: Broker, topic: str, run: Path, seconds: i
     )
     reader = Reader(broker, updates)
     reader.start()
-    began = warm(query)
-    time.sleep(seconds)
+    began = measure(query, seconds)
     found = reader.late(began)
     query.stop()
     return found
@@ -241,7 +239,7 @@ RUNS = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     parser = Options("latency", __doc__)
-    parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--seconds", type=int, default=45)
     options = parser.parse(arguments)
     seconds = 8 if options.quick else options.seconds
     rows: list[dict[str, Any]] = []

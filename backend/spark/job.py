@@ -193,13 +193,16 @@ class Job:
             for (topic, partition), offset in (known_positions(checkpoint, number) or {}).items()
         }
 
-    def streaming(self, spark: SparkSession, checkpoint: str, plans: ByVersion[PackPlan]) -> DataFrame:
+    def streaming(
+        self, spark: SparkSession, checkpoint: str, plans: ByVersion[PackPlan], trigger_ms: int = 0
+    ) -> DataFrame:
         """Give the packed rows of the live streams and of the control stream.
 
         Args:
             spark: The session.
             checkpoint: Spark's checkpoint location.
             plans: See `packer`.
+            trigger_ms: See `streamed`.
         """
         clock = partial(batch_time, checkpoint)
         pack = packer(plans)
@@ -212,9 +215,8 @@ class Job:
             parse = side.parse(what.timezone, self.poison_limit, debug=self.debug_steps)
             stage = selecting(parse, what, clock, pack)
             if direct is not None:
-                packed.append(
-                    streamed(spark, direct.stream_reader(side.names(what), first), frames.PACKED_SCHEMA, stage)
-                )
+                reader = direct.stream_reader(side.names(what), first)
+                packed.append(streamed(spark, reader, frames.PACKED_SCHEMA, stage, trigger_ms))
             else:
                 packed.append(side.source.stream(spark).mapInArrow(crossing(stage), frames.PACKED_SCHEMA))
 

@@ -6,6 +6,7 @@ function reads what the first one wrote.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
     from backend.spark.pack.pack_input import Stage
 
 
-def streamed(spark: SparkSession, reader: DataSourceStreamReader, schema: str | StructType, stage: Stage) -> DataFrame:
+LATER, LATER_MS = 1 / 20, 50.0
+"""How much later than its trigger a micro-batch is planned: a share of the interval, milliseconds at most."""
+
+
+def streamed(
+    spark: SparkSession,
+    reader: DataSourceStreamReader,
+    schema: str | StructType,
+    stage: Stage,
+    trigger_ms: int = 0,
+) -> DataFrame:
     """Return what a stage makes of a stream.
 
     Args:
@@ -31,6 +42,7 @@ def streamed(spark: SparkSession, reader: DataSourceStreamReader, schema: str | 
         reader: Plans micro-batches; its `read` gives a task's share as Arrow batches.
         schema: Of what the stage gives.
         stage: For a task's share; runs where it was read.
+        trigger_ms: The interval of the query's trigger; 0 for none.
     """
 
     class Read(DataSource):
@@ -50,10 +62,39 @@ def streamed(spark: SparkSession, reader: DataSourceStreamReader, schema: str | 
 
             own = copy(reader)
             own.read = read
+            if trigger_ms > 0:
+                own.latestOffset = behind_trigger(reader.latestOffset, trigger_ms)
             return crossing_reader(own, self.options)
 
     spark.dataSource.register(Read)
     return spark.readStream.format(Read.name()).options(**{OPTION: token()}).load()
+
+
+def behind_trigger(
+    look: Callable[..., Any],
+    trigger_ms: int,
+    clock_ms: Callable[[], float] = lambda: time.time() * 1000,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Callable[..., Any]:
+    """Return a `latestOffset` that looks a moment after the trigger fires, if it has just fired.
+
+    Spark's trigger fires at whole intervals of the wall clock, where most windows end as well. The messages sent just
+    behind that end, which close a window, are on their way then; without them it is closed by the next micro-batch.
+
+    Args:
+        look: The reader's own.
+        trigger_ms: Interval of the trigger.
+        clock_ms: The wall clock, by which Spark's trigger goes.
+        sleep: Waits for so many seconds.
+    """
+
+    def latest(*given: Any) -> Any:
+        ahead_ms = min(LATER * trigger_ms, LATER_MS) - clock_ms() % trigger_ms
+        if ahead_ms > 0:
+            sleep(ahead_ms / 1000)
+        return look(*given)
+
+    return latest
 
 
 def replayed(

@@ -281,6 +281,7 @@ def _open(
     keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
     shards = {value: shard for shard, value in enumerate(job.grouping)}
     sealing = Sealing(sink, lease, bool(restoring))
+    every_ms = duration_ms(options.trigger, "trigger", least=0)
 
     def start_query(publish: Callable[[DataFrame, int], None]) -> StreamingQuery:
         lease.check()
@@ -294,15 +295,15 @@ def _open(
         )  # fmt: skip
         with settings(spark, job.shards, options.arrow_rows, checkpoint, few_rows=job.direct), reported_by_us(spark):
             packed = job.streaming(
-                spark, checkpoint, terms.map(lambda one: job.pack_plan(one.max_ahead_ms, one.operator))
-            )
+                spark, checkpoint, terms.map(lambda one: job.pack_plan(one.max_ahead_ms, one.operator)),
+                every_ms if options.until is None else 0,
+            )  # fmt: skip
             states = packed.groupBy("shard").transformWithStateInPandas(
                 ShardProcessor(plan), plan.ddl, "Append", "ProcessingTime"
             )
             writer = observed(states).writeStream.foreachBatch(publish).option("checkpointLocation", checkpoint)
             if options.name is not None:
                 writer = writer.queryName(options.name)
-            every_ms = duration_ms(options.trigger, "trigger", least=0)
             query = writer.trigger(processingTime=f"{every_ms} milliseconds").start()
         end_reported_by_us(spark, str(query.id))
         return query
@@ -342,7 +343,7 @@ def _open(
         # options of micro-batches whose offsets Spark no longer retains are forgotten: a queue ends long before
         beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
         under_way=under_way,
-        window_ends=WindowEnds() if duration_ms(options.trigger, "trigger", least=0) == 0 else None,
+        window_ends=WindowEnds() if every_ms == 0 else None,
         standby=standby_of(spark, checkpoint, make, job.shards, used, options.standby, local_dir) if every else None,
     )
 

@@ -254,7 +254,9 @@ class Pipeline:
                 executors have disks of their own. Default: a directory under the system's temporary directory.
             trigger: Spark's processing-time trigger, `"1 second"` by default; `"0 seconds"` runs micro-batches back to
                 back: the lowest latency. One is then held back, for less than it takes, if a window's end would come
-                while it runs and can be foreseen: so it begins with the end.
+                while it runs and can be foreseen: so it begins with the end. With an interval, sources that are read
+                in the Python workers are asked a twentieth of it (at most 50 ms) after the trigger: a window that
+                ends when it fires is closed by what was sent just behind the end, not by the next micro-batch.
             until: Default: run until stopped; `"end"` reads what the source holds at the start, drains, and ends.
             changelog: A URI for `open_changelog`. Default: beside the checkpoint.
             retain: Staged files and commits kept behind the committed version; 2 by default.

@@ -1,0 +1,30 @@
+"""When a micro-batch is planned: a moment after a trigger that has just fired, so that it reads what closes windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.spark.reading import behind_trigger
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "trigger_ms", "waited_ms"),
+    [
+        (1_700_000_000_000.0, 1_000, 50.0),  # a twentieth of a second
+        (1_700_000_000_012.0, 1_000, 38.0),
+        (1_700_000_000_050.0, 1_000, 0.0),
+        (1_700_000_000_700.0, 1_000, 0.0),  # the last micro-batch took longer: no trigger fired now
+        (1_700_000_000_000.0, 60_000, 0.0),  # 20 seconds behind a whole minute
+        (1_700_000_040_000.0, 60_000, 50.0),  # at most so long
+        (1_700_000_000_000.0, 200, 10.0),
+    ],
+)
+def test_a_look_waits_out_the_first_twentieth_of_an_interval(now_ms: float, trigger_ms: int, waited_ms: float) -> None:
+    done: list[Any] = []
+    look = behind_trigger(
+        lambda *given: done.append(given) or "end", trigger_ms, lambda: now_ms, lambda s: done.append(s * 1000)
+    )
+    assert look({"next": 1}, 5) == "end"
+    assert done == [*([pytest.approx(waited_ms)] if waited_ms else []), ({"next": 1}, 5)]
