@@ -53,6 +53,17 @@ class StoreRows:
         length = (len(self) if end is None else end) - start
         return StoreRows(self.keys.slice(start, length), self.values.slice(start, length))
 
+    def detached(self) -> StoreRows:
+        """Give the rows for longer than the moment: copied, if they would keep more in memory than twice themselves.
+
+        Buffers are shared with those that this is a part of, and stay whole while one of the parts is there.
+        """
+        behind = [buffer.size for texts in (self.keys, self.values) for buffer in texts.buffers() if buffer is not None]
+        own = self.nbytes + 16 * (len(self) + 1)
+        if sum(behind) <= 2 * own:
+            return self
+        return StoreRows(*(pa.concat_arrays([texts, texts[:0]]) for texts in (self.keys, self.values)))
+
     def find(self, key: bytes) -> int:
         """Give how many keys are below one; they must be sorted."""
         return bisect_left(range(len(self)), key, key=lambda at: self.keys[at].as_py())

@@ -270,7 +270,7 @@ class _Runs:
             self._close(run)
 
     def _extend(self, run: _Run, rows: StoreRows) -> None:
-        run.parts.append(rows)
+        run.parts.append(rows.detached())
         run.length += rows.nbytes
         self.length += rows.nbytes
         if run.length >= self._run_bytes:
@@ -292,7 +292,7 @@ class _Runs:
             cut = len(rows)
         self._write(rows.part(0, cut))
         rest = rows.part(cut)
-        run.parts, run.length = [rest] if len(rest) else [], rest.nbytes
+        run.parts, run.length = [rest.detached()] if len(rest) else [], rest.nbytes
 
     def _write(self, rows: StoreRows) -> None:
         path = self._scratch / f"{self._files:08d}.sst"

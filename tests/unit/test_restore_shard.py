@@ -141,6 +141,25 @@ def mismatch(tmp_path: Path, rows: dict[bytes, bytes], history: History | None =
     return caught.value
 
 
+def test_memory_is_bounded_where_small_index_rows_wait_longer_than_their_messages(tmp_path: Path) -> None:
+    rows = {key_of(0, offset): bytes([offset % 251]) * 2_000 for offset in range(6_000)}
+    bare = pa.total_allocated_bytes()
+    taken: list[int] = []
+
+    def made() -> Iterator[StoreRows]:
+        for start in range(0, 6_000, 100):
+            keys = [key_of(0, offset) for offset in range(start, start + 100)]
+            index = [b"\x02" + bytes(8) + key[1:] for key in keys]  # 25 bytes each: all together less than a file
+            yield StoreRows.of(keys + index, [rows[key] for key in keys] + [b""] * 100)
+            taken.append(pa.total_allocated_bytes() - bare)
+
+    restore_shard(committed(rows), made(), Windows(), tmp_path / "db", run_bytes=300_000)
+    found = content(tmp_path / "db")
+    assert {key: value for key, value in found.items() if key[0] == 1} == rows
+    assert sum(key[0] == 2 for key in found) == 6_000
+    assert max(taken) < 3_000_000, "of 12 million bytes"
+
+
 def test_a_lost_message_is_named_by_its_window(tmp_path: Path) -> None:
     rows = dict(MESSAGES)
     del rows[key_of(25, 6)]

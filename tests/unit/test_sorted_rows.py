@@ -44,3 +44,13 @@ def test_no_rows_are_sorted(cut: int) -> None:
     assert columns.increasing()
     assert (len(columns.sorted()), columns.nbytes, columns.find(b"a")) == (0, 0, 0)
     assert StoreRows.of([], []).sorted().lists() == ([], [])
+
+
+@given(st.lists(st.binary(max_size=40), max_size=60), st.integers(0, 60), st.integers(0, 60))
+def test_what_is_kept_is_the_same_and_holds_little_else(keys: list[bytes], start: int, end: int) -> None:
+    start, end = sorted((min(start, len(keys)), min(end, len(keys))))
+    part = StoreRows.of(keys, keys[::-1]).part(start, end)
+    own = part.detached()
+    assert own.lists() == (keys[start:end], keys[::-1][start:end])
+    behind = sum(buffer.size for texts in (own.keys, own.values) for buffer in texts.buffers() if buffer is not None)
+    assert behind <= 2 * (part.nbytes + 16 * (len(part) + 1)) + 32, "validity bits of eight bytes at least"
