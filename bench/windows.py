@@ -2,10 +2,11 @@
 
 The same Parquet files of 500,000 messages each, one file per micro-batch, read by both: ours through the archive source
 (typed values), Spark's by its file source, with its RocksDB state store and changelog checkpointing. The two run in
-turn in one session, twice (the Python one once); the first third of each run is left out, in which the JVM still
-compiles what both do; the median per micro-batch is compared, and every window that Spark closed must be among ours,
-aggregate by aggregate. The median is also computed as one writes it with Spark's stateful API in Python:
-`transformWithStateInPandas`, messages in a ListState per key.
+turn in one session, twice (the Python one once), after a warm-up that ends when the JVM's compilers do: they take more
+than half a core in a query's first minute, and a query runs for days. The first third of each run is left out; the
+median per micro-batch is compared, and every window that Spark closed must be among ours, aggregate by aggregate. The
+median is also computed as one writes it with Spark's stateful API in Python: `transformWithStateInPandas`, messages in
+a ListState per key.
 
 Below the table: where a micro-batch's milliseconds go, as the query's own progress tells (medians).
 """
@@ -35,6 +36,9 @@ from bench.table import Options, report
 
 VALUE = "key string, at timestamp, x long"
 WARM_UP = 4
+ROUND, ROUNDS, SETTLED = 60, 10, 0.15
+"""The session's warm-up: rounds of so many small micro-batches of each side, at most so many rounds, until the JVM's
+compilers take so much of a core."""
 SHARDS = 2
 
 
@@ -295,6 +299,28 @@ def compare(spark: Any, case: Case, *, rounds: int) -> tuple[dict[str, Any], str
     return row, f"{case.name}: {breakdown(progress['ours'])}"
 
 
+def warmed(spark: Any) -> str:
+    """Run both sides until the JVM has compiled what they do; tell how far it came."""
+    small = replace(CASES[0], rows=20_000, batches=ROUND)
+    shares = []
+    while len(shares) < ROUNDS and (not shares or shares[-1] > SETTLED):
+        share = compilers(spark)
+        compare(spark, small, rounds=1)
+        shares.append(share())
+    return f"share of a core that the JVM's compilers took, by round of the warm-up: {_rounded(shares)}"
+
+
+def compilers(spark: Any) -> Callable[[], float]:
+    """Return what tells the share of a core that the JVM's compilers have taken since now."""
+    bean = spark._jvm.java.lang.management.ManagementFactory.getCompilationMXBean()
+    began, compiled = time.perf_counter(), bean.getTotalCompilationTime()
+    return lambda: (bean.getTotalCompilationTime() - compiled) / 1000 / (time.perf_counter() - began)
+
+
+def _rounded(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.2f}" for share in shares)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     parser = Options("windows", __doc__)
@@ -310,9 +336,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rounds = 1
     started = time.perf_counter()
     with session() as spark:
-        if not options.quick:
-            compare(spark, replace(CASES[0], batches=6), rounds=1)  # the JVM is warm then
+        compiling = [] if options.quick else [warmed(spark)]
+        share = compilers(spark)
         found = [compare(spark, case, rounds=rounds) for case in cases]
+        compiling.append(f"the same while measuring: {share():.2f}")
     report(
         "windows",
         options,
@@ -320,6 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [row for row, _ in found],
         [
             *(told for _, told in found),
+            *compiling,
             f"{time.perf_counter() - started:.0f} s in all; median over micro-batches, warm-up left out",
         ],
     )
