@@ -10,9 +10,9 @@ message. Beside our rate two floors: the topic read and parsed alone, thrown awa
 operator in Python that does nothing (`bench/floor.py`).
 
 Spark's own windows read the same topic through its connector, which fetches in bulk as ours does, parse with
-`from_json`, and keep state in RocksDB with changelog checkpointing; ours and Spark's run in turn. Every window that
-Spark closed must be among ours. The quick form runs Quix as one process only, and the
-floors once.
+`from_json`, and keep state in RocksDB with changelog checkpointing. Ours, Spark's and the floors run in turn, twice,
+once the JVM's compilers have settled (`bench/warm.py`). Every window that Spark closed must be among ours. The quick
+form runs Quix as one process only, and the floors once.
 
 Quix Streams is in an environment of its own (`make peers`), never in the product's.
 """
@@ -42,12 +42,15 @@ from backend.spark.session.connector import ensure_connector
 from bench.floor import empty
 from bench.session import has_messages, session, sparks_own_store
 from bench.table import Options, report
+from bench.warm import ROUNDS, Warm
 from recovery.testing.broker import Broker, open_broker
 
 START_MS = 1_700_000_000_000
 KEYS = 1_000
 BATCHES, WARM_UP = 9, 3
-ROUNDS = 2
+TURNS = 2
+SMALL = 40
+"""Small micro-batches of each side in a round of the warm-up."""
 QUIX_S = 1_800
 """How long a run of the peer may take."""
 PEERS = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
@@ -330,7 +333,7 @@ def compare(
     peers: int,
     quick: bool,
 ) -> list[Any]:
-    """Run ours and Spark's own in turn, then the peer in one process and in two; compare.
+    """Run ours, Spark's own and the floors in turn, then the peer in one process and in two; compare.
 
     Args:
         spark: The session.
@@ -341,11 +344,11 @@ def compare(
         full_state: Keep every message.
         messages: See above.
         peers: See above.
-        quick: One round, the peer in one process, and the floors once.
+        quick: One turn, the peer in one process, and the floors once.
     """  # fmt: skip
     what = "full state (every message kept)" if full_state else "count, sum, max"
     per = max(messages // BATCHES, 1)
-    rates: dict[str, list[float]] = {"ours": [], "sparks": []}
+    rates: dict[str, list[float]] = {"ours": [], "sparks": [], "alone": [], "nothing": []}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
 
@@ -358,7 +361,7 @@ def compare(
             check = Ours(spark, broker, short, place("check"), full_state=False, per=per)
             check.run()
             windows = check.windows()
-        for number in range(1 if quick else ROUNDS):
+        for number in range(1 if quick else TURNS):
             ours = Ours(spark, broker, long, place(f"ours-{number}"), full_state=full_state, per=per)
             found = ours.run()
             assert found["messages"] == messages
@@ -368,9 +371,11 @@ def compare(
             mine, theirs = ours.windows(), sparks.windows()
             assert theirs, "Spark closed no window"
             assert theirs.items() <= mine.items(), "a window of Spark's is not among ours"
+            if not (quick and full_state):
+                rates["alone"].append(ours.input_alone())
+                rates["nothing"].append(ours.into_nothing(BATCHES))
         mine_rate, sparks_rate = (statistics.mean(rates[label]) for label in ("ours", "sparks"))
-        floors = not (quick and full_state)  # they are the same for both
-        alone, nothing = (ours.input_alone(), ours.into_nothing(BATCHES)) if floors else ("", "")
+        alone, nothing = (statistics.mean(rates[label]) if rates[label] else "" for label in ("alone", "nothing"))
         payload, _ = log_bytes(broker, [ours.log])
         rows = [
             {"what": what, "who": "Rewind", "processes": "2 cores", "messages": messages, "messages/s": mine_rate,
@@ -397,6 +402,16 @@ def compare(
                          "Rewind / this": mine_rate / found["rate"], "input alone/s": "",
                          "empty operator/s": ""})  # fmt: skip
     return rows
+
+
+def warm_up(spark: Any, broker: Broker, topic: str, messages: int) -> None:
+    """Run a topic of so many messages into ours and into Spark's own, incremental and full state, in small pieces."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        for side in (Ours, Sparks):
+            for full_state in (False, True):
+                directory = Path(name) / f"{side.__name__}-{full_state}"
+                directory.mkdir()
+                side(spark, broker, topic, directory, full_state=full_state, per=messages // SMALL).run()
 
 
 def beside_peers(name: str, text: str | None, messages: int, arguments: Sequence[str] | None) -> Namespace:
@@ -431,12 +446,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fill(broker, long, messages, 1_000 if options.quick else 10_000)
         sizes = {"messages": messages, "peers": peers}
         with session() as spark:
+            rounds = 0 if options.quick else ROUNDS
+            warm = Warm(spark, lambda: warm_up(spark, broker, short, peers), rounds=rounds)
             for full_state in (False, True):
                 found = compare(
                     spark, broker, options.peers, short, long, full_state=full_state, quick=options.quick, **sizes
                 )
                 rows += found
                 print(json.dumps(found), flush=True)
+            notes = warm.notes()
     finally:
         close()
     report(
@@ -444,7 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options,
         "From a Kafka topic to windows, broker on the same two cores",
         rows,
-        [f"{time.perf_counter() - started:.0f} s in all"],
+        [*notes, f"{time.perf_counter() - started:.0f} s in all"],
     )
 
 

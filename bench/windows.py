@@ -33,12 +33,12 @@ from bench.data import START_MS, TIME, read_archive, read_files, topic_rows, typ
 from bench.floor import empty, packed
 from bench.session import has_messages, session, sparks_own_store, steadily
 from bench.table import Options, report
+from bench.warm import ROUNDS, Warm
 
 VALUE = "key string, at timestamp, x long"
 WARM_UP = 4
-ROUND, ROUNDS, SETTLED = 60, 10, 0.15
-"""The session's warm-up: rounds of so many small micro-batches of each side, at most so many rounds, until the JVM's
-compilers take so much of a core."""
+SMALL = 60
+"""Small micro-batches of each side in a round of the warm-up."""
 SHARDS = 2
 
 
@@ -299,26 +299,9 @@ def compare(spark: Any, case: Case, *, rounds: int) -> tuple[dict[str, Any], str
     return row, f"{case.name}: {breakdown(progress['ours'])}"
 
 
-def warmed(spark: Any) -> str:
-    """Run both sides until the JVM has compiled what they do; tell how far it came."""
-    small = replace(CASES[0], rows=20_000, batches=ROUND)
-    shares = []
-    while len(shares) < ROUNDS and (not shares or shares[-1] > SETTLED):
-        share = compilers(spark)
-        compare(spark, small, rounds=1)
-        shares.append(share())
-    return f"share of a core that the JVM's compilers took, by round of the warm-up: {_rounded(shares)}"
-
-
-def compilers(spark: Any) -> Callable[[], float]:
-    """Return what tells the share of a core that the JVM's compilers have taken since now."""
-    bean = spark._jvm.java.lang.management.ManagementFactory.getCompilationMXBean()
-    began, compiled = time.perf_counter(), bean.getTotalCompilationTime()
-    return lambda: (bean.getTotalCompilationTime() - compiled) / 1000 / (time.perf_counter() - began)
-
-
-def _rounded(shares: Sequence[float]) -> str:
-    return ", ".join(f"{share:.2f}" for share in shares)
+def warm_up(spark: Any) -> None:
+    """Run both sides over small micro-batches."""
+    compare(spark, replace(CASES[0], rows=20_000, batches=SMALL), rounds=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -336,10 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rounds = 1
     started = time.perf_counter()
     with session() as spark:
-        compiling = [] if options.quick else [warmed(spark)]
-        share = compilers(spark)
+        warm = Warm(spark, lambda: warm_up(spark), rounds=0 if options.quick else ROUNDS)
         found = [compare(spark, case, rounds=rounds) for case in cases]
-        compiling.append(f"the same while measuring: {share():.2f}")
+        notes = warm.notes()
     report(
         "windows",
         options,
@@ -347,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [row for row, _ in found],
         [
             *(told for _, told in found),
-            *compiling,
+            *notes,
             f"{time.perf_counter() - started:.0f} s in all; median over micro-batches, warm-up left out",
         ],
     )

@@ -17,7 +17,7 @@ from bench import __main__ as every
 from bench.__main__ import BENCHES, LONGEST, ON_A_BROKER, SHARED
 from bench.restore import without_fixed
 
-NO_BENCHES = {"__init__", "__main__", "data", "figures", "floor", "quix_peer", "session", "table"}
+NO_BENCHES = {"__init__", "__main__", "data", "figures", "floor", "quix_peer", "session", "table", "warm"}
 
 
 @pytest.mark.parametrize("name", BENCHES)

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError
 from backend.errors import AccessRefused, HistoryLost, SourceDamaged, SourceUnavailable, TopicMissing
 from backend.sources import kafka_fetch
 from backend.sources.kafka_fetch import RECORDS, fetch
+from backend.sources.kafka_reader import cut
 
 
 class Message:
@@ -201,3 +202,24 @@ def test_a_reader_that_stops_early_closes_its_client(client: Any) -> None:
     assert not gc.isenabled()
     reading.close()
     assert client.made[0].closed
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "per_task", "lengths"),
+    [
+        (0, 0, 10, []),
+        (7, 8, 10, [1]),
+        (0, 90, 80, [90]),  # an eighth more than a task's share
+        (0, 91, 80, [45, 46]),
+        (3, 2_003, 1_000, [1_000, 1_000]),
+        (0, 2_010, 1_000, [1_005, 1_005]),  # none for the ten above
+        (0, 2_251, 1_000, [750, 750, 751]),
+        (5, 9, 1, [1, 1, 1, 1]),
+    ],
+)
+def test_a_range_is_cut_into_even_pieces(start, end, per_task, lengths):
+    pieces = cut("t", 3, start, end, per_task)
+    assert [piece.end - piece.start for piece in pieces] == lengths
+    bounds = [piece.start for piece in pieces] + [end]
+    assert bounds == [start, *(piece.end for piece in pieces)] or not pieces
+    assert {(piece.topic, piece.partition) for piece in pieces} <= {("t", 3)}
