@@ -6,8 +6,9 @@ each executor, after each idle minute. Set before the session starts::
 
     SparkSession.builder.config("spark.python.daemon.module", "recovery.daemon")  # or .config(*recovery.daemon.OPTION)
 
-it imports them once, and a worker has them when it is forked, in memory that all workers share. Nothing else changes:
-the same manager forks the same workers, and a job without this option runs as well after it has warmed up.
+it imports them once, and a worker has them when it is forked, in memory that all workers share. And all of them keep
+what they free (`backend.allocation`), which otherwise only those do that run a task of ours. Nothing else changes: the
+same manager forks the same workers, and a job without this option runs as well after it has warmed up.
 
 Spark imports so little because threads do not survive a fork. What is imported here runs no Python thread, which is
 checked, and two native ones whose libraries are made for forks: OpenBLAS (numpy) ends its threads before a fork and
@@ -62,8 +63,10 @@ def preload() -> None:
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's port from its standard output
         for name in (*MODULES, *filter(importlib.util.find_spec, EXTRAS)):
             importlib.import_module(name)
+        from backend.allocation import reuse_memory
         from backend.sinks.tables import warm_up
 
+        reuse_memory()
         warm_up()
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:

@@ -30,7 +30,8 @@ def test_workers_of_both_kinds_come_from_the_daemon(spark: Any) -> None:
 
         for _ in batches:
             parent = psutil.Process().parent()
-            told = {"parent": [" ".join(parent.cmdline())], "pid": [parent.pid], "frozen": [gc.get_freeze_count()]}
+            told = {"parent": [" ".join(parent.cmdline())], "pid": [parent.pid], "frozen": [gc.get_freeze_count()],
+                    "pool": [pa.default_memory_pool().backend_name]}  # fmt: skip
             yield pa.RecordBatch.from_pydict(told)
 
     def of_rdd(_: Iterator[int]) -> Iterator[tuple[int, int]]:
@@ -40,11 +41,13 @@ def test_workers_of_both_kinds_come_from_the_daemon(spark: Any) -> None:
         yield os.getppid(), gc.get_freeze_count()
 
     ours = apart(spark, 1, 100)  # with the settings of a query
-    (row,) = ours.range(1).repartition(1).mapInArrow(of_arrow, "parent string, pid long, frozen long").collect()
+    fields = "parent string, pid long, frozen long, pool string"
+    (row,) = ours.range(1).repartition(1).mapInArrow(of_arrow, fields).collect()
     ((pid, frozen),) = spark.sparkContext.parallelize([0], 1).mapPartitions(of_rdd).collect()
     assert "-m recovery.daemon" in row["parent"]
     assert row["frozen"] > 100_000, "the worker shares what the daemon has imported"
     assert frozen > 100_000
+    assert row["pool"] == "system", "it keeps what it frees"
     assert row["pid"] == pid, "one daemon: with Spark's own settings SQL's workers have one of their own"
 
 
