@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from backend.spark.session.jvm import Executors, context_of
 from recovery.commit.manifest import query_id
@@ -48,18 +49,31 @@ def standby_of(
     Returns:
         None where there is nothing to see to: no cluster, and no copies are wanted.
     """
-    group, context = f"rewind-standby {checkpoint}", context_of(spark)
+    context = context_of(spark)
     always, local = option == 1, context.master.partition("[")[0] == "local"
     if local and not always:
         return None
     known = read_pointers(spark, checkpoint, shards) if used and always else {}
 
+    start, rounds = uuid4().hex, [0]
+
+    def group_of_round() -> str:
+        return f"rewind-standby {checkpoint} {start} {rounds[0]}"
+
     def copy(commits: Mapping[int, Commit]) -> Round:
-        context.setJobGroup(group, "copies of shards on other hosts")
+        rounds[0] += 1
+        context.setJobGroup(group_of_round(), "copies of shards on other hosts")
         context.setLocalProperty("spark.scheduler.pool", POOL)
         where = Disks.ALL if always else Disks.NEW
         return keep_copies(spark, partial(make, query_id(checkpoint)), commits, where)
 
     committed = {shard: state_of(pointer).commit for shard, pointer in known.items()}
-    placement = None if local else Placement(Executors(spark), shards, own_disks=EXECUTOR_DIRS in str(local_dir))
-    return Standby(copy, committed, partial(context.cancelJobGroup, group), placement, always=always)
+    executors = Executors(spark)
+    return Standby(
+        copy,
+        committed,
+        cancel=lambda: context.cancelJobGroup(group_of_round()),
+        ran=lambda: executors.ran(group_of_round()),
+        placement=None if local else Placement(executors, shards, own_disks=EXECUTOR_DIRS in str(local_dir)),
+        always=always,
+    )

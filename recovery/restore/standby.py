@@ -63,12 +63,23 @@ class Round:
         fetched: Bytes.
         failed: Shard -> why its copy was not brought closer.
         busy: On a disk another task was at it already.
-        behind: A copy was given as much as a round gives: it may lack more.
+        behind: A disk that was reached has no copy yet of a shard that it is to have, or lacks more of it than a round
+            gives.
+        whole: Number of a task -> the shards of whose copies its disk lacks nothing that is to be had.
     """
 
     fetched: int = 0
     failed: dict[int, str] = field(default_factory=dict)
     busy: bool = False
+    behind: bool = False
+    whole: dict[int, frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a copy was given: bytes, and whether there is none after it or it lacks more that is to be had."""
+
+    fetched: int = 0
     behind: bool = False
 
 
@@ -107,18 +118,20 @@ def keep_copies(
     """
     targets = [(shard, commit.name) for shard, commit in sorted(commits.items())]
 
-    def work(_: Iterable[int]) -> Iterator[Round]:
+    def work(numbers: Iterable[int]) -> Iterator[Round]:
+        [number] = numbers
         jobs = [make(shard) for shard, _ in targets]
-        yield _on_this_disk(jobs, [Commit.of_name(name) for _, name in targets], where)
+        yield _on_this_disk(number, jobs, [Commit.of_name(name) for _, name in targets], where)
 
     rounds: list[Round] = run_on_tasks(spark, range(max(2, cores(spark))), crossing(work)) if targets else []
     failed = {shard: why for one in rounds for shard, why in one.failed.items()}
     busy, behind = any(one.busy for one in rounds), any(one.behind for one in rounds)
-    return Round(sum(one.fetched for one in rounds), failed, busy, behind)
+    whole = {number: shards for one in rounds for number, shards in one.whole.items()}
+    return Round(sum(one.fetched for one in rounds), failed, busy, behind, whole)
 
 
-def _on_this_disk(jobs: list[ShardJob], commits: list[Commit], where: Disks) -> Round:
-    """Do what a task does, unless another one is at it on the same disk."""
+def _on_this_disk(number: int, jobs: list[ShardJob], commits: list[Commit], where: Disks) -> Round:
+    """Do what a task of this number does, unless another one is at it on the same disk."""
     place = jobs[0].local_dir / jobs[0].query_id / _KIND
     try:
         make_directory(place)
@@ -127,7 +140,7 @@ def _on_this_disk(jobs: list[ShardJob], commits: list[Commit], where: Disks) -> 
     mine = hold(place)
     if mine is None:
         return Round(busy=True)
-    fetched, failed, behind = 0, dict[int, str](), False
+    fetched, failed, behind, whole = 0, dict[int, str](), False, set[int]()
     try:
         for job, commit in zip(jobs, commits, strict=True):
             if not _is_wanted(job, where, {str(one.shard) for one in jobs}):
@@ -137,10 +150,12 @@ def _on_this_disk(jobs: list[ShardJob], commits: list[Commit], where: Disks) -> 
             except (RewindError, OSError) as error:
                 failed[job.shard] = f"{job.where}: {error}"
                 continue
-            fetched, behind = fetched + given, behind or given >= MOST_BYTES
+            fetched, behind = fetched + given.fetched, behind or given.behind
+            if not given.behind:
+                whole.add(job.shard)
     finally:
         os.close(mine)
-    return Round(fetched, failed, behind=behind)
+    return Round(fetched, failed, behind=behind, whole={number: frozenset(whole)})
 
 
 def _is_wanted(job: ShardJob, where: Disks, copied: Collection[str]) -> bool:
@@ -150,8 +165,8 @@ def _is_wanted(job: ShardJob, where: Disks, copied: Collection[str]) -> bool:
     return where is Disks.NEW and {one.name for one in own.parent.iterdir() if one.name.isdecimal()} <= {*copied}
 
 
-def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:
-    """Bring the copy of a shard that lies here closer to a commit; return the bytes fetched.
+def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> Given:
+    """Bring the copy of a shard that lies here closer to a commit.
 
     One call fetches a whole snapshot, or steps of at most `most_bytes`, but at least one. Nothing is done where the
     shard is owned (it is locked, or the commit was staged here), where the copy is there already or newer, and where
@@ -169,35 +184,32 @@ def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     known = directory.current()
     if known is not None and known.staged(commit).exists():
-        return 0  # looked at without the lock, which the owner's tasks wait for
+        return Given()  # looked at without the lock, which the owner's tasks wait for
     try:
         with directory.lock(0):
             generation, row = _here(directory)
     except StoreLocked:
-        return 0
+        return Given()
     if row is not None and row.commit.version >= commit.version:
-        return 0
+        return Given()
     start = At(row.commit) if row is not None else None
     way = job.snapshots.offers(job.shard, toward=commit, start=start)[::-1]  # oldest first
-    if not way:
-        return 0
+    if not way or not (way[0].full or (row is not None and way[0].parent == row.commit)):
+        return Given(behind=row is None or bool(way))
     fetched = job.snapshots.fetched_bytes
     files: list[Staged] = []
     with scratch_directory(directory.path.parent, _KIND) as scratch:
         if way[0].full:
             job.snapshots.fetch(job.shard, way[0].commit, scratch / "db")
-        elif row is not None and way[0].parent == row.commit:
-            before = job.snapshots.fetched_bytes
+        else:
             for step in way:
                 files.append(job.snapshots.fetch_step(job.shard, step.commit, scratch / f"{step.commit.name}.sst"))
-                if job.snapshots.fetched_bytes - before >= most_bytes:
+                if job.snapshots.fetched_bytes - fetched >= most_bytes:
                     break
-        else:
-            return 0
         try:
             with directory.lock(0):
                 if _here(directory) != (generation, row):
-                    return 0
+                    return Given()
                 if files:
                     assert generation is not None
                     assert row is not None
@@ -207,8 +219,8 @@ def keep_copy(job: ShardJob, commit: Commit, most_bytes: int) -> int:
                     (scratch / "db").rename(fresh.database)
                     directory.adopt(fresh)
         except StoreLocked:
-            return 0
-    return job.snapshots.fetched_bytes - fetched
+            return Given()
+    return Given(job.snapshots.fetched_bytes - fetched, behind=len(way) > max(1, len(files)))
 
 
 def _ingest(generation: Generation, files: Sequence[Staged], before: int) -> None:

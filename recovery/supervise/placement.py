@@ -6,7 +6,8 @@ Python start cold. An executor that is left does at once: on the same host; on a
 shards (`standby=1`), or where the disk went with the executor, so that who replaces it finds nothing either. Tasks that
 are being held back already are not moved by it.
 
-Executors that come later get such shards back, one by one, once they are warm and have copies.
+Executors that come later get such shards back, one by one, once they are warm and have a copy: a task of a round of
+copies was on their disk, and left it lacking nothing of that shard.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,18 +69,20 @@ class Placement:
         self._lost = False
         self._away: set[int] = set()
         self._new: set[str] = set()
+        self._copied: dict[str, set[int]] = {}  # by disk: the shards that it has copies of
 
     @property
     def returning(self) -> frozenset[int]:
         """Shards that were sent elsewhere, when there are new executors that may get them back."""
         return frozenset(self._away if self._new else ())
 
-    def look(self, query: Any, *, copied: bool) -> None:
+    def look(self, query: Any) -> None:
         """Send shards elsewhere whose executor is gone; each to where the fewest are, on its own host if there is one.
+
+        Only to where its state is, or a copy, unless every executor has a disk for itself.
 
         Args:
             query: Spark's, which runs.
-            copied: Whether there are copies everywhere.
         """
         now_s = self._clock()
         if now_s - self._looked_s < LOOK_S:
@@ -88,6 +91,8 @@ class Placement:
         self._looked_s, self._since = now_s, {one: known.get(one, now_s) for one in there}
         self._lost = self._lost or not known.keys() <= there
         self._new = (self._new & there) | (there - known.keys()) if known else set()
+        if self._own_disks:
+            self._copied = {disk: shards for disk, shards in self._copied.items() if disk in there}
         # those that are here for long first: one that has just come is as cold as the next
         left = known.keys() & there
         pool = {one for one in left if self._is_warm(one)} or left
@@ -98,32 +103,53 @@ class Placement:
         self._lost = False
         for shard, place in places.items():
             if place.executor not in there and targets:
-                target = _emptiest(targets, counts, query, shard, place.host)
-                if not (copied or self._own_disks or target.host == place.host):
+                able = [one for one in targets if self._has_state(one, shard, place)]
+                if not (able := able or (targets if self._own_disks else [])):
                     self._lost = True  # what replaces it finds its state: Spark may do better
                     continue
+                target = _emptiest(able, counts, query, shard, place.host)
                 self._cluster.prefer(query, shard, place, target)
                 log.warning("executor %s is gone: shard %d is to run on %s", place.executor, shard, target.executor)
                 counts[target.executor] += 1
                 self._away.add(shard)
 
-    def give_back(self, query: Any) -> None:
+    def copied(self, query: Any, copies: Iterable[tuple[Place, Collection[int]]]) -> None:
+        """Note where a round of copies has left which shards lacking nothing, and give a shard back."""
+        for place, shards in copies:
+            self._copied.setdefault(self._disk(place), set()).update(shards)
+        if self._new and self._away:
+            self._give_back(query)
+
+    def _give_back(self, query: Any) -> None:
         """Give one of the shards that were sent elsewhere to an executor that came since and has fewer."""
-        warm = {one for one in self._new if self._is_warm(one)}
-        if not (warm and self._away):
-            return
-        targets, places = self._cluster.active(sorted(warm)), self._places(query)
+        places = self._places(query)
         counts = Counter(place.executor for place in places.values())
         crowded = {shard: places[shard] for shard in sorted(self._away & places.keys())}
-        if not (targets and crowded):
+        if not crowded:
             return
-        shard, place = max(crowded.items(), key=lambda one: counts[one[1].executor])
-        target = _emptiest(targets, counts, query, shard)
-        if counts[place.executor] - counts[target.executor] >= 2:
-            self._cluster.prefer(query, shard, place, target)
-            log.warning("shard %d is to run on executor %s, which has fewer", shard, target.executor)
-        elif warm == self._new:
+        if all(counts[place.executor] - counts[new] < 2 for place in crowded.values() for new in self._new):
+            # their copies are not kept up from now on, unless those of all shards are
+            self._copied = {disk: shards - self._away for disk, shards in self._copied.items()}
             self._away, self._new = set(), set()
+            return
+        warm = [one for one in sorted(self._new) if self._is_warm(one)]
+        targets = self._cluster.active(warm) if warm else []
+        for shard, place in sorted(crowded.items(), key=lambda one: -counts[one[1].executor]):
+            able = [one for one in targets if self._has_copy(one, shard)]
+            target = _emptiest(able, counts, query, shard) if able else place
+            if counts[place.executor] - counts[target.executor] >= 2:
+                self._cluster.prefer(query, shard, place, target)
+                log.warning("shard %d is to run on executor %s, which has fewer", shard, target.executor)
+                return
+
+    def _has_state(self, target: Place, shard: int, old: Place) -> bool:
+        return self._has_copy(target, shard) or (target.host == old.host and not self._own_disks)
+
+    def _has_copy(self, target: Place, shard: int) -> bool:
+        return shard in self._copied.get(self._disk(target), ())
+
+    def _disk(self, place: Place) -> str:
+        return place.executor if self._own_disks else place.host
 
     def _is_warm(self, executor: str) -> bool:
         return self._looked_s - self._since[executor] >= WARM_S

@@ -13,12 +13,13 @@ from typing import Any
 
 from recovery.commit.pointer import Commit
 from recovery.restore.standby import Round
-from recovery.supervise.placement import Placement
+from recovery.supervise.placement import Place, Placement
 
 log = logging.getLogger("rewind.standby")
 CANCEL_S, JOIN_S = 0.5, 60.0
 BUSY_S, IDLE_S = 2.0, 20.0
-"""Between two rounds: while shards commit, and while none does (Spark ends a Python worker that idles for a minute)."""
+"""Between two rounds: while there is something to bring, and while there is nothing (Spark ends a Python worker that
+idles for a minute)."""
 MOST_REFUSED = 3
 """Times in a row that Spark does not say where its executors are, before it is no longer asked."""
 
@@ -30,6 +31,7 @@ class Standby:
         copy: Makes a round towards commits.
         commits: Shard -> its newest commit at the start of the query.
         cancel: Ends a round that runs.
+        ran: Number of a task of the last round -> where it ran, of those that succeeded.
         placement: Sends the shards of an executor that is gone to one that is left; None leaves it to Spark.
         clock: Seconds.
         always: Keep copies of all shards, all the time; else only of those that are to be given back.
@@ -43,17 +45,19 @@ class Standby:
         copy: Callable[[Mapping[int, Commit]], Round],
         commits: Mapping[int, Commit],
         cancel: Callable[[], None] = lambda: None,
+        ran: Callable[[], Mapping[int, Place]] = dict,
         placement: Placement | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
         always: bool = True,
     ) -> None:
-        self._copy, self._cancel, self._clock, self._always = copy, cancel, clock, always
+        self._copy, self._cancel, self._ran, self._clock, self._always = copy, cancel, ran, clock, always
         self._placement = placement
         self._commits, self._given = dict(commits), dict[int, Commit]()
         self._thread: threading.Thread | None = None
         self._ended_s = float("-inf")
-        self._close = self._copied = False
+        self._again = self._silent = False
+        self._copies: list[tuple[Place, frozenset[int]]] | None = None
         self._refused = 0
         self.fetched = 0
 
@@ -69,9 +73,9 @@ class Standby:
         if self._thread is not None and self._thread.is_alive():
             return
         wanted = {shard: commit for shard, commit in self._commits.items() if self._always or self._returns(shard)}
-        pause_s = BUSY_S if wanted != self._given else IDLE_S
+        pause_s = BUSY_S if self._again or (wanted != self._given and self._always) else IDLE_S
         if wanted and self._clock() - self._ended_s >= pause_s:
-            self._given = wanted
+            self._given, self._again = wanted, False
             self._thread = threading.Thread(target=self._round, name="rewind-standby", daemon=True)
             self._thread.start()
 
@@ -92,10 +96,11 @@ class Standby:
         if self._placement is None:
             return
         try:
-            self._placement.look(query, copied=self._always and self._copied)
-            if self._close:
-                self._close = False
-                self._placement.give_back(query)
+            self._placement.look(query)
+            copies = self._copies
+            if copies is not None:
+                self._copies = None
+                self._placement.copied(query, copies)
             self._refused = 0
         except Exception as error:  # of Spark's inner parts, which another version may not have: it does without
             self._refused += 1
@@ -107,11 +112,24 @@ class Standby:
         try:
             made = self._copy(self._given)
             self.fetched += made.fetched
-            self._close = not made.failed and not made.behind
-            self._copied = self._copied or self._close
+            self._again = made.fetched > 0 and (made.behind or not self._always)
             failed = next(iter(made.failed.values()), "")
+            self._copies = self._where(made)
         except Exception as error:  # of Spark: a round that was cancelled, executors that died; the next one does it
             failed = str(error).partition("\n")[0]
         if failed:
             log.warning("a copy of a shard on another host was not kept up, it is tried again: %s", failed)
         self._ended_s = self._clock()
+
+    def _where(self, made: Round) -> list[tuple[Place, frozenset[int]]] | None:
+        """Give which shards a round left whole on which executor, as far as Spark says where its tasks ran."""
+        if self._placement is None:
+            return None
+        try:
+            places = self._ran()
+        except Exception as error:  # of Spark's inner parts: shards stay where they are
+            if not self._silent:
+                log.warning("Spark does not say where copies of shards are: %s", str(error).partition("\n")[0])
+            self._silent = True
+            places = {}
+        return [(places[number], shards) for number, shards in made.whole.items() if number in places]

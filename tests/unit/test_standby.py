@@ -15,7 +15,7 @@ from recovery.files import open_files
 from recovery.queue.entries import Queue
 from recovery.restore import open_shard
 from recovery.restore.open_shard import RECLAIM_EVERY, read_commit_row
-from recovery.restore.standby import keep_copy
+from recovery.restore.standby import Given, keep_copy
 from recovery.snapshots.publisher import Snapshots
 from tests.unit.test_attempt import counted, directory, given, job, wait_for_uploads  # noqa: F401
 
@@ -50,7 +50,7 @@ def at(host):
 def kept(host, pointer, most_bytes=MANY):
     """Rounds until nothing more is fetched."""
     rounds = []
-    while got := keep_copy(host, commit_of(pointer), most_bytes):
+    while (got := keep_copy(host, commit_of(pointer), most_bytes)).fetched:
         rounds.append(got)
         assert len(rounds) < 20, "a copy that is there is fetched again and again"
     return rounds
@@ -59,7 +59,7 @@ def kept(host, pointer, most_bytes=MANY):
 def test_a_takeover_with_a_copy_fetches_the_steps_since_alone(hosts):
     one, two = hosts
     pointer = ran(one, range(6))
-    assert len(kept(two, pointer)) == 2  # the snapshot of the first commits, then the steps
+    assert [one.behind for one in kept(two, pointer)] == [True, False]  # the snapshot of the first commits, then steps
     assert at(two) == commit_of(pointer)
     copy = directory(two).current()
     pointer = ran(one, range(6, 8), pointer)
@@ -81,7 +81,7 @@ def test_a_locked_shard_is_left_alone(hosts):
     one, two = hosts
     pointer = ran(one, range(3))
     with directory(two).lock():
-        assert keep_copy(two, commit_of(pointer), MANY) == 0
+        assert keep_copy(two, commit_of(pointer), MANY) == Given()
     assert at(two) is None
 
 
@@ -90,15 +90,26 @@ def test_a_shard_that_is_owned_here_is_left_alone(hosts):
     pointer = ran(one, range(3))
     before = at(one)
     assert before != commit_of(pointer)  # its staged file waits for the next attempt
-    assert keep_copy(one, commit_of(pointer), MANY) == 0
+    assert keep_copy(one, commit_of(pointer), MANY) == Given()
     assert at(one) == before
 
 
 def test_a_round_is_bounded(hosts):
     one, two = hosts
     pointer = ran(one, range(6))
-    assert len(kept(two, pointer, most_bytes=1)) > 3  # the snapshot, then a step each
+    *bounded, last = kept(two, pointer, most_bytes=1)
+    assert len(bounded) > 2  # the snapshot, then a step each
+    assert all(one.behind for one in bounded)
+    assert not last.behind
     assert at(two) == commit_of(pointer)
+
+
+def test_a_copy_that_is_not_there_is_behind_also_where_no_snapshot_leads_to_it(hosts):
+    one, two = (replace(host, snapshot_every=None) for host in hosts)
+    pointer = ran(one, range(3))
+    assert keep_copy(two, commit_of(pointer), MANY) == Given(behind=True)
+    assert at(two) is None
+    assert keep_copy(one, commit_of(pointer), MANY) == Given(), "its owner lacks nothing"
 
 
 def test_a_takeover_during_the_fetch_wins(hosts, monkeypatch):
@@ -112,7 +123,7 @@ def test_a_takeover_during_the_fetch_wins(hosts, monkeypatch):
         return fetch(snapshots, shard, commit, target)
 
     monkeypatch.setattr(Snapshots, "fetch", taken_over_meanwhile)
-    assert keep_copy(two, commit_of(pointer), MANY) == 0
+    assert keep_copy(two, commit_of(pointer), MANY) == Given()
     assert at(two) == commit_of(pointer), "the older snapshot has not replaced what the takeover made"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from recovery.commit.pointer import Commit
 from recovery.restore import standby as copies
-from recovery.restore.standby import Disks, Round, bring_copies, keep_copies
+from recovery.restore.standby import Disks, Given, Round, bring_copies, keep_copies
 from recovery.snapshots.publisher import Snapshots
 from recovery.supervise import standby as rounds
 from recovery.supervise.housekeeping import Housekeeping
@@ -65,6 +65,17 @@ def test_rounds_follow_commits_and_go_on_slowly_without_any() -> None:
     known = [{1: commit(3)}, {1: commit(3)}, {0: commit(4), 1: commit(3)}, {0: commit(5), 1: commit(3)}]
     assert [commits for _, commits in asked] == known
     assert standby.fetched == 28
+
+
+def test_a_copy_that_lacks_more_is_brought_on_at_once_one_that_gets_nothing_slowly() -> None:
+    clock, at, answers = Clock(), list[float](), [Round(7, behind=True), Round(7, behind=True), Round(0, behind=True)]
+    standby = Standby(
+        lambda _: at.append(clock.at) or (answers.pop(0) if answers else Round()),  # type: ignore[func-returns-value]
+        {0: commit(3)},
+        clock=clock,
+    )
+    rounds_of(standby, clock, {}, 0, BUSY_S - 0.5, 0.5, BUSY_S, BUSY_S, IDLE_S - BUSY_S, BUSY_S)
+    assert [one - 100 for one in at] == [0, BUSY_S, 2 * BUSY_S, 2 * BUSY_S + IDLE_S]
 
 
 def test_nothing_is_copied_before_something_is_committed() -> None:
@@ -156,31 +167,31 @@ def test_one_task_works_on_a_disk_and_what_fails_there_is_told(tmp_path: Path, m
     seen: list[Any] = []
     made = jobs_on(tmp_path)
 
-    def keep(job: Any, to: Commit, most: int) -> int:
+    def keep(job: Any, to: Commit, most: int) -> Given:
         seen.append((job.shard, to))
         if len(seen) == 1:  # while it works, another task of the round comes to the same disk
-            assert copies._on_this_disk([made(0)], [to], Disks.ALL) == Round(busy=True)
+            assert copies._on_this_disk(5, [made(0)], [to], Disks.ALL) == Round(busy=True)
         if job.shard == 1:
             raise OSError("no space left")
-        return 10
+        return Given(10)
 
     monkeypatch.setattr(copies, "keep_copy", keep)
     one_after_another(monkeypatch)
     commits = {2: commit(7), 0: commit(6), 1: commit(7)}
     failed = {1: "shard 1: no space left"}
-    assert keep_copies(None, made, commits, Disks.ALL) == Round(40, failed)  # type: ignore[arg-type]
+    whole = dict.fromkeys((0, 1), frozenset({0, 2}))
+    assert keep_copies(None, made, commits, Disks.ALL) == Round(40, failed, whole=whole)  # type: ignore[arg-type]
     assert seen == [(0, commit(6)), (1, commit(7)), (2, commit(7))] * 2
     assert keep_copies(None, made, {}, Disks.ALL) == Round()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("given", "behind"), [(copies.MOST_BYTES, True), (copies.MOST_BYTES - 1, False), (0, False)])
-def test_a_copy_that_was_given_the_most_may_lack_more(
-    given: int, behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_round_is_behind_where_one_copy_is(behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one_after_another(monkeypatch)
-    monkeypatch.setattr(copies, "keep_copy", lambda job, *_: given if job.shard == 0 else 1)
+    monkeypatch.setattr(copies, "keep_copy", lambda job, *_: Given(5, behind) if job.shard == 0 else Given(1))
     made = keep_copies(None, jobs_on(tmp_path), {0: commit(3), 1: commit(3)}, Disks.ALL)  # type: ignore[arg-type]
-    assert made == Round(2 * (given + 1), behind=behind)
+    whole = frozenset({1} if behind else {0, 1})
+    assert made == Round(12, behind=behind, whole={0: whole, 1: whole})
 
 
 def test_a_package_is_brought_whole_to_where_its_shard_was_looked_for(
@@ -188,7 +199,7 @@ def test_a_package_is_brought_whole_to_where_its_shard_was_looked_for(
 ) -> None:
     left = {0: [10, 5], 1: [10]}
 
-    monkeypatch.setattr(copies, "keep_copy", lambda job, *_: left[job.shard].pop(0) if left[job.shard] else 0)
+    monkeypatch.setattr(copies, "keep_copy", lambda job, *_: Given(left[job.shard].pop(0) if left[job.shard] else 0))
     one_after_another(monkeypatch)
     (tmp_path / "q" / "0").mkdir(parents=True)
     assert bring_copies(None, jobs_on(tmp_path), {0: commit(3), 1: commit(3)}) == {}  # type: ignore[arg-type]
@@ -197,10 +208,10 @@ def test_a_package_is_brought_whole_to_where_its_shard_was_looked_for(
     (tmp_path / "q" / "1").mkdir()
     left[0], left[1] = [10], [10, 10]
 
-    def keep(job: Any, *_: object) -> int:
+    def keep(job: Any, *_: object) -> Given:
         if job.shard == 0:
             raise OSError("no space left")
-        return left[1].pop() if left[1] else 0
+        return Given(left[1].pop() if left[1] else 0)
 
     monkeypatch.setattr(copies, "keep_copy", keep)
     found = bring_copies(None, jobs_on(tmp_path), {0: commit(3), 1: commit(3)})  # type: ignore[arg-type]
@@ -212,7 +223,7 @@ def test_a_package_is_brought_whole_to_where_its_shard_was_looked_for(
 def test_what_is_given_back_is_copied_to_new_disks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk of one that was left has other shards too; a new one has none, or what this put there."""
     seen: list[int] = []
-    monkeypatch.setattr(copies, "keep_copy", lambda job, *_: seen.append(job.shard) or 1)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(copies, "keep_copy", lambda job, *_: seen.append(job.shard) or Given(1))  # type: ignore[func-returns-value]
     one_after_another(monkeypatch)
     made, commits = jobs_on(tmp_path), {0: commit(3), 1: commit(3)}
 
@@ -220,7 +231,8 @@ def test_what_is_given_back_is_copied_to_new_disks_alone(tmp_path: Path, monkeyp
         seen.clear()
         for shard in there:
             (tmp_path / "q" / str(shard)).mkdir(parents=True, exist_ok=True)
-        keep_copies(None, made, commits, Disks.NEW)  # type: ignore[arg-type]
+        found = keep_copies(None, made, commits, Disks.NEW)  # type: ignore[arg-type]
+        assert found.whole == dict.fromkeys((0, 1), frozenset(seen)), "what it passed over is not there"
         return seen[: len(seen) // 2]  # of the first of two tasks
 
     assert copied() == [0, 1]
@@ -234,8 +246,8 @@ def test_without_a_standby_there_are_rounds_while_shards_are_to_be_given_back() 
     clock, asked, given = Clock(), list[dict[int, Commit]](), list[str]()
     placement = SimpleNamespace(
         returning=frozenset[int](),
-        look=lambda _, copied: given.append(f"copied={copied}"),
-        give_back=lambda _: given.append("given back"),
+        look=lambda _: given.append("looked"),
+        copied=lambda _, copies: given.append(f"copied {copies}"),
     )
     made = lambda commits: asked.append(commits) or Round()  # type: ignore[func-returns-value]  # noqa: E731
     standby = Standby(made, {}, placement=placement, clock=clock, always=False)  # type: ignore[arg-type]
@@ -246,10 +258,12 @@ def test_without_a_standby_there_are_rounds_while_shards_are_to_be_given_back() 
     rounds_of(standby, clock, commits, 0)
     assert asked == [{1: commit(3)}]
     rounds_of(standby, clock, commits | {1: commit(4)}, BUSY_S)
+    assert len(asked) == 1, "the first one brought nothing"
+    rounds_of(standby, clock, {}, IDLE_S - BUSY_S)
     placement.returning = frozenset()
     rounds_of(standby, clock, commits, IDLE_S)
     assert asked[1:] == [{1: commit(4)}]
-    assert given == ["copied=False"] * 4 + ["given back", "copied=False", "given back"]
+    assert given == ["looked"] * 4 + ["copied []", "looked", "looked", "copied []"]
 
 
 def test_what_spark_raises_or_a_busy_standby_does_not_end_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:

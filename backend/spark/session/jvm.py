@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 UNIX_SOCKETS_FOLDER = "spark.python.unix.domain.socket.dir"
 LONGEST_FOLDER = 60
 """Bytes of its path: Spark adds a name of 43, and a socket's path has 107 at most."""
+MOST_TASKS = 10_000
+"""Of a job, which are looked at for where they ran."""
+LISTEN_S = 2.0
 CHECKPOINT_FILES = (
     "spark.sql.streaming.checkpointFileManagerClass",
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
@@ -164,6 +168,23 @@ class Executors:
         if self.place(query, shard) == old:
             none = getattr(getattr(jvm_of(self._spark).scala.collection.immutable, "Nil$"), "MODULE$")
             self._coordinator().reportActiveInstance(self._store(query, shard), new.host, new.executor, none)
+
+    def ran(self, group: str) -> dict[int, Place]:
+        """Return where the tasks of a group's job ran that succeeded, by number, when the job has succeeded.
+
+        Spark's listeners hear of a job a moment after its end: they are waited for, `LISTEN_S` at most.
+        """
+        tracker, deadline = context_of(self._spark).statusTracker(), time.monotonic() + LISTEN_S
+        while time.monotonic() < deadline:
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+            if jobs and jobs[0] is not None and jobs[0].status == "SUCCEEDED":
+                [stage] = jobs[0].stageIds
+                found = self._context().statusStore().taskList(stage, 0, MOST_TASKS)
+                tasks = [found.apply(number) for number in range(found.size())]
+                done = [task for task in tasks if task.status() == "SUCCESS"]
+                return {task.partitionId(): Place(task.executorId(), task.host()) for task in done}
+            time.sleep(LISTEN_S / 40)
+        return {}
 
     def _context(self) -> Any:
         return context_of(self._spark)._jsc.sc()
