@@ -73,11 +73,7 @@ class _Quantile:
         self.result_field = pa.field(alias, pa.float64())
 
     def result(self, rows: Rows) -> pa.Array:
-        array, groups = rows.present(self._name)
-        values = array.cast(pa.float64(), safe=False).to_numpy() + 0.0  # one zero: equal values come in any order
-        order = np.argsort(values)  # numpy sorts NaN last: the greatest value
-        values = values[order[g.stable_order(groups[order], rows.count)]]
-        sizes = g.counts(groups, rows.count)
+        values, sizes = rows.ascending(self._name)
         seen = sizes > 0
         out = np.zeros(rows.count)
         if seen.any():

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 from backend import aggregates as agg
+from backend.aggregates import groups
+from backend.aggregates.groups import Rows
 from backend.batch import MESSAGE_FIELDS
 from backend.errors import StateCorrupted, ValueInvalid
 
@@ -341,6 +343,47 @@ def test_full_by_hand(values: list[Any], aggregate: agg.Aggregate, expected: lis
     result = plan.result(table, np.array(GROUPS), 4)
     assert same(result["r"].to_pylist(), expected), result["r"].to_pylist()
     assert result.schema.equals(pa.schema(plan.result_fields))
+
+
+@pytest.mark.parametrize("longest", [1, 7, 300, 20_000])
+def test_quantiles_of_groups_of_many_sizes_are_those_of_sorted_lists(longest: int) -> None:
+    random = np.random.default_rng(longest)
+    sizes = random.integers(0, longest + 1, max(4, 30_000 // longest))
+    values = random.choice([0.0, -0.0, math.inf, -math.inf, math.nan, 1e300, 0.1, *random.normal(size=50)], sizes.sum())
+    missing = random.random(sizes.sum()) < 0.1
+    group_of = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    table = pa.table({"x": pa.array(values, mask=missing), "y": pa.array(np.arange(len(values)), pa.int32())})
+    found = {
+        (name, fraction): agg.quantile(name, fraction).bind("q", table.schema).result(Rows(table, group_of, len(sizes)))
+        for name in "xy"
+        for fraction in (0.0, 0.5, 0.9, 1.0)
+    }
+    columns = {"x": [None if gone else value for value, gone in zip(values.tolist(), missing, strict=True)],
+               "y": list(range(len(values)))}  # fmt: skip
+    for (name, fraction), result in found.items():
+        lists: list[list[float]] = [[] for _ in sizes]
+        for group, value in zip(group_of.tolist(), columns[name], strict=True):
+            if value is not None:
+                lists[group].append(value)
+        for own, got in zip(lists, result.to_pylist(), strict=True):
+            own.sort(key=lambda value: (math.isnan(value), value))
+            if not own:
+                assert got is None
+                continue
+            place = fraction * (len(own) - 1)
+            low, high = own[math.floor(place)], own[math.ceil(place)]
+            share = place - math.floor(place)
+            wanted = low if share == 0 or low == high else (1 - share) * low + share * high
+            assert got == wanted or (math.isnan(got) and math.isnan(wanted))
+
+
+def test_two_quantiles_of_a_column_sort_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sorted_ = list[int]()
+    monkeypatch.setattr(groups, "sort_runs", lambda values, sizes: sorted_.append(len(values)))
+    rows = Rows(pa.table({"x": [1.0, 2.0], "y": [1.0, None]}), np.array([0, 0]), 1)
+    for aggregate in (agg.median("x"), agg.quantile("x", 0.9), agg.median("y")):
+        aggregate.bind("q", rows.table.schema).result(rows)
+    assert sorted_ == [2, 1]
 
 
 def test_top_k_takes_nan_as_greatest() -> None:
