@@ -61,7 +61,8 @@ class RocksStore:
             wait_s: How long to wait for a LOCK that another process, or this one, holds.
             create: Make a new store when there is none.
             read_only: Take no LOCK and refuse writes: for looking into the store of a running job. What is committed
-                later is not seen.
+                later is not seen. Blocks come from the files, never from what this process has read before: what a
+                whole scan gives lies on the disk, sound.
 
         Raises:
             StoreLocked: The LOCK was held longer than `wait_s`; names the holder when the system tells.
@@ -81,7 +82,8 @@ class RocksStore:
         if fresh:
             with storage(str(path)):
                 path.mkdir(mode=0o700, exist_ok=True)
-        store = cls(path, open_locked(path, native_options(options), wait_s, read_only), options)
+        native = native_options(options, from_disk=read_only)
+        store = cls(path, open_locked(path, native, wait_s, read_only), options)
         try:
             found = store.get(FORMAT_KEY)
             if found is None and not read_only and next(store.scan(b"", None), None) is None:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterable
-from itertools import count
 from pathlib import Path
 
 from backend.errors import RewindError
-from backend.rocks import RocksOptions, RocksStore
 from recovery.commit.pointer import Commit
 from recovery.drill.job import CHECKPOINT, LOCAL
 from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.restore.probe import check_readable
 
 Done = tuple[str, tuple[int, ...]]
 """What was done, for the report, and the shards that it was done to."""
 
 Damage = Callable[[Path, random.Random], Done]
 """Does something to a dead job's directory."""
-
-_CACHES = count(1024 * 1024)
-"""Sizes of block caches: RocksDB shares one between databases that were copied from each other, by its size here."""
 
 OLD = "local-before"
 """Beside a job's local state: a copy of it from some micro-batches before."""
@@ -65,16 +61,13 @@ def corrupt_database(out: Path, chance: random.Random) -> Done:
 
 
 def _damage_found(database: Path) -> str | None:
-    """Read a database as `rewind verify` does, past what this process has in its cache of sound copies.
+    """Read a database as `rewind verify` does.
 
     Returns:
         The name of the error that the read ends with, None for none.
     """
-    size = next(_CACHES)
     try:
-        with RocksStore.open(database, read_only=True, options=RocksOptions(block_cache_bytes=size)) as store:
-            for _ in store.scan(b"", None):
-                pass
+        check_readable(database)
     except RewindError as error:
         return error.code
     return None

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.boundary import crossing
@@ -87,13 +88,12 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
             return str(error)
         except RewindError as error:
             return str(error)
+        opened.store.close()
         try:
-            check_readable(opened.store)
+            check_readable(opened.generation.database)
         except StateCorrupted as error:
             directory.condemn()
             return str(error)
-        finally:
-            opened.store.close()
     return None
 
 
@@ -151,11 +151,12 @@ def share(job: ShardJob, pointer: Pointer) -> bool:
     return True
 
 
-def check_readable(store: RocksStore) -> None:
-    """Read every key and value once, so that RocksDB checks each block's checksum.
+def check_readable(database: Path) -> None:
+    """Read every key and value of a database from its files, so that RocksDB checks each block's checksum.
 
     Raises:
         StateCorrupted: A block does not match its checksum.
     """
-    for _ in store.scan(b"\x00", None):
-        pass
+    with RocksStore.open(database, read_only=True) as store:
+        for _ in store.scan(b"", None):
+            pass

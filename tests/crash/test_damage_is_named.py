@@ -183,6 +183,15 @@ def test_a_damaged_sst(home: Path, pointer: Pointer) -> None:
     assert "rewind" in why
 
 
+def test_a_damaged_sst_that_this_process_has_in_its_cache(home: Path, pointer: Pointer) -> None:
+    path = max(generation(home).glob("db/*.sst"), key=lambda file: file.stat().st_size)
+    with RocksStore.open(path.parent) as store:
+        assert list(store.scan(b"", None))
+    flip(path, 20)
+    assert path.name in (probe.unusable(job(home), pointer) or "")
+    assert not (home / "local" / QUERY / "0" / "CURRENT").exists(), "it is put aside"
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 def test_a_damaged_staged_file(home: Path, pointer: Pointer, damage: str) -> None:
     path = generation(home) / "staged" / f"{pointer.commit.name}.sst"
