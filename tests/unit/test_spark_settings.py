@@ -137,9 +137,16 @@ def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
 ) -> None:
     spark: Any = Session(files=files)
     name, ours = "spark.sql.streaming.checkpointFileManagerClass", "FileSystemBasedCheckpointFileManager"
+    checksums = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
     with settings(spark, 2, 1024, checkpoint):
         assert str(spark.conf.get(name, None)).rpartition(".")[2] == (ours if set_by_us else "None")
-    assert spark.conf.get(name, None) is None
+        assert spark.conf.get(checksums, None) == ("false" if set_by_us else None)
+    assert spark.conf.get(name, None) is spark.conf.get(checksums, None) is None
+    spark.conf.set(checksums, "true")
+    with settings(spark, 2, 1024, checkpoint):
+        assert spark.conf.get(checksums, None) == "true", "the user's"
+    spark.conf.unset(checksums)
     spark.conf.set(name, "the.Users")
     with settings(spark, 2, 1024, checkpoint):
         assert spark.conf.get(name, None) == "the.Users"
+        assert spark.conf.get(checksums, None) is None, "that one may write no checksums of its own"

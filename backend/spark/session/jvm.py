@@ -34,6 +34,7 @@ CHECKPOINT_FILES = (
     "spark.sql.streaming.checkpointFileManagerClass",
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
 )
+STATE_CHECKSUMS = ("spark.sql.streaming.checkpoint.fileChecksum.enabled", "false")
 
 
 def context_of(spark: SparkSession) -> SparkContext:
@@ -77,13 +78,16 @@ def checkpoint_files(spark: SparkSession, checkpoint: str) -> dict[str, str]:
     """Return what Spark is to write a checkpoint's files with, as settings; none where that is the user's or Spark's.
 
     On a local disk Spark's choice starts a process for nearly each thing that it asks of a file, `readlink` or `chmod`:
-    about sixty in a micro-batch of two shards. This one renames as it does and asks in its own process.
+    about sixty in a micro-batch of two shards. This one renames as it does and asks in its own process. Hadoop writes a
+    checksum beside each file then, which reading checks; Spark's own beside those of the state would be second ones, by
+    two files, two processes and four threads more a shard.
     """
     files = jvm_of(spark).org.apache.hadoop.fs.FileSystem
     default = files.getDefaultUri(context_of(spark)._jsc.hadoopConfiguration()).getScheme()
     scheme = checkpoint.partition(":")[0] if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", checkpoint) else default
     local = scheme == "file" and spark.conf.get(CHECKPOINT_FILES[0], None) is None
-    return dict([CHECKPOINT_FILES]) if local else {}
+    given = [STATE_CHECKSUMS] if spark.conf.get(STATE_CHECKSUMS[0], None) is None else []
+    return dict([CHECKPOINT_FILES, *given]) if local else {}
 
 
 def run_on_tasks(
