@@ -116,7 +116,7 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
         return {}
     check_settled(checkpoint)
     spark.streams.active  # noqa: B018 - starts Spark's state store coordinator, which the reader asks for
-    reader = apart(spark, shards, 1024).read.format("statestore").option("stateVarName", "pointer")
+    reader = apart(spark, shards, 1024, checkpoint).read.format("statestore").option("stateVarName", "pointer")
     if version is not None:
         reader = reader.option("batchId", version)
     rows = reader.load(checkpoint).selectExpr("value.value as pointer").collect()

@@ -175,6 +175,10 @@ def test_what_only_reads_changes_no_setting_of_the_users_session(spark, ran, mon
     assert all(conf is not spark.conf for conf in changed)
     found = [one.conf.get("spark.sql.shuffle.partitions") for one in (clone, spark)]
     assert found == ["7", "2"]
+    checksums = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
+    reader = apart(spark, 2, 1000, str(path / "checkpoint"))
+    found = [one.conf.get(checksums) for one in (reader, clone, spark)]
+    assert found == ["false", "true", "true"], "state is read as our queries write it: Spark warned of each file else"
     assert clone.table("users").collect() == [(1,)], "it has what the session has"
     assert RDD.toDF is to_dataframe, "what RDDs become belongs to whom it did"
     spark.catalog.dropTempView("users")

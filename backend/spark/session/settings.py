@@ -26,16 +26,18 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _ONE_START = threading.RLock()
 
 
-def apart(spark: SparkSession, shards: int, arrow_rows: int) -> SparkSession:
+def apart(spark: SparkSession, shards: int, arrow_rows: int, checkpoint: str | None = None) -> SparkSession:
     """Return a clone of a session, with what a read of state or of a source needs; the given one keeps its settings.
 
     Args:
         spark: The session.
         shards: Number of shuffle partitions.
         arrow_rows: Rows of an Arrow batch.
+        checkpoint: Spark's checkpoint location, to read its state: as a query of ours writes it.
     """
     clone = cloned(spark)
-    for name, value in _wanted(spark, shards, arrow_rows).items():
+    files = checkpoint_files(spark, checkpoint) if checkpoint is not None else {}
+    for name, value in (_wanted(spark, shards, arrow_rows) | files).items():
         clone.conf.set(name, value)
     return clone
 
