@@ -77,19 +77,13 @@ def _budget(cache_bytes: int, buffer_bytes: int) -> tuple[Cache, WriteBufferMana
     return Cache(cache_bytes), WriteBufferManager(buffer_bytes, False)
 
 
-def native_options(options: RocksOptions, *, from_disk: bool = False) -> Options:
-    """Give the options as rocksdict takes them, for a database and for the files staged beside it.
-
-    Args:
-        options: As this process runs RocksDB.
-        from_disk: With a block cache of its own, so that each block is read from its file. RocksDB knows a file by what
-            is written in it, wherever it lies: the process's cache answers for a copy, and for one damaged since.
-    """
+def native_options(options: RocksOptions) -> Options:
+    """Give the options as rocksdict takes them, for a database and for the files staged beside it."""
     cache, buffers = _budget(options.block_cache_bytes, options.write_buffer_bytes)
     table = BlockBasedOptions()
-    table.set_block_cache(Cache(options.block_cache_bytes) if from_disk else cache)
+    table.set_block_cache(cache)
     table.set_block_size(options.block_bytes)
-    table.set_format_version(5)
+    table.set_format_version(5)  # the one that `check_blocks` reads
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     if options.bloom_bits:

@@ -19,6 +19,7 @@ from rocksdict import Checkpoint, IngestExternalFileOptions, Rdict, WriteBatch, 
 
 from backend.errors import StateCorrupted, StateUnavailable, StoreClosed
 from backend.rocks import parts
+from backend.rocks.blocks import check_blocks
 from backend.rocks.errors import translated
 from backend.rocks.files import write_columns, write_staged
 from backend.rocks.lock import open_locked
@@ -61,8 +62,7 @@ class RocksStore:
             wait_s: How long to wait for a LOCK that another process, or this one, holds.
             create: Make a new store when there is none.
             read_only: Take no LOCK and refuse writes: for looking into the store of a running job. What is committed
-                later is not seen. Blocks come from the files, never from what this process has read before: what a
-                whole scan gives lies on the disk, sound.
+                later is not seen.
 
         Raises:
             StoreLocked: The LOCK was held longer than `wait_s`; names the holder when the system tells.
@@ -82,7 +82,7 @@ class RocksStore:
         if fresh:
             with storage(str(path)):
                 path.mkdir(mode=0o700, exist_ok=True)
-        native = native_options(options, from_disk=read_only)
+        native = native_options(options)
         store = cls(path, open_locked(path, native, wait_s, read_only), options)
         try:
             found = store.get(FORMAT_KEY)
@@ -263,6 +263,24 @@ class RocksStore:
         except Exception as error:
             raise translated(error, self._path) from error
         sync(path.parent)
+
+    def check_files(self) -> None:
+        """Check every block of every file of the database against its checksum, from the disk.
+
+        Reads are no such check: RocksDB knows a file by what is written in it, wherever it lies, so the process's block
+        cache answers for a copy, and for one damaged since; and what a range delete covers is passed over until a
+        compaction reads it.
+
+        Raises:
+            StateCorrupted: A file is damaged or missing.
+            StorageFailed: The disk does not give one.
+        """
+        for file in self._open.live_files():
+            path = self._path / str(file["name"]).lstrip("/")
+            try:
+                check_blocks(path)
+            except FileNotFoundError as error:
+                raise StateCorrupted("a file of the database is missing", where=str(path), command=VERIFY) from error
 
     def property(self, name: str) -> str | None:
         """Give one of RocksDB's own properties, such as `rocksdb.estimate-num-keys`; None when it has no such."""

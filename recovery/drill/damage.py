@@ -11,7 +11,7 @@ from backend.errors import RewindError
 from recovery.commit.pointer import Commit
 from recovery.drill.job import CHECKPOINT, LOCAL
 from recovery.inspect.checkpoint_view import Checkpoint
-from recovery.restore.probe import check_readable
+from recovery.restore.probe import check_database
 
 Done = tuple[str, tuple[int, ...]]
 """What was done, for the report, and the shards that it was done to."""
@@ -39,15 +39,13 @@ def lose_shard(out: Path, chance: random.Random) -> Done:
 
 
 def corrupt_database(out: Path, chance: random.Random) -> Done:
-    """Flip a bit in the data of an SST file of one shard, the largest that a check of the database reads.
-
-    A killed job leaves files that its database no longer names, and files whose rows are all expired: a check passes
-    them over. Such a file is put back as it was.
+    """Flip a bit in the data of the largest SST file that one shard's database names.
 
     Raises:
-        ValueError: A whole read of the database finds nothing: a damage that nobody can notice proves nothing.
+        ValueError: A check of the database finds nothing: a damage that nobody can notice proves nothing.
     """
     home = chance.choice(_shards(out / LOCAL))
+    # a killed job leaves files that its database no longer names: a check passes them over
     files = sorted(home.glob("*/db/*.sst"), key=lambda file: (-file.stat().st_size, file.name))
     for path in files:
         sound = path.read_bytes()
@@ -57,17 +55,13 @@ def corrupt_database(out: Path, chance: random.Random) -> Done:
         if found is not None:
             return f"{said}; a check names it: {found}", (int(home.name),)
         path.write_bytes(sound)
-    raise ValueError(f"{home}: a bit flipped in any of {len(files)} files, and reading every row does not find it")
+    raise ValueError(f"{home}: a bit flipped in any of {len(files)} files, and a check of them does not find it")
 
 
 def _damage_found(database: Path) -> str | None:
-    """Read a database as `rewind verify` does.
-
-    Returns:
-        The name of the error that the read ends with, None for none.
-    """
+    """Check a database as the probe before a restore does; return the name of the error that it ends with."""
     try:
-        check_readable(database)
+        check_database(database)
     except RewindError as error:
         return error.code
     return None

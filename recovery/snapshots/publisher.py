@@ -27,6 +27,7 @@ import msgspec
 import xxhash
 
 from backend.errors import UNDECODABLE, RewindError
+from backend.rocks.blocks import check_blocks
 from backend.store.protocol import Staged
 from backend.store.staging import file_digest, sync
 from recovery.commit.pointer import Commit, CommitRecord
@@ -96,6 +97,7 @@ class Snapshots(SnapshotReader):
 
         Raises:
             ValueError: There is no file, or something other than plain files.
+            StateCorrupted: A block of a file that is not there yet does not match its checksum: nothing is published.
         """
         paths = [path for path in sorted(directory.iterdir()) if path.name.split(".")[0] not in _LEFT_OUT]
         if not paths or not all(path.is_file() and not path.is_symlink() for path in paths):
@@ -114,6 +116,8 @@ class Snapshots(SnapshotReader):
         uploaded = 0
         for path, file in zip(paths, snapshot.files, strict=True):
             if file not in present:
+                if file.shared is not None:
+                    check_blocks(path)  # its digest would call it sound for ever
                 uploaded += self.files.put(path, where_of(snapshot, file), link=file.shared is not None)
                 kill_point("during_upload", snapshot.commit.version)
         return uploaded

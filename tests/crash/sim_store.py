@@ -58,6 +58,10 @@ class SimStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.twin, name)
 
+    def check_files(self) -> None:
+        """Read every row: there are no files."""
+        assert all(self.twin.scan(b"", None))
+
     def write(self, changes: Changes) -> None:
         """Apply changes at once."""
         self.twin.write(changes)

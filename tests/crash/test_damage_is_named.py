@@ -28,7 +28,7 @@ from backend.errors import (
     UnknownFormat,
 )
 from backend.rocks import RocksStore
-from backend.store.protocol import Changes
+from backend.store.protocol import Changes, Region
 from recovery.attempt import ShardInput, run_attempt
 from recovery.commit.manifest import Manifest, read_manifest, settle
 from recovery.commit.pointer import COMMIT_KEY, Commit, Pointer, decode, encode, encode_record
@@ -188,6 +188,20 @@ def test_a_damaged_sst_that_this_process_has_in_its_cache(home: Path, pointer: P
     with RocksStore.open(path.parent) as store:
         assert list(store.scan(b"", None))
     flip(path, 20)
+    assert path.name in (probe.unusable(job(home), pointer) or "")
+    assert not (home / "local" / QUERY / "0" / "CURRENT").exists(), "it is put aside"
+
+
+def test_a_damaged_block_of_rows_that_no_read_shows(home: Path, pointer: Pointer) -> None:
+    """Under a range delete: every compaction that comes to it would fail."""
+    path = max(generation(home).glob("db/*.sst"), key=lambda file: file.stat().st_size)
+    with RocksStore.open(path.parent) as store:
+        store.delete_range(bytes([Region.COMMIT + 1]), b"\xff")
+    with RocksStore.open(path.parent, read_only=True) as store:
+        store.check_files()
+    flip(path, path.stat().st_size // 3)
+    with RocksStore.open(path.parent) as store:
+        assert list(store.scan(b"", None)), "reading finds nothing"
     assert path.name in (probe.unusable(job(home), pointer) or "")
     assert not (home / "local" / QUERY / "0" / "CURRENT").exists(), "it is put aside"
 

@@ -126,6 +126,23 @@ def test_a_package_and_its_steps_are_the_state(shard: Shard, snapshots: Snapshot
     assert older.rows() == shard.states[1]
 
 
+@BOTH
+def test_a_damaged_database_is_not_published(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
+    """Its digests would call the damage sound, for whoever takes it."""
+    shard.commit({b"\x03" + bytes([i]): bytes(100) for i in range(200)}, step=False)
+    shard.store.checkpoint(tmp_path / "copy")
+    damaged = max((tmp_path / "copy").glob("*.sst"), key=lambda file: file.stat().st_size)
+    data = bytearray(damaged.read_bytes())
+    data[40] ^= 1
+    damaged.unlink()  # a hard link of the store's
+    damaged.write_bytes(data)
+    with pytest.raises(StateCorrupted, match=damaged.name):
+        snapshots.publish(shard.records[-1], tmp_path / "copy")
+    assert not any(offer.full for offer in snapshots.offers(SHARD))
+    shard.publish()
+    assert any(offer.full for offer in snapshots.offers(SHARD))
+
+
 def test_what_was_fetched_can_be_written_to_without_touching_the_package(
     shard: Shard, snapshots: Snapshots, tmp_path: Path
 ) -> None:

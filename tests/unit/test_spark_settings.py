@@ -48,15 +48,17 @@ class Core:
 class Session:
     """A session, as far as it is asked, of a JVM with files by default on a local disk and a folder for its own."""
 
-    def __init__(self, core: dict[str, str] | None = None, *, folder: str = "/tmp", files: str = "file") -> None:
+    def __init__(
+        self, core: dict[str, str] | None = None, *, folder: str = "/tmp", files: str = "file", **hadoop: str
+    ) -> None:
         self.conf = Conf(**{"spark.sql.session.timeZone": "UTC", SHARDS: "200"})
         conf, uri = Core(core if core is not None else {}), SimpleNamespace(getScheme=lambda: files)
-        context = SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: conf), hadoopConfiguration=dict)
+        context = SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: conf), hadoopConfiguration=lambda: hadoop)
         self.sparkContext = SimpleNamespace(master="local[2]", _jsc=context)
-        hadoop = SimpleNamespace(fs=SimpleNamespace(FileSystem=SimpleNamespace(getDefaultUri=lambda _: uri)))
+        classes = SimpleNamespace(fs=SimpleNamespace(FileSystem=SimpleNamespace(getDefaultUri=lambda _: uri)))
         system = SimpleNamespace(getProperty=lambda _: folder)
         self._jvm = SimpleNamespace(
-            org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop)),
+            org=SimpleNamespace(apache=SimpleNamespace(hadoop=classes)),
             java=SimpleNamespace(lang=SimpleNamespace(System=system)),
         )
 
@@ -150,3 +152,44 @@ def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
     with settings(spark, 2, 1024, checkpoint):
         assert spark.conf.get(name, None) == "the.Users"
         assert spark.conf.get(checksums, None) is None, "that one may write no checksums of its own"
+
+
+def test_local_files_by_another_class_keep_sparks_checksums() -> None:
+    spark: Any = Session(**{"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem"})
+    with settings(spark, 2, 1024, "/data/c"):
+        assert spark.conf.get("spark.sql.streaming.checkpointFileManagerClass", None) is not None
+        assert spark.conf.get("spark.sql.streaming.checkpoint.fileChecksum.enabled", None) is None
+
+
+def test_a_start_beside_another_takes_nothing_of_it_for_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: Any = Session(files="file")
+    name = "spark.sql.streaming.checkpointFileManagerClass"
+    found, waits = [], threading.Event()
+
+    class Lock:
+        """Tells when the second start waits for it."""
+
+        def __init__(self) -> None:
+            self.lock = threading.RLock()
+
+        def __enter__(self) -> None:
+            if threading.current_thread() is thread:
+                waits.set()
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def second() -> None:
+        with settings(spark, 2, 1024, "/data/two"):
+            found.append(spark.conf.get(name, None))
+
+    thread = threading.Thread(target=second)
+    monkeypatch.setattr("backend.spark.session.settings._ONE_START", Lock())
+    with settings(spark, 2, 1024, "/data/one"):
+        first = spark.conf.get(name, None)
+        thread.start()
+        assert waits.wait(PATIENCE_S)
+    thread.join(PATIENCE_S)
+    assert found == [first] != [None]
+    assert spark.conf.get(name, None) is None

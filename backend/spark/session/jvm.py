@@ -82,11 +82,12 @@ def checkpoint_files(spark: SparkSession, checkpoint: str) -> dict[str, str]:
     checksum beside each file then, which reading checks; Spark's own beside those of the state would be second ones, by
     two files, two processes and four threads more a shard.
     """
-    files = jvm_of(spark).org.apache.hadoop.fs.FileSystem
-    default = files.getDefaultUri(context_of(spark)._jsc.hadoopConfiguration()).getScheme()
+    hadoop = context_of(spark)._jsc.hadoopConfiguration()
+    default = jvm_of(spark).org.apache.hadoop.fs.FileSystem.getDefaultUri(hadoop).getScheme()
     scheme = checkpoint.partition(":")[0] if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", checkpoint) else default
     local = scheme == "file" and spark.conf.get(CHECKPOINT_FILES[0], None) is None
-    given = [STATE_CHECKSUMS] if spark.conf.get(STATE_CHECKSUMS[0], None) is None else []
+    hadoops = hadoop.get("fs.file.impl") is None  # another one for local files may write no checksums
+    given = [STATE_CHECKSUMS] if hadoops and spark.conf.get(STATE_CHECKSUMS[0], None) is None else []
     return dict([CHECKPOINT_FILES, *given]) if local else {}
 
 

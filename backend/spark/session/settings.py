@@ -35,8 +35,9 @@ def apart(spark: SparkSession, shards: int, arrow_rows: int, checkpoint: str | N
         arrow_rows: Rows of an Arrow batch.
         checkpoint: Spark's checkpoint location, to read its state: as a query of ours writes it.
     """
-    clone = cloned(spark)
-    files = checkpoint_files(spark, checkpoint) if checkpoint is not None else {}
+    with _ONE_START:
+        clone = cloned(spark)
+        files = checkpoint_files(spark, checkpoint) if checkpoint is not None else {}
     for name, value in (_wanted(spark, shards, arrow_rows) | files).items():
         clone.conf.set(name, value)
     return clone
@@ -61,10 +62,10 @@ def settings(
         few_rows: The JVM sees packed rows only. Code generated for them costs more than it saves: Spark writes it anew
             for each task and micro-batch (measured: 50 ms of planning and 100 ms in all per micro-batch).
     """
-    wanted = _wanted(spark, shards, arrow_rows) | checkpoint_files(spark, checkpoint)
-    if few_rows:
-        wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    with _ONE_START:
+    with _ONE_START:  # what another start has set is not the user's
+        wanted = _wanted(spark, shards, arrow_rows) | checkpoint_files(spark, checkpoint)
+        if few_rows:
+            wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
         before = {name: spark.conf.get(name, None) for name in wanted}
         try:
             for name, value in wanted.items():
