@@ -61,6 +61,14 @@ _SYSTEM_ERRORS = ("08", "53", "58")
 _PYTHON = "org.apache.spark.api.python.PythonException"
 _SPARK = "org.apache.spark."
 _UNREADABLE = "[FAILED_READ_FILE."
+_UNREADABLE_STATE = (
+    "org.apache.hadoop.fs.ChecksumException",
+    "org.apache.spark.SparkIllegalStateException",
+    _IO,
+    "java.io.EOFException",
+    "java.io.FileNotFoundException",
+    "java.lang.AssertionError",
+)
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 _ABORTED = re.compile(
     r"Job aborted due to stage failure: Task \d+ in stage [\d.]+ failed \d+ times, most recent failure:"
@@ -255,6 +263,15 @@ def _unreadable(links: tuple[Link, ...]) -> RewindError | None:
                 " micro-batch goes on without files that are gone",
             )
     return None
+
+
+def state_damage(error: BaseException) -> str | None:
+    """Return what Spark says of files of its state that it cannot read; None for any other failure.
+
+    What lies at the bottom tells: a checksum that differs, a file that ends too early, is gone, or is no such file.
+    """
+    links = chain(error)
+    return summary(error, links) if links and links[-1].kind in _UNREADABLE_STATE else None
 
 
 def summary(error: BaseException, links: tuple[Link, ...] = ()) -> str:

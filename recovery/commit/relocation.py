@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from backend.errors import ManifestMismatch, RewindError, StateUnavailable
+from backend.errors import ManifestMismatch, PointerDamaged, RewindError, StateUnavailable
 from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, read_manifest
 from recovery.files import Files, open_files
 
@@ -102,13 +102,26 @@ def check_settled(checkpoint: str) -> None:
 
 
 def _all_metadata(files: Files) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Give folder, name and content of each operator metadata file that this release knows."""
+    """Give folder, name and content of each operator metadata file that this release knows.
+
+    Raises:
+        PointerDamaged: One is cut short or damaged.
+    """
     for operator in files.folders("state"):
         folder = f"state/{operator}/_metadata/{VERSION}"
         for name in filter(str.isdigit, files.list(folder)):  # beside them lie Hadoop's checksum files
-            version, _, text = files.read(f"{folder}/{name}").decode().partition("\n")
-            if version == VERSION:  # Spark itself says what it thinks of another one
-                yield folder, name, json.loads(text)
+            try:
+                version, _, text = files.read(f"{folder}/{name}").decode().partition("\n")
+                metadata = json.loads(text) if version == VERSION else None
+            except ValueError as error:
+                raise PointerDamaged(
+                    "Spark cannot read its state, which has the pointers",
+                    where=f"{files.uri.rstrip('/')}/state",
+                    why=f"{folder}/{name}: {error}",
+                    command="put that folder back from a copy of the checkpoint",
+                ) from error
+            if metadata is not None:  # Spark itself says what it thinks of another version
+                yield folder, name, metadata
 
 
 def _elsewhere(files: Files, metadata: dict[str, Any]) -> dict[str, str]:

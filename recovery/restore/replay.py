@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, Operator, SourcePartition
-from backend.errors import StateUnavailable
+from backend.errors import PointerDamaged, StateUnavailable
 from backend.rocks import RocksStore
 from backend.spark.pack import frames, packing
 from backend.spark.pack.packing import PackPlan
@@ -33,7 +33,7 @@ from recovery.commit.pointer import Commit, CommitRecord, Pointer, decode
 from recovery.commit.relocation import check_settled
 from recovery.commit.scratch import scratch_directory
 from recovery.commit.shard_directory import ShardDirectory
-from recovery.failures import losses_named
+from recovery.failures import losses_named, state_damage
 from recovery.files import Files, open_files
 from recovery.jobs import ShardJob, snapshots
 from recovery.killpoints import kill_point
@@ -111,6 +111,7 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
 
     Raises:
         StateUnavailable: The checkpoint was copied or moved, and not started since.
+        PointerDamaged: A file of Spark's state is damaged or gone.
     """
     if not [name for name in open_files(checkpoint).list("commits") if name.isdigit()]:
         return {}
@@ -119,7 +120,19 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
     reader = apart(spark, shards, 1024, checkpoint).read.format("statestore").option("stateVarName", "pointer")
     if version is not None:
         reader = reader.option("batchId", version)
-    rows = reader.load(checkpoint).selectExpr("value.value as pointer").collect()
+    try:
+        rows = reader.load(checkpoint).selectExpr("value.value as pointer").collect()
+    except Exception as error:
+        why = state_damage(error)
+        if why is None:
+            raise
+        raise PointerDamaged(
+            "Spark cannot read its state, which has the pointers",
+            where=f"{checkpoint}/state",
+            why=why,
+            command="put that folder back from a copy of the checkpoint, made at its newest micro-batch; or go back to"
+            " an older copy of the whole checkpoint",
+        ) from error
     pointers = (decode(bytes(row["pointer"])) for row in rows)
     return {pointer.shard: pointer for pointer in pointers}
 

@@ -14,8 +14,9 @@ from pyspark import RDD
 from pyspark.sql.conf import RuntimeConfig
 
 from backend import archive, count, kafka, max_, median, session, stream, tumbling
-from backend.errors import ManifestMismatch
+from backend.errors import ManifestMismatch, PointerDamaged
 from backend.sources.archive_files import write_archive
+from backend.spark.observed import observed
 from backend.spark.session.settings import apart
 from recovery.commit.outputs import forget_outputs
 from recovery.restore.replay import read_pointers
@@ -143,6 +144,14 @@ def test_sparks_progress_has_the_figures_of_each_micro_batch(ran):
     assert max(figures["ingest_ms"] or 0 for figures in told) > 0
 
 
+def test_the_figures_are_parsed_once_a_row(spark):
+    """Within each of them it would be a parser made in each task."""
+    states = spark.sql("""select 1 as shard, concat('{"rows": ', id, '}') as metrics from range(3)""")
+    told = observed(states)
+    assert told.columns == ["shard", "metrics"]
+    assert told._jdf.queryExecution().executedPlan().toString().count("from_json(") == 1
+
+
 def _ran(progress):
     return "addBatch" in progress["durationMs"]
 
@@ -162,6 +171,32 @@ def test_sparks_state_holds_the_pointer_only(spark, ran):
     )
     assert len(rows) == 2
     assert all(row["bytes"] < 1000 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("place", "damage"),
+    [("0/5_*.changelog", "flipped"), ("1/5_*.changelog", "gone"), ("_metadata/v2/0", "cut")],
+)
+def test_a_damaged_file_of_sparks_state_is_named(spark, ran, place, damage):
+    """Where it cannot be read, there are no pointers: a start ends by name, before anything is touched."""
+    path, _ = ran
+    (file,) = (path / "checkpoint" / "state" / "0").glob(place)
+    sound = file.read_bytes()
+    try:
+        if damage == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(sound[:10] if damage == "cut" else bytes([*sound[:200], sound[200] ^ 1, *sound[201:]]))
+        with pytest.raises(PointerDamaged, match="Spark cannot read its state") as caught:
+            read_pointers(spark, str(path / "checkpoint"), 2)
+        assert caught.value.where.endswith(f"{path}/checkpoint/state")
+        assert caught.value.why
+        assert "from a copy" in caught.value.command
+        with pytest.raises(PointerDamaged):
+            start(spark, path)
+    finally:
+        file.write_bytes(sound)
+    assert len(read_pointers(spark, str(path / "checkpoint"), 2)) == 2
 
 
 def test_what_only_reads_changes_no_setting_of_the_users_session(spark, ran, monkeypatch):
