@@ -10,8 +10,8 @@ message. Beside our rate two floors: the topic read and parsed alone, thrown awa
 operator in Python that does nothing (`bench/floor.py`).
 
 Spark's own windows read the same topic through its connector, which fetches in bulk as ours does, parse with
-`from_json`, and keep state in RocksDB with changelog checkpointing. Ours, Spark's and the floors run in turn, twice,
-once the JVM's compilers have settled (`bench/warm.py`). Every window that Spark closed must be among ours. The quick
+`from_json`, and keep state in RocksDB with changelog checkpointing. Ours, Spark's and the floors run in turn, three
+times, once the JVM's compilers have settled (`bench/warm.py`). Every window that Spark closed must be among ours. The quick
 form runs Quix as one process only, and the floors once.
 
 Quix Streams is in an environment of its own (`make peers`), never in the product's.
@@ -48,7 +48,7 @@ from recovery.testing.broker import Broker, open_broker
 START_MS = 1_700_000_000_000
 KEYS = 1_000
 BATCHES, WARM_UP = 9, 3
-TURNS = 2
+TURNS = 3
 SMALL = 40
 """Small micro-batches of each side in a round of the warm-up."""
 QUIX_S = 1_800
@@ -374,8 +374,8 @@ def compare(
             if not (quick and full_state):
                 rates["alone"].append(ours.input_alone())
                 rates["nothing"].append(ours.into_nothing(BATCHES))
-        mine_rate, sparks_rate = (statistics.mean(rates[label]) for label in ("ours", "sparks"))
-        alone, nothing = (statistics.mean(rates[label]) if rates[label] else "" for label in ("alone", "nothing"))
+        mine_rate, sparks_rate = (statistics.median(rates[label]) for label in ("ours", "sparks"))
+        alone, nothing = (statistics.median(rates[label]) if rates[label] else "" for label in ("alone", "nothing"))
         payload, _ = log_bytes(broker, [ours.log])
         rows = [
             {"what": what, "who": "Rewind", "processes": "2 cores", "messages": messages, "messages/s": mine_rate,
