@@ -11,8 +11,8 @@ operator in Python that does nothing (`bench/floor.py`).
 
 Spark's own windows read the same topic through its connector, which fetches in bulk as ours does, parse with
 `from_json`, and keep state in RocksDB with changelog checkpointing. Ours, Spark's and the floors run in turn, three
-times, once the JVM's compilers have settled (`bench/warm.py`). Every window that Spark closed must be among ours. The quick
-form runs Quix as one process only, and the floors once.
+times, once the JVM's compilers have settled (`bench/warm.py`); given are medians. Every window that Spark closed must
+be among ours. The quick form runs Quix as one process only, and the floors once.
 
 Quix Streams is in an environment of its own (`make peers`), never in the product's.
 """
