@@ -6,9 +6,8 @@ No consumer group is joined and no offset committed: groups and offsets of other
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import HistoryLost, RewindError, SourceUnavailable, SourceWentBack
@@ -60,14 +59,28 @@ def identities(
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
     """
+    return asked_identities(settings, topics, admin=admin or admin_client(settings), timeout_s=timeout_s)()
+
+
+def asked_identities(
+    settings: KafkaSettings, topics: Sequence[str], *, admin: Any, timeout_s: float | None = None
+) -> Callable[[], dict[str, TopicIdentity]]:
+    """Ask for the identity of each topic without waiting; what is returned waits, and raises as `identities` does."""
     from confluent_kafka import KafkaException
 
-    admin = admin or admin_client(settings)
-    ask = partial(_identities, admin, topics, timeout_s or TIMEOUT_S)
-    try:
-        return while_it_settles(ask, unknown_s=NEW_TOPIC_S)
-    except (KafkaException, TimeoutError) as error:
-        raise _unavailable(settings, topics, error) from None
+    timeout_s = timeout_s or TIMEOUT_S
+    asked = [_ask(admin, topics, timeout_s)]
+
+    def answered() -> dict[str, TopicIdentity]:
+        return _identities(admin, asked.pop() if asked else _ask(admin, topics, timeout_s), timeout_s)
+
+    def waited() -> dict[str, TopicIdentity]:
+        try:
+            return while_it_settles(answered, unknown_s=NEW_TOPIC_S)
+        except (KafkaException, TimeoutError) as error:
+            raise _unavailable(settings, topics, error) from None
+
+    return waited
 
 
 def described(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, Any]:
@@ -77,14 +90,22 @@ def described(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, 
         KafkaException: Not answered, or refused.
         TimeoutError: Not answered.
     """
+    return _answers(admin, _ask(admin, topics, timeout_s), timeout_s)
+
+
+def _ask(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, Any]:
     from confluent_kafka import TopicCollection
 
-    asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+    asked: dict[str, Any] = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+    return asked
+
+
+def _answers(admin: Any, asked: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     return {topic: answer(admin, one, timeout_s) for topic, one in asked.items()}
 
 
-def _identities(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, TopicIdentity]:
-    answers = described(admin, topics, timeout_s)
+def _identities(admin: Any, asked: Mapping[str, Any], timeout_s: float) -> dict[str, TopicIdentity]:
+    answers = _answers(admin, asked, timeout_s)
     return {topic: TopicIdentity(_hex(about.topic_id), len(about.partitions)) for topic, about in answers.items()}
 
 
@@ -179,7 +200,7 @@ def _look(
 
     def looked() -> list[dict[tuple[str, int], End]]:
         asked = ask(likely) if likely else []
-        found = _identities(admin, topics, timeout_s)
+        found = _identities(admin, _ask(admin, topics, timeout_s), timeout_s)
         compare(known or {}, found)
         wanted = [(topic, number) for topic in topics for number in range(found[topic].partitions)]
         if likely != sorted(wanted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -140,6 +141,22 @@ class Producer:
         return lambda *_, **__: self.log.append(name)
 
 
+def asking(log: list[str], ids: dict[str, str]) -> Callable[..., Callable[[], dict[str, TopicIdentity]]]:
+    """Stand in for `asked_identities`: what the topics are when they are asked for."""
+
+    def asked(*_: object, **__: object) -> Callable[[], dict[str, TopicIdentity]]:
+        log.append("ask")
+        found = {name: TopicIdentity(number, 1) for name, number in ids.items()}
+
+        def answered() -> dict[str, TopicIdentity]:
+            log.append("answer")
+            return found
+
+        return answered
+
+    return asked
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_an_output_that_was_made_again_is_seen_between_the_last_row_and_the_commit(monkeypatch, caplog, strict):
     log, ids = list[str](), {"r": "one", "e": "two"}
@@ -147,13 +164,11 @@ def test_an_output_that_was_made_again_is_seen_between_the_last_row_and_the_comm
     monkeypatch.setattr(kafka_writer, "newest", lambda *_: None)
     monkeypatch.setattr(kafka_writer, "was_cut", lambda *_: False)
     monkeypatch.setattr(kafka_writer, "admin_client", lambda _: None)
-    monkeypatch.setattr(
-        kafka_writer, "identities", lambda *_, **__: {name: TopicIdentity(number, 1) for name, number in ids.items()}
-    )
+    monkeypatch.setattr(kafka_writer, "asked_identities", asking(log, ids))
     writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits", strict=strict)
     writer.open("q", {name: Output(number, 10_000) for name, number in ids.items()})
     writer.publish(0, [Message("r", b"", b"{}")], {})
-    assert log[-3:] == ["send", "finish", "commit_transaction"]
+    assert log[-5:] == ["send", "ask", "finish", "answer", "commit_transaction"]
     ids["e"] = "three"
     log.clear()
     if strict:
@@ -166,3 +181,24 @@ def test_an_output_that_was_made_again_is_seen_between_the_last_row_and_the_comm
         writer.note(version, 1, {})
     assert log.count("commit_transaction") == 2
     assert caplog.text.count("e was deleted and made again; the query goes on in the new one") == 1
+
+
+def test_an_output_that_was_made_again_while_rows_were_on_their_way_for_long_is_seen(monkeypatch):
+    log, ids, now = list[str](), {"r": "one"}, [0.0]
+
+    class Slow(Producer):
+        def finish(self) -> None:
+            self.log.append("finish")
+            now[0] += 1.0
+            ids["r"] = "two"  # its broker was away, and the topic was made again meanwhile
+
+    monkeypatch.setattr(kafka_writer, "Delivery", lambda *_: Slow(log))
+    monkeypatch.setattr(kafka_writer, "newest", lambda *_: None)
+    monkeypatch.setattr(kafka_writer, "was_cut", lambda *_: False)
+    monkeypatch.setattr(kafka_writer, "admin_client", lambda _: None)
+    monkeypatch.setattr(kafka_writer, "asked_identities", asking(log, ids))
+    monkeypatch.setattr(kafka_writer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits")
+    with pytest.raises(SinkConflict, match="an output topic was deleted and made again; where: h:1/r;"):
+        writer.open("q", {"r": Output("one", 10_000)})
+    assert log[-7:] == ["send", "ask", "finish", "ask", "answer", "abort_transaction", "drop"]

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ from backend.errors import (
     SourceUnavailable,
     TopicMissing,
 )
-from backend.kafka_client.admin import admin_client, identities
+from backend.kafka_client.admin import TopicIdentity, admin_client, asked_identities
 from backend.kafka_client.refusals import in_pieces
 from backend.kafka_client.settling import while_it_settles
 from backend.kafka_client.writer import is_fenced
@@ -60,6 +60,8 @@ log = logging.getLogger("rewind.sink")
 
 TRIES = 3
 RETRY_S = 1.0
+FRESH_S = 1.0
+"""What was asked while messages were on their way is asked again where that took longer."""
 TRANSACTION_TIMEOUT_S = 120
 """A crashed writer's open transaction holds readers back for so long at most."""
 
@@ -275,12 +277,19 @@ class TransactionalWriter:
             delivery.send(fitted.topic, fitted.value, fitted.key)
         tell(record.version, [fitting.cut])
         delivery.send(self._commits, encode(record), KEY, 0)
+        asked, at = self._ask_outputs(), time.monotonic()
         delivery.finish()  # all of it is on the brokers, and nobody sees it
-        self._check_outputs()
+        self._check_outputs(asked if time.monotonic() - at < FRESH_S else self._ask_outputs())
         kill_point("during_publish", record.version)
         delivery.producer.commit_transaction(min(TIMEOUT_S, self._patience_s))
 
-    def _check_outputs(self) -> None:
+    def _ask_outputs(self) -> Callable[[], dict[str, TopicIdentity]]:
+        """Ask which topics the outputs are by now; what is returned waits for the answer."""
+        self._admin = self._admin or admin_client(self._settings)
+        timeout_s = min(TIMEOUT_S, self._patience_s)
+        return asked_identities(self._settings, tuple(self._outputs), admin=self._admin, timeout_s=timeout_s)
+
+    def _check_outputs(self, asked: Callable[[], dict[str, TopicIdentity]]) -> None:
         """Check before a commit that the outputs are still the topics that the producer was opened for.
 
         Raises:
@@ -289,12 +298,10 @@ class TransactionalWriter:
             TopicMissing: One does not exist.
             AccessRefused: The cluster refuses the credentials or their rights.
         """
-        names = tuple(self._outputs)
-        self._admin = self._admin or admin_client(self._settings)
         try:
-            found = identities(self._settings, names, admin=self._admin, timeout_s=min(TIMEOUT_S, self._patience_s))
+            found = asked()
         except SourceUnavailable as error:
-            raise unavailable(self._settings, ", ".join(names), error) from None
+            raise unavailable(self._settings, ", ".join(self._outputs), error) from None
         except (TopicMissing, AccessRefused):
             self._end_transaction()
             raise
