@@ -1,4 +1,4 @@
-"""Memory that a Python worker frees stays with it, for its next micro-batch.
+"""Memory that a Python worker frees stays with it, for its next micro-batch; what it has loaded is not looked through.
 
 A micro-batch of a million messages takes some hundred megabytes of columns and gives them back at its end. By default
 glibc and Arrow's mimalloc return much of that to the kernel, which zeroes every page of it again in the next one:
@@ -7,11 +7,15 @@ be needed again, and Arrow to use glibc's heap: columns and everything else reus
 it was. Spark ends workers that were idle for a minute, and what they kept with them.
 
 Whoever chooses an allocator or its thresholds in the environment keeps that choice.
+
+Behind each task Spark's worker has Python's collector look at every object there is: all of the modules, 46 ms of a
+core (measured with 105,000 objects), four times in a micro-batch of two shards. What is frozen is passed over: 1.3 ms.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 from functools import cache
@@ -23,13 +27,25 @@ MOST_BYTES = 1 << 30
 """A worker that takes more between two tasks gives back all that is unused, wherever in its heap."""
 SINGLE_BYTES = 1 << 25
 """A single allocation of this size goes back when it is freed: glibc takes no larger number."""
+MANY_OBJECTS, MOST_FREEZES = 20_000, 4
+"""A worker that has so many new objects freezes them, at most so often: of those, what is let go in a circle stays."""
 CHOICES = ("ARROW_DEFAULT_MEMORY_POOL", "GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Variables of the environment that choose."""
+_frozen: list[int] = []
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 
 
+def begin_task() -> None:
+    """Let a worker keep what it frees, and not look through what it has loaded; for the beginning of each task."""
+    reuse_memory()
+    if len(_frozen) < MOST_FREEZES and len(gc.get_objects()) > MANY_OBJECTS:
+        gc.collect()
+        gc.freeze()
+        _frozen.append(gc.get_freeze_count())
+
+
 def reuse_memory() -> bool:
-    """Let this process keep what it frees, and the processes that it forks; called at the beginning of each task.
+    """Let this process keep what it frees, and the processes that it forks.
 
     Returns:
         Whether it does: not without glibc, nor where the environment chooses (`CHOICES`).

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from backend.allocation import reuse_memory
+from backend.allocation import begin_task
 from backend.batch import ERROR_SCHEMA, SourcePartition
 from backend.boundary import marking, token
 from backend.errors import UserCodeFailed
@@ -110,7 +110,7 @@ class ShardProcessor(StatefulProcessor):
             yield from self._on_rows(key, rows)
 
     def _on_rows(self, key: Any, rows: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        reuse_memory()
+        begin_task()
         query_id, version = query_and_version()
         shard = self._plan.shards[int(key[0])]
         job, pointer = self._plan.job(query_id, shard, version), self._read_pointer()

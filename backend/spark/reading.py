@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from backend.allocation import reuse_memory
+from backend.allocation import begin_task
 from backend.boundary import OPTION, crossing, crossing_reader, token
 from backend.sources import replay_tasks
 
@@ -58,7 +58,7 @@ def streamed(
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
             def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-                reuse_memory()
+                begin_task()
                 # Spark has a stand-in for "no partitions at all"
                 return iter(()) if type(partition) is InputPartition else stage(reader.read(partition))
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from backend.allocation import CHOICES
+from backend.allocation import CHOICES, MANY_OBJECTS, MOST_FREEZES
 from tests.conftest import ROOT
 
 pytestmark = [
@@ -81,3 +81,45 @@ def test_a_choice_in_the_environment_stays(name: str) -> None:
     found = run("reuse", **{name: value.get(name, "131072")})
     assert found["reuses"] is False
     assert (found["pool"] == "system") == (name == "ARROW_DEFAULT_MEMORY_POOL")
+
+
+FREEZING = """
+import gc, json, sys, weakref
+import pandas, pyarrow.compute, pyspark.worker
+from backend.allocation import begin_task
+
+class Node:
+    def __init__(self):
+        self.itself = self
+
+def looked_at():
+    return len(gc.get_objects())
+
+loaded = looked_at()
+begin_task()
+after, kept, frozen = looked_at(), [], []
+node = Node()
+seen = weakref.ref(node)
+del node
+gc.collect()
+for _ in range(int(sys.argv[1])):
+    kept.append([[] for _ in range(int(sys.argv[2]))])
+    begin_task()
+    frozen.append(gc.get_freeze_count())
+print(json.dumps({"loaded": loaded, "after": after, "let go": seen() is None, "frozen": frozen}))
+"""
+
+
+def test_what_a_worker_has_loaded_is_not_looked_through_after_each_task() -> None:
+    command = [sys.executable, "-c", FREEZING, str(MOST_FREEZES + 2), str(MANY_OBJECTS)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["loaded"] > 2 * MANY_OBJECTS, "what the other figures are about is there"
+    assert found["after"] < MANY_OBJECTS
+    assert found["let go"], "what a task leaves is collected"
+    frozen = found["frozen"]
+    assert frozen[: MOST_FREEZES - 1] == sorted(set(frozen[: MOST_FREEZES - 1])), "what is much more is frozen too"
+    assert len(set(frozen[MOST_FREEZES - 2 :])) == 1, "but not for ever"
