@@ -7,20 +7,20 @@ results has it. Ours runs with its default trigger, one second, and with `trigge
 as Spark's own. Spark's windows close by a watermark without delay, ours at the first message behind the end. Spark's
 update mode sends a window again and again; its last row counts, which has all messages, though nothing says that it is
 the last. The session is warmed up until the JVM's compilers have settled (`bench/warm.py`); then what runs back to back
-does so in turn, twice. A query's first micro-batches are left out.
+does so in turn, twice. A query's first micro-batches are left out. Who sends and who reads are processes of their own.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,11 @@ from bench.table import Options, report
 from bench.warm import ROUNDS, Warm
 from recovery.testing.broker import Broker, open_broker
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.synchronize import Event
+
+APART = multiprocessing.get_context("spawn")
 PER_SECOND = 1_000
 WARM_UP = 20
 """Micro-batches with messages, at the start of a query, that are not measured; no more than seconds that are."""
@@ -49,62 +54,82 @@ def make_topic(broker: Broker, what: str) -> str:
     return topic
 
 
-class Sender(threading.Thread):
-    """Sends messages steadily until told to stop."""
+def send(client: dict[str, Any], topic: str, ended: Event) -> None:
+    """Send ten messages every ten milliseconds until told to stop; runs in a process of its own."""
+    from confluent_kafka import Producer
+
+    producer = Producer({**client, "linger.ms": 2})
+    number, began = 0, time.time()
+    while not ended.is_set() and parent_lives():
+        for _ in range(PER_SECOND // 100):
+            text = f'{{"key":"k{number % 10}","x":{number % 7},"at":{int(time.time() * 1000)}}}'
+            producer.produce(topic, text.encode(), partition=number % 2)
+            number += 1
+        producer.poll(0)
+        time.sleep(max(0.0, began + number / PER_SECOND - time.time()))
+    producer.flush(30)
+
+
+def read(client: dict[str, Any], topic: str, ended: Event, told: Connection) -> None:
+    """Read a topic of results, as far as they are committed, until told to stop; runs in a process of its own.
+
+    Tells (window end in milliseconds, key) -> when its last row came, milliseconds.
+    """
+    from confluent_kafka import Consumer
+
+    own = {"group.id": topic, "auto.offset.reset": "earliest", "isolation.level": "read_committed"}
+    consumer = Consumer({**client, **own, "fetch.wait.max.ms": 5})
+    consumer.subscribe([topic])
+    seen: dict[tuple[int, str], float] = {}
+    while not ended.is_set() and parent_lives():
+        for message in consumer.consume(100, timeout=0.02):
+            if message.error() is None:
+                row = json.loads(message.value())
+                seen[row["window_end"], row["key"]] = time.time() * 1000
+    consumer.close()
+    told.send(seen)
+
+
+def parent_lives() -> bool:
+    """Tell whether the benchmark still runs."""
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.is_alive()
+
+
+class Sender:
+    """Sends messages steadily until told to stop, apart from the driver: neither waits for the other's interpreter."""
 
     def __init__(self, broker: Broker) -> None:
-        super().__init__(daemon=True)
-        from confluent_kafka import Producer
+        self.topic, self._ended = make_topic(broker, "messages"), APART.Event()
+        given = (broker.settings.for_client(), self.topic, self._ended)
+        self._process = APART.Process(target=send, args=given, daemon=True)
+        self._process.start()
 
-        self._producer = Producer({**broker.settings.for_client(), "linger.ms": 2})
-        self.topic, self.ended = make_topic(broker, "messages"), threading.Event()
-
-    def run(self) -> None:
-        """Send ten messages every ten milliseconds."""
-        number, began = 0, time.time()
-        while not self.ended.is_set():
-            for _ in range(PER_SECOND // 100):
-                text = f'{{"key":"k{number % 10}","x":{number % 7},"at":{int(time.time() * 1000)}}}'
-                self._producer.produce(self.topic, text.encode(), partition=number % 2)
-                number += 1
-            self._producer.poll(0)
-            time.sleep(max(0.0, began + number / PER_SECOND - time.time()))
-        self._producer.flush(30)
+    def stop(self) -> None:
+        """Stop, and wait for the end."""
+        self._ended.set()
+        self._process.join()
 
 
-class Reader(threading.Thread):
-    """Reads a topic of results, as far as they are committed, until told to stop.
-
-    Attributes:
-        seen: (window end in milliseconds, key) -> when its last row came, milliseconds.
-    """
+class Reader:
+    """Reads a topic of results, as far as they are committed, until told to stop; apart from the driver, too."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
-        super().__init__(daemon=True)
-        from confluent_kafka import Consumer
-
-        own = {"group.id": topic, "auto.offset.reset": "earliest", "isolation.level": "read_committed"}
-        self._consumer = Consumer({**broker.settings.for_client(), **own, "fetch.wait.max.ms": 5})
-        self._consumer.subscribe([topic])
-        self.seen: dict[tuple[int, str], float] = {}
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        """Read."""
-        while not self.ended.is_set():
-            for message in self._consumer.consume(100, timeout=0.02):
-                if message.error() is None:
-                    row = json.loads(message.value())
-                    self.seen[row["window_end"], row["key"]] = time.time() * 1000
-        self._consumer.close()
+        self._ended = APART.Event()
+        self._told, told = APART.Pipe(duplex=False)
+        given = (broker.settings.for_client(), topic, self._ended, told)
+        self._process = APART.Process(target=read, args=given, daemon=True)
+        self._process.start()
+        told.close()  # the reader's own is left: if it dies, nobody waits for it
 
     def late(self, began: float) -> list[float]:
         """Stop, and give the milliseconds from the ends of windows that ended later than `began`."""
-        self.ended.set()
-        self.join()
+        self._ended.set()
+        seen: dict[tuple[int, str], float] = self._told.recv()
+        self._process.join()
         # the last seconds' windows may have had no last row yet
-        newest = max((end for end, _ in self.seen), default=0)
-        return [at - end for (end, _), at in self.seen.items() if began < end <= newest - 2_000]
+        newest = max((end for end, _ in seen), default=0)
+        return [at - end for (end, _), at in seen.items() if began < end <= newest - 2_000]
 
 
 def measure(query: Any, seconds: int) -> float:
@@ -154,7 +179,6 @@ def ours_to_kafka(spark: Any, broker: Broker, topic: str, run: Path, seconds: in
         shards=2, local_dir=run / "local", trigger="0 seconds",
     )  # fmt: skip
     reader = Reader(broker, results)
-    reader.start()
     began = measure(query.query, seconds)
     found = reader.late(began)
     query.stop()
@@ -220,7 +244,6 @@ def sparks_updates(spark: Any, broker: Broker, topic: str, run: Path, seconds: i
         .start()
     )
     reader = Reader(broker, updates)
-    reader.start()
     began = measure(query, seconds)
     found = reader.late(began)
     query.stop()
@@ -249,7 +272,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     broker, close = open_broker()
     try:
         sender = Sender(broker)
-        sender.start()
         with session() as spark, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
 
             def lateness(who: str, seconds: int) -> list[float]:
@@ -269,8 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             notes = warm.notes()
     finally:
         if sender is not None:
-            sender.ended.set()
-            sender.join()
+            sender.stop()
         close()
     rows = []
     for who, found in late.items():
