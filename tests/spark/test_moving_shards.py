@@ -171,11 +171,13 @@ def test_without_copies_a_shard_runs_on_the_executor_that_is_left_and_is_given_b
     home: Path, told: Told, messages: dict[str, Any]
 ) -> None:
     ended = told["returned"][-1]
+    published = [line for line in told["returned"] if line["event"] == "published"]
+    print(ended, *((line["version"], [moves(shard) for shard in line["shards"]]) for line in published), sep="\n")
+    assert ended["same"], "Spark's query was started again: where its shards run then says nothing of the executor"
     assert set(ended["taken"]) == {ended["left"]}, "it does not wait for the executor that is to come"
     assert sorted(one == ended["left"] for one in ended["returned"]) == [False, True]
     assert ended["restores"] == 0
     assert ended["copied"] > 0, "the new disk was given a copy first"
-    published = [line for line in told["returned"] if line["event"] == "published"]
     since = [line["shards"] for line in published if line["version"] > ended["returned_after"]]
     assert since
     assert {move.how for shards in since for shard in shards for move in moves(shard)} <= {"steps"}

@@ -232,8 +232,10 @@ def returned(spark: Any, data: Path, out: Path, rows: int) -> None:
 
     sink = Reporting(out, before)
     query = start(spark, data, out, sink, 2, rows)
+    run = str(query.query.runId)
     query.await_termination()
-    tell("ended", job="returned", restores=query.progress.restores, copied=query.progress.copied, **told)
+    same = run == str(query.query.runId)
+    tell("ended", job="returned", same=same, restores=query.progress.restores, copied=query.progress.copied, **told)
 
 
 def main(home: Path, rows: int, job: str) -> None:
