@@ -64,7 +64,6 @@ _UNREADABLE = "[FAILED_READ_FILE."
 _UNREADABLE_STATE = (
     "org.apache.hadoop.fs.ChecksumException",
     "org.apache.spark.SparkIllegalStateException",
-    _IO,
     "java.io.EOFException",
     "java.io.FileNotFoundException",
     "java.lang.AssertionError",
@@ -268,10 +267,13 @@ def _unreadable(links: tuple[Link, ...]) -> RewindError | None:
 def state_damage(error: BaseException) -> str | None:
     """Return what Spark says of files of its state that it cannot read; None for any other failure.
 
-    What lies at the bottom tells: a checksum that differs, a file that ends too early, is gone, or is no such file.
+    What lies at the bottom tells: a checksum that differs, a file that ends too early, is gone, or is no such file. A
+    plain `IOException` does not (a connection that broke, no memory for a process), nor what has a name (a full disk).
     """
     links = chain(error)
-    return summary(error, links) if links and links[-1].kind in _UNREADABLE_STATE else None
+    if not links or links[-1].kind not in _UNREADABLE_STATE or _named(error, links) is not None:
+        return None
+    return summary(error, links)
 
 
 def summary(error: BaseException, links: tuple[Link, ...] = ()) -> str:
