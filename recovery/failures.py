@@ -28,6 +28,7 @@ from backend.errors import (
     AccessRefused,
     BrokerUnavailable,
     ChangelogUnavailable,
+    PointerDamaged,
     RewindError,
     SinkUnavailable,
     SourceDamaged,
@@ -61,13 +62,29 @@ _SYSTEM_ERRORS = ("08", "53", "58")
 _PYTHON = "org.apache.spark.api.python.PythonException"
 _SPARK = "org.apache.spark."
 _UNREADABLE = "[FAILED_READ_FILE."
-_UNREADABLE_STATE = (
-    "org.apache.hadoop.fs.ChecksumException",
-    "org.apache.spark.SparkIllegalStateException",
-    "java.io.EOFException",
-    "java.io.FileNotFoundException",
+_LOADING = "[CANNOT_LOAD_STATE_STORE."
+_STATE_CHECKSUM = "[CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED]"
+_STATE_METADATA = "[STDS_FAILED_TO_READ_OPERATOR_METADATA]"
+_DAMAGED_FILES = {
+    _IO: re.compile("Stream is corrupted"),
+    "net.jpountz.lz4.LZ4Exception": re.compile(""),
+    "com.github.luben.zstd.ZstdIOException": re.compile(""),
+    "org.apache.hadoop.fs.ChecksumException": re.compile(""),
+    "java.io.EOFException": re.compile("(?!End of File Exception between)"),  # that one is a connection's to HDFS
+    "java.io.FileNotFoundException": re.compile(
+        ".*(does not exist|No such file or directory|Is a directory)", re.DOTALL
+    ),
+    "java.util.zip.ZipException": re.compile(""),
+    "org.rocksdb.RocksDBException": re.compile("Corruption"),
+}
+"""What says that a file is damaged or gone, with the messages that do: not a right, too many open files, a disk."""
+_IN_LOADING = (
     "java.lang.AssertionError",
+    "java.lang.IllegalStateException",
+    "java.lang.NullPointerException",
+    "org.apache.spark.SparkIllegalStateException",
 )
+"""What Spark stumbles over in such files: a changelog without its head, versions that are missing, a file not there."""
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 _ABORTED = re.compile(
     r"Job aborted due to stage failure: Task \d+ in stage [\d.]+ failed \d+ times, most recent failure:"
@@ -151,7 +168,12 @@ def read(error: BaseException, look_again: Callable[[], object] = lambda: None) 
         kind = Kind.RESTORE if isinstance(named, RESTORABLE) else Kind.PASSES if isinstance(named, PASSING) else None
         return Failure(kind or Kind.FINAL, named, text_of(named))
     own = error.__cause__ if isinstance(error, QueryFailed) and error.__cause__ is not None else error
-    return Failure(Kind.PASSES if _passes(links) else Kind.FINAL, own, summary(error, links))
+    if not _passes(links):
+        return Failure(Kind.FINAL, own, summary(error, links))
+    damaged = damaged_state(error, loading=True)  # a host's cache can lie: it is tried again, and named at the end
+    if damaged is not None:
+        damaged.__cause__ = own
+    return Failure(Kind.PASSES, damaged or own, summary(error, links))
 
 
 def text_of(error: RewindError) -> str:
@@ -264,16 +286,34 @@ def _unreadable(links: tuple[Link, ...]) -> RewindError | None:
     return None
 
 
-def state_damage(error: BaseException) -> str | None:
-    """Return what Spark says of files of its state that it cannot read; None for any other failure.
+def damaged_state(error: BaseException, checkpoint: str = "", *, loading: bool = False) -> PointerDamaged | None:
+    """Name a failure over files of Spark's state that it cannot read; None for any other failure.
 
     What lies at the bottom tells: a checksum that differs, a file that ends too early, is gone, or is no such file. A
     plain `IOException` does not (a connection that broke, no memory for a process), nor what has a name (a full disk).
+
+    Args:
+        error: The failure.
+        checkpoint: Spark's checkpoint location, if it is known.
+        loading: Only where Spark says that it was loading state: a query reads other files, too.
     """
     links = chain(error)
-    if not links or links[-1].kind not in _UNREADABLE_STATE or _named(error, links) is not None:
+    if not links or _named(error, links) is not None:
         return None
-    return summary(error, links)
+    last, loaded = links[-1], any(link.text.startswith(_LOADING) for link in links)
+    said = _DAMAGED_FILES.get(last.kind)
+    damaged = said is not None and said.match(last.text) is not None
+    damaged = damaged or last.text.startswith((_STATE_CHECKSUM, _STATE_METADATA))
+    damaged = (damaged and not loading) or (loaded and (damaged or last.kind in _IN_LOADING))
+    if not damaged:
+        return None
+    return PointerDamaged(
+        "Spark cannot read its state, which has the pointers",
+        where=f"{checkpoint}/state" if checkpoint else "",
+        why=summary(error, links),
+        command="with no query running, keep the checkpoint's folder state aside and put it back from a copy of the"
+        " checkpoint, made at its newest micro-batch; or go back to an older copy of the whole checkpoint",
+    )
 
 
 def summary(error: BaseException, links: tuple[Link, ...] = ()) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,9 @@ def asked_identities(
     from confluent_kafka import KafkaException
 
     timeout_s = timeout_s or TIMEOUT_S
-    asked = [_ask(admin, topics, timeout_s)]
+    asked = []
+    with suppress(KafkaException):  # what cannot be asked is asked, and said, where it is waited for
+        asked.append(_ask(admin, topics, timeout_s))
 
     def answered() -> dict[str, TopicIdentity]:
         return _identities(admin, asked.pop() if asked else _ask(admin, topics, timeout_s), timeout_s)

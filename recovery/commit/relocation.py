@@ -105,23 +105,39 @@ def _all_metadata(files: Files) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Give folder, name and content of each operator metadata file that this release knows.
 
     Raises:
-        PointerDamaged: One is cut short or damaged.
+        PointerDamaged: One is cut short, damaged or gone.
     """
     for operator in files.folders("state"):
         folder = f"state/{operator}/_metadata/{VERSION}"
         for name in filter(str.isdigit, files.list(folder)):  # beside them lie Hadoop's checksum files
             try:
-                version, _, text = files.read(f"{folder}/{name}").decode().partition("\n")
-                metadata = json.loads(text) if version == VERSION else None
+                metadata = _decoded(files.read(f"{folder}/{name}"))
             except ValueError as error:
                 raise PointerDamaged(
-                    "Spark cannot read its state, which has the pointers",
-                    where=f"{files.uri.rstrip('/')}/state",
-                    why=f"{folder}/{name}: {error}",
-                    command="put that folder back from a copy of the checkpoint",
+                    "a file with which Spark finds its state is damaged",
+                    where=f"{files.uri.rstrip('/')}/{folder}/{name}",
+                    why=str(error),
+                    command=f"with no query running, put this file and .{name}.crc beside it back from a copy of the"
+                    " checkpoint of any age; leave the rest of the folder state as it is",
                 ) from error
-            if metadata is not None:  # Spark itself says what it thinks of another version
+            if metadata is not None:
                 yield folder, name, metadata
+
+
+def _decoded(content: bytes) -> dict[str, Any] | None:
+    """Read a metadata file; None for one of another version: Spark itself says what it thinks of it.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    version, line, text = content.decode().partition("\n")
+    if version != VERSION and line:
+        return None
+    metadata: dict[str, Any] = json.loads(text)
+    stores = metadata.get("stateStoreInfo") if isinstance(metadata, dict) else None
+    if not isinstance(stores, list) or not all(isinstance(store, dict) for store in stores):
+        raise ValueError("has no list of state stores")
+    return metadata
 
 
 def _elsewhere(files: Files, metadata: dict[str, Any]) -> dict[str, str]:

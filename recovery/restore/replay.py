@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, Operator, SourcePartition
-from backend.errors import PointerDamaged, StateUnavailable
+from backend.errors import StateUnavailable
 from backend.rocks import RocksStore
 from backend.spark.pack import frames, packing
 from backend.spark.pack.packing import PackPlan
@@ -33,7 +33,7 @@ from recovery.commit.pointer import Commit, CommitRecord, Pointer, decode
 from recovery.commit.relocation import check_settled
 from recovery.commit.scratch import scratch_directory
 from recovery.commit.shard_directory import ShardDirectory
-from recovery.failures import losses_named, state_damage
+from recovery.failures import damaged_state, losses_named
 from recovery.files import Files, open_files
 from recovery.jobs import ShardJob, snapshots
 from recovery.killpoints import kill_point
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 DIRECTORY = "rewind/replay"
 CHUNK_SCHEMA = pa.schema([pa.field("key", pa.large_binary()), pa.field("value", pa.large_binary())])
 PIECE_BYTES = 8 * 1024 * 1024
+READ_TRIES = 3
+"""Of the pointers beside a running query."""
 _REPORT = "shard int, name string, first binary"
 _REPORT_ARROW = pa.schema(
     [
@@ -113,28 +115,31 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
         StateUnavailable: The checkpoint was copied or moved, and not started since.
         PointerDamaged: A file of Spark's state is damaged or gone.
     """
-    if not [name for name in open_files(checkpoint).list("commits") if name.isdigit()]:
+    if not _commits(checkpoint):
         return {}
     check_settled(checkpoint)
     spark.streams.active  # noqa: B018 - starts Spark's state store coordinator, which the reader asks for
     reader = apart(spark, shards, 1024, checkpoint).read.format("statestore").option("stateVarName", "pointer")
     if version is not None:
         reader = reader.option("batchId", version)
-    try:
-        rows = reader.load(checkpoint).selectExpr("value.value as pointer").collect()
-    except Exception as error:
-        why = state_damage(error)
-        if why is None:
-            raise
-        raise PointerDamaged(
-            "Spark cannot read its state, which has the pointers",
-            where=f"{checkpoint}/state",
-            why=why,
-            command="put that folder back from a copy of the checkpoint, made at its newest micro-batch; or go back to"
-            " an older copy of the whole checkpoint",
-        ) from error
+    for tries_left in reversed(range(READ_TRIES)):
+        committed = _commits(checkpoint)
+        try:
+            rows = reader.load(checkpoint).selectExpr("value.value as pointer").collect()
+            break
+        except Exception as error:
+            damaged = damaged_state(error, checkpoint)
+            if damaged is None:
+                raise
+            if not tries_left or version is not None or _commits(checkpoint) == committed:
+                raise damaged from error
+            # else a query runs on, and has let go of what was to be read
     pointers = (decode(bytes(row["pointer"])) for row in rows)
     return {pointer.shard: pointer for pointer in pointers}
+
+
+def _commits(checkpoint: str) -> list[int]:
+    return sorted(int(name) for name in open_files(checkpoint).list("commits") if name.isdigit())
 
 
 def write_chunks(

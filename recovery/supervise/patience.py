@@ -88,7 +88,7 @@ class Patience:
         found = failure.error
         if isinstance(found, RewindError):
             why = f"{found.why}; {tried}" if found.why else tried
-            return type(found)(found.what, where=found.where, why=why, command=found.command)
+            return type(found)(found.what, where=found.where or self.checkpoint, why=why, command=found.command)
         return SparkUnavailable(
             "Spark's processes die, or do not come up",
             where=self.checkpoint,

@@ -19,6 +19,7 @@ from backend.sources.archive_files import write_archive
 from backend.spark.observed import observed
 from backend.spark.session.settings import apart
 from recovery.commit.outputs import forget_outputs
+from recovery.restore import replay
 from recovery.restore.replay import read_pointers
 from tests.support.collecting import CollectSink
 from tests.support.taken_back import newest_commit, take_back
@@ -175,21 +176,29 @@ def test_sparks_state_holds_the_pointer_only(spark, ran):
 
 @pytest.mark.parametrize(
     ("place", "damage"),
-    [("0/5_*.changelog", "flipped"), ("1/5_*.changelog", "gone"), ("_metadata/v2/0", "cut")],
+    [
+        ("0/5_*.changelog", "flipped"),
+        ("1/5_*.changelog", "gone"),
+        ("_metadata/v2/0", "cut"),
+        ("_metadata/v2/0", "empty"),
+        ("_metadata/v2/0", "gone"),
+    ],
 )
 def test_a_damaged_file_of_sparks_state_is_named(spark, ran, place, damage):
     """Where it cannot be read, there are no pointers: a start ends by name, before anything is touched."""
     path, _ = ran
     (file,) = (path / "checkpoint" / "state" / "0").glob(place)
     sound = file.read_bytes()
+    changed = {"cut": sound[:10], "empty": b"", "flipped": bytes([*sound[:200], sound[200] ^ 1, *sound[201:]])}
     try:
         if damage == "gone":
             file.unlink()
         else:
-            file.write_bytes(sound[:10] if damage == "cut" else bytes([*sound[:200], sound[200] ^ 1, *sound[201:]]))
-        with pytest.raises(PointerDamaged, match="Spark cannot read its state") as caught:
+            file.write_bytes(changed[damage])
+        with pytest.raises(PointerDamaged, match="its state") as caught:
             read_pointers(spark, str(path / "checkpoint"), 2)
-        assert caught.value.where.endswith(f"{path}/checkpoint/state")
+        known = place.startswith("_metadata") and damage != "gone"
+        assert caught.value.where.endswith(str(file) if known else f"{path}/checkpoint/state")
         assert caught.value.why
         assert "from a copy" in caught.value.command
         with pytest.raises(PointerDamaged):
@@ -197,6 +206,28 @@ def test_a_damaged_file_of_sparks_state_is_named(spark, ran, place, damage):
     finally:
         file.write_bytes(sound)
     assert len(read_pointers(spark, str(path / "checkpoint"), 2)) == 2
+
+
+def test_pointers_are_read_again_where_a_query_ran_on_beneath_the_reader(spark, ran, monkeypatch):
+    """Spark deletes old state beside a reader; where nothing was committed, what is gone is gone."""
+    path, _ = ran
+    (file,) = (path / "checkpoint" / "state" / "0").glob("0/5_*.changelog")
+    sound, commits = file.read_bytes(), replay._commits
+    looks = []
+
+    def committed_meanwhile(checkpoint):
+        looks.append(checkpoint)
+        if len(looks) == 3:  # behind the failure: a micro-batch was committed, and what it needs is there
+            file.write_bytes(sound)
+        return [*commits(checkpoint), *([1_000] if len(looks) > 2 else [])]
+
+    try:
+        file.unlink()
+        monkeypatch.setattr(replay, "_commits", committed_meanwhile)
+        assert len(read_pointers(spark, str(path / "checkpoint"), 2)) == 2
+        assert len(looks) == 4
+    finally:
+        file.write_bytes(sound)
 
 
 def test_what_only_reads_changes_no_setting_of_the_users_session(spark, ran, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.errors import ManifestMismatch, StateUnavailable
+from backend.errors import ManifestMismatch, PointerDamaged, StateUnavailable
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.relocation import check_alone, check_settled, settle_in
 
@@ -70,6 +70,24 @@ def test_readers_change_nothing_and_say_what_mends_it(original, tmp_path):
     assert metadata(copy).read_bytes() == before
     settle_in(str(copy))
     check_settled(str(copy))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "v2", "v2\n", 'v2\n{"operatorInfo"', "v2\n[]", "v2\n{}", 'v2\n{"stateStoreInfo": [1]}']
+)
+def test_a_damaged_file_is_named_and_nothing_else_is_to_be_put_back(original, content):
+    metadata(original).write_text(content)
+    for use in (settle_in, check_settled):
+        with pytest.raises(PointerDamaged) as caught:
+            use(str(original))
+        assert caught.value.where.endswith(str(metadata(original)))
+        assert ".0.crc" in caught.value.command
+        assert "leave the rest" in caught.value.command
+
+
+def test_another_version_is_left_to_spark(original):
+    metadata(original).write_text("v3\nwhatever")
+    assert settle_in(str(original)) == 0
 
 
 def test_a_copy_without_the_schema_is_left_to_spark(original, tmp_path):
