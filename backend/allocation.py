@@ -18,6 +18,7 @@ import ctypes
 import gc
 import mmap
 import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -27,21 +28,21 @@ MOST_BYTES = 1 << 30
 """A worker that takes more between two tasks gives back all that is unused, wherever in its heap."""
 SINGLE_BYTES = 1 << 25
 """A single allocation of this size goes back when it is freed: glibc takes no larger number."""
-MANY_OBJECTS, MOST_FREEZES = 20_000, 4
-"""A worker that has so many new objects freezes them, at most so often: of those, what is let go in a circle stays."""
+MANY_OBJECTS, MANY_MODULES = 20_000, 50
+"""A worker that has so many new objects, and so many new modules, freezes them; what it has of its task then stays."""
 CHOICES = ("ARROW_DEFAULT_MEMORY_POOL", "GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Variables of the environment that choose."""
-_frozen: list[int] = []
+_frozen: list[int] = []  # how many modules there were
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 
 
 def begin_task() -> None:
     """Let a worker keep what it frees, and not look through what it has loaded; for the beginning of each task."""
     reuse_memory()
-    if len(_frozen) < MOST_FREEZES and len(gc.get_objects()) > MANY_OBJECTS:
+    if len(sys.modules) - max(_frozen, default=0) >= MANY_MODULES and len(gc.get_objects()) > MANY_OBJECTS:
         gc.collect()
-        gc.freeze()
-        _frozen.append(gc.get_freeze_count())
+        gc.freeze()  # a user's function is there by now, as the task brought it: not again with each task's copy
+        _frozen.append(len(sys.modules))
 
 
 def reuse_memory() -> bool:

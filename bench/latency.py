@@ -73,13 +73,15 @@ def send(client: dict[str, Any], topic: str, ended: Event) -> None:
 def read(client: dict[str, Any], topic: str, ended: Event, told: Connection) -> None:
     """Read a topic of results, as far as they are committed, until told to stop; runs in a process of its own.
 
-    Tells (window end in milliseconds, key) -> when its last row came, milliseconds.
+    Tells when it begins, and (window end in milliseconds, key) -> when its last row came, milliseconds.
     """
-    from confluent_kafka import Consumer
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-    own = {"group.id": topic, "auto.offset.reset": "earliest", "isolation.level": "read_committed"}
-    consumer = Consumer({**client, **own, "fetch.wait.max.ms": 5})
-    consumer.subscribe([topic])
+    own = {"group.id": topic, "isolation.level": "read_committed", "fetch.wait.max.ms": 5}
+    consumer = Consumer({**client, **own})
+    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+    told.send("began")
     seen: dict[tuple[int, str], float] = {}
     while not ended.is_set() and parent_lives():
         for message in consumer.consume(100, timeout=0.02):
@@ -105,6 +107,11 @@ class Sender:
         self._process = APART.Process(target=send, args=given, daemon=True)
         self._process.start()
 
+    def check(self) -> None:
+        """Check that it sends."""
+        if not self._process.is_alive():
+            raise RuntimeError("the process that sends has ended")
+
     def stop(self) -> None:
         """Stop, and wait for the end."""
         self._ended.set()
@@ -121,6 +128,7 @@ class Reader:
         self._process = APART.Process(target=read, args=given, daemon=True)
         self._process.start()
         told.close()  # the reader's own is left: if it dies, nobody waits for it
+        self._told.recv()
 
     def late(self, began: float) -> list[float]:
         """Stop, and give the milliseconds from the ends of windows that ended later than `began`."""
@@ -276,7 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             def lateness(who: str, seconds: int) -> list[float]:
                 # a directory of its own each time
-                return RUNS[who](spark, broker, sender.topic, Path(tempfile.mkdtemp(dir=name)), seconds)
+                found = RUNS[who](spark, broker, sender.topic, Path(tempfile.mkdtemp(dir=name)), seconds)
+                sender.check()
+                return found
 
             def warm_up() -> None:
                 for who in BACK_TO_BACK:

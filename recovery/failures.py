@@ -17,7 +17,7 @@ Everything else is final: it is raised, and not tried again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -70,21 +70,25 @@ _DAMAGED_FILES = {
     "net.jpountz.lz4.LZ4Exception": re.compile(""),
     "com.github.luben.zstd.ZstdIOException": re.compile(""),
     "org.apache.hadoop.fs.ChecksumException": re.compile(""),
-    "java.io.EOFException": re.compile("(?!End of File Exception between)"),  # that one is a connection's to HDFS
+    "java.io.EOFException": re.compile("$"),
     "java.io.FileNotFoundException": re.compile(
-        ".*(does not exist|No such file or directory|Is a directory)", re.DOTALL
+        ".*/state/.*(does not exist|No such file or directory|Is a directory)|File does not exist: .*/state/", re.DOTALL
     ),
     "java.util.zip.ZipException": re.compile(""),
     "org.rocksdb.RocksDBException": re.compile("Corruption"),
 }
 """What says that a file is damaged or gone, with the messages that do: not a right, too many open files, a disk."""
-_IN_LOADING = (
-    "java.lang.AssertionError",
-    "java.lang.IllegalStateException",
-    "java.lang.NullPointerException",
-    "org.apache.spark.SparkIllegalStateException",
-)
+_IN_LOADING = {
+    "java.lang.AssertionError": re.compile(""),
+    "java.lang.IllegalStateException": re.compile("Cannot replay changelogs"),
+    "java.lang.NullPointerException": re.compile(""),
+    "org.apache.spark.SparkIllegalStateException": re.compile(""),
+}
 """What Spark stumbles over in such files: a changelog without its head, versions that are missing, a file not there."""
+_REMOTE = "org.apache.hadoop.ipc.RemoteException"
+"""Below what HDFS says, once more as its server said it."""
+_NETWORK = ("java.net.", "javax.net.")
+_HDFS_BROKE = "End of File Exception between"
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 _ABORTED = re.compile(
     r"Job aborted due to stage failure: Task \d+ in stage [\d.]+ failed \d+ times, most recent failure:"
@@ -300,11 +304,14 @@ def damaged_state(error: BaseException, checkpoint: str = "", *, loading: bool =
     links = chain(error)
     if not links or _named(error, links) is not None:
         return None
-    last, loaded = links[-1], any(link.text.startswith(_LOADING) for link in links)
-    said = _DAMAGED_FILES.get(last.kind)
-    damaged = said is not None and said.match(last.text) is not None
-    damaged = damaged or last.text.startswith((_STATE_CHECKSUM, _STATE_METADATA))
-    damaged = (damaged and not loading) or (loaded and (damaged or last.kind in _IN_LOADING))
+    if any(link.kind.startswith(_NETWORK) or link.text.startswith(_HDFS_BROKE) for link in links):
+        return None
+    below = [link for link in links if link.kind != _REMOTE] or [*links]
+    last, above, loaded = below[-1], below[-2:-1], any(link.text.startswith(_LOADING) for link in links)
+    damaged = _says(_DAMAGED_FILES, last) or last.text.startswith((_STATE_CHECKSUM, _STATE_METADATA))
+    if last.kind == "java.io.EOFException" and above and not above[0].kind.startswith(_SPARK):
+        return None  # the end of something else than a file that Spark reads
+    damaged = (damaged and not loading) or (loaded and (damaged or _says(_IN_LOADING, last)))
     if not damaged:
         return None
     return PointerDamaged(
@@ -314,6 +321,10 @@ def damaged_state(error: BaseException, checkpoint: str = "", *, loading: bool =
         command="with no query running, keep the checkpoint's folder state aside and put it back from a copy of the"
         " checkpoint, made at its newest micro-batch; or go back to an older copy of the whole checkpoint",
     )
+
+
+def _says(known: Mapping[str, re.Pattern[str]], link: Link) -> bool:
+    return link.kind in known and known[link.kind].match(link.text) is not None
 
 
 def summary(error: BaseException, links: tuple[Link, ...] = ()) -> str:

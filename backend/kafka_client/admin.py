@@ -25,6 +25,8 @@ OffsetRange = tuple[int, int]
 """Half-open."""
 
 TIMEOUT_S = 30.0
+RECONNECT_MS = 500
+"""A client that is kept tries again so soon at most, when its cluster was away; librdkafka waits for ten seconds."""
 OUTAGE_S = 120.0
 """How long a running query waits for a cluster that does not answer, as Spark's connector does."""
 NEW_TOPIC_S = 2.0
@@ -282,10 +284,10 @@ def compare(before: Mapping[str, TopicIdentity], now: Mapping[str, TopicIdentity
 
 
 def admin_client(settings: KafkaSettings) -> Any:
-    """Give a client for questions about a cluster."""
+    """Give a client for questions about a cluster; for each micro-batch the same."""
     from confluent_kafka.admin import AdminClient
 
-    return hearing(AdminClient, settings.for_client() | {"log_level": 0})
+    return hearing(AdminClient, settings.for_client() | {"log_level": 0, "reconnect.backoff.max.ms": RECONNECT_MS})
 
 
 def configuration(

@@ -91,6 +91,9 @@ def _with_an_ear(kind: type) -> type:
             self.errors = ClientErrors()
             super().__init__({**configuration, "error_cb": self.errors})
 
+        def __bool__(self) -> bool:
+            return True  # confluent-kafka's are false while nothing waits in them: `self._client or made()` makes anew
+
     return Hearing
 
 

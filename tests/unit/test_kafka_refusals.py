@@ -288,6 +288,12 @@ def test_one_broker_of_several_may_refuse_while_another_answers(cluster: Callabl
     assert len(looks) == 2
 
 
+@pytest.mark.parametrize("kind", [admin.AdminClient, confluent_kafka.Consumer, confluent_kafka.Producer])
+def test_a_client_that_waits_for_nothing_is_still_a_client(kind: type) -> None:
+    """Where one is made on first use, it is made once: confluent-kafka's own count as empty and would be made anew."""
+    assert refusals.hearing(kind, {"bootstrap.servers": "127.0.0.1:1", "group.id": "g"})
+
+
 @pytest.mark.slow
 def test_what_the_client_says_stands_in_the_error_of_a_request_that_ran_out(cluster: Callable[..., Script]) -> None:
     script = cluster(then=SILENT)

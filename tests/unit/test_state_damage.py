@@ -17,46 +17,62 @@ CHECKSUM = "org.apache.hadoop.fs.ChecksumException"
 GONE = "java.io.FileNotFoundException"
 
 
+SHUT = "SSL peer shut down incorrectly"
+SCHEMA = "File does not exist: /c/state/0/_stateSchema/default/0_x"
+EOF = "java.io.EOFException"
+
+
 @pytest.mark.parametrize(
-    ("outer", "bottom", "damage"),
+    "links",
     [  # what Spark 4.2 says of files that were changed, cut, emptied or deleted
-        (LOADING, Link(CHECKSUM, "Checksum error: file:/c/state/0/0/7.changelog at 0", io=True), True),
-        (OUTER, Link(CHECKSUM, "Checksum error: file:/c/state/0/_stateSchema/default/0_x at 0", io=True), True),
-        (LOADING, Link("java.io.EOFException", "", io=True), True),
-        (UNREAD, Link(GONE, "File file:/c/state/0/0/7.changelog does not exist", io=True), True),
-        (UNREAD, Link(GONE, "/c/state/0/0/7.changelog (Is a directory)", io=True), True),
-        (LOADING, Link("java.lang.AssertionError", "assertion failed: readLineage should only be invoked with"), True),
-        (LOADING, Link("java.lang.IllegalStateException", "Cannot replay changelogs from snapshot 0 to 7"), True),
-        (LOADING, Link("java.lang.NullPointerException", ""), True),
-        (LOADING, Link("java.io.IOException", "Stream is corrupted", io=True), True),
-        (LOADING, Link("net.jpountz.lz4.LZ4Exception", "Error decoding offset 136 of input buffer"), True),
-        (OUTER, Link("org.apache.spark.SparkException", "[CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED] Check"), True),
-        (OUTER, Link("org.apache.spark.SparkRuntimeException", "[STDS_FAILED_TO_READ_OPERATOR_METADATA] Failed"), True),
-        # the same words elsewhere, and what passes
-        (OUTER, Link("java.lang.AssertionError", "assertion failed"), False),
-        (OUTER, Link("java.lang.IllegalStateException", "Cannot call methods on a stopped SparkContext"), False),
-        (OUTER, Link("java.lang.NullPointerException", ""), False),
-        (LOADING, LOADING, False),
-        (LOADING, Link("java.io.IOException", "Connection reset by peer", io=True), False),
-        (LOADING, Link("java.io.EOFException", "End of File Exception between local host is: a; b", io=True), False),
-        (UNREAD, Link(GONE, "/c/state/0/0/7.changelog (Too many open files)", io=True), False),
-        (UNREAD, Link(GONE, "/c/state/0/0/7.changelog (Permission denied)", io=True), False),
-        (
-            OUTER,
-            Link("java.io.IOException", 'Cannot run program "chmod": error=12, Cannot allocate memory', io=True),
-            False,
-        ),
-        (OUTER, Link("java.io.IOException", "No space left on device", io=True), False),
-        (OUTER, Link(GONE, "/c: No space left on device", io=True), False),
-        (LOADING, Link("java.lang.OutOfMemoryError", "Java heap space"), False),
+        (LOADING, Link(CHECKSUM, "Checksum error: file:/c/state/0/0/7.changelog at 0", io=True)),
+        (OUTER, Link(CHECKSUM, "Checksum error: file:/c/state/0/_stateSchema/default/0_x at 0", io=True)),
+        (LOADING, Link(EOF, "", io=True)),
+        (Link(EOF, "", io=True),),
+        (UNREAD, Link(GONE, "File file:/c/state/0/0/7.changelog does not exist", io=True)),
+        (UNREAD, Link(GONE, "/c/state/0/0/7.changelog (Is a directory)", io=True)),
+        (Link(GONE, SCHEMA, io=True), Link("org.apache.hadoop.ipc.RemoteException", SCHEMA, io=True)),
+        (LOADING, Link("java.lang.AssertionError", "assertion failed: readLineage should only be invoked with")),
+        (LOADING, Link("java.lang.IllegalStateException", "Cannot replay changelogs from snapshot 0 to 7")),
+        (LOADING, Link("java.lang.NullPointerException", "")),
+        (LOADING, Link("java.io.IOException", "Stream is corrupted", io=True)),
+        (LOADING, Link("net.jpountz.lz4.LZ4Exception", "Error decoding offset 136 of input buffer")),
+        (OUTER, Link("org.apache.spark.SparkException", "[CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED] Check")),
+        (OUTER, Link("org.apache.spark.SparkRuntimeException", "[STDS_FAILED_TO_READ_OPERATOR_METADATA] Failed")),
     ],
 )
-def test_what_lies_at_the_bottom_tells(outer: Link, bottom: Link, damage: bool) -> None:
-    said = damaged_state(QueryFailed("a call failed", (outer, bottom)), "/c")
-    assert (said is not None) == damage
-    if said is not None:
-        assert said.where == "/c/state"
-        assert bottom.kind in said.why
+def test_what_lies_at_the_bottom_tells(links: tuple[Link, ...]) -> None:
+    said = damaged_state(QueryFailed("a call failed", links), "/c")
+    assert said is not None
+    assert said.where == "/c/state"
+    assert links[-1].kind in said.why
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        (OUTER, Link("java.lang.AssertionError", "assertion failed")),
+        (OUTER, Link("java.lang.NullPointerException", "")),
+        (LOADING, Link("java.lang.IllegalStateException", "Cannot call methods on a stopped SparkContext")),
+        (LOADING,),
+        (LOADING, Link("java.io.IOException", "Connection reset by peer", io=True)),
+        # as Hadoop and the JDK say that a connection broke
+        (LOADING, Link(EOF, "End of File Exception between local host is: a; b", io=True), Link(EOF, "", io=True)),
+        (LOADING, Link("javax.net.ssl.SSLHandshakeException", "Remote host", io=True), Link(EOF, SHUT, io=True)),
+        (LOADING, Link("java.io.IOException", "Unable to read", io=True), Link(EOF, "", io=True)),
+        (LOADING, Link(EOF, "Unexpected EOF while trying to read response from server", io=True)),
+        (UNREAD, Link(GONE, "/c/state/0/0/7.changelog (Too many open files)", io=True)),
+        (UNREAD, Link(GONE, "/c/state/0/0/7.changelog (Permission denied)", io=True)),
+        # an executor's own disk
+        (LOADING, Link(GONE, "/tmp/spark-1/StateStoreId(7)/000008.sst (No such file or directory)", io=True)),
+        (OUTER, Link("java.io.IOException", 'Cannot run program "chmod": error=12, Cannot allocate memory', io=True)),
+        (OUTER, Link("java.io.IOException", "No space left on device", io=True)),
+        (OUTER, Link(GONE, "/c/state: No space left on device", io=True)),
+        (LOADING, Link("java.lang.OutOfMemoryError", "Java heap space")),
+    ],
+)
+def test_what_passes_or_is_not_of_the_checkpoint_is_no_damage(links: tuple[Link, ...]) -> None:
+    assert damaged_state(QueryFailed("a call failed", links), "/c") is None
 
 
 @pytest.mark.parametrize("text", ["", "Checksum error: file:/c/state/0/0/7.changelog at 0"])

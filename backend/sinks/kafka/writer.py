@@ -60,8 +60,9 @@ log = logging.getLogger("rewind.sink")
 
 TRIES = 3
 RETRY_S = 1.0
-FRESH_S = 1.0
-"""What was asked while messages were on their way is asked again where that took longer."""
+FRESH_S = 0.25
+"""What was asked while messages were on their way is asked again where that took longer. A topic that is made anew
+within it takes this transaction; the next one, or the next start, finds out."""
 TRANSACTION_TIMEOUT_S = 120
 """A crashed writer's open transaction holds readers back for so long at most."""
 
