@@ -65,14 +65,21 @@ _UNREADABLE = "[FAILED_READ_FILE."
 _LOADING = "[CANNOT_LOAD_STATE_STORE."
 _STATE_CHECKSUM = "[CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED]"
 _STATE_METADATA = "[STDS_FAILED_TO_READ_OPERATOR_METADATA]"
+_NO_SNAPSHOT = "[CANNOT_LOAD_STATE_STORE.CANNOT_FIND_BASE_SNAPSHOT_CHECKPOINT]"
+_LOG = ("[MALFORMED_LOG_FILE]", "[STDS_OFFSET_LOG_UNAVAILABLE]", "Incomplete log file")
+"""How Spark speaks of files of its log of micro-batches: it does not say which."""
+_STATE_FILE = r"/state/\d+\b"
 _DAMAGED_FILES = {
-    _IO: re.compile("Stream is corrupted"),
+    _IO: re.compile("Stream is corrupted|FAILED_TO_UNCOMPRESS|PARSING_ERROR"),
     "net.jpountz.lz4.LZ4Exception": re.compile(""),
     "com.github.luben.zstd.ZstdIOException": re.compile(""),
     "org.apache.hadoop.fs.ChecksumException": re.compile(""),
-    "java.io.EOFException": re.compile("$"),
+    "org.xerial.snappy.SnappyIOException": re.compile(""),
+    "java.io.EOFException": re.compile("$|Unexpected end of ZLIB|Stream ended prematurely|[Rr]eached (the )?end of st"),
     "java.io.FileNotFoundException": re.compile(
-        ".*/state/.*(does not exist|No such file or directory|Is a directory)|File does not exist: .*/state/", re.DOTALL
+        f".*{_STATE_FILE}.*(does not exist|No such file or directory|Is a directory)"
+        f"|(File does not exist|No such file or directory): .*{_STATE_FILE}",
+        re.DOTALL,
     ),
     "java.util.zip.ZipException": re.compile(""),
     "org.rocksdb.RocksDBException": re.compile("Corruption"),
@@ -81,7 +88,7 @@ _DAMAGED_FILES = {
 _IN_LOADING = {
     "java.lang.AssertionError": re.compile(""),
     "java.lang.IllegalStateException": re.compile("Cannot replay changelogs"),
-    "java.lang.NullPointerException": re.compile(""),
+    "java.lang.NullPointerException": re.compile("(?!.*SparkEnv)"),
     "org.apache.spark.SparkIllegalStateException": re.compile(""),
 }
 """What Spark stumbles over in such files: a changelog without its head, versions that are missing, a file not there."""
@@ -302,13 +309,14 @@ def damaged_state(error: BaseException, checkpoint: str = "", *, loading: bool =
         loading: Only where Spark says that it was loading state: a query reads other files, too.
     """
     links = chain(error)
-    if not links or _named(error, links) is not None:
-        return None
-    if any(link.kind.startswith(_NETWORK) or link.text.startswith(_HDFS_BROKE) for link in links):
+    if not links or _named(error, links) is not None or any(map(_may_pass, links)):
         return None
     below = [link for link in links if link.kind != _REMOTE] or [*links]
     last, above, loaded = below[-1], below[-2:-1], any(link.text.startswith(_LOADING) for link in links)
-    damaged = _says(_DAMAGED_FILES, last) or last.text.startswith((_STATE_CHECKSUM, _STATE_METADATA))
+    logged = None if loading else _damaged_log(last, checkpoint, links)
+    if logged is not None:
+        return logged
+    damaged = _says(_DAMAGED_FILES, last) or last.text.startswith((_STATE_CHECKSUM, _STATE_METADATA, _NO_SNAPSHOT))
     if last.kind == "java.io.EOFException" and above and not above[0].kind.startswith(_SPARK):
         return None  # the end of something else than a file that Spark reads
     damaged = (damaged and not loading) or (loaded and (damaged or _says(_IN_LOADING, last)))
@@ -320,6 +328,28 @@ def damaged_state(error: BaseException, checkpoint: str = "", *, loading: bool =
         why=summary(error, links),
         command="with no query running, keep the checkpoint's folder state aside and put it back from a copy of the"
         " checkpoint, made at its newest micro-batch; or go back to an older copy of the whole checkpoint",
+    )
+
+
+def _may_pass(link: Link) -> bool:
+    """Return whether a link tells of a connection or a full disk: whatever stands below it."""
+    network = link.kind.startswith(_NETWORK) or link.text.startswith(_HDFS_BROKE)
+    return network or any(words in link.text for words in _NO_ROOM)
+
+
+def _damaged_log(last: Link, checkpoint: str, links: tuple[Link, ...]) -> PointerDamaged | None:
+    """Name a failure over a file of Spark's log of micro-batches: of the state beside it nothing is put back."""
+    place = re.escape(re.sub("^file:/+", "/", checkpoint).rstrip("/"))
+    named = re.search(f"{place}/((?:offsets|commits)/\\d+)", last.text) if _says(_DAMAGED_FILES, last) else None
+    if named is None and not last.text.startswith(_LOG):
+        return None
+    this = "this file, and its checksum," if named else "the damaged file of offsets, commits or state/*/_metadata"
+    return PointerDamaged(
+        "Spark cannot read its log of micro-batches",
+        where=f"{checkpoint}/{named[1]}" if named else checkpoint,
+        why=summary(QueryFailed(last.text, links), links),
+        command=f"with no query running, put {this} back from a copy of the checkpoint that has it; leave the rest as"
+        " it is: state and log belong together; or go back to an older copy of the whole checkpoint",
     )
 
 

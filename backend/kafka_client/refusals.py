@@ -24,6 +24,8 @@ RIGHTS = (
 )
 """What helps who was refused."""
 REFUSED_S = 2.0
+_BROKE = "Local: Broker transport failure"
+"""What librdkafka calls a refusal as well: the connection broke while it introduced itself."""
 LOOK_S = 0.5
 LONGEST_LOOK_S = 16.0
 
@@ -48,11 +50,17 @@ class ClientErrors:
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self.last:
             return  # said behind what says why
         self.last = str(error.str())
-        if error.code() == KafkaError._AUTHENTICATION and self._refusal is None:
+        if error.code() == KafkaError._AUTHENTICATION and self._refusal is None and _BROKE not in self.last:
             self._refusal = time.monotonic(), error
 
-    def begin(self) -> None:
-        """Forget what was said: a request begins, or an answer came."""
+    def begin(self, client: Any = None) -> None:
+        """Forget what was said: an answer came, or a request of a client begins.
+
+        A client that was kept has not been polled since its last request, and tells only then what it heard meanwhile:
+        that is heard first, and forgotten. A consumer must have nothing assigned.
+        """
+        if client is not None:
+            client.poll(0)
         self.last, self._refusal = "", None
 
     def refusal(self) -> Any:
@@ -110,7 +118,7 @@ def answer(admin: Any, asked: Future[T], timeout_s: float) -> T:
         TimeoutError: None in time.
     """
     deadline = time.monotonic() + timeout_s
-    admin.errors.begin()
+    admin.errors.begin(admin)
     while True:
         left_s = deadline - time.monotonic()
         try:

@@ -79,7 +79,7 @@ def fetch(
     from confluent_kafka import KafkaException, TopicPartition
 
     with _client(configuration, topic) as consumer, _uncollected():
-        consumer.errors.begin()
+        consumer.errors.begin(consumer)
         consumer.assign([TopicPartition(topic, partition, start)])
         following, progress, why = start, time.monotonic(), "no answer"
         while following < end:

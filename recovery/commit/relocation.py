@@ -112,6 +112,8 @@ def _all_metadata(files: Files) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for name in filter(str.isdigit, files.list(folder)):  # beside them lie Hadoop's checksum files
             try:
                 metadata = _decoded(files.read(f"{folder}/{name}"))
+            except FileNotFoundError:
+                continue  # a query runs on, and has let go of it
             except ValueError as error:
                 raise PointerDamaged(
                     "a file with which Spark finds its state is damaged",
@@ -137,6 +139,9 @@ def _decoded(content: bytes) -> dict[str, Any] | None:
     stores = metadata.get("stateStoreInfo") if isinstance(metadata, dict) else None
     if not isinstance(stores, list) or not all(isinstance(store, dict) for store in stores):
         raise ValueError("has no list of state stores")
+    paths = [store.get("stateSchemaFilePaths", []) for store in stores]
+    if not all(isinstance(one, list) and all(isinstance(path, str) for path in one) for one in paths):
+        raise ValueError("has no list of schema files")
     return metadata
 
 

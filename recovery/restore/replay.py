@@ -49,6 +49,8 @@ CHUNK_SCHEMA = pa.schema([pa.field("key", pa.large_binary()), pa.field("value", 
 PIECE_BYTES = 8 * 1024 * 1024
 READ_TRIES = 3
 """Of the pointers beside a running query."""
+_REPAIRING = "spark.sql.streaming.stateStore.autoSnapshotRepair.enabled"
+"""Where Spark cannot load a snapshot, it tries older ones, and tells of the oldest in the end."""
 _REPORT = "shard int, name string, first binary"
 _REPORT_ARROW = pa.schema(
     [
@@ -119,10 +121,12 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
         return {}
     check_settled(checkpoint)
     spark.streams.active  # noqa: B018 - starts Spark's state store coordinator, which the reader asks for
-    reader = apart(spark, shards, 1024, checkpoint).read.format("statestore").option("stateVarName", "pointer")
+    session = apart(spark, shards, 1024, checkpoint)
+    reader = session.read.format("statestore").option("stateVarName", "pointer")
     if version is not None:
         reader = reader.option("batchId", version)
-    for tries_left in reversed(range(READ_TRIES)):
+    repairing = True
+    for tries_left in reversed(range(READ_TRIES + 1)):
         committed = _commits(checkpoint)
         try:
             rows = reader.load(checkpoint).selectExpr("value.value as pointer").collect()
@@ -131,6 +135,10 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
             damaged = damaged_state(error, checkpoint)
             if damaged is None:
                 raise
+            if repairing:  # what was wrong with the newest one is not told yet: a disk that fails is no damage
+                repairing = False
+                session.conf.set(_REPAIRING, "false")
+                continue
             if not tries_left or version is not None or _commits(checkpoint) == committed:
                 raise damaged from error
             # else a query runs on, and has let go of what was to be read

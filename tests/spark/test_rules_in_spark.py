@@ -19,11 +19,12 @@ from backend.sources.archive_files import write_archive
 from backend.spark.observed import observed
 from backend.spark.session.settings import apart
 from recovery.commit.outputs import forget_outputs
+from recovery.failures import Kind, read
 from recovery.restore import replay
 from recovery.restore.replay import read_pointers
 from tests.support.collecting import CollectSink
 from tests.support.taken_back import newest_commit, take_back
-from tests.support.waiting import ended
+from tests.support.waiting import ended, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -208,6 +209,53 @@ def test_a_damaged_file_of_sparks_state_is_named(spark, ran, place, damage):
     assert len(read_pointers(spark, str(path / "checkpoint"), 2)) == 2
 
 
+@pytest.mark.parametrize("log", ["commits", "offsets"])
+def test_a_damaged_file_of_sparks_log_is_named_and_no_state_is_to_be_put_back(spark, ran, log):
+    path, _ = ran
+    newest = max(int(one.name) for one in (path / "checkpoint" / "commits").iterdir() if one.name.isdigit())
+    file = path / "checkpoint" / log / str(newest)
+    sound = file.read_bytes()
+    try:
+        file.write_bytes(bytes([*sound[:-2], sound[-2] ^ 1, sound[-1]]))
+        with pytest.raises(PointerDamaged, match="its log") as caught:
+            read_pointers(spark, str(path / "checkpoint"), 2)
+        assert caught.value.where == str(file)
+        assert "leave the rest" in caught.value.command
+    finally:
+        file.write_bytes(sound)
+
+
+def test_a_disk_that_does_not_give_a_snapshot_is_no_damage(spark, tmp_path):
+    """Spark then tries older ones, and tells only that the oldest is gone, which it deleted itself long ago."""
+    write(tmp_path / "archive", messages(1000))
+    often = {"minDeltasForSnapshot": "3", "maintenanceInterval": "200ms"}
+    names = {f"spark.sql.streaming.stateStore.{name}": value for name, value in often.items()}
+    before = {name: spark.conf.get(name) for name in names}
+    try:
+        for name, value in names.items():
+            spark.conf.set(name, value)
+        ended(start(spark, tmp_path))
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    state = tmp_path / "checkpoint" / "state" / "0" / "1"
+    (snapshot,) = until(lambda: sorted(state.glob("*.zip"))[-1:], what="a snapshot")
+    for file in state.glob("*"):
+        if file.name.partition("_")[0].isdigit() and int(file.name.partition("_")[0]) < int(snapshot.name[0]):
+            file.unlink()
+    sound = snapshot.read_bytes()
+    (state / f".{snapshot.name}.crc").unlink()
+    snapshot.unlink()
+    snapshot.symlink_to("/proc/self/mem")  # reading its beginning is an input/output error
+    with pytest.raises(Exception, match="STATE_STORE") as caught:
+        read_pointers(spark, str(tmp_path / "checkpoint"), 2)
+    assert read(caught.value).kind is Kind.PASSES
+    assert not isinstance(read(caught.value).error, PointerDamaged)
+    snapshot.unlink()
+    snapshot.write_bytes(sound)
+    assert len(read_pointers(spark, str(tmp_path / "checkpoint"), 2)) == 2
+
+
 def test_pointers_are_read_again_where_a_query_ran_on_beneath_the_reader(spark, ran, monkeypatch):
     """Spark deletes old state beside a reader; where nothing was committed, what is gone is gone."""
     path, _ = ran
@@ -217,15 +265,15 @@ def test_pointers_are_read_again_where_a_query_ran_on_beneath_the_reader(spark, 
 
     def committed_meanwhile(checkpoint):
         looks.append(checkpoint)
-        if len(looks) == 3:  # behind the failure: a micro-batch was committed, and what it needs is there
+        if len(looks) == 4:  # behind the second failure: a micro-batch was committed, and what it needs is there
             file.write_bytes(sound)
-        return [*commits(checkpoint), *([1_000] if len(looks) > 2 else [])]
+        return [*commits(checkpoint), *([1_000] if len(looks) > 3 else [])]
 
     try:
         file.unlink()
         monkeypatch.setattr(replay, "_commits", committed_meanwhile)
         assert len(read_pointers(spark, str(path / "checkpoint"), 2)) == 2
-        assert len(looks) == 4
+        assert len(looks) == 5
     finally:
         file.write_bytes(sound)
 

@@ -51,6 +51,7 @@ class Script:
 
     def __init__(self, *first: int, then: str = "works") -> None:
         self.first, self.then, self.asked = list(first), then, 0
+        self.waiting: list[KafkaError] = []
 
     def answer(self, value: Any, timeout_s: float) -> Any:
         """Answer a request that blocks."""
@@ -63,6 +64,8 @@ class Script:
         return value
 
     def poll(self, error_cb: Callable[[Any], None]) -> None:
+        while self.waiting:
+            error_cb(self.waiting.pop())
         if self.then == REFUSED:
             error_cb(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
 
@@ -280,12 +283,64 @@ def test_one_broker_of_several_may_refuse_while_another_answers(cluster: Callabl
     def poll(_: float) -> None:
         looks.append(client.errors.refusal())
         script.poll(client.error_cb)
-        if len(looks) == 2:
+        if len(looks) == 3:
             asked.set_result(7)
 
     client.poll = poll
     assert refusals.answer(client, asked, PATIENCE_S * 60) == 7
-    assert len(looks) == 2
+    assert len(looks) == 3
+
+
+def _kept_admin() -> Callable[[], object]:
+    client = asking.admin_client(SETTINGS)
+    return lambda: asking.identities(SETTINGS, ["t"], admin=client)
+
+
+def _kept_consumer() -> Callable[[], object]:
+    ask = REQUESTS["source: messages"][0]
+    ask()
+    return ask
+
+
+def _kept_producer() -> Callable[[], object]:
+    delivery = Delivery(SETTINGS, {"t": 5000}, PATIENCE_S, {})
+
+    def deliver() -> None:
+        delivery.start()
+        delivery.send("t", b"v", b"k")
+        delivery.finish()
+
+    return deliver
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [_kept_admin, _kept_consumer, _kept_producer])
+def test_what_a_kept_client_heard_while_it_was_not_asked_refuses_no_later_request(
+    cluster: Callable[..., Script], kept: Callable[[], Callable[[], object]]
+) -> None:
+    """A broker refused all clients for a while, and is now merely away."""
+    script = cluster()
+    ask = kept()
+    script.then = SILENT
+    script.waiting += [KafkaError(KafkaError._AUTHENTICATION, "wrong password")] * 3
+    with pytest.raises((SourceUnavailable, KafkaException)) as caught:
+        ask()
+    assert "wrong password" not in str(caught.value)
+    script.then = REFUSED
+    if kept is not _kept_producer:  # that one was thrown away with its messages
+        with pytest.raises(AccessRefused):
+            ask()
+
+
+def test_a_connection_that_broke_is_no_refusal(cluster: Callable[..., Script], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As librdkafka 2.16 says it where a broker, or what stands before it, goes away during the handshake."""
+    script = cluster(then=SILENT)
+    broke = "SASL PLAIN mechanism handshake failed: Local: Broker transport failure: broker's supported mechanisms:"
+    monkeypatch.setattr(
+        script, "poll", lambda error_cb: error_cb(KafkaError(KafkaError._AUTHENTICATION, f"h:1: {broke} (n/a)"))
+    )
+    with pytest.raises(SourceUnavailable, match="handshake failed"):
+        REQUESTS["source: topics"][0]()
 
 
 @pytest.mark.parametrize("kind", [admin.AdminClient, confluent_kafka.Consumer, confluent_kafka.Producer])

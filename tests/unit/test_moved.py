@@ -11,6 +11,7 @@ import pytest
 from backend.errors import ManifestMismatch, PointerDamaged, StateUnavailable
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.relocation import check_alone, check_settled, settle_in
+from recovery.files import LocalFiles
 
 SCHEMA = "state/0/_stateSchema/default/0_4333821a-0c65-4a0a-842e-7b8f4e5867cf"
 
@@ -73,7 +74,18 @@ def test_readers_change_nothing_and_say_what_mends_it(original, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "v2", "v2\n", 'v2\n{"operatorInfo"', "v2\n[]", "v2\n{}", 'v2\n{"stateStoreInfo": [1]}']
+    "content",
+    [
+        "",
+        "v2",
+        "v2\n",
+        'v2\n{"operatorInfo"',
+        "v2\n[]",
+        "v2\n{}",
+        'v2\n{"stateStoreInfo": [1]}',
+        'v2\n{"stateStoreInfo": [{"stateSchemaFilePaths": null}]}',
+        'v2\n{"stateStoreInfo": [{"stateSchemaFilePaths": [1]}]}',
+    ],
 )
 def test_a_damaged_file_is_named_and_nothing_else_is_to_be_put_back(original, content):
     metadata(original).write_text(content)
@@ -83,6 +95,11 @@ def test_a_damaged_file_is_named_and_nothing_else_is_to_be_put_back(original, co
         assert caught.value.where.endswith(str(metadata(original)))
         assert ".0.crc" in caught.value.command
         assert "leave the rest" in caught.value.command
+
+
+def test_a_file_that_a_running_query_has_let_go_of_is_passed_over(original, monkeypatch):
+    monkeypatch.setattr(LocalFiles, "read", lambda *_: (_ for _ in ()).throw(FileNotFoundError("gone")))
+    check_settled(str(original))
 
 
 def test_another_version_is_left_to_spark(original):

@@ -20,6 +20,9 @@ GONE = "java.io.FileNotFoundException"
 SHUT = "SSL peer shut down incorrectly"
 SCHEMA = "File does not exist: /c/state/0/_stateSchema/default/0_x"
 EOF = "java.io.EOFException"
+NO_BASE = "[CANNOT_LOAD_STATE_STORE.CANNOT_FIND_BASE_SNAPSHOT_CHECKPOINT]"
+RUNTIME = "org.apache.spark.SparkRuntimeException"
+NO_ENVIRONMENT = 'Cannot invoke "SparkEnv.conf()" because the return value of "SparkEnv$.get()" is null'
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,12 @@ EOF = "java.io.EOFException"
         (LOADING, Link("java.lang.NullPointerException", "")),
         (LOADING, Link("java.io.IOException", "Stream is corrupted", io=True)),
         (LOADING, Link("net.jpountz.lz4.LZ4Exception", "Error decoding offset 136 of input buffer")),
+        (LOADING, Link(EOF, "Unexpected end of ZLIB input stream", io=True)),
+        (LOADING, Link(EOF, "Stream ended prematurely", io=True)),
+        (LOADING, Link("org.xerial.snappy.SnappyIOException", "[EMPTY_INPUT] Cannot decompress empty stream", io=True)),
+        (LOADING, Link("java.io.IOException", "FAILED_TO_UNCOMPRESS(5)", io=True)),
+        (UNREAD, Link(GONE, "No such file or directory: s3a://b/c/state/0/0/7.changelog", io=True)),
+        (LOADING, Link("org.apache.spark.SparkException", f"{NO_BASE} Cannot find")),
         (OUTER, Link("org.apache.spark.SparkException", "[CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED] Check")),
         (OUTER, Link("org.apache.spark.SparkRuntimeException", "[STDS_FAILED_TO_READ_OPERATOR_METADATA] Failed")),
     ],
@@ -65,6 +74,9 @@ def test_what_lies_at_the_bottom_tells(links: tuple[Link, ...]) -> None:
         (UNREAD, Link(GONE, "/c/state/0/0/7.changelog (Permission denied)", io=True)),
         # an executor's own disk
         (LOADING, Link(GONE, "/tmp/spark-1/StateStoreId(7)/000008.sst (No such file or directory)", io=True)),
+        (LOADING, Link(GONE, "/mnt/state/spark-1/000008.sst (No such file or directory)", io=True)),
+        (LOADING, Link("org.rocksdb.RocksDBException", "Corruption: while writing 7: No space left on device")),
+        (LOADING, Link("java.lang.NullPointerException", NO_ENVIRONMENT)),  # Spark shuts down
         (OUTER, Link("java.io.IOException", 'Cannot run program "chmod": error=12, Cannot allocate memory', io=True)),
         (OUTER, Link("java.io.IOException", "No space left on device", io=True)),
         (OUTER, Link(GONE, "/c/state: No space left on device", io=True)),
@@ -73,6 +85,25 @@ def test_what_lies_at_the_bottom_tells(links: tuple[Link, ...]) -> None:
 )
 def test_what_passes_or_is_not_of_the_checkpoint_is_no_damage(links: tuple[Link, ...]) -> None:
     assert damaged_state(QueryFailed("a call failed", links), "/c") is None
+
+
+@pytest.mark.parametrize(
+    ("last", "where"),
+    [
+        (Link(CHECKSUM, "Checksum error: file:/c/commits/4 at 0", io=True), "/c/commits/4"),
+        (Link(CHECKSUM, "Checksum error: file:/c/offsets/12 at 0", io=True), "/c/offsets/12"),
+        (Link(RUNTIME, "[MALFORMED_LOG_FILE] Log file was malformed"), "/c"),
+        (Link(RUNTIME, "[STDS_OFFSET_LOG_UNAVAILABLE] The offset log for 4 does not exist"), "/c"),
+        (Link("java.lang.IllegalStateException", "Incomplete log file"), "/c"),
+    ],
+)
+def test_where_sparks_log_is_damaged_its_state_is_left_as_it_is(last: Link, where: str) -> None:
+    """Older state beside newer commits would be a worse damage than the one that was found."""
+    said = damaged_state(QueryFailed("a call failed", (OUTER, last)), "/c")
+    assert said is not None
+    assert said.where == where
+    assert "leave the rest" in said.command
+    assert "folder state aside" not in said.command
 
 
 @pytest.mark.parametrize("text", ["", "Checksum error: file:/c/state/0/0/7.changelog at 0"])

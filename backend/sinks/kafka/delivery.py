@@ -66,7 +66,7 @@ class Delivery:
     def start(self) -> None:
         """Begin the patience anew: for a producer that was at rest."""
         self._moved = time.monotonic()
-        self.producer.errors.begin()
+        self.producer.errors.begin(self.producer)
 
     def send(self, topic: str, value: bytes, key: bytes, partition: int = -1) -> None:
         """Hand a message over, waiting while the queue is full.
