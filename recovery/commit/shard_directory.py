@@ -36,6 +36,8 @@ from recovery.files import TEMPORARY, LocalFiles, make_directory
 
 FORMAT = 1
 _NAME = re.compile(r"\d{20}_[0-9a-f]{32}")
+_HOLDER_BYTES = 24
+"""Of what names the lock's holder, whoever it is: more than a process id needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,7 @@ class ShardDirectory:
         try:
             self._acquire(handle, wait_s)
             with storage(str(self.path)):
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, f"pid {os.getpid()}".encode(), 0)
+                os.pwrite(handle, f"pid {os.getpid()}".ljust(_HOLDER_BYTES).encode(), 0)  # truncating is a write of its own
             yield
         finally:
             os.close(handle)
@@ -125,7 +126,7 @@ class ShardDirectory:
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    holder = os.pread(handle, 100, 0).decode(errors="replace") or "an unknown process"
+                    holder = os.pread(handle, 100, 0).decode(errors="replace").strip() or "an unknown process"
                     raise StoreLocked(
                         f"shard {self.shard} is locked by {holder}",
                         where=str(self.path),
