@@ -426,10 +426,10 @@ def _log_base(job: ShardJob, store: RocksStore, row: CommitRecord | None, pointe
     """
     if row is None:
         return ""
-    lost = ""
+    lost, location = "", pointer.changelog if pointer is not None else ""
     if row.incarnation != job.incarnation or row.commit.version % CHECKED_EVERY == CHECKED_EVERY - 1:
-        lost = job.changelog.lost(job.shard, row.commit, pointer.changelog if pointer is not None else "")
-    if lost or job.changelog.wants_base(job.shard, row.commit):
+        lost = job.changelog.lost(job.shard, row.commit, location)
+    if lost or job.changelog.wants_base(job.shard, row.commit, location):
         kill_point("before_base", row.commit.version)
         job.changelog.append_base(row, store.scan(bytes([LOGGED_FROM]), None))
     return lost

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from backend.errors import UnknownFormat
+from recovery.changelog.protocol import Growth
 from recovery.changelog.records import Kind
 from recovery.commit.pointer import Commit
 
@@ -42,32 +43,11 @@ CHUNK_BYTES = 768 * 1024
 MAX_OPEN = 64
 """Records whose end has not been seen, kept at most: older ones were left behind by writers that died."""
 
-ITSELF = -1
-"""`Growth.begins` of a record that is the first of its lineage: its offset is known once it is appended."""
-UNKNOWN = -2
-
 _UNOWNED = struct.Struct(">4sHc?I8sq16sIQQ")
 _KEY = struct.Struct(_UNOWNED.format + "q16s")
 _CLAIM = struct.Struct(">4sH16s")
 _NOBODY = bytes(16)
 KEY_BYTES = _KEY.size
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """What has been appended to a lineage since its last base, this record included.
-
-    Attributes:
-        deltas: How many.
-        delta_bytes: Their bytes.
-        base_bytes: Bytes of that base, 0 without one.
-        begins: Offset at which that base begins, or the lineage's first delta; `ITSELF` or `UNKNOWN`.
-    """
-
-    deltas: int = 0
-    delta_bytes: int = 0
-    base_bytes: int = 0
-    begins: int = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

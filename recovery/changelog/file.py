@@ -16,12 +16,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError, UnknownFormat
 from backend.store.protocol import Changes
-from recovery.changelog.protocol import CHEAP_BYTES, Entry, History, Logged, foreign, read_history, verify_lineage
+from recovery.changelog.protocol import (
+    CHEAP_BYTES,
+    Entry,
+    Growth,
+    History,
+    Logged,
+    foreign,
+    place_and_growth,
+    read_history,
+    verify_lineage,
+)
 from recovery.changelog.records import Kind, LogRecord, check_commit, decode, decode_header, encode_base, encode_delta
 from recovery.commit.pointer import Commit, CommitRecord
 from recovery.files import Files, open_files
@@ -36,18 +45,9 @@ MIN_BASE_BYTES = 256 * 1024
 """Deltas of fewer bytes in all never ask for a base by their size."""
 
 
-@dataclass
-class _Grown:
-    """What has been appended to a shard since its last base."""
-
-    tip: Commit
-    base_bytes: int
-    delta_bytes: int
-    deltas: int
-
-
-_GROWN: dict[str, dict[int, _Grown]] = {}
-"""Per base directory and shard, for this process: a task makes a `FileChangelog` of its own, and lists nothing then."""
+_GROWN: dict[str, dict[int, tuple[Commit, Growth]]] = {}
+"""What had grown at a commit, per base directory and shard, for this process: a task makes a `FileChangelog` of its
+own, and lists nothing then."""
 
 
 class FileChangelog:
@@ -122,29 +122,28 @@ class FileChangelog:
         """Publish a commit's delta."""
         name = _name(record.shard, record.commit, Kind.DELTA)
         length = self.files.write(name, [encode_delta(record, changes)])
-        grown = self._grown.get(record.shard)
-        if grown is not None and grown.tip == record.parent:
-            grown.tip = record.commit
-            grown.delta_bytes += length
-            grown.deltas += 1
-        else:
-            self._grown.pop(record.shard, None)
-        return Logged(name, length)
+        tip, before = self._grown.pop(record.shard, (None, Growth()))
+        if tip != record.parent:
+            return Logged(name, length)
+        growth = Growth(before.deltas + 1, before.delta_bytes + length, before.base_bytes)
+        self._grown[record.shard] = record.commit, growth
+        return Logged(growth.beside(name), length)
 
     def append_base(self, record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> str:
         """Publish every row as of a commit."""
         name = _name(record.shard, record.commit, Kind.BASE)
         length = self.files.write(name, encode_base(record, rows))
-        self._grown[record.shard] = _Grown(record.commit, length, 0, 0)
+        self._grown[record.shard] = record.commit, Growth(base_bytes=length)
         return name
 
-    def wants_base(self, shard: int, commit: Commit) -> bool:
-        """Compare the deltas since the last base with that base. A worker that goes on with a shard lists nothing."""
-        grown = self._grown.get(shard)
-        if grown is None or grown.tip != commit:
-            grown = self._grown[shard] = self._measure(shard, commit)
-        big = grown.delta_bytes > max(grown.base_bytes, self._min_base_bytes)
-        return grown.deltas >= self._max_deltas or big
+    def wants_base(self, shard: int, commit: Commit, location: str = "") -> bool:
+        """Compare the deltas since the last base with that base; lists nothing where that is known."""
+        tip, growth = self._grown.get(shard, (None, Growth()))
+        if tip != commit:
+            growth = place_and_growth(location)[1] or self._measure(shard, commit)
+            self._grown[shard] = commit, growth
+        big = growth.delta_bytes > max(growth.base_bytes, self._min_base_bytes)
+        return growth.deltas >= self._max_deltas or big
 
     def read(self, shard: int, commit: Commit) -> History:
         """Read the rows as of a commit.
@@ -264,13 +263,13 @@ class FileChangelog:
         if (at, Kind.BASE) in present:
             needed.add((at, Kind.BASE))
 
-    def _measure(self, shard: int, commit: Commit) -> _Grown:
+    def _measure(self, shard: int, commit: Commit) -> Growth:
         """Sum up sizes since the newest base, orphans included: a base comes a little early then."""
         entries = [entry for entry in self.entries(shard) if entry.commit.version <= commit.version]
         bases = [entry for entry in entries if entry.kind is Kind.BASE]
         since = bases[-1].commit.version if bases else -1
         deltas = [entry.length for entry in entries if entry.kind is Kind.DELTA and entry.commit.version > since]
-        return _Grown(commit, bases[-1].length if bases else 0, sum(deltas), len(deltas))
+        return Growth(len(deltas), sum(deltas), bases[-1].length if bases else 0)
 
 
 def _name(shard: int, commit: Commit, kind: Kind) -> str:

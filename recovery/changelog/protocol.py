@@ -6,6 +6,7 @@ A record of an attempt that Spark did not commit is an orphan: it is read by nob
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -61,7 +62,7 @@ class Entry:
     Attributes:
         kind: Delta or base.
         commit: Its commit.
-        location: Where it is, as `append` returned it.
+        location: Where it is.
         length: Bytes.
     """
 
@@ -71,12 +72,52 @@ class Entry:
     length: int
 
 
+ITSELF = -1
+"""`Growth.begins` of a record that is the first of its lineage: its offset is known once it is appended."""
+UNKNOWN = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What has been appended to a lineage since its last base, this record included.
+
+    Attributes:
+        deltas: How many.
+        delta_bytes: Their bytes.
+        base_bytes: Bytes of that base, 0 without one.
+        begins: Offset at which that base begins, or the lineage's first delta; `ITSELF` or `UNKNOWN`.
+    """
+
+    deltas: int = 0
+    delta_bytes: int = 0
+    base_bytes: int = 0
+    begins: int = UNKNOWN
+
+    def beside(self, place: str) -> str:
+        """Return a record's place with its growth, for the pointer: whoever goes on from there looks at nothing."""
+        numbers = (self.deltas, self.delta_bytes, self.base_bytes, self.begins)
+        return "+".join([place, *map(str, numbers)])
+
+
+def place_and_growth(location: str) -> tuple[str, Growth | None]:
+    """Return what `Growth.beside` put together; no growth where there is none, as in pointers of before.
+
+    >>> place_and_growth(Growth(2, 70, 0, 9).beside("log-0@11"))
+    ('log-0@11', Growth(deltas=2, delta_bytes=70, base_bytes=0, begins=9))
+    >>> place_and_growth("log-0@11")
+    ('log-0@11', None)
+    """
+    place, *numbers = location.split("+")
+    known = len(numbers) == 4 and all(re.fullmatch("-?[0-9]{1,19}", number) for number in numbers)
+    return place, Growth(*map(int, numbers)) if known else None
+
+
 @dataclass(frozen=True, slots=True)
 class Logged:
     """What appending a delta gave.
 
     Attributes:
-        location: Where it is, for the pointer.
+        location: Where it is, and what has grown with it, for the pointer.
         length: Bytes, without what the medium adds.
     """
 
@@ -134,10 +175,16 @@ class Changelog(Protocol):
             rows: The whole store in key order; rows of unlogged regions are skipped.
         """
 
-    def wants_base(self, shard: int, commit: Commit) -> bool:
+    def wants_base(self, shard: int, commit: Commit, location: str = "") -> bool:
         """Tell whether the deltas up to a commit have grown enough that a base should be appended for it.
 
         Never needed for correctness: it bounds what a restore reads.
+
+        Args:
+            shard: The shard.
+            commit: The commit.
+            location: As `append` returned it, from the pointer: a worker that goes on with another's shard then neither
+                lists nor reads the log.
         """
 
     def read(self, shard: int, commit: Commit) -> History:

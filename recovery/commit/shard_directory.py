@@ -99,7 +99,9 @@ class ShardDirectory:
         try:
             self._acquire(handle, wait_s)
             with storage(str(self.path)):
-                os.pwrite(handle, f"pid {os.getpid()}".ljust(_HOLDER_BYTES).encode(), 0)  # truncating is a write of its own
+                os.pwrite(
+                    handle, f"pid {os.getpid()}".ljust(_HOLDER_BYTES).encode(), 0
+                )  # truncating is a write of its own
             yield
         finally:
             os.close(handle)

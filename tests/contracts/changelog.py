@@ -11,6 +11,7 @@ from backend.batch import Position
 from backend.errors import ManifestMismatch
 from backend.store.protocol import Changes
 from recovery.changelog import Changelog, History
+from recovery.changelog.protocol import place_and_growth
 from recovery.changelog.records import Kind
 from recovery.commit.pointer import Commit, CommitRecord
 
@@ -125,7 +126,9 @@ class ChangelogContract:
         log = make()
         log.append(record(0), changes({b"\x03a": b"1"}))
         logged = log.append(record(1, commit(0)), changes({}))
-        assert (logged.location, logged.length) in {(entry.location, entry.length) for entry in log.entries(0)}
+        assert (place_and_growth(logged.location)[0], logged.length) in {
+            (entry.location, entry.length) for entry in log.entries(0)
+        }
         history = log.read(0, commit(1))
         assert as_dict(history) == {b"\x03a": b"1"}
         assert history.record.commit == commit(1)
@@ -195,6 +198,22 @@ class ChangelogContract:
         log.append_base(record(4, commit(3)), [(b"\x03a", b"1")])
         assert not log.wants_base(0, commit(4))
         assert not make().wants_base(0, commit(4))
+
+    def test_a_pointer_tells_how_much_has_grown(self, make: Make) -> None:
+        log = make()
+        lengths: list[int] = []
+        for version in range(7):
+            row = record(version, commit(version - 1) if version else None)
+            logged = log.append(row, changes({b"\x03a": b"%d" % version}))
+            lengths.append(logged.length)
+            growth = place_and_growth(logged.location)[1]
+            assert growth is not None
+            assert (growth.deltas, growth.delta_bytes) == (len(lengths), sum(lengths))
+            assert (growth.base_bytes > 0) == (version > 2)
+            assert make().wants_base(0, row.commit, logged.location) == (len(lengths) >= 4)
+            if version == 2:
+                log.append_base(row, [(b"\x03a", b"2")])
+                lengths.clear()
 
     def test_a_base_is_wanted_when_deltas_outgrow_it(self, make: Make) -> None:
         log = make()

@@ -28,9 +28,10 @@ from backend.sources.archive_files import read_range, write_archive
 from backend.sources.archive_footer import REQUIRED
 from backend.sources.archive_index import INDEX_NAME, Archive
 from backend.spark.control import ControlReader, ask_to_drain
-from recovery.changelog.chunks import ChunkKey, Growth, cut
+from recovery.changelog.chunks import ChunkKey, cut
 from recovery.changelog.file import FileChangelog
 from recovery.changelog.kafka.log import KafkaChangelog
+from recovery.changelog.protocol import Growth
 from recovery.changelog.records import Kind
 from recovery.commit.manifest import NAME, Manifest, read_manifest, settle, write_manifest
 from recovery.commit.pointer import Pointer, decode, encode

@@ -15,9 +15,10 @@ from confluent_kafka.admin import AdminClient
 from backend.errors import AccessRefused, ChangelogDamaged
 from backend.kafka_client.admin import offsets
 from recovery.changelog import open_changelog
-from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey, Growth
+from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey
 from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.changelog.kafka.writer import PartitionWriter
+from recovery.changelog.protocol import Growth
 from recovery.changelog.records import Kind, encode_delta
 from tests.contracts.changelog import ChangelogContract, Make, Own, as_dict, changes, commit, record
 
@@ -173,27 +174,39 @@ def test_two_workers_take_turns_and_the_lineage_decides(make):
     one, two = make(), make()
     one.append(record(0), changes({b"\x03a": b"1"}))
     two.append(record(1, commit(0), mark="b"), changes({b"\x03a": b"zombie"}))
-    one.append(record(1, commit(0)), changes({b"\x03a": b"2"}))  # fenced by two, opened again
+    one.append(record(1, commit(0)), changes({b"\x03a": b"2"}))
     two.append(record(2, commit(1)), changes({b"\x03c": b"3"}))
     assert as_dict(make().read(0, commit(2))) == {b"\x03a": b"2", b"\x03c": b"3"}
 
 
-def test_a_writer_that_another_one_came_between_is_not_asked(make, monkeypatch):
-    asked: list[bool] = []
-    transact = PartitionWriter._transact
-
-    def spied(self, *arguments):
-        asked.append(False)
-        first = transact(self, *arguments)
-        asked[-1] = True
-        return first
-
-    monkeypatch.setattr(PartitionWriter, "_transact", spied)
+def test_workers_that_take_turns_open_a_producer_once_each_and_look_at_nothing(make, monkeypatch):
+    """Spark's pool gives a shard to another worker all the time: what it must know is in the pointer."""
+    opened: list[str] = []
+    open_producer = PartitionWriter._open_producer
+    monkeypatch.setattr(
+        PartitionWriter, "_open_producer", lambda self, name: opened.append(name) or open_producer(self, name)
+    )
     one, two = make(), make()
+    location, wanted = "", []
     for version, log in enumerate((one, one, two, one, two, two, one)):
-        log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": b"%d" % version}))
-    assert asked == [True] * 7, "a fenced producer was asked, which takes its time to say so"
+        if version:
+            monkeypatch.setattr(log, "_partitions", None)  # no reader
+            wanted.append(log.wants_base(0, commit(version - 1), location))
+        row = record(version, commit(version - 1) if version else None)
+        location = log.append(row, changes({b"\x03a": b"%d" % version})).location
+    assert wanted == [False, False, False, True, True, True]
+    assert len(opened) == len(set(opened)) == 2, opened
     assert as_dict(make().read(0, commit(6))) == {b"\x03a": b"6"}
+    assert make().lost(0, commit(6), location) == ""
+
+
+def test_two_workers_that_chose_the_same_name_end_each_other_once(make):
+    one, two = make(), make()
+    two._writer._number = one._writer._number
+    for version, log in enumerate((one, two, one, two, one)):
+        log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": b"%d" % version}))
+    assert one._writer._number != two._writer._number
+    assert as_dict(make().read(0, commit(4))) == {b"\x03a": b"4"}
 
 
 def test_a_producer_is_held_by_its_query_so_that_another_one_does_not_end_it(make, monkeypatch):

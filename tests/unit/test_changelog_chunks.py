@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 from backend.errors import UnknownFormat
 from backend.store.protocol import Changes
 from recovery.changelog.chunks import (
-    ITSELF,
     KEY_BYTES,
-    UNKNOWN,
     Assembler,
     ChunkKey,
-    Growth,
     claim_key,
     cut,
     decode_key,
     owner_in,
 )
 from recovery.changelog.kafka.index import Lineage, ShardIndex, placed
+from recovery.changelog.protocol import ITSELF, UNKNOWN, Growth
 from recovery.changelog.records import Kind, encode_base, encode_delta
 from recovery.commit.pointer import Commit, CommitRecord
 

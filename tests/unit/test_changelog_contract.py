@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from recovery.changelog import Changelog, FileChangelog
+from recovery.changelog import Changelog, FileChangelog, file
 from recovery.changelog.file import OWNER
 from recovery.files import open_files
-from tests.contracts.changelog import ChangelogContract, Make, Own
+from tests.contracts.changelog import ChangelogContract, Make, Own, changes, commit, record
 
 
 class TestFileChangelog(ChangelogContract):
@@ -38,3 +38,21 @@ class TestFileChangelog(ChangelogContract):
 
     def empty(self, shard: int) -> None:
         open_files(self.base).delete_folder(str(shard))
+
+
+def test_a_worker_that_goes_on_with_anothers_shard_lists_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing on an object store takes longer than the append. What must be known is in the pointer."""
+    log = FileChangelog(tmp_path, max_deltas=3)
+    location = ""
+    monkeypatch.setattr(log.files, "list", None)
+    for version in range(5):
+        if version:
+            assert log.wants_base(0, commit(version - 1), location) == (version >= 3)
+        row = record(version, commit(version - 1) if version else None)
+        location = log.append(row, changes({b"\x03a": b"1"})).location
+        file._GROWN[log.files.uri].clear()  # the next micro-batch is another process's
+    monkeypatch.undo()
+    file._GROWN[log.files.uri].clear()
+    assert log.wants_base(0, commit(4)), "a pointer of before says nothing: then it is measured"

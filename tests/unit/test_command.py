@@ -23,6 +23,7 @@ from backend.errors import StateCorrupted, StateUnavailable
 from backend.rocks import RocksStore
 from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog import open_changelog
+from recovery.changelog.protocol import place_and_growth
 from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.pointer import Commit
@@ -338,7 +339,7 @@ def test_what_is_staged_for_a_micro_batch_that_is_not_committed_is_no_problem(li
 
 def test_a_damaged_orphan_is_a_note(little: Little) -> None:
     orphan = little.attempt(0, 4, kept=False).pointer
-    flip(little.location / "rewind" / "changelog" / orphan.changelog)
+    flip(little.location / "rewind" / "changelog" / place_and_growth(orphan.changelog)[0])
     found = little.run("verify")
     assert len(levels(found, "note")) == 1
 

@@ -58,6 +58,8 @@ class Client:
         self.assigned.append("nothing")
 
     def poll(self, wait_s: float) -> Message | None:
+        if not self.assigned or self.assigned[-1] == "nothing":
+            return None
         self.answer = list(self.script.pop(0)) if self.script else []
         return self.answer.pop(0) if self.answer else None
 

@@ -55,6 +55,8 @@ class Answers:
     def __init__(self, partitions: int) -> None:
         self.partitions, self.log, self.errors = partitions, list[str](), ClientErrors()
 
+    def poll(self, _: float) -> None: ...
+
     def _answer(self, name: str, value: Any) -> Any:
         def result(_: float) -> Any:
             self.log.append(f"answered {name}")

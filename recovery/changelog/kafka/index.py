@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from backend.errors import ChangelogDamaged, UnknownFormat
-from recovery.changelog.chunks import ITSELF, UNKNOWN, Assembler, Growth, Stored, decode_key
+from recovery.changelog.chunks import Assembler, Stored, decode_key
+from recovery.changelog.protocol import ITSELF, UNKNOWN, Growth
 from recovery.changelog.records import Kind, decode_header
 from recovery.commit.pointer import Commit
 
 CACHE_BYTES = 256 * 1024 * 1024
 MAX_NODES = 256
+_UNSEEN = Commit(-1, "0" * 32)
+"""The parent of a commit of which only the growth is known."""
 
 
 class ShardIndex:
@@ -155,6 +158,10 @@ class Lineage:
         self._deltas[commit] = (parent, length, growth)
         while len(self._deltas) > MAX_NODES:
             self._deltas.popitem(last=False)
+
+    def add_growth(self, commit: Commit, growth: Growth) -> None:
+        """Note what had grown up to a commit, and nothing else of it."""
+        self.add_delta(commit, _UNSEEN, 0, growth)
 
     def base(self, commit: Commit) -> int | None:
         """Give the offset at which a commit's base begins; None without one."""

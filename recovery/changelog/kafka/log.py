@@ -1,10 +1,10 @@
 """`KafkaChangelog`: one topic, one partition per shard, the same log with bases as in files.
 
-Records (`recovery.changelog.records`) travel as pieces (`recovery.changelog.chunks`). Each shard has an idempotent
-producer with a transaction per record: `acks=all`, durable on return, and a zombie is fenced. The guarantee does not
-rest on that: readers read uncommitted and count only what the lineage of the pointer's commit names and whose checksum
-matches. So orphans, aborted transactions and control records may lie anywhere, and a writer that died in the middle of
-a transaction does not hide what others committed before.
+Records (`recovery.changelog.records`) travel as pieces (`recovery.changelog.chunks`). Each process that
+works on a shard has an idempotent producer with a transaction per record: `acks=all`, durable on return. The guarantee
+does not rest on that: readers read uncommitted and count only what the lineage of the pointer's commit names and whose
+checksum matches. So orphans, aborted transactions and control records may lie anywhere, a zombie may write, and a
+writer that died in the middle of a transaction does not hide what others committed before.
 
 A reader goes once over a partition, in bulk, from the cut to the end offset that it asked for at the start, and keeps
 an index; the next read goes on from there. Bytes of records are kept up to a bound and read again where they were not.
@@ -28,7 +28,16 @@ from recovery.changelog.kafka.index import CACHE_BYTES, Lineage, ShardIndex, pla
 from recovery.changelog.kafka.reader import PartitionReader
 from recovery.changelog.kafka.topic import TIMEOUT_S, claim_topic, create_topic, partitions_of, unavailable
 from recovery.changelog.kafka.writer import PartitionWriter
-from recovery.changelog.protocol import CHEAP_BYTES, Entry, History, Logged, foreign, read_history, verify_lineage
+from recovery.changelog.protocol import (
+    CHEAP_BYTES,
+    Entry,
+    History,
+    Logged,
+    foreign,
+    place_and_growth,
+    read_history,
+    verify_lineage,
+)
 from recovery.changelog.records import Kind, LogRecord, check_commit, decode, encode_base, encode_delta
 from recovery.commit.pointer import Commit, CommitRecord
 
@@ -148,9 +157,10 @@ class KafkaChangelog:
         with self._guard:
             lineage = self._lineage(record.shard, record.parent)
             growth = lineage.growth_after(record.parent, len(data))
-            first = self._writer.append(record.shard, record.commit, record.parent, growth, data)
-            lineage.add_delta(record.commit, record.parent, len(data), placed(growth, first))
-        return Logged(self._location(record.shard, first), len(data))
+            first = self._writer.append(record.shard, record.commit, growth, data)
+            growth = placed(growth, first)
+            lineage.add_delta(record.commit, record.parent, len(data), growth)
+        return Logged(growth.beside(self._location(record.shard, first)), len(data))
 
     def append_base(self, record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> str:
         """Append every row as of a commit, piece by piece in bounded memory.
@@ -170,9 +180,12 @@ class KafkaChangelog:
             self._lineage(record.shard, record.commit).add_base(record.commit, length, first)
         return self._location(record.shard, first)
 
-    def wants_base(self, shard: int, commit: Commit) -> bool:
+    def wants_base(self, shard: int, commit: Commit, location: str = "") -> bool:
         """Compare the deltas since the last base with that base; looks at the end of the log at most."""
+        known = place_and_growth(location)[1]
         with self._guard:
+            if known is not None and not self._lineages.setdefault(shard, Lineage()).knows(commit):
+                self._lineages[shard].add_growth(commit, known)
             growth = self._lineage(shard, commit).growth(commit)
         big = growth.delta_bytes > max(growth.base_bytes, self._min_base_bytes)
         return growth.deltas >= self._max_deltas or big
@@ -333,7 +346,7 @@ class KafkaChangelog:
 
     def _offset_in(self, location: str) -> int | None:
         """Give the offset of a location in this topic; None for one elsewhere, as of a changelog before this one."""
-        place, _, offset = location.rpartition("@")
+        place, _, offset = place_and_growth(location)[0].rpartition("@")
         return int(offset) if place.rpartition("-")[0] == self._topic and offset.isdecimal() else None
 
     def _partitions(self) -> PartitionReader:

@@ -1,4 +1,9 @@
-"""Append records to a partition: one idempotent producer per shard, one transaction per record."""
+"""Append records to a partition: an idempotent producer per shard and process, one transaction per record.
+
+Spark's pool gives a shard to one worker process and then to another, in each micro-batch anew. Under one name each
+would end the other's producer, and a new one takes longer than what it is for. So a process takes one of `NAMES` names
+by chance, and another one when somebody has taken the same.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from backend.kafka_client.refusals import hearing, in_pieces
 from backend.kafka_client.settling import while_it_settles
 from backend.kafka_client.writer import is_fenced
-from recovery.changelog.chunks import ITSELF, ChunkKey, Growth, cut
+from recovery.changelog.chunks import ChunkKey, cut
 from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
+from recovery.changelog.protocol import ITSELF, Growth
 from recovery.changelog.records import Kind
 
 if TYPE_CHECKING:
@@ -23,6 +29,9 @@ if TYPE_CHECKING:
 MAX_PRODUCERS = 16
 """Shards whose producers a process keeps open; one more closes the one that was used longest ago."""
 TRANSACTION_TIMEOUT_S = 300
+NAMES = 1024
+"""Of producers of a shard: a broker remembers each for a week, by default."""
+TRIES = 3
 
 
 class PartitionWriter:
@@ -39,20 +48,17 @@ class PartitionWriter:
         self._topic = topic
         self._owner = owner
         self._name = f"{topic}-{owner}" if owner else topic
-        self._producers: OrderedDict[int, tuple[Any, tuple[Commit, Commit | None]]] = OrderedDict()
-        """With the commit that each wrote last, and that one's parent."""
+        self._producers: OrderedDict[int, Any] = OrderedDict()
+        self._number = _chosen()
 
-    def append(self, shard: int, commit: Commit, parent: Commit | None, growth: Growth, data: bytes) -> int:
-        """Append a delta with the shard's producer, once more with a new one when another worker's has fenced it.
+    def append(self, shard: int, commit: Commit, growth: Growth, data: bytes) -> int:
+        """Append a delta with the shard's producer; with a new one, of another name, when somebody has taken its own.
 
-        That is no conflict to settle here: the shard has moved between workers, and Spark decides which attempt counts.
-        With Spark's pool of workers it moves all the time, and a fenced producer takes half a second to say so. So one
-        that did not write the parent, nor another attempt on top of it, is not asked.
+        That is no conflict to settle here: the lineage decides which record counts.
 
         Args:
             shard: The shard, and the partition.
             commit: What is appended.
-            parent: The commit that it is based on.
             growth: Of the log, for readers.
             data: The record.
 
@@ -64,21 +70,16 @@ class PartitionWriter:
         """
         from confluent_kafka import KafkaException
 
-        producer, last = self._producers.pop(shard, (None, ()))
-        if parent not in last:
-            producer = None
-        if producer is not None:
+        for tries_left in reversed(range(TRIES)):
+            producer = self._producers.pop(shard, None) or self._open_producer(f"{self._name}-{shard}-{self._number}")
             try:
                 first = self._transact(producer, shard, Kind.DELTA, commit, growth, [data])
-            except _Fenced:
-                producer = None
-        if producer is None:
-            producer = self._open_producer(f"{self._name}-{shard}")
-            try:
-                first = self._transact(producer, shard, Kind.DELTA, commit, growth, [data])
+                break
             except _Fenced as error:
-                raise unavailable(self._settings, self._topic, KafkaException(*error.args)) from None
-        self._producers[shard] = producer, (commit, parent)
+                self._number = _chosen()
+                if not tries_left:
+                    raise unavailable(self._settings, self._topic, KafkaException(*error.args)) from None
+        self._producers[shard] = producer
         while len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
         return first
@@ -170,6 +171,11 @@ class PartitionWriter:
         except KafkaException as error:
             raise unavailable(self._settings, self._topic, error) from None
         return producer
+
+
+def _chosen() -> int:
+    """Return a number that a process forked from the same one does not return as well."""
+    return int.from_bytes(os.urandom(4)) % NAMES
 
 
 class _Fenced(Exception):
