@@ -14,12 +14,14 @@ import errno
 import functools
 import inspect
 import json
+import os
 import re
 import reprlib
 import secrets
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from backend.errors import UNDECODABLE, RewindError, StorageFailed, UserCodeFailed, kind_of
@@ -30,6 +32,9 @@ OPTION = "boundary"
 """Option of our data sources that carries the token."""
 PARTS = ("code", "what", "where", "why", "command")
 MAX_PART_CHARACTERS = 4_000
+_ROOT = Path(__file__).parent.parent
+_OWN_CODE = (f"{_ROOT / 'backend'}{os.sep}", f"{_ROOT / 'recovery'}{os.sep}")
+"""Ours: what fails in there when a user's function calls it, fails at the function's line."""
 _TOKEN = secrets.token_hex(16)
 _STORAGE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 _READER = (
@@ -177,15 +182,16 @@ def user_code(what: str) -> Iterator[None]:
         what: The function, such as `the function of process()`.
 
     Raises:
-        UserCodeFailed: It raised; its exception is the cause. Our own errors, of the stores that it was given, stay.
+        UserCodeFailed: It raised, or gave a store what that cannot take; its exception is the cause. Our other errors,
+            of the stores that it was given, stay.
     """
     try:
         yield
-    except RewindError:
-        raise
     except (Exception, SystemExit) as error:  # a worker that exits would be taken for one that died, and tried again
+        if isinstance(error, RewindError) and not isinstance(error, ValueError):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
-        last = frames[-1] if frames else None
+        last = next((one for one in reversed(frames) if not one.filename.startswith(_OWN_CODE)), (*frames, None)[-1])
         raise UserCodeFailed(
             f"{what} raised {type(error).__qualname__}",
             where=f"{last.filename}:{last.lineno} in {last.name}" if last is not None else "",
@@ -196,6 +202,8 @@ def user_code(what: str) -> Iterator[None]:
 
 def _said(error: BaseException) -> str:
     """Return what an exception says; a user's own may not be able to."""
+    if isinstance(error, RewindError):
+        return one_line("; ".join(filter(None, [error.what, error.why])))
     try:
         return one_line(str(error))
     except Exception as second:

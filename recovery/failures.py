@@ -66,9 +66,12 @@ _LOADING = "[CANNOT_LOAD_STATE_STORE."
 _STATE_CHECKSUM = "[CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED]"
 _STATE_METADATA = "[STDS_FAILED_TO_READ_OPERATOR_METADATA]"
 _NO_SNAPSHOT = "[CANNOT_LOAD_STATE_STORE.CANNOT_FIND_BASE_SNAPSHOT_CHECKPOINT]"
+_LOG_FILE = re.compile(r".*/((?:offsets|commits)/\d+)(?![\w/.])", re.DOTALL)
 _LOG = ("[MALFORMED_LOG_FILE]", "[STDS_OFFSET_LOG_UNAVAILABLE]", "Incomplete log file")
 """How Spark speaks of files of its log of micro-batches: it does not say which."""
-_STATE_FILE = r"/state/\d+\b"
+_JSON = "com.fasterxml.jackson."
+"""What such a file is read with."""
+_STATE_FILE = r"/state/\d+(?:/(?:\d+|_metadata|_stateSchema)\b|(?![\w/]))"
 _DAMAGED_FILES = {
     _IO: re.compile("Stream is corrupted|FAILED_TO_UNCOMPRESS|PARSING_ERROR"),
     "net.jpountz.lz4.LZ4Exception": re.compile(""),
@@ -326,7 +329,8 @@ def damaged_state(error: BaseException, checkpoint: str = "", *, loading: bool =
         "Spark cannot read its state, which has the pointers",
         where=f"{checkpoint}/state" if checkpoint else "",
         why=summary(error, links),
-        command="with no query running, keep the checkpoint's folder state aside and put it back from a copy of the"
+        command=("see with rewind verify whether it is the disk, which Spark may not say; else, " if loading else "")
+        + "with no query running, keep the checkpoint's folder state aside and put it back from a copy of the"
         " checkpoint, made at its newest micro-batch; or go back to an older copy of the whole checkpoint",
     )
 
@@ -339,9 +343,8 @@ def _may_pass(link: Link) -> bool:
 
 def _damaged_log(last: Link, checkpoint: str, links: tuple[Link, ...]) -> PointerDamaged | None:
     """Name a failure over a file of Spark's log of micro-batches: of the state beside it nothing is put back."""
-    place = re.escape(re.sub("^file:/+", "/", checkpoint).rstrip("/"))
-    named = re.search(f"{place}/((?:offsets|commits)/\\d+)", last.text) if _says(_DAMAGED_FILES, last) else None
-    if named is None and not last.text.startswith(_LOG):
+    named = _LOG_FILE.match(last.text) if _says(_DAMAGED_FILES, last) else None
+    if named is None and not last.text.startswith(_LOG) and not last.kind.startswith(_JSON):
         return None
     this = "this file, and its checksum," if named else "the damaged file of offsets, commits or state/*/_metadata"
     return PointerDamaged(

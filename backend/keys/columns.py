@@ -59,6 +59,14 @@ def encode_columns(arrays: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArr
     return whole[0] if len(whole) == 1 else pc.binary_join_element_wise(*whole, pa.scalar(b"", pa.binary()))
 
 
+def has_order(kind: pa.DataType) -> bool:
+    """Return whether values of a type can be a key's."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    own = (pa.types.is_null, pa.types.is_boolean, pa.types.is_floating, _is_text)
+    fixed = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date)
+    return any(check(kind) for check in (*own, *fixed))
+
+
 def _encode_column(array: pa.Array | pa.ChunkedArray) -> Bytes2D | pa.BinaryArray | list[Any]:
     """Give fixed-width codes as rows, and others as binary parts to be joined."""
     if isinstance(array, pa.ChunkedArray):

@@ -366,7 +366,8 @@ def stream(
         source: Such as `archive(...)` or `kafka(...)`, or a streaming DataFrame.
         event_time: Field with the event time: timestamp, date, or integer milliseconds. None takes the record's own
             timestamp, which a DataFrame's rows do not have.
-        key: Field or fields of the group key; None for none.
+        key: Field or fields of the group key; None for none. Windows take integers, floats, texts, binaries, booleans,
+            dates and timestamps.
         name: Of a DataFrame: stands as `topic` in the errors; "dataframe" by default.
 
     Raises:

@@ -31,6 +31,7 @@ import pyarrow as pa
 from backend.aggregates import Aggregate, FullPlan, IncrementalPlan, compile_full, compile_incremental
 from backend.aggregates.model import check_kinds
 from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELDS, published_name
+from backend.keys.columns import has_order
 from backend.windows.combined_rows import check_marks
 from backend.windows.definitions import Duration, Window, _count, duration_ms
 from backend.windows.policies import Policies
@@ -205,6 +206,11 @@ def _check_names(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str
             or [published_name(key) for key in keys].count(published_name(name)) > 1
         ):
             raise ValueError(f"keys: {name!r} is taken already; rename the field")
+        if not has_order(schema.field(name).type):
+            raise ValueError(
+                f"keys: {name!r} is {schema.field(name).type}: allowed in a group key are integers, floats,"
+                " texts, binaries, booleans, dates and timestamps"
+            )
     folded = [published_name(name).lower() for name in (*keys, *aggregates)]
     for name in aggregates:
         if name in taken or name in keys or name in map(published_name, keys):

@@ -7,6 +7,8 @@ import pytest
 
 from backend.aggregates import collect_list, count, max_, median, sum_
 from backend.batch import NO_TIME
+from backend.errors import KeyInvalid
+from backend.keys.columns import encode_columns
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.aligned.kind import Aligned
@@ -208,6 +210,27 @@ def test_several_key_fields_and_types():
     operator = OneShard(spec).operator
     assert operator.result_schema.names[8:] == ["a", "b", "c", "n"]
     assert operator.input_fields == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.decimal128(10, 2), pa.list_(pa.int64()), pa.struct({"a": pa.int64()}), pa.time64("us"), pa.duration("s")],
+)
+def test_a_key_of_a_type_without_an_order_is_refused_before_anything_starts(kind):
+    schema = pa.schema([("m", kind), ("v", pa.int64())])
+    with pytest.raises(ValueError, match=r"keys: 'm' is .*allowed in a group key are integers"):
+        window_spec(tumbling(10), schema, {"n": count()}, keys=["m"], retention=0)
+    with pytest.raises(KeyInvalid):
+        encode_columns([pa.nulls(1, kind)])
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.binary(), pa.bool_(), pa.int8(), pa.uint64(), pa.float32(), pa.date32(),
+             pa.timestamp("ms"), pa.timestamp("us", "UTC"), pa.dictionary(pa.int32(), pa.string()), pa.null()]
+)  # fmt: skip
+def test_a_key_of_every_type_that_has_one_is_taken(kind):
+    window_spec(tumbling(10), pa.schema([("m", kind)]), {"n": count()}, keys=["m"], retention=0)
+    assert len(encode_columns([pa.nulls(2, kind)])) == 2
 
 
 @pytest.mark.parametrize(

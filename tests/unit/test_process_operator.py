@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from backend.batch import ERROR_SCHEMA, MESSAGE_FIELDS, MicroBatch
-from backend.errors import ManifestMismatch, StoreClosed, UnknownFormat, UserCodeFailed, ValueInvalid
+from backend.errors import ManifestMismatch, StorageFailed, StoreClosed, UnknownFormat, UserCodeFailed, ValueInvalid
 from backend.process import (
     ProcessContext,
     ProcessOperator,
@@ -223,6 +224,34 @@ def test_an_unknown_store_is_named() -> None:
     shard = Shard(ProcessOperator(lambda _, context: context["other"], RESULT, stores=[key_value_store("totals")]))
     with pytest.raises(UserCodeFailed, match=r"KeyError.*no store 'other'; declared are: totals"):
         shard.attempt(_batch([]))
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda context: context["totals"].put(None, 1), r"raised KeyInvalid.*key cannot be null"),
+        (lambda context: context["totals"].put("a", {1}), r"raised ValueInvalid"),
+        (lambda context: context["other"], r"raised KeyError.*no store 'other'"),
+        (lambda context: int("x"), r"raised ValueError"),
+    ],
+)
+def test_what_a_store_does_not_take_is_told_with_the_functions_line(
+    use: Callable[[ProcessContext], object], said: str
+) -> None:
+    shard = Shard(ProcessOperator(lambda _, context: use(context), RESULT, stores=[key_value_store("totals")]))  # type: ignore[arg-type,return-value]
+    with pytest.raises(UserCodeFailed, match=said) as caught:
+        shard.attempt(_batch([]))
+    assert re.fullmatch(rf"{re.escape(__file__)}:\d+ in <lambda>", caught.value.where)
+    assert "rewind:" not in caught.value.why
+    assert "mend the function" in caught.value.command
+
+
+def test_what_a_function_cannot_mend_keeps_its_name() -> None:
+    def full(*_: object) -> None:
+        raise StorageFailed("there is no room to write")
+
+    with pytest.raises(StorageFailed):
+        Shard(ProcessOperator(full, RESULT)).attempt(_batch([]))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ NO_ENVIRONMENT = 'Cannot invoke "SparkEnv.conf()" because the return value of "S
     [  # what Spark 4.2 says of files that were changed, cut, emptied or deleted
         (LOADING, Link(CHECKSUM, "Checksum error: file:/c/state/0/0/7.changelog at 0", io=True)),
         (OUTER, Link(CHECKSUM, "Checksum error: file:/c/state/0/_stateSchema/default/0_x at 0", io=True)),
+        (OUTER, Link(CHECKSUM, "Checksum error: file:/commits/1/state/0/0/7.changelog at 0", io=True)),
         (LOADING, Link(EOF, "", io=True)),
         (Link(EOF, "", io=True),),
         (UNREAD, Link(GONE, "File file:/c/state/0/0/7.changelog does not exist", io=True)),
@@ -75,6 +76,7 @@ def test_what_lies_at_the_bottom_tells(links: tuple[Link, ...]) -> None:
         # an executor's own disk
         (LOADING, Link(GONE, "/tmp/spark-1/StateStoreId(7)/000008.sst (No such file or directory)", io=True)),
         (LOADING, Link(GONE, "/mnt/state/spark-1/000008.sst (No such file or directory)", io=True)),
+        (LOADING, Link(GONE, "/mnt/state/1/spark-1/000008.sst (No such file or directory)", io=True)),
         (LOADING, Link("org.rocksdb.RocksDBException", "Corruption: while writing 7: No space left on device")),
         (LOADING, Link("java.lang.NullPointerException", NO_ENVIRONMENT)),  # Spark shuts down
         (OUTER, Link("java.io.IOException", 'Cannot run program "chmod": error=12, Cannot allocate memory', io=True)),
@@ -92,6 +94,8 @@ def test_what_passes_or_is_not_of_the_checkpoint_is_no_damage(links: tuple[Link,
     [
         (Link(CHECKSUM, "Checksum error: file:/c/commits/4 at 0", io=True), "/c/commits/4"),
         (Link(CHECKSUM, "Checksum error: file:/c/offsets/12 at 0", io=True), "/c/offsets/12"),
+        (Link(CHECKSUM, "Checksum error: /elsewhere/state/1/c/commits/4 at 0", io=True), "/c/commits/4"),
+        (Link("com.fasterxml.jackson.core.JsonParseException", "Unexpected character ('x' (code 120))"), "/c"),
         (Link(RUNTIME, "[MALFORMED_LOG_FILE] Log file was malformed"), "/c"),
         (Link(RUNTIME, "[STDS_OFFSET_LOG_UNAVAILABLE] The offset log for 4 does not exist"), "/c"),
         (Link("java.lang.IllegalStateException", "Incomplete log file"), "/c"),
