@@ -21,10 +21,19 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
-from backend.errors import UNDECODABLE, RewindError, StorageFailed, UserCodeFailed, kind_of
+from backend.errors import (
+    UNDECODABLE,
+    KeyInvalid,
+    RewindError,
+    StorageFailed,
+    UserCodeFailed,
+    ValueInvalid,
+    kind_of,
+)
 from backend.store.storage import storage_failed
 from backend.texts import one_line
 
@@ -188,16 +197,27 @@ def user_code(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:  # a worker that exits would be taken for one that died, and tried again
-        if isinstance(error, RewindError) and not isinstance(error, ValueError):
+        if isinstance(error, RewindError) and not isinstance(error, KeyInvalid | ValueInvalid):
             raise
-        frames = traceback.extract_tb(error.__traceback__)
-        last = next((one for one in reversed(frames) if not one.filename.startswith(_OWN_CODE)), (*frames, None)[-1])
+        last = _users_line(traceback.extract_tb(error.__traceback__))
         raise UserCodeFailed(
             f"{what} raised {type(error).__qualname__}",
             where=f"{last.filename}:{last.lineno} in {last.name}" if last is not None else "",
             why=_said(error),
             command="mend the function, then start the query again: it goes on after the last committed micro-batch",
         ) from error
+
+
+def _users_line(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """Return where a user's code failed, or called what failed in ours; None where nothing is known."""
+
+    def is_ours(one: traceback.FrameSummary) -> bool:
+        return one.filename.startswith(_OWN_CODE)
+
+    theirs = list(takewhile(lambda one: not is_ours(one), dropwhile(is_ours, frames)))
+    while len(theirs) > 1 and theirs[-1].name == "__init__" and theirs[-1].filename == "<string>":
+        theirs.pop()  # a dataclass's, which Python made
+    return next(reversed(theirs or [*frames]), None)
 
 
 def _said(error: BaseException) -> str:

@@ -66,7 +66,7 @@ _LOADING = "[CANNOT_LOAD_STATE_STORE."
 _STATE_CHECKSUM = "[CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED]"
 _STATE_METADATA = "[STDS_FAILED_TO_READ_OPERATOR_METADATA]"
 _NO_SNAPSHOT = "[CANNOT_LOAD_STATE_STORE.CANNOT_FIND_BASE_SNAPSHOT_CHECKPOINT]"
-_LOG_FILE = re.compile(r".*/((?:offsets|commits)/\d+)(?![\w/.])", re.DOTALL)
+_LOG_FILE = re.compile(r".*/((?:offsets|commits)/\d+|(?<!_metadata/)metadata)(?![\w/.])", re.DOTALL)
 _LOG = ("[MALFORMED_LOG_FILE]", "[STDS_OFFSET_LOG_UNAVAILABLE]", "Incomplete log file")
 """How Spark speaks of files of its log of micro-batches: it does not say which."""
 _JSON = "com.fasterxml.jackson."
@@ -316,11 +316,12 @@ def damaged_state(error: BaseException, checkpoint: str = "", *, loading: bool =
         return None
     below = [link for link in links if link.kind != _REMOTE] or [*links]
     last, above, loaded = below[-1], below[-2:-1], any(link.text.startswith(_LOADING) for link in links)
-    logged = None if loading else _damaged_log(last, checkpoint, links)
+    by_spark = not above or above[0].kind.startswith(_SPARK)
+    logged = None if loading else _damaged_log(last, checkpoint, links, by_spark=by_spark)
     if logged is not None:
         return logged
     damaged = _says(_DAMAGED_FILES, last) or last.text.startswith((_STATE_CHECKSUM, _STATE_METADATA, _NO_SNAPSHOT))
-    if last.kind == "java.io.EOFException" and above and not above[0].kind.startswith(_SPARK):
+    if last.kind == "java.io.EOFException" and not by_spark:
         return None  # the end of something else than a file that Spark reads
     damaged = (damaged and not loading) or (loaded and (damaged or _says(_IN_LOADING, last)))
     if not damaged:
@@ -341,10 +342,10 @@ def _may_pass(link: Link) -> bool:
     return network or any(words in link.text for words in _NO_ROOM)
 
 
-def _damaged_log(last: Link, checkpoint: str, links: tuple[Link, ...]) -> PointerDamaged | None:
+def _damaged_log(last: Link, checkpoint: str, links: tuple[Link, ...], *, by_spark: bool) -> PointerDamaged | None:
     """Name a failure over a file of Spark's log of micro-batches: of the state beside it nothing is put back."""
     named = _LOG_FILE.match(last.text) if _says(_DAMAGED_FILES, last) else None
-    if named is None and not last.text.startswith(_LOG) and not last.kind.startswith(_JSON):
+    if named is None and not last.text.startswith(_LOG) and not (last.kind.startswith(_JSON) and by_spark):
         return None
     this = "this file, and its checksum," if named else "the damaged file of offsets, commits or state/*/_metadata"
     return PointerDamaged(

@@ -114,11 +114,11 @@ class TableSink(OutboxSink):
             SinkConflict: More is out than the checkpoint has planned.
             SinkUnavailable: It does not answer.
         """
-        super().open(query)
         for kind, table in self._tables.items():
             table.open(self._schemas[kind], f"{query}/{kind}")
             if self._planned is not None:
                 self._check_ahead(table, table.last(), self._planned)
+        super().open(query)  # the outbox may be beside the results: it is this query's only where those are
 
     def describe(self) -> dict[str, object]:
         """Return the kind and the places; nothing secret."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from shlex import quote
 
 from backend.errors import StateCorrupted
 from backend.sources import Source, TopicPartition
@@ -79,7 +80,7 @@ def committed_positions(checkpoint: str) -> list[dict[TopicPartition, int]]:
             where=f"{checkpoint}/{name}",
             why=f"commits/{committed[-1]} says that the micro-batch is committed, and {name} would say up to which"
             " offsets it read",
-            command=f"put it back from a copy of the checkpoint; or rewind reset {checkpoint}",
+            command=f"put it back from a copy of the checkpoint; or rewind reset {quote(checkpoint)}",
         ) from error
     return [positions_in(line) for line in text.splitlines()[_HEADER_LINES:]]
 
@@ -111,6 +112,6 @@ def clear_unplanned(checkpoint: str) -> None:
                 "files lie in the checkpoint, and Spark's log of what was planned is gone",
                 where=f"{checkpoint}/{folder}/{visible(name)}",
                 why="neither offsets nor commits has a micro-batch",
-                command=f"put both back from a copy of the checkpoint; or rewind reset {checkpoint}; where the files"
-                " are of something else, give the query a directory of its own",
+                command=f"put both back from a copy of the checkpoint; or rewind reset {quote(checkpoint)};"
+                " where the files are of something else, give the query a directory of its own",
             )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import UNDECODABLE, ManifestMismatch
@@ -63,7 +64,7 @@ def check_outputs(checkpoint: str, query: str, sink: Sink) -> None:
         where=checkpoint,
         why=f"it was {_text(before)}; it is {_text(now)}, which does not hold this query's output",
         command=f"give the output as it was (moved directories with all that is in them), or, to go on in new ones:"
-        f" rewind outputs {checkpoint} --new",
+        f" rewind outputs {quote(checkpoint)} --new",
     )
 
 

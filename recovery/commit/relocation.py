@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from shlex import quote
 from typing import Any
 
 from backend.errors import ManifestMismatch, PointerDamaged, RewindError, StateUnavailable
@@ -97,7 +98,7 @@ def check_settled(checkpoint: str) -> None:
                     "the checkpoint was copied or moved, and not started since",
                     where=checkpoint,
                     why=f"Spark's metadata names {path}, which is gone",
-                    command=f"rewind restore {checkpoint} <module:function>, or start the job: both mend it",
+                    command=f"rewind restore {quote(checkpoint)} <module:function>, or start the job: both mend it",
                 )
 
 

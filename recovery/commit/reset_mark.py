@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from shlex import quote
 
 from backend.errors import UNDECODABLE, ResetInterrupted
 from recovery.files import open_files
@@ -40,7 +41,7 @@ def check_whole(checkpoint: str) -> None:
             "a reset of this checkpoint was interrupted",
             where=f"{checkpoint}/{NAME}",
             why="part of it is deleted",
-            command=f"rewind reset {checkpoint} --yes",
+            command=f"rewind reset {quote(checkpoint)} --yes",
         )
 
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateUnavailable
 from backend.rocks import RocksStore
@@ -193,7 +194,7 @@ class Checkpoint:
                 f"{len(candidates)} attempts logged micro-batch {last}",
                 where=f"shard {shard}",
                 why="only one of them is committed, and only Spark's state says which",
-                command=f"rewind inspect {self.location} --spark",
+                command=f"rewind inspect {quote(self.location)} --spark",
             )
         return candidates[0]
 
@@ -209,7 +210,7 @@ class Checkpoint:
                     f"the state as of micro-batch {version} is gone",
                     where=f"shard {shard}, {self.changelog_uri}",
                     why=f"versions to be had: {', '.join(str(commit.version) for commit in reversed(known))}",
-                    command=f"rewind inspect {self.location}",
+                    command=f"rewind inspect {quote(self.location)}",
                 )
             known += older
         return max((commit for commit in known if commit.version <= version), key=lambda commit: commit.version)
@@ -226,7 +227,7 @@ class Checkpoint:
                 problem = StateUnavailable(
                     "Spark's log of commits names no micro-batch, and the changelog has some",
                     where=f"{self.location}/commits, shard {shard}",
-                    command=f"put it back from a copy of the checkpoint; rewind verify {self.location}",
+                    command=f"put it back from a copy of the checkpoint; rewind verify {quote(self.location)}",
                 )
         except RewindError as error:
             problem = error

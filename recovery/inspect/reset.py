@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from backend.errors import StateCorrupted, StoreLocked
 from backend.sinks.directory import VersionedDirectory
@@ -165,7 +166,7 @@ def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[tuple[str, ...], list
     if found:
         notes.append(
             f"{', '.join(found)}: they hold this query's output, and refuse a new query's: give that one other"
-            f" directories, or delete them with it: rewind reset {opened.location} --outputs"
+            f" directories, or delete them with it: rewind reset {quote(opened.location)} --outputs"
         )
     others = "results and errors: directories and topics of this query refuse a new one: give that one others"
     return (), notes or [others]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import xxhash
 
@@ -77,7 +78,7 @@ def _sparks_logs(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Look at what Spark itself goes on from: the newest entry of `commits/`, and what `offsets/` says of it."""
     files, versions = checkpoint.files, checkpoint.versions()
     planned = sorted(int(name) for name in files.list("offsets") if name.isdecimal())
-    command = f"put it back from a copy of the checkpoint; or rewind reset {checkpoint.location}"
+    command = f"put it back from a copy of the checkpoint; or rewind reset {quote(checkpoint.location)}"
 
     def problem(name: str, what: str) -> Finding:
         return Finding(PROBLEM, "Spark's logs", f"{checkpoint.location}/{name}", what, command)
@@ -187,7 +188,8 @@ def _ahead(checkpoint: Checkpoint, local: LocalCopy, shard: int, commit: Commit 
     beyond = [staged for staged in local.staged if known < staged.version <= last]
     if beyond:
         text = f"it ends at micro-batch {known}, and {beyond[-1].name}, which is committed, was staged here"
-        command = f"put its newest records back from a copy; rewind verify {checkpoint.location} --spark says which"
+        again = f"rewind verify {quote(checkpoint.location)} --spark says which"
+        command = f"put its newest records back from a copy; {again}"
         yield Finding(PROBLEM, "changelog", f"shard {shard}", text, command)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from backend.errors import HistoryLost
@@ -60,7 +61,7 @@ def check_lineage(
             "the changelog has lost a shard's state, and the state itself is not here",
             where=f"shard {shard}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else ""),
             why=f"{lost[shard]}; and: {gone[shard].why}",
-            command=f"name the changelog that has it, changelog=...; rewind reset {checkpoint} accepts the loss",
+            command=f"name the changelog that has it, changelog=...; rewind reset {quote(checkpoint)} accepts the loss",
         )
     for shard, why in lost.items():
         log.warning(

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from shlex import quote
 
 from backend.errors import RestoreFailed, RewindError, SparkUnavailable
 from recovery.failures import RESTORABLE, Failure, Kind
@@ -67,7 +68,7 @@ class Patience:
                 f"the query fails after {MAX_RESTORES} restores without progress",
                 where=self.checkpoint,
                 why=failure.text,
-                command=f"rewind verify {self.checkpoint}",
+                command=f"rewind verify {quote(self.checkpoint)}",
             ) from failure.error
         left_s = self._since + self.patience_s - now
         if left_s <= 0 and self._tries > MIN_TRIES:

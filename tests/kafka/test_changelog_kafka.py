@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import time
@@ -209,6 +210,17 @@ def test_two_workers_that_chose_the_same_name_end_each_other_once(make):
     assert as_dict(make().read(0, commit(4))) == {b"\x03a": b"4"}
 
 
+def test_two_workers_with_one_name_end_each_other_once_also_in_the_middle_of_a_large_record(make):
+    """The client refuses the next piece in other words than the end of the transaction."""
+    one, two = make(), make()
+    two._writer._number = one._writer._number
+    large = os.urandom(16 << 20)
+    for version, log in enumerate((one, two, one, two)):
+        log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": large}))
+    assert one._writer._number != two._writer._number
+    assert as_dict(make().read(0, commit(3))) == {b"\x03a": large}
+
+
 def test_a_producer_is_held_by_its_query_so_that_another_one_does_not_end_it(make, monkeypatch):
     """Two that have both begun before either has written; later ones are refused by what they read."""
     opened: list[str] = []
@@ -379,3 +391,24 @@ def test_a_topic_that_was_made_again_has_lost_everything_also_for_those_who_knew
         )
     assert "missing" in log.lost(0, commit(3), location)
     assert "missing" in make().lost(0, commit(3), location, whole=True)
+
+
+@pytest.mark.parametrize("base", [b"", b"x" * (2 << 20)], ids=["little", "much"])
+def test_a_lineage_that_goes_on_in_a_topic_that_was_made_again_is_lost(kafka_topics, make, topic, base):
+    """Spark's pool: each commit is of another process, which knows of the log what the pointer says."""
+    row = record(0, None)
+    make().append(row, changes({b"\x03a": b"0"}))
+    make().append_base(row, [(b"\x03a", base)])
+    kafka_topics.delete(topic)
+    kafka_topics.create(13, name=topic, cleanup_policy="delete", retention_ms=-1, retention_bytes=-1)
+    location = f"{topic}-0@1+1+100+{len(base)}+1"
+    for version in range(1, 6):
+        log = make()
+        log.wants_base(0, commit(version - 1), location)
+        location = log.append(record(version, commit(version - 1)), changes({b"\x03a": b"1"})).location
+        assert "missing" in make().lost(0, commit(version), location)
+        assert "missing" in make().lost(0, commit(version), location, whole=True)
+    make().append_base(record(5, commit(4)), [(b"\x03a", b"1")])
+    location = make().append(record(6, commit(5)), changes({b"\x03a": b"6"})).location
+    assert make().lost(0, commit(6), location) == ""
+    assert as_dict(make().read(0, commit(6))) == {b"\x03a": b"6"}

@@ -37,6 +37,7 @@ from recovery.inspect.checkpoint_view import Checkpoint, Undecided
 from recovery.inspect.report import moment
 from recovery.jobs import ShardJob
 from recovery.restore.open_shard import OpenShard
+from tests.support import shape
 from tests.support.counting import CountingOperator
 
 KEY = (pa.field("key", pa.string()),)
@@ -469,3 +470,8 @@ def test_a_drill_exits_with_0_only_if_every_scenario_passes(
     told = json.loads(done.stdout)
     assert (told["passed"], [one["name"] for one in told["scenarios"]]) == (passed, ["kill-driver", "lose-all"])
     assert ("differs" in (out / "report.html").read_text()) is not passed
+
+
+def test_a_command_that_an_error_names_can_be_pasted_whatever_the_place_is_called() -> None:
+    bare = {str(path): re.findall(r"rewind [a-z]+ \{(?!quote\()[^}]*", path.read_text()) for path in shape.modules()}
+    assert {path: found for path, found in bare.items() if found} == {}

@@ -133,12 +133,17 @@ def test_a_directory_of_another_query_is_refused(bucket: str) -> None:
     story = Story(7, 8)
     sink = begun(bucket)
     player(bucket, story, 0).publish(sink, 7, story.frames[7])
+    filesystem, under_way = sink._tables["results"]._fs, f"{bucket}/windows/_rewind/outbox/run-8/results-0.parquet"
+    filesystem.pipe_file(under_way, b"of a task of the query whose directory it is")
     with pytest.raises(ManifestMismatch, match="written by q/results"):
         begun(bucket, 9, query="p")
     with pytest.raises(SinkConflict):
         begun(bucket, 3)
+    assert filesystem.exists(under_way)
+    begun(bucket, 7)
+    filesystem.invalidate_cache()
+    assert not filesystem.exists(under_way)
     newest = f"{bucket}/windows/_rewind/newest.json"
-    filesystem = sink._tables["results"]._fs
     filesystem.pipe_file(newest, b'{"format": 2}')
     with pytest.raises(UnknownFormat, match="format 2"):
         begun(bucket, 9)

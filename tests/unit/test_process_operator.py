@@ -13,7 +13,15 @@ import pyarrow as pa
 import pytest
 
 from backend.batch import ERROR_SCHEMA, MESSAGE_FIELDS, MicroBatch
-from backend.errors import ManifestMismatch, StorageFailed, StoreClosed, UnknownFormat, UserCodeFailed, ValueInvalid
+from backend.errors import (
+    ManifestMismatch,
+    SourceInvalid,
+    StorageFailed,
+    StoreClosed,
+    UnknownFormat,
+    UserCodeFailed,
+    ValueInvalid,
+)
 from backend.process import (
     ProcessContext,
     ProcessOperator,
@@ -24,6 +32,7 @@ from backend.process import (
     value_state,
     window_store,
 )
+from backend.rocks.options import RocksOptions
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Changes
 from backend.store.workspace import Workspace
@@ -31,6 +40,7 @@ from backend.stores.key_value_store import KeyValueStore
 from backend.stores.session_store import SessionKey
 from backend.stores.session_windows import SessionWindows, count
 from backend.stores.standalone import MAX_STORES, StoreSet
+from recovery.files import open_files
 
 RESULT = pa.schema([pa.field("user", pa.string(), nullable=False), ("n", pa.int32())])
 
@@ -233,6 +243,8 @@ def test_an_unknown_store_is_named() -> None:
         (lambda context: context["totals"].put("a", {1}), r"raised ValueInvalid"),
         (lambda context: context["other"], r"raised KeyError.*no store 'other'"),
         (lambda context: int("x"), r"raised ValueError"),
+        (lambda context: RocksOptions(block_bytes=1), r"raised ValueError.*block_bytes=1"),  # a dataclass of ours
+        (lambda context: open_files("nowhere://x"), r"raised ValueError"),  # of a library's, below ours
     ],
 )
 def test_what_a_store_does_not_take_is_told_with_the_functions_line(
@@ -246,12 +258,13 @@ def test_what_a_store_does_not_take_is_told_with_the_functions_line(
     assert "mend the function" in caught.value.command
 
 
-def test_what_a_function_cannot_mend_keeps_its_name() -> None:
-    def full(*_: object) -> None:
-        raise StorageFailed("there is no room to write")
+@pytest.mark.parametrize("error", [StorageFailed("there is no room to write"), SourceInvalid("no Parquet file")])
+def test_what_a_function_cannot_mend_keeps_its_name(error: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise error
 
-    with pytest.raises(StorageFailed):
-        Shard(ProcessOperator(full, RESULT)).attempt(_batch([]))
+    with pytest.raises(type(error)):
+        Shard(ProcessOperator(fail, RESULT)).attempt(_batch([]))
 
 
 @pytest.mark.parametrize(

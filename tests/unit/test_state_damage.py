@@ -22,6 +22,7 @@ SCHEMA = "File does not exist: /c/state/0/_stateSchema/default/0_x"
 EOF = "java.io.EOFException"
 NO_BASE = "[CANNOT_LOAD_STATE_STORE.CANNOT_FIND_BASE_SNAPSHOT_CHECKPOINT]"
 RUNTIME = "org.apache.spark.SparkRuntimeException"
+JSON = Link("com.fasterxml.jackson.core.JsonParseException", "Unexpected character ('x' (code 120))", io=True)
 NO_ENVIRONMENT = 'Cannot invoke "SparkEnv.conf()" because the return value of "SparkEnv$.get()" is null'
 
 
@@ -30,6 +31,7 @@ NO_ENVIRONMENT = 'Cannot invoke "SparkEnv.conf()" because the return value of "S
     [  # what Spark 4.2 says of files that were changed, cut, emptied or deleted
         (LOADING, Link(CHECKSUM, "Checksum error: file:/c/state/0/0/7.changelog at 0", io=True)),
         (OUTER, Link(CHECKSUM, "Checksum error: file:/c/state/0/_stateSchema/default/0_x at 0", io=True)),
+        (OUTER, Link(CHECKSUM, "Checksum error: file:/c/state/0/_metadata/metadata at 0", io=True)),
         (OUTER, Link(CHECKSUM, "Checksum error: file:/commits/1/state/0/0/7.changelog at 0", io=True)),
         (LOADING, Link(EOF, "", io=True)),
         (Link(EOF, "", io=True),),
@@ -83,6 +85,8 @@ def test_what_lies_at_the_bottom_tells(links: tuple[Link, ...]) -> None:
         (OUTER, Link("java.io.IOException", "No space left on device", io=True)),
         (OUTER, Link(GONE, "/c/state: No space left on device", io=True)),
         (LOADING, Link("java.lang.OutOfMemoryError", "Java heap space")),
+        # the answer of an object store, on its way to a file
+        (OUTER, Link("software.amazon.awssdk.core.exception.SdkClientException", "Unable to unmarshall"), JSON),
     ],
 )
 def test_what_passes_or_is_not_of_the_checkpoint_is_no_damage(links: tuple[Link, ...]) -> None:
@@ -95,7 +99,8 @@ def test_what_passes_or_is_not_of_the_checkpoint_is_no_damage(links: tuple[Link,
         (Link(CHECKSUM, "Checksum error: file:/c/commits/4 at 0", io=True), "/c/commits/4"),
         (Link(CHECKSUM, "Checksum error: file:/c/offsets/12 at 0", io=True), "/c/offsets/12"),
         (Link(CHECKSUM, "Checksum error: /elsewhere/state/1/c/commits/4 at 0", io=True), "/c/commits/4"),
-        (Link("com.fasterxml.jackson.core.JsonParseException", "Unexpected character ('x' (code 120))"), "/c"),
+        (Link(CHECKSUM, "Checksum error: file:/c/metadata at 0", io=True), "/c/metadata"),
+        (JSON, "/c"),
         (Link(RUNTIME, "[MALFORMED_LOG_FILE] Log file was malformed"), "/c"),
         (Link(RUNTIME, "[STDS_OFFSET_LOG_UNAVAILABLE] The offset log for 4 does not exist"), "/c"),
         (Link("java.lang.IllegalStateException", "Incomplete log file"), "/c"),

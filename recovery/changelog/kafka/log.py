@@ -30,6 +30,7 @@ from recovery.changelog.kafka.topic import TIMEOUT_S, claim_topic, create_topic,
 from recovery.changelog.kafka.writer import PartitionWriter
 from recovery.changelog.protocol import (
     CHEAP_BYTES,
+    ITSELF,
     Entry,
     History,
     Logged,
@@ -119,7 +120,10 @@ class KafkaChangelog:
             raise foreign(f"{self._settings.servers}/{self._topic}", owner, self._owner)
 
     def lost(self, shard: int, commit: Commit, location: str = "", *, whole: bool = False) -> str:
-        """Read the message at the commit's location, and compare where its lineage begins with where the log does."""
+        """Read the message at the commit's location, and the one where its lineage begins.
+
+        In a topic that was made again since, the lineage goes on where it had come to: something else is there.
+        """
         with self._guard:
             if whole and shard >= (partitions_of(self._settings, self._topic, 0) or 0):
                 return f"there is no partition {self._topic}-{shard}"
@@ -130,7 +134,7 @@ class KafkaChangelog:
             if found is not None and found.commit == commit and at is not None:
                 begins = placed(found.growth, at).begins
                 whole = whole and found.growth.delta_bytes + found.growth.base_bytes <= CHEAP_BYTES
-                if begins >= low and not whole:
+                if not whole and low <= begins <= at and _is_first(self._key_at(shard, begins)):
                     return ""
             else:  # what this process knows may be of a log that is gone
                 whole = False
@@ -424,6 +428,11 @@ def _make(
     return KafkaChangelog(
         settings, topic, owner=owner, max_deltas=max_deltas, min_base_bytes=min_base_bytes, cache_bytes=cache_bytes
     )
+
+
+def _is_first(piece: ChunkKey | None) -> bool:
+    """Return whether a message is where a lineage begins."""
+    return piece is not None and piece.index == 0 and piece.growth.begins == ITSELF
 
 
 def _foreign(where: str) -> ChangelogDamaged:

@@ -104,7 +104,7 @@ class PartitionWriter:
         """Append one record in one transaction; give the offset of its first piece.
 
         Raises:
-            _Fenced: Another producer of this name was opened since; nothing was appended.
+            _Fenced: Another producer of this name was opened since, or the client cannot go on; nothing was appended.
             ChangelogUnavailable: Anything else; the producer must not be used again.
         """
         from confluent_kafka import KafkaError, KafkaException
@@ -128,7 +128,7 @@ class PartitionWriter:
             if failures or not firsts:
                 raise KafkaException(failures[0] if failures else KafkaError(KafkaError._MSG_TIMED_OUT))
         except KafkaException as error:
-            if is_fenced(error):
+            if is_fenced(error) or error.args[0].code() == KafkaError._FATAL:  # so says `produce` once it is fenced
                 raise _Fenced(error.args[0]) from None
             _abort(producer)
             raise unavailable(self._settings, self._topic, error) from None
@@ -179,7 +179,7 @@ def _chosen() -> int:
 
 
 class _Fenced(Exception):
-    """Another producer with the same name was opened since."""
+    """Another producer with the same name was opened since, or the client says that it cannot go on."""
 
 
 def _abort(producer: Any) -> None:
