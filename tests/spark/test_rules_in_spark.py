@@ -239,7 +239,9 @@ def test_a_disk_that_does_not_give_a_snapshot_is_no_damage(spark, tmp_path):
         for name, value in before.items():
             spark.conf.set(name, value)
     state = tmp_path / "checkpoint" / "state" / "0" / "1"
-    (snapshot,) = until(lambda: sorted(state.glob("*.zip"))[-1:], what="a snapshot")
+    until(lambda: list(state.glob("*.zip")), what="a snapshot")
+    spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # else it may write a newer one yet
+    snapshot = max(state.glob("*.zip"), key=lambda file: int(file.name[0]))
     for file in state.glob("*"):
         if file.name.partition("_")[0].isdigit() and int(file.name.partition("_")[0]) < int(snapshot.name[0]):
             file.unlink()
