@@ -18,10 +18,10 @@ import os
 import re
 import reprlib
 import secrets
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,11 @@ PARTS = ("code", "what", "where", "why", "command")
 MAX_PART_CHARACTERS = 4_000
 _ROOT = Path(__file__).parent.parent
 _OWN_CODE = (f"{_ROOT / 'backend'}{os.sep}", f"{_ROOT / 'recovery'}{os.sep}")
-"""Ours: what fails in there when a user's function calls it, fails at the function's line."""
+_MADE = ("<frozen ", "<attrs generated ")
+_COMPILED = (".pxi", ".pyx")
+"""Cython's: Arrow's above all."""
+_STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
+"""What fails in these, and in ours, when a user's function calls it, fails at the function's line."""
 _TOKEN = secrets.token_hex(16)
 _STORAGE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 _READER = (
@@ -183,6 +187,26 @@ def check_function(option: str, function: object, parameters: Sequence[str]) -> 
         raise ValueError(f"{option}={reprlib.repr(function)}: {wanted}: {error}") from None
 
 
+def check_names(option: str, value: object, what: str) -> tuple[str, ...]:
+    """Return the names that an option gives: one, or a list of them.
+
+    Args:
+        option: Its name where it was given.
+        value: What was given.
+        what: What a name stands for, such as `a field`.
+
+    Raises:
+        ValueError: It is neither.
+
+    >>> check_names("key", "a", "a field"), check_names("key", ["a", "b"], "a field")
+    (('a',), ('a', 'b'))
+    """
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{option}={reprlib.repr(value)}: must be the name of {what}, or a list of names")
+    return tuple(names)
+
+
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
     """Name what a user's function raises in a block, so that its text is taken for nothing else.
@@ -209,15 +233,23 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def _users_line(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """Return where a user's code failed, or called what failed in ours; None where nothing is known."""
+    """Return the innermost line of a user's code, whoever it called to fail there; None where nothing is known."""
+    origins = [_origin(one) for one in frames]
+    users = "" if "" in origins else next((one for one in origins if one is not None), None)
+    found = [one for one, origin in zip(frames, origins, strict=True) if origin == users is not None]
+    return next(reversed(found or [*frames]), None)
 
-    def is_ours(one: traceback.FrameSummary) -> bool:
-        return one.filename.startswith(_OWN_CODE)
 
-    theirs = list(takewhile(lambda one: not is_ours(one), dropwhile(is_ours, frames)))
-    while len(theirs) > 1 and theirs[-1].name == "__init__" and theirs[-1].filename == "<string>":
-        theirs.pop()  # a dataclass's, which Python made
-    return next(reversed(theirs or [*frames]), None)
+def _origin(frame: traceback.FrameSummary) -> str | None:
+    """Return the installed package that code is of, "" for code of none; None for ours, and for Python's own."""
+    file = frame.filename
+    made = file.startswith(_MADE) or (file == "<string>" and frame.name.startswith("__"))
+    if made or file.startswith(_OWN_CODE) or file.endswith(_COMPILED):
+        return None
+    installed = re.search(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)", file)
+    if installed is not None:
+        return installed[1]
+    return None if file.startswith(_STANDARD_LIBRARY) else ""
 
 
 def _said(error: BaseException) -> str:

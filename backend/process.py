@@ -33,7 +33,7 @@ from typing import Any
 import pyarrow as pa
 
 from backend.batch import ADDED_BY_SINKS, ERROR_SCHEMA, RESERVED, MicroBatch, Outcome, Proof
-from backend.boundary import check_function, user_code
+from backend.boundary import check_function, check_names, user_code
 from backend.errors import ValueInvalid
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
@@ -155,8 +155,8 @@ class ProcessOperator:
         fields: The message fields that the function reads: only they travel to the shards.
 
     Raises:
-        TypeError: The function cannot be called, the schema is none, or a store is no declaration.
-        ValueError: Two stores or two columns of one name, a reserved name, too many stores.
+        ValueError: The function cannot be called, the schema is none, a store is no declaration; two stores or two
+            columns of one name, a reserved name, too many stores.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class ProcessOperator:
     ) -> None:
         check_function("function", function, ("messages", "context"))
         if not isinstance(result_schema, pa.Schema):
-            raise TypeError(f"result_schema must be a pyarrow.Schema, not {type(result_schema).__name__}")
+            raise ValueError(f"result={result_schema!r}: must be a pyarrow.Schema")
         self._function = function
         self._schema = result_schema.remove_metadata()
+        check_declarations(stores)
         self._stores = tuple(stores)
         self._fields = _check_fields(fields)
-        check_declarations(self._stores)
         _check_schema(self._schema)
 
     @property
@@ -274,9 +274,7 @@ def _with_durations(declaration: Declaration, durations: Mapping[str, int | None
 
 
 def _check_fields(fields: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(fields, str) or not all(isinstance(name, str) and name for name in fields):
-        raise TypeError(f"fields={fields!r}: a sequence of field names is allowed")
-    names = tuple(fields)
+    names = check_names("fields", fields, "a field")
     reserved = sorted(set(names) & set(RESERVED))
     if reserved:
         raise ValueError(f"fields: {reserved} are in every message already; allowed are the source's own fields")
@@ -288,10 +286,10 @@ def _check_fields(fields: Sequence[str]) -> tuple[str, ...]:
 
 def _check_schema(schema: pa.Schema) -> None:
     if len(set(schema.names)) != len(schema.names):
-        raise ValueError(f"result_schema: the columns {schema.names} have a name twice")
+        raise ValueError(f"result: the columns {schema.names} have a name twice")
     taken = [name for name in schema.names if name in ADDED_BY_SINKS]
     if taken:
-        raise ValueError(f"result_schema: {taken} are added to each result row; allowed are other names")
+        raise ValueError(f"result: {taken} are added to each result row; allowed are other names")
 
 
 def _checked(results: object, schema: pa.Schema) -> pa.Table:

@@ -245,7 +245,7 @@ def export(
             out.mkdir(parents=True, exist_ok=True)
             pq.write_table(found, path)
         except OSError as error:
-            raise storage_failed(error, str(out)) from error
+            raise storage_failed(error, str(out), "then export again, to a new directory") from error
         written.append({"path": str(path), "rows": found.num_rows})
     if as_json:
         report.print_json(written)

@@ -66,7 +66,7 @@ _LOADING = "[CANNOT_LOAD_STATE_STORE."
 _STATE_CHECKSUM = "[CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED]"
 _STATE_METADATA = "[STDS_FAILED_TO_READ_OPERATOR_METADATA]"
 _NO_SNAPSHOT = "[CANNOT_LOAD_STATE_STORE.CANNOT_FIND_BASE_SNAPSHOT_CHECKPOINT]"
-_LOG_FILE = re.compile(r".*/((?:offsets|commits)/\d+|(?<!_metadata/)metadata)(?![\w/.])", re.DOTALL)
+_LOG_FILE = re.compile(r".*/((?:offsets|commits)/\d+)(?![\w/.])", re.DOTALL)
 _LOG = ("[MALFORMED_LOG_FILE]", "[STDS_OFFSET_LOG_UNAVAILABLE]", "Incomplete log file")
 """How Spark speaks of files of its log of micro-batches: it does not say which."""
 _JSON = "com.fasterxml.jackson."
@@ -165,17 +165,18 @@ def read(error: BaseException, look_again: Callable[[], object] = lambda: None) 
 
     Args:
         error: What was raised, or what Spark says ended its query.
-        look_again: Raises a named error when a source no longer has what was to be read: Spark cannot always bring the
-            connector's own error to the driver. Called only where nothing else is known.
+        look_again: Raises a named error when a source no longer has what was to be read (Spark cannot always bring the
+            connector's own error to the driver), or a file that Spark reads first is damaged. Called only where nothing
+            else is known.
     """
     links = chain(error)
     named = _named(error, links)
-    if named is None and not _passes(links):
+    if named is None and (not _passes(links) or _says(_DAMAGED_FILES, links[-1])):
         try:
             look_again()
         except RewindError as found:
             named = found
-        named = named or _unreadable(links)
+        named = named or (None if _passes(links) else _unreadable(links))
     if named is not None:
         if named is not error:
             named.__cause__ = error

@@ -91,7 +91,7 @@ def check(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> None:
     ours = {entry.name for entry in MESSAGE_FIELDS}
     for name, aggregate in aggregates.items():
         for wanted in aggregate.fields:
-            if schema.get_field_index(wanted) < 0:
+            if wanted not in schema.names:
                 allowed = ", ".join(sorted(set(schema.names) - ours))
                 raise ValueError(
                     f"aggregates[{name!r}]: {aggregate.kind} of unknown field {wanted!r}; allowed are {allowed}"

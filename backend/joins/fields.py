@@ -21,10 +21,13 @@ def read_on(on: Any, left: pa.Schema, right: pa.Schema) -> tuple[tuple[str, str]
     """
     if on is None:
         return ()
-    entries = [on] if isinstance(on, str) else list(on)
+    if not isinstance(on, str | list | tuple):
+        raise ValueError(
+            f"on={on!r}: must be a field, a list of fields and of pairs (left field, right field), or None"
+        )
     pairs: list[tuple[str, str]] = []
-    for entry in entries:
-        pair = (entry, entry) if isinstance(entry, str) else tuple(entry)
+    for entry in [on] if isinstance(on, str) else on:
+        pair = (entry, entry) if isinstance(entry, str) else tuple(entry) if isinstance(entry, list | tuple) else ()
         if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
             raise ValueError(f"on: {entry!r} is neither a field nor (left field, right field)")
         for name, schema, side in zip(pair, (left, right), ("left", "right"), strict=True):

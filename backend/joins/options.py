@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from backend.batch import RESERVED
+from backend.boundary import check_names
 from backend.messages import MessageLayout, choose_layout
 from backend.windows.definitions import MAX_DURATION_MS, Duration, Window, _count, duration_ms
 
@@ -65,7 +66,7 @@ def read_out(names: Sequence[str] | None, schema: pa.Schema, side: str) -> tuple
         return tuple(schema.names)
     if isinstance(names, str):
         raise ValueError(f"{side}_fields={names!r}: give a list of field names")
-    for name in names:
+    for name in check_names(f"{side}_fields", names, "a field"):
         if name not in schema.names:
             raise ValueError(f"{side}_fields: {name!r} is not a field; allowed are {schema.names}")
     return tuple(name for name in schema.names if name in set(names))
@@ -136,7 +137,7 @@ def read_session_key(
             "into every session of the other side, which is the same join without session windows"
         )
     names = [pair[LEFT] for pair in pairs]
-    wanted = names if value is None else [value] if isinstance(value, str) else list(value)
+    wanted = names if value is None else check_names("session_key", value, "a field")
     missing = [name for name in wanted if name not in names]
     if missing or not wanted:
         raise ValueError(

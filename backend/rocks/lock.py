@@ -6,8 +6,10 @@ import gc
 import os
 import random
 import re
+import shutil
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rocksdict import AccessType, Options, Rdict
 
@@ -15,11 +17,33 @@ from backend.errors import StoreLocked
 from backend.rocks.errors import translated
 
 _MOVED_TRIES = 3
+_WRITTEN = "rocksdict-config.json"
+"""What rocksdict writes at each open."""
 _LOCK_TAKEN = re.compile(r"lock hold by current process|While lock file")
 
 
-def open_locked(path: Path, native: Options, wait_s: float, read_only: bool) -> Rdict:
+def links_to(path: Path) -> TemporaryDirectory[str]:
+    """Make links to a database's files: also who only reads writes beside them, which a place may not allow."""
+    links = TemporaryDirectory(prefix="rewind-reads-")
+    for file in path.absolute().iterdir():
+        if file.name == _WRITTEN:
+            shutil.copyfile(file, Path(links.name) / file.name)
+        elif not file.name.startswith("LO"):  # LOCK and LOG are each opener's own
+            (Path(links.name) / file.name).symlink_to(file)
+    return links
+
+
+def open_locked(
+    path: Path, native: Options, wait_s: float, read_only: bool, links: TemporaryDirectory[str] | None = None
+) -> Rdict:
     """Open a database, waiting at most `wait_s` for its LOCK, with jitter; a reader takes none.
+
+    Args:
+        path: Where it is.
+        native: Its options.
+        wait_s: How long to wait.
+        read_only: Only read.
+        links: Open these instead; they are gone when this fails.
 
     Raises:
         StoreLocked: Another process, or this one, held the LOCK all the time.
@@ -31,13 +55,17 @@ def open_locked(path: Path, native: Options, wait_s: float, read_only: bool) -> 
     moved = 0
     while True:
         try:
-            return Rdict(str(path), native, column_families={"default": native}, access_type=access)
+            return Rdict(
+                links.name if links else str(path), native, column_families={"default": native}, access_type=access
+            )
         except Exception as error:
             if read_only and "No such file" in str(error) and moved < _MOVED_TRIES:
                 moved += 1  # the writer's compaction took a file away between the manifest and us
                 time.sleep(0.02 * moved)
                 continue
             if not _LOCK_TAKEN.search(str(error)):
+                if links is not None:
+                    links.cleanup()
                 raise translated(error, path) from error
             left_s = deadline - time.monotonic()
             if left_s <= 0:

@@ -457,6 +457,8 @@ def records() -> StructType:
 
 def _ddl(text: str) -> list[tuple[str, str]]:
     """Split `"name type"` in its two words; nothing for an empty text."""
+    if not isinstance(text, str):
+        raise ValueError(f"key={text!r}: must be one field, 'name type', or an empty text for none")
     if not text.strip():
         return []
     name, _, kind = text.strip().partition(" ")

@@ -15,7 +15,9 @@ from backend.errors import StateCorrupted
 from backend.sources import Source, TopicPartition
 from backend.sources.spark_offsets import positions_in
 from backend.texts import visible
+from recovery.commit.manifest import query_id
 from recovery.commit.option_sets import versions_in
+from recovery.commit.spark_files import METADATA, damaged_spark_files, read_spark_file
 from recovery.files import open_files
 
 _HEADER_LINES = 2
@@ -33,7 +35,12 @@ def check_resumable(checkpoint: str, sources: Sequence[Source]) -> None:
     Raises:
         HistoryLost: An offset that comes next is gone.
         StateCorrupted: Spark's logs are not whole.
+        PointerDamaged: One of its files is damaged.
     """
+    for damaged in damaged_spark_files(checkpoint, newest=2):
+        raise damaged
+    if METADATA in open_files(checkpoint).list():
+        query_id(checkpoint)
     _check_no_hole(checkpoint)
     for source, positions in zip(sources, committed_positions(checkpoint), strict=False):
         check = getattr(source, "check_positions", None)
@@ -73,7 +80,7 @@ def committed_positions(checkpoint: str) -> list[dict[TopicPartition, int]]:
         return []
     name = f"offsets/{committed[-1]}"
     try:
-        text = open_files(checkpoint).read(name).decode()
+        text = read_spark_file(checkpoint, name).decode()
     except FileNotFoundError as error:
         raise StateCorrupted(
             "a file of Spark's own log is gone",

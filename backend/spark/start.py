@@ -34,7 +34,7 @@ from backend.spark.control import ask_to_drain, drain_of
 from backend.spark.explain import explained
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, check_key, describe, number_streams
 from backend.spark.observed import observed
-from backend.spark.pack.routing import grouping_values
+from backend.spark.pack.routing import MAX_SHARDS, grouping_values
 from backend.spark.processor import ProcessorPlan, ShardProcessor
 from backend.spark.queueing import Sealing, incarnation_of, queue_limit, queues_in
 from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
@@ -75,6 +75,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SNAPSHOT_EVERY = 50
 OUTBOX_DIRECTORY = "rewind/outbox"
+_MOST = 2**31 - 1
+"""Of what Spark takes as an integer, and of what nobody needs more of."""
 """Below the checkpoint: what tasks write for sinks that publish from the driver."""
 log = logging.getLogger("rewind.start")
 
@@ -137,23 +139,23 @@ class StartOptions:
             raise ValueError(f"debug_steps={self.debug_steps!r}: allowed are True and False")
 
     def _check_numbers(self) -> None:
-        for name in ("snapshots", "queue_bytes"):
+        for name, most in (("snapshots", _MOST), ("queue_bytes", 2**63 - 1)):
             value = getattr(self, name)
-            if value not in (None, "off") and not _is_whole(value, 1):
-                raise ValueError(f"{name}={value!r}: allowed are 'off' and an integer of at least 1")
+            if value not in (None, "off") and not _is_whole(value, 1, most):
+                raise ValueError(f"{name}={value!r}: allowed are 'off' and an integer from 1 to {most}")
         if isinstance(self.standby, bool) or self.standby not in (0, 1):
             raise ValueError(f"standby={self.standby!r}: allowed are 0 and 1")
-        least = {"shards": 1, "retain": 1, "arrow_rows": 1, "poison_limit": 0}
-        for name, lowest in least.items():
+        bounds = {"shards": (1, MAX_SHARDS), "retain": (1, _MOST), "arrow_rows": (1, _MOST), "poison_limit": (0, _MOST)}
+        for name, (lowest, highest) in bounds.items():
             value = getattr(self, name)
             if name == "shards" and value is None:
                 continue
-            if not _is_whole(value, lowest):
-                raise ValueError(f"{name}={value!r}: must be an integer of at least {lowest}")
+            if not _is_whole(value, lowest, highest):
+                raise ValueError(f"{name}={value!r}: must be an integer from {lowest} to {highest}")
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, options: StartOptions) -> RewindQuery:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from backend.aggregates import Aggregate
 from backend.aggregates.model import check_kinds
 from backend.batch import Operator, SourcePartition
+from backend.boundary import check_names
 from backend.sources import Source
 from backend.sources.dataframe import dataframe_source, is_dataframe
 from backend.steps import Step
@@ -142,10 +143,11 @@ class Stream:
 
         def make(schemas: Sequence[pa.Schema], _: FirstOffsets) -> Operator:
             [schema] = schemas
-            unknown = sorted(set(fields or ()) - set(schema.names))
+            wanted = schema.names if fields is None else check_names("fields", fields, "a field")
+            unknown = sorted(set(wanted) - set(schema.names))
             if unknown:
                 raise ValueError(f"fields: {unknown} are not in the source; allowed are {', '.join(schema.names)}")
-            return ProcessOperator(function, result, stores=stores, fields=schema.names if fields is None else fields)
+            return ProcessOperator(function, result, stores=stores, fields=wanted)
 
         ahead = None if max_ahead is None else duration_ms(max_ahead, "max_ahead", least=0)
         return Pipeline((self,), make, ahead, needs_order=False)

@@ -18,16 +18,16 @@ _OTHER = frozenset({errno.EISDIR, errno.ENOTDIR})
 _AGAIN = "then start the query again: it goes on after the last committed micro-batch"
 
 
-def storage_failed(error: OSError, where: str) -> StorageFailed:
-    """Give the named error for what the operating system, or a client of a filesystem, raised."""
+def storage_failed(error: OSError, where: str, again: str = _AGAIN) -> StorageFailed:
+    """Give the named error for what the operating system, or a client of a filesystem, raised; `again` ends it."""
     if error.errno in _FULL:
-        what, command = "there is no room to write", f"make room there (df -h, df -i, quota -s), {_AGAIN}"
+        what, command = "there is no room to write", f"make room there (df -h, df -i, quota -s), {again}"
     elif error.errno in _FORBIDDEN:
-        what, command = "a filesystem does not let this process write", f"see who owns what is there (ls -ld), {_AGAIN}"
+        what, command = "a filesystem does not let this process write", f"see who owns what is there (ls -ld), {again}"
     elif error.errno in _OTHER:
-        what, command = "a file lies where a directory must be, or the reverse", f"move it away (ls -ld), {_AGAIN}"
+        what, command = "a file lies where a directory must be, or the reverse", f"move it away (ls -ld), {again}"
     else:
-        what, command = "a disk or filesystem failed", f"check it (dmesg, mount), {_AGAIN}"
+        what, command = "a disk or filesystem failed", f"check it (dmesg, mount), {again}"
     return StorageFailed(what, where=where, why=str(error), command=command)
 
 

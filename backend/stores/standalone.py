@@ -41,14 +41,12 @@ def check_declarations(declarations: Sequence[Declaration]) -> None:
     """Check that the stores of a job can live beside each other.
 
     Raises:
-        TypeError: Something is no declaration.
-        ValueError: Two stores of one name, or more than `MAX_STORES`.
+        ValueError: Something is no declaration; two stores of one name, or more than `MAX_STORES`.
     """
-    for declaration in declarations:
-        if not callable(getattr(declaration, "bind", None)):
-            raise TypeError(
-                f"stores takes declarations such as window_store('name', ...), not {type(declaration).__name__}"
-            )
+    if not isinstance(declarations, list | tuple) or not all(
+        callable(getattr(declaration, "bind", None)) for declaration in declarations
+    ):
+        raise ValueError(f"stores={declarations!r}: must be a list of declarations such as window_store('name', ...)")
     names = [declaration.name for declaration in declarations]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:

@@ -23,6 +23,7 @@ import xxhash
 from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
 from recovery.commit.option_sets import OptionSet, following, is_free, options_of, versions_in
 from recovery.commit.reset_mark import check_whole
+from recovery.commit.spark_files import METADATA, read_spark_file
 from recovery.files import open_files
 
 FORMAT = 2
@@ -112,15 +113,16 @@ def query_id(checkpoint: str) -> str:
 
     Raises:
         StateCorrupted: Spark's metadata cannot be read.
+        PointerDamaged: Its checksum is another one.
     """
     try:
-        return str(json.loads(open_files(checkpoint).read("metadata"))["id"])
+        return str(json.loads(read_spark_file(checkpoint, METADATA))["id"])
     except (*UNDECODABLE, FileNotFoundError) as error:
         raise StateCorrupted(
             "Spark's metadata of the checkpoint cannot be read",
-            where=f"{checkpoint}/metadata",
+            where=f"{checkpoint}/{METADATA}",
             why=str(error),
-            command="restore the file from a copy of the checkpoint",
+            command="put the file back from a copy of the checkpoint",
         ) from error
 
 

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import UNDECODABLE, ManifestMismatch
+from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
+from backend.texts import one_line
 from recovery.files import open_files
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def check_outputs(checkpoint: str, query: str, sink: Sink) -> None:
 
     Raises:
         ManifestMismatch: It is another one, and Spark has planned micro-batches.
+        StateCorrupted: The file that says it is damaged.
+        UnknownFormat: Another release wrote that file.
     """
     before = read_outputs(checkpoint)
     if before is None or not any(name.isdigit() for name in open_files(checkpoint).list("offsets")):
@@ -93,7 +96,7 @@ def write_outputs(checkpoint: str, sink: Sink) -> None:
 
 
 def read_outputs(checkpoint: str) -> dict[str, Any] | None:
-    """Read which outputs the query wrote to; None where nothing, or nothing that this release knows, is written."""
+    """Read which outputs the query wrote to; None where nothing is written. Raises as `check_outputs` for the file."""
     return _read(checkpoint)[1]
 
 
@@ -105,17 +108,34 @@ def forget_outputs(checkpoint: str) -> None:
 
 
 def _read(checkpoint: str) -> tuple[int, dict[str, Any] | None, list[dict[str, Any]]]:
-    """Read the outputs' number, the outputs, and those before them."""
+    """Read the outputs' number, the outputs, and those before them.
+
+    Raises:
+        StateCorrupted: The file is damaged.
+        UnknownFormat: Another release wrote it.
+    """
+    where = f"{checkpoint}/{NAME}"
     try:
         found = json.loads(open_files(checkpoint).read(NAME))
-        if found["format"] == FORMAT:
-            now = None if found["outputs"] is None else dict(found["outputs"])
-            return int(found["number"]), now, [dict(one) for one in found.get("before", [])]
+        if found["format"] != FORMAT:
+            raise UnknownFormat(
+                "what the query writes to is written in an unknown format",
+                where=where,
+                why=f"{found['format']!r}, this release reads {FORMAT}",
+                command="install the release that wrote it",
+            )
+        now = None if found["outputs"] is None else dict(found["outputs"])
+        return int(found["number"]), now, [dict(one) for one in found.get("before", [])]
     except FileNotFoundError:
         return 1, None, []
     except UNDECODABLE as error:
-        log.warning("%s/%s cannot be read, so the outputs are not compared: %s", checkpoint, NAME, error)
-    return 1, None, []
+        raise StateCorrupted(
+            "what the query writes to cannot be read",
+            where=where,
+            why=one_line(str(error)),
+            command="put the file back from a copy of the checkpoint; or see for yourself that the job writes to where"
+            " it did, and remove the file: the next start writes what it is given",
+        ) from error
 
 
 def _write(checkpoint: str, number: int, outputs: dict[str, Any] | None, before: list[dict[str, Any]]) -> None:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateUnavailable
+from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Changes, Readable, Region, region_range
+from backend.store.storage import storage
 from backend.windows import panes
 from recovery.changelog import Changelog, Entry, History, open_changelog
 from recovery.changelog.records import Kind
@@ -262,10 +263,12 @@ class Checkpoint:
         """Look at a shard's database on this host, read-only."""
         home = self.local_dir / self.query_id / str(shard)
         try:
-            name = json.loads((home / "CURRENT").read_bytes())["generation"]
-            path = home / str(name)
+            with storage(str(home)):
+                path = home / str(json.loads((home / "CURRENT").read_bytes())["generation"])
         except (*UNDECODABLE, FileNotFoundError):
             return None
+        except StorageFailed as error:
+            return LocalCopy(home, None, 0, (), error)
         if not (path / "db").is_dir():
             return None
         length = sum(_size(file) for file in path.rglob("*"))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from backend.errors import StateCorrupted, StoreLocked
+from backend.errors import PointerDamaged, StateCorrupted, StoreLocked
 from backend.sinks.directory import VersionedDirectory
 from backend.texts import source_partition, visible
 from recovery.commit import lease, manifest
@@ -186,7 +186,7 @@ def _offsets(opened: Checkpoint) -> Iterator[str]:
 def _query_id(opened: Checkpoint) -> str | None:
     try:
         return opened.query_id
-    except StateCorrupted:  # never started, or damaged
+    except (StateCorrupted, PointerDamaged):  # never started, or damaged
         return None
 
 

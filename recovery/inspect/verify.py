@@ -14,13 +14,15 @@ from shlex import quote
 
 import xxhash
 
-from backend.errors import RewindError
+from backend.errors import PointerDamaged, RewindError, StateCorrupted
 from backend.messages import TIME_BYTES
 from backend.messages.key_first import PLACE_BYTES
 from backend.rocks import RocksStore
 from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
+from recovery.commit.outputs import read_outputs
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
+from recovery.commit.spark_files import damaged_spark_files
 from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy
 from recovery.jobs import message_log
 from recovery.restore.prove import check_messages
@@ -49,8 +51,18 @@ class Finding:
 
 def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Run every check that needs neither Spark nor the job."""
-    yield from _sparks_logs(checkpoint)
-    copies = {shard: checkpoint.local(shard) for shard in checkpoint.shards}
+    logs = list(_sparks_logs(checkpoint))
+    yield from logs
+    try:
+        read_outputs(checkpoint.location)
+    except RewindError as error:
+        yield _of(error, PROBLEM, "outputs")
+    copies: dict[int, LocalCopy | None] = dict.fromkeys(checkpoint.shards)
+    try:
+        copies = {shard: checkpoint.local(shard) for shard in checkpoint.shards}
+    except (StateCorrupted, PointerDamaged) as error:  # Spark's metadata would name the directory
+        if error.where not in [found.where for found in logs]:
+            yield _of(error, PROBLEM, "Spark's logs")
     if not any(copies.values()):
         yield _note("local state", str(checkpoint.local_dir), "there is none of this query: not checked (--local-dir)")
     for shard, local in copies.items():
@@ -83,6 +95,8 @@ def _sparks_logs(checkpoint: Checkpoint) -> Iterator[Finding]:
     def problem(name: str, what: str) -> Finding:
         return Finding(PROBLEM, "Spark's logs", f"{checkpoint.location}/{name}", what, command)
 
+    for damaged in damaged_spark_files(checkpoint.location):
+        yield _of(damaged, PROBLEM, "Spark's logs")
     if not versions:
         logged = [entry.commit.version for shard in checkpoint.shards for entry in checkpoint.changelog.entries(shard)]
         newest = max([*planned, *logged], default=0)

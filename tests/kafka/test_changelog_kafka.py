@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,14 +14,14 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from backend.errors import AccessRefused, ChangelogDamaged
+from backend.errors import AccessRefused, ChangelogDamaged, ChangelogUnavailable
 from backend.kafka_client.admin import offsets
 from recovery.changelog import open_changelog
 from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey
 from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.changelog.kafka.writer import PartitionWriter
 from recovery.changelog.protocol import Growth
-from recovery.changelog.records import Kind, encode_delta
+from recovery.changelog.records import Kind, encode_base, encode_delta
 from tests.contracts.changelog import ChangelogContract, Make, Own, as_dict, changes, commit, record
 
 pytestmark = pytest.mark.kafka
@@ -221,6 +222,25 @@ def test_two_workers_with_one_name_end_each_other_once_also_in_the_middle_of_a_l
     assert as_dict(make().read(0, commit(3))) == {b"\x03a": large}
 
 
+def test_a_base_whose_producer_s_name_was_taken_while_it_was_written_says_so_and_works_again(make):
+    one, two = make(), make()
+    two._writer._number = one._writer._number
+    row = record(0, None)
+    one.append(row, changes({b"\x03a": b"0"}))
+
+    def rows():
+        for at in range(16):
+            if at == 8:
+                two.append_base(row, [(b"\x03a", b"0")])
+            yield b"\x03%02d" % at, os.urandom(1 << 20)
+
+    with pytest.raises(ChangelogUnavailable, match="another producer of its name was opened"):
+        one.append_base(row, rows())
+    assert one._writer._number != two._writer._number
+    one.append_base(row, [(b"\x03a", b"0")])
+    assert as_dict(make().read(0, commit(0))) == {b"\x03a": b"0"}
+
+
 def test_a_producer_is_held_by_its_query_so_that_another_one_does_not_end_it(make, monkeypatch):
     """Two that have both begun before either has written; later ones are refused by what they read."""
     opened: list[str] = []
@@ -412,3 +432,39 @@ def test_a_lineage_that_goes_on_in_a_topic_that_was_made_again_is_lost(kafka_top
     location = make().append(record(6, commit(5)), changes({b"\x03a": b"6"})).location
     assert make().lost(0, commit(6), location) == ""
     assert as_dict(make().read(0, commit(6))) == {b"\x03a": b"6"}
+
+
+def test_who_knew_a_topic_before_it_was_made_again_reads_the_new_one(kafka_topics, make, topic):
+    """The new one is longer than what was known of the old one, so its end does not tell."""
+    one = make()
+    one.append(record(0, None), changes({b"\x03a": b"0"}))
+    assert as_dict(one.read(0, commit(0))) == {b"\x03a": b"0"}
+    kafka_topics.delete(topic)
+    kafka_topics.create(13, name=topic, cleanup_policy="delete", retention_ms=-1, retention_bytes=-1)
+    make().append_base(record(0, None), [(b"\x03a", b"0")])
+    for version in range(1, 6):
+        row = record(version, commit(version - 1))
+        location = make().append(row, changes({b"\x03a": b"%d" % version})).location
+    assert as_dict(one.read(0, commit(5))) == {b"\x03a": b"5"}
+    with pytest.raises(ChangelogDamaged, match="missing"):
+        one.read(0, commit(6))
+    assert one.lost(0, commit(5), location, whole=True) == ""
+
+
+def test_a_base_that_format_1_wrote_begins_a_lineage_and_the_log_is_not_read_whole(make, topic, kafka_broker):
+    """Its messages do not say that a lineage begins with them."""
+    log = make()
+    log.append(record(0, None), changes({b"\x03a": b"0"}))
+    data = b"".join(encode_base(record(0, None), [(b"\x03a", b"0")]))
+    key = struct.Struct(">4sHc?I8sq16sIQQ").pack(
+        b"RWKL", 1, Kind.BASE.value, True, 0, bytes(8), 0, bytes.fromhex(commit(0).uuid), 0, 0, 0
+    )
+    producer = Producer(kafka_broker.settings.for_client())
+    producer.produce(topic, data, key, 0)
+    producer.flush()
+    for version in range(1, 4):
+        location = make().append(record(version, commit(version - 1)), changes({b"\x03a": b"1"})).location
+    log = make()
+    assert log.lost(0, commit(3), location) == ""
+    assert log._indexes == {}, "three messages were read"
+    assert as_dict(log.read(0, commit(3))) == {b"\x03a": b"1"}

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from backend.errors import ManifestMismatch, SinkConflict, SinkUnavailable
@@ -21,6 +21,7 @@ from backend.kafka_client.settings import KafkaSettings
 from backend.sinks import kafka_sink
 from backend.sinks.dedupe import Dedupe
 from backend.sinks.kafka import writer as kafka_writer
+from backend.sinks.kafka.delivery import Delivery
 from recovery.changelog.kafka.log import KafkaChangelog
 from tests.kafka.test_kafka_sink import errors, frame, ids, produced, read, results
 
@@ -198,6 +199,34 @@ def test_a_start_wins_against_a_zombie_that_opens_its_producer_again_meanwhile(k
     sink.finish([frame(0, 0, results(1))], 0)
     sink.finish([frame(0, 1, results(2))], 1)
     assert sorted(ids(settings, topics[0], partitions=2)) == ["0-0-0", "1-0-0"]
+
+
+def test_a_zombie_that_is_fenced_while_it_sends_does_not_fence_the_start(kafka_broker, topics, monkeypatch, caplog):
+    """The client then says that it cannot go on, not that it is fenced."""
+    settings = kafka_broker.settings
+    zombie, sink = (kafka_sink(*topics, servers=settings) for _ in range(2))
+    zombie.open("q")
+    send, open_producer = Delivery.send, kafka_writer.TransactionalWriter._open_producer
+    opened: list[Any] = []
+
+    def fenced(self: Any, topic: str, value: bytes, key: bytes | None, *partition: int) -> None:
+        if self is not zombie._writer._delivery:
+            send(self, topic, value, key, *partition)
+            return
+        sink.open("q")
+        raise KafkaException(KafkaError(KafkaError._FATAL, "Unable to produce message: Local: Fatal error", fatal=True))
+
+    monkeypatch.setattr(Delivery, "send", fenced)
+    monkeypatch.setattr(
+        kafka_writer.TransactionalWriter, "_open_producer", lambda self: opened.append(self) or open_producer(self)
+    )
+    with pytest.raises(SinkConflict, match="another writer has taken the output over"):
+        zombie.finish([frame(0, 0, results(1))], 0)
+    assert opened == [sink._writer]
+    with caplog.at_level(logging.WARNING):
+        sink.finish([frame(0, 0, results(1))], 0)
+    assert "written again" not in caplog.text
+    assert ids(settings, topics[0], partitions=2) == ["0-0-0"]
 
 
 def test_a_commit_topic_that_was_deleted_is_named_where_rows_are_out(kafka_broker, kafka_topics, topics, caplog):

@@ -225,6 +225,38 @@ def test_a_damaged_file_of_sparks_log_is_named_and_no_state_is_to_be_put_back(sp
         file.write_bytes(sound)
 
 
+def test_the_damaged_file_of_what_is_planned_may_be_removed(spark, tmp_path):
+    """The driver died between plan and commit, and its disk damaged the plan: nothing else has it."""
+    write(tmp_path / "archive", messages(300))
+    ended(start(spark, tmp_path))
+    newest = newest_commit(tmp_path / "checkpoint")
+    take_back(tmp_path / "checkpoint", newest)
+    file = tmp_path / "checkpoint" / "offsets" / str(newest)
+    file.write_bytes(b"\xff\x00{[")
+    with pytest.raises(PointerDamaged, match="is damaged") as caught:
+        start(spark, tmp_path)
+    assert caught.value.where == str(file)
+    assert "remove both" in caught.value.command
+    file.unlink()
+    file.with_name(f".{newest}.crc").unlink()
+    ended(start(spark, tmp_path))
+    assert last_revisions(spark, tmp_path) == expected(messages(300))
+
+
+def test_sparks_damaged_metadata_ends_a_start_by_name(spark, ran):
+    """Spark would try to read it again and again: one bit of the id, which stays JSON."""
+    path, _ = ran
+    file = path / "checkpoint" / "metadata"
+    sound = file.read_bytes()
+    try:
+        file.write_bytes(bytes([*sound[:-4], sound[-4] ^ 1, *sound[-3:]]))
+        with pytest.raises(PointerDamaged, match="is damaged") as caught:
+            start(spark, path)
+        assert caught.value.where == str(file)
+    finally:
+        file.write_bytes(sound)
+
+
 def test_a_disk_that_does_not_give_a_snapshot_is_no_damage(spark, tmp_path):
     """Spark then tries older ones, and tells only that the oldest is gone, which it deleted itself long ago."""
     write(tmp_path / "archive", messages(1000))
@@ -241,9 +273,10 @@ def test_a_disk_that_does_not_give_a_snapshot_is_no_damage(spark, tmp_path):
     state = tmp_path / "checkpoint" / "state" / "0" / "1"
     until(lambda: list(state.glob("*.zip")), what="a snapshot")
     spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # else it may write a newer one yet
-    snapshot = max(state.glob("*.zip"), key=lambda file: int(file.name[0]))
-    for file in state.glob("*"):
-        if file.name.partition("_")[0].isdigit() and int(file.name.partition("_")[0]) < int(snapshot.name[0]):
+    versions = {file: int(file.name.partition("_")[0]) for file in state.glob("[0-9]*_*")}
+    snapshot = max(state.glob("*.zip"), key=versions.__getitem__)
+    for file, version in versions.items():
+        if version < versions[snapshot]:
             file.unlink()
     sound = snapshot.read_bytes()
     (state / f".{snapshot.name}.crc").unlink()

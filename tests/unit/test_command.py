@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,39 @@ def test_verify_looks_at_what_spark_goes_on_from(
     assert problem["where"] == f"{little.location}/{where}"
     assert what in problem["what"]
     assert "rewind reset" in problem["next"]
+
+
+@pytest.mark.parametrize("name", ["metadata", "offsets/3", "commits/2"])
+def test_verify_compares_sparks_files_with_their_checksums(little: Little, name: str) -> None:
+    file = little.location / name
+    beside = file.with_name(f".{file.name}.crc")
+    blocks = [zlib.crc32(file.read_bytes()[at : at + 512]) for at in range(0, file.stat().st_size, 512)]
+    beside.write_bytes(b"crc\0" + (512).to_bytes(4) + b"".join(block.to_bytes(4) for block in blocks))
+    assert levels(little.run("verify"), "problem") == []
+    flip(file, file.stat().st_size - 3)
+    for _ in range(2):
+        [problem] = levels(little.run("verify", code=1), "problem")
+        assert (problem["check"], problem["where"]) == ("Spark's logs", str(file))
+        assert "from a copy of the checkpoint" in problem["next"]
+        if name != "metadata":
+            break
+        beside.unlink(missing_ok=True)  # what is no JSON is seen without it
+        file.write_text("{")
+
+
+def test_verify_names_what_says_nothing_of_the_outputs(little: Little) -> None:
+    file = little.location / "rewind" / "outputs.json"
+    file.write_bytes(b"\xff\x00{[")
+    [problem] = levels(little.run("verify", code=1), "problem")
+    assert (problem["check"], problem["where"]) == ("outputs", str(file))
+
+
+def test_a_directory_where_the_local_state_has_a_file_is_a_note(little: Little) -> None:
+    current = little.local / QUERY / "0" / "CURRENT"
+    current.unlink()
+    current.mkdir()
+    [note] = levels(little.run("verify"), "note")
+    assert (note["check"], "a file lies where a directory must be" in note["what"]) == ("local state", True)
 
 
 @pytest.mark.parametrize("version", [-1, 0])

@@ -41,6 +41,8 @@ from backend.sources.kafka import KafkaSource, kafka
         ({"value": ""}, "value=''"),
         ({"key": "a int, b int"}, "key="),
         ({"key": "a"}, "key="),
+        ({"key": 0}, "key=0: must be one field"),
+        ({"key": b"a int"}, "key=b'a int': must be one field"),
         ({"options": {"failOnDataLoss": "false"}}, "failOnDataLoss"),
         ({"options": 5}, "options=5: must be a dictionary"),
         ({"options": {"minPartitions": 4}}, "options={'minPartitions': 4}: must be a dictionary of texts"),

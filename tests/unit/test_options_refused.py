@@ -68,6 +68,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: window_spec(tumbling("1 s"), SCHEMA, {"m": mean("pryce")}, retention=0),
         "aggregates['m']: mean of unknown field 'pryce'; allowed are price, user",
     ),
+    "a number for a field": (
+        lambda: window_spec(tumbling("1 s"), SCHEMA, {"m": mean(1.5)}, retention=0),  # type: ignore[arg-type]
+        "aggregates['m']: mean of unknown field 1.5; allowed are price, user",
+    ),
+    "a list for a field": (
+        lambda: window_spec(tumbling("1 s"), SCHEMA, {"m": mean([])}, retention=0),  # type: ignore[arg-type]
+        "aggregates['m']: mean of unknown field []; allowed are price, user",
+    ),
     "two results that differ in case": (
         lambda: window_spec(tumbling("1 s"), SCHEMA, {"a": count(), "A": count()}, retention=0),
         "the result name 'a' is taken already (a and A",
@@ -137,6 +145,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no shards": (lambda: _start(shards=0), "shards=0"),
     "a trigger in words": (lambda: _start(trigger="now"), "trigger='now'"),
     "an end that is none": (lambda: _start(until="now"), "until='now'"),
+    "more rows to a batch than Spark takes": (lambda: _start(arrow_rows=2**31), "arrow_rows=2147483648: must be an"),
+    "more shards than there can be": (lambda: _start(shards=4097), "shards=4097: must be an integer from 1 to 4096"),
+    "more micro-batches than there can be": (lambda: _start(retain=10**30), f"retain={10**30}: must be an integer"),
+    "more to queue than there can be": (lambda: _start(queue_bytes=2**63), f"queue_bytes={2**63}: allowed are 'off'"),
+    "fields of process() as a number": (
+        lambda: stream(SOURCE).process(print, result=SCHEMA, fields=0).make([SCHEMA], {}),  # type: ignore[arg-type]
+        "fields=0: must be the name of a field",
+    ),
     "snapshots below 1": (lambda: _start(snapshots=0), "snapshots=0"),
     "a queue of nothing": (lambda: _start(queue_bytes=0), "queue_bytes=0: allowed are 'off' and"),
     "a queue in words": (lambda: _start(queue_bytes="1 GB"), "queue_bytes='1 GB'"),

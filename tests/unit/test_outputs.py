@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from backend.errors import ManifestMismatch
+from backend.errors import ManifestMismatch, StateCorrupted, UnknownFormat
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.parquet import ParquetSink
 from recovery.cli import app
@@ -123,16 +123,30 @@ def test_before_anything_was_planned_a_mistyped_output_may_be_put_right(checkpoi
     begin(checkpoint, sink(tmp_path, "other"))
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 9, "outputs": {}}'])
-def test_a_checkpoint_that_does_not_say_goes_on_and_says_from_then_on(
-    checkpoint: str, tmp_path: Path, content: str | None
-) -> None:
-    """One of release 0.1, say; the directories' own marks still hold."""
+def test_a_checkpoint_that_does_not_say_goes_on_and_says_from_then_on(checkpoint: str, tmp_path: Path) -> None:
+    """One of release 0.1; the directories' own marks still hold."""
     Path(checkpoint, NAME).unlink()
-    if content is not None:
-        Path(checkpoint, NAME).write_text(content)
     begin(checkpoint, sink(tmp_path, "other", "other-errors"))
     assert read_outputs(checkpoint)["results"] == str(tmp_path / "other")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\x00{[", b'{"format": 1, "number": "x", "outputs": {}}'])
+def test_a_file_that_is_damaged_ends_a_start_and_nothing_is_written(
+    checkpoint: str, tmp_path: Path, content: bytes
+) -> None:
+    """Else the query would go on in other outputs, and nobody be told."""
+    Path(checkpoint, NAME).write_bytes(content)
+    with pytest.raises(StateCorrupted, match="cannot be read") as caught:
+        begin(checkpoint, sink(tmp_path, "other", "other-errors"))
+    assert caught.value.where == f"{checkpoint}/{NAME}"
+    assert not (tmp_path / "other").exists()
+    assert Path(checkpoint, NAME).read_bytes() == content
+
+
+def test_a_file_of_a_later_release_is_refused(checkpoint: str, tmp_path: Path) -> None:
+    Path(checkpoint, NAME).write_text('{"format": 9, "outputs": {}}')
+    with pytest.raises(UnknownFormat, match=r"format.*9, this release reads 1"):
+        begin(checkpoint, sink(tmp_path))
 
 
 def test_a_directory_for_results_does_not_become_one_for_errors(tmp_path: Path) -> None:

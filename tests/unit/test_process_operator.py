@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ from backend.store.protocol import Changes
 from backend.store.workspace import Workspace
 from backend.stores.key_value_store import KeyValueStore
 from backend.stores.session_store import SessionKey
-from backend.stores.session_windows import SessionWindows, count
+from backend.stores.session_windows import SessionWindows, aggregate, count
 from backend.stores.standalone import MAX_STORES, StoreSet
 from recovery.files import open_files
 
@@ -245,6 +247,10 @@ def test_an_unknown_store_is_named() -> None:
         (lambda context: int("x"), r"raised ValueError"),
         (lambda context: RocksOptions(block_bytes=1), r"raised ValueError.*block_bytes=1"),  # a dataclass of ours
         (lambda context: open_files("nowhere://x"), r"raised ValueError"),  # of a library's, below ours
+        (lambda context: replace(RocksOptions(), block_bytes=1), r"raised ValueError"),  # ours, below Python's
+        (lambda context: json.loads("x"), r"raised JSONDecodeError"),
+        (lambda context: pa.array([1, "x"]), r"raised Arrow"),
+        (lambda context: pa.table({"x": [1]}).to_pandas().query("y > 1"), r"raised UndefinedVariableError"),
     ],
 )
 def test_what_a_store_does_not_take_is_told_with_the_functions_line(
@@ -256,6 +262,21 @@ def test_what_a_store_does_not_take_is_told_with_the_functions_line(
     assert re.fullmatch(rf"{re.escape(__file__)}:\d+ in <lambda>", caught.value.where)
     assert "rewind:" not in caught.value.why
     assert "mend the function" in caught.value.command
+
+
+def test_the_line_is_that_of_the_functions_own_callback_which_ours_called() -> None:
+    def aggregator(*_: object) -> int:
+        return int("x")
+
+    windows = SessionWindows.inactivity_gap(10)
+    totals = aggregate(lambda: 0, aggregator, lambda *_: 0, windows, "sessions")
+
+    def use(_: object, context: ProcessContext) -> None:
+        totals.processor(context["sessions"]).process("a", 1, 5)  # type: ignore[arg-type]
+
+    with pytest.raises(UserCodeFailed) as caught:
+        Shard(ProcessOperator(use, RESULT, stores=[totals.store])).attempt(_batch([]))  # type: ignore[arg-type]
+    assert re.fullmatch(rf"{re.escape(__file__)}:\d+ in aggregator", caught.value.where)
 
 
 @pytest.mark.parametrize("error", [StorageFailed("there is no room to write"), SourceInvalid("no Parquet file")])
@@ -296,10 +317,13 @@ def test_results_may_be_a_batch_or_nothing() -> None:
     ("make", "error", "message"),
     [
         (lambda: ProcessOperator(5, RESULT), ValueError, "function=5: must be a function of"),  # type: ignore[arg-type]
-        (lambda: ProcessOperator(print, {"n": "int"}), TypeError, "result_schema"),
-        (lambda: ProcessOperator(print, RESULT, stores=["totals"]), TypeError, "declarations"),  # type: ignore[list-item]
+        (lambda: ProcessOperator(print, {"n": "int"}), ValueError, "result={"),
+        (lambda: ProcessOperator(print, RESULT, stores=["totals"]), ValueError, "declarations"),  # type: ignore[list-item]
         (lambda: ProcessOperator(print, RESULT, stores=[key_value_store("a"), value_state("a")]), ValueError, "names"),
-        (lambda: ProcessOperator(print, RESULT, fields="user"), TypeError, "fields="),
+        (lambda: ProcessOperator(print, RESULT, stores=0), ValueError, "stores=0"),  # type: ignore[arg-type]
+        (lambda: ProcessOperator(print, RESULT, stores=""), ValueError, "stores=''"),  # type: ignore[arg-type]
+        (lambda: ProcessOperator(print, RESULT, fields=""), ValueError, "fields=''"),
+        (lambda: ProcessOperator(print, RESULT, fields=0), ValueError, "fields=0"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, RESULT, fields=["_time"]), ValueError, "_time"),
         (lambda: ProcessOperator(print, RESULT, fields=["a", "a"]), ValueError, "named once"),
         (lambda: ProcessOperator(print, pa.schema([("shard", pa.int32())])), ValueError, "shard"),

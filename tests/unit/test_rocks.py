@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -15,6 +16,7 @@ from backend.errors import (
     KeyInvalid,
     StateCorrupted,
     StateUnavailable,
+    StorageFailed,
     StoreClosed,
     StoreLocked,
     UnknownFormat,
@@ -22,6 +24,7 @@ from backend.errors import (
 )
 from backend.rocks import RocksOptions, RocksStore, write_staged
 from backend.rocks.files import write_columns
+from backend.rocks.lock import links_to
 from backend.store.bounds import FORMAT_KEY, stored_bounds
 from backend.store.protocol import Changes
 from backend.store.rows import StoreRows
@@ -185,6 +188,39 @@ def test_a_read_only_store_refuses_writes(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="read only"):
         store.write(Changes([b"\x01a"], [b"1"]))
     store.close()
+
+
+def test_a_reader_that_may_not_write_leaves_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocksDB and rocksdict write beside what they only read, which a read-only disk refuses."""
+    filled(tmp_path).close()
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in (tmp_path / "db").iterdir()}
+    made: list[TemporaryDirectory[str]] = []
+
+    def links(path: Path) -> TemporaryDirectory[str]:
+        made.append(links_to(path))
+        return made[-1]
+
+    monkeypatch.setattr("backend.rocks.store.os.access", lambda *_: False)
+    monkeypatch.setattr("backend.rocks.store.links_to", links)
+    with RocksStore.open(tmp_path / "db", read_only=True) as store:
+        assert store.scan_arrays(b"\x01", None) == (KEYS, VALUES)
+        store.check_files()
+        assert Path(made[0].name).is_dir()
+    assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in (tmp_path / "db").iterdir()} == before
+    (tmp_path / "db" / "CURRENT").write_text("MANIFEST-999999\n")
+    with pytest.raises(StateCorrupted) as caught:
+        RocksStore.open(tmp_path / "db", read_only=True)
+    assert caught.value.where == str(tmp_path / "db")
+    assert [Path(one.name).exists() for one in made] == [False, False]
+
+
+def test_a_disk_that_rocksdict_may_not_write_has_a_name(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    config = tmp_path / "db" / "rocksdict-config.json"
+    config.unlink()
+    config.mkdir()
+    with pytest.raises(StorageFailed, match="a file lies where a directory must be"):
+        RocksStore.open(tmp_path / "db", read_only=True)
 
 
 def test_a_reader_looks_again_when_a_compaction_took_a_file_away(

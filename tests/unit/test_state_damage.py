@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from backend.errors import PointerDamaged
+from recovery.commit.spark_files import read_spark_file
 from recovery.failures import Kind, Link, QueryFailed, damaged_state, read
 from recovery.supervise.patience import Patience
 
@@ -99,7 +102,6 @@ def test_what_passes_or_is_not_of_the_checkpoint_is_no_damage(links: tuple[Link,
         (Link(CHECKSUM, "Checksum error: file:/c/commits/4 at 0", io=True), "/c/commits/4"),
         (Link(CHECKSUM, "Checksum error: file:/c/offsets/12 at 0", io=True), "/c/offsets/12"),
         (Link(CHECKSUM, "Checksum error: /elsewhere/state/1/c/commits/4 at 0", io=True), "/c/commits/4"),
-        (Link(CHECKSUM, "Checksum error: file:/c/metadata at 0", io=True), "/c/metadata"),
         (JSON, "/c"),
         (Link(RUNTIME, "[MALFORMED_LOG_FILE] Log file was malformed"), "/c"),
         (Link(RUNTIME, "[STDS_OFFSET_LOG_UNAVAILABLE] The offset log for 4 does not exist"), "/c"),
@@ -132,3 +134,43 @@ def test_a_running_query_tries_again_and_names_the_damage_when_it_gives_up(text:
     elsewhere = read(QueryFailed("a query failed", (OUTER, Link(CHECKSUM, text, io=True))))
     assert elsewhere.kind is Kind.PASSES
     assert not isinstance(elsewhere.error, PointerDamaged)
+
+
+def test_damage_that_may_be_of_a_hosts_cache_is_looked_at_again_on_the_driver() -> None:
+    links = (OUTER, Link(CHECKSUM, "Checksum error: file:/c/offsets/4 at 0", io=True))
+
+    def damaged() -> None:
+        raise PointerDamaged("a file that Spark wrote into the checkpoint is damaged")
+
+    assert read(QueryFailed("a call failed", links)).kind is Kind.PASSES
+    found = read(QueryFailed("a call failed", links), damaged)
+    assert (found.kind, type(found.error)) == (Kind.FINAL, PointerDamaged)
+    timeout = Link("java.net.SocketTimeoutException", "Read timed out", io=True)
+    assert read(QueryFailed("a call failed", (OUTER, timeout)), damaged).kind is Kind.PASSES
+
+
+def test_a_file_of_sparks_is_read_with_the_checksum_that_lies_beside_it(tmp_path: Path) -> None:
+    """The check value of CRC-32, 0xcbf43926, is that of the nine digits."""
+    (tmp_path / "offsets").mkdir()
+    file, sums = tmp_path / "offsets" / "3", tmp_path / "offsets" / ".3.crc"
+    file.write_bytes(b"123456789")
+    sums.write_bytes(b"crc\0" + (512).to_bytes(4) + 0xCBF43926.to_bytes(4))
+    assert read_spark_file(str(tmp_path), "offsets/3") == b"123456789"
+    assert read_spark_file(f"file://{tmp_path}", "offsets/3") == b"123456789"
+    # two blocks: the same nine digits behind one another
+    file.write_bytes(b"123456789" * 2)
+    sums.write_bytes(b"crc\0" + (9).to_bytes(4) + 0xCBF43926.to_bytes(4) * 2)
+    assert read_spark_file(str(tmp_path), "offsets/3") == b"123456789" * 2
+
+    for damaged in (b"123456789" + b"123456788", b"123456789", b"", b"123456789" * 3):
+        file.write_bytes(damaged)
+        with pytest.raises(PointerDamaged, match="damaged") as caught:
+            read_spark_file(str(tmp_path), "offsets/3")
+        assert caught.value.where == f"{tmp_path}/offsets/3"
+    file.write_bytes(b"123456789" * 2)
+    for other in (b"", b"crc\0", b"crc\1" + sums.read_bytes()[4:]):
+        sums.write_bytes(other)
+        with pytest.raises(PointerDamaged, match="checksum"):
+            read_spark_file(str(tmp_path), "offsets/3")
+    sums.unlink()
+    assert read_spark_file(str(tmp_path), "offsets/3") == b"123456789" * 2

@@ -136,12 +136,12 @@ class KafkaChangelog:
                 whole = whole and found.growth.delta_bytes + found.growth.base_bytes <= CHEAP_BYTES
                 if not whole and low <= begins <= at and _is_first(self._key_at(shard, begins)):
                     return ""
-            else:  # what this process knows may be of a log that is gone
-                whole = False
-                self._lineages.pop(shard, None)
-                self._indexes.pop(shard, None)
-                if self._tail(shard, low, high).base(commit) is not None:
-                    return ""
+            else:
+                found, whole = None, False
+            self._lineages.pop(shard, None)  # what this process knows may be of a log that is gone
+            self._indexes.pop(shard, None)
+            if found is None and self._tail(shard, low, high).base(commit) is not None:
+                return ""
             try:  # the whole partition is read: something is suspicious, or there is little to read
                 index = self._refreshed(shard)
                 index.cut_for([commit], self._where(shard))
@@ -200,10 +200,19 @@ class KafkaChangelog:
         A damaged base does not end it while the deltas before it are still there; `History.notes` tells.
         """
         with self._guard:
-            index = self._refreshed(shard)
-            notes: list[str] = []
-            history = read_history(shard, commit, lambda at: self._load(shard, index, notes, at))
+            known = shard in self._indexes
+            try:
+                history, notes = self._read(shard, commit)
+            except ChangelogDamaged:
+                if not known:
+                    raise
+                self._indexes.pop(shard, None)  # it may be of a topic that was made again since
+                history, notes = self._read(shard, commit)
         return History(history.record, history.keys, history.values, history.read_bytes, tuple(notes))
+
+    def _read(self, shard: int, commit: Commit) -> tuple[History, list[str]]:
+        index, notes = self._refreshed(shard), list[str]()
+        return read_history(shard, commit, lambda at: self._load(shard, index, notes, at)), notes
 
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's complete records; one of several copies."""
@@ -432,7 +441,9 @@ def _make(
 
 def _is_first(piece: ChunkKey | None) -> bool:
     """Return whether a message is where a lineage begins."""
-    return piece is not None and piece.index == 0 and piece.growth.begins == ITSELF
+    if piece is None or piece.index:
+        return False
+    return piece.kind is Kind.BASE or piece.growth.begins == ITSELF  # a base of format 1 does not say it
 
 
 def _foreign(where: str) -> ChangelogDamaged:

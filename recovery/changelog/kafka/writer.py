@@ -23,6 +23,7 @@ from recovery.changelog.protocol import ITSELF, Growth
 from recovery.changelog.records import Kind
 
 if TYPE_CHECKING:
+    from backend.errors import RewindError
     from backend.kafka_client.settings import KafkaSettings
     from recovery.commit.pointer import Commit
 
@@ -49,7 +50,7 @@ class PartitionWriter:
         self._owner = owner
         self._name = f"{topic}-{owner}" if owner else topic
         self._producers: OrderedDict[int, Any] = OrderedDict()
-        self._number = _chosen()
+        self._number = _chosen(0)
 
     def append(self, shard: int, commit: Commit, growth: Growth, data: bytes) -> int:
         """Append a delta with the shard's producer; with a new one, of another name, when somebody has taken its own.
@@ -68,7 +69,6 @@ class PartitionWriter:
         Raises:
             ChangelogUnavailable: It was not acknowledged.
         """
-        from confluent_kafka import KafkaException
 
         for tries_left in reversed(range(TRIES)):
             producer = self._producers.pop(shard, None) or self._open_producer(f"{self._name}-{shard}-{self._number}")
@@ -76,9 +76,9 @@ class PartitionWriter:
                 first = self._transact(producer, shard, Kind.DELTA, commit, growth, [data])
                 break
             except _Fenced as error:
-                self._number = _chosen()
+                self._number = _chosen(self._number)
                 if not tries_left:
-                    raise unavailable(self._settings, self._topic, KafkaException(*error.args)) from None
+                    raise self._taken(error) from None
         self._producers[shard] = producer
         while len(self._producers) > MAX_PRODUCERS:
             self._producers.popitem(last=False)
@@ -86,17 +86,20 @@ class PartitionWriter:
 
     def append_alone(self, shard: int, commit: Commit, stream: Iterable[bytes]) -> int:
         """Append a base with a producer of its own name, so that it does not fence the shard's; give its offset."""
-        from confluent_kafka import KafkaException
-
-        producer = self._open_producer(f"{self._name}-{shard}-base")
+        producer = self._open_producer(f"{self._name}-{shard}-{self._number}-base")
         try:
             return self._transact(producer, shard, Kind.BASE, commit, Growth(begins=ITSELF), stream)
         except _Fenced as error:
-            raise unavailable(self._settings, self._topic, KafkaException(*error.args)) from None
+            self._number = _chosen(self._number)
+            raise self._taken(error) from None
 
     def close(self) -> None:
         """Let the producers go; they have nothing in flight between two appends."""
         self._producers.clear()
+
+    def _taken(self, error: _Fenced) -> RewindError:
+        why = f"another producer of its name was opened, or the client cannot go on: {error}"
+        return unavailable(self._settings, self._topic, RuntimeError(why))
 
     def _transact(
         self, producer: Any, shard: int, kind: Kind, commit: Commit, growth: Growth, stream: Iterable[bytes]
@@ -128,7 +131,7 @@ class PartitionWriter:
             if failures or not firsts:
                 raise KafkaException(failures[0] if failures else KafkaError(KafkaError._MSG_TIMED_OUT))
         except KafkaException as error:
-            if is_fenced(error) or error.args[0].code() == KafkaError._FATAL:  # so says `produce` once it is fenced
+            if is_fenced(error):
                 raise _Fenced(error.args[0]) from None
             _abort(producer)
             raise unavailable(self._settings, self._topic, error) from None
@@ -173,9 +176,9 @@ class PartitionWriter:
         return producer
 
 
-def _chosen() -> int:
-    """Return a number that a process forked from the same one does not return as well."""
-    return int.from_bytes(os.urandom(4)) % NAMES
+def _chosen(other: int) -> int:
+    """Return another number, by chance: not what a process forked from the same one returns as well."""
+    return (other + 1 + int.from_bytes(os.urandom(4)) % (NAMES - 1)) % NAMES
 
 
 class _Fenced(Exception):
