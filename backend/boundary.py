@@ -20,10 +20,10 @@ import reprlib
 import secrets
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from backend.errors import (
     UNDECODABLE,
@@ -201,10 +201,10 @@ def check_names(option: str, value: object, what: str) -> tuple[str, ...]:
     >>> check_names("key", "a", "a field"), check_names("key", ["a", "b"], "a field")
     (('a',), ('a', 'b'))
     """
-    names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Collection) else (None,)
+    if not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{option}={reprlib.repr(value)}: must be the name of {what}, or a list of names")
-    return tuple(names)
+    return cast(tuple[str, ...], names)
 
 
 @contextmanager

@@ -25,7 +25,8 @@ def translated(error: Exception, path: Path) -> Exception:
     if isinstance(error, ValueError) and "raw mode" in text:
         return ValueInvalid("a value must be bytes", where=str(path), why=text)
     own = _OS_ERROR.search(text)
-    if isinstance(error, RewindError | ValueError) or (isinstance(error, OSError) and own is None):
+    by_system = isinstance(error, OSError) and error.errno is not None
+    if isinstance(error, RewindError | ValueError) or (isinstance(error, OSError) and not by_system and own is None):
         return error
     if isinstance(error, rocksdict.DbClosedError):
         return StoreClosed("the store is closed", where=str(path))
@@ -33,6 +34,8 @@ def translated(error: Exception, path: Path) -> Exception:
         return KeyInvalid("keys must be bytes, sorted where a file is written", where=str(path), why=text)
     if text.startswith("Corruption") or "No such file or directory" in text:
         return StateCorrupted("the database cannot be read", where=str(path), why=text, command=VERIFY)
+    if isinstance(error, OSError) and by_system:
+        return storage_failed(error, str(path))
     if "IO error" in text or own:
         number = int(own[1]) if own else next((number for number, sign in _SIGNS.items() if sign in text), None)
         return storage_failed(OSError(text) if number is None else OSError(number, text), str(path))

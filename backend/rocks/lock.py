@@ -13,29 +13,54 @@ from tempfile import TemporaryDirectory
 
 from rocksdict import AccessType, Options, Rdict
 
-from backend.errors import StoreLocked
+from backend.errors import StorageFailed, StoreLocked
 from backend.rocks.errors import translated
 
 _MOVED_TRIES = 3
-_WRITTEN = "rocksdict-config.json"
-"""What rocksdict writes at each open."""
+_COPIED = ("CURRENT", "rocksdict-config.json")
+"""What a running job replaces, and what rocksdict writes at each open."""
 _LOCK_TAKEN = re.compile(r"lock hold by current process|While lock file")
 
 
-def links_to(path: Path) -> TemporaryDirectory[str]:
-    """Make links to a database's files: also who only reads writes beside them, which a place may not allow."""
-    links = TemporaryDirectory(prefix="rewind-reads-")
-    for file in path.absolute().iterdir():
-        if file.name == _WRITTEN:
-            shutil.copyfile(file, Path(links.name) / file.name)
-        elif not file.name.startswith("LO"):  # LOCK and LOG are each opener's own
-            (Path(links.name) / file.name).symlink_to(file)
-    return links
+class Links:
+    """Links to a database's files, for a reader where nothing may be written: it writes beside them, too.
+
+    Args:
+        path: The database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.absolute()
+        self._made: TemporaryDirectory[str] | None = None
+
+    def make(self) -> str:
+        """Make them, as the database is now; gives the directory that they are in."""
+        self.clear()
+        try:
+            self._made = TemporaryDirectory(prefix="rewind-reads-")
+        except OSError as error:
+            raise StorageFailed(
+                "there is no directory for temporary files",
+                where=str(self._path),
+                why=str(error),
+                command="set TMPDIR to one that this process may write: the database's own it may not",
+            ) from error
+        links = Path(self._made.name)
+        for name in _COPIED:  # CURRENT first: the MANIFEST that it names is then among the files
+            shutil.copyfile(self._path / name, links / name)
+        for file in self._path.iterdir():
+            if file.name not in _COPIED and not file.name.startswith("LO"):  # LOCK and LOG are each opener's own
+                (links / file.name).symlink_to(file)
+        return str(links)
+
+    def clear(self) -> None:
+        """Remove them; twice does nothing."""
+        made, self._made = self._made, None
+        if made is not None:
+            made.cleanup()
 
 
-def open_locked(
-    path: Path, native: Options, wait_s: float, read_only: bool, links: TemporaryDirectory[str] | None = None
-) -> Rdict:
+def open_locked(path: Path, native: Options, wait_s: float, read_only: bool, links: Links | None = None) -> Rdict:
     """Open a database, waiting at most `wait_s` for its LOCK, with jitter; a reader takes none.
 
     Args:
@@ -43,7 +68,7 @@ def open_locked(
         native: Its options.
         wait_s: How long to wait.
         read_only: Only read.
-        links: Open these instead; they are gone when this fails.
+        links: Open these instead, made anew for each try; they are gone when this fails.
 
     Raises:
         StoreLocked: Another process, or this one, held the LOCK all the time.
@@ -56,7 +81,7 @@ def open_locked(
     while True:
         try:
             return Rdict(
-                links.name if links else str(path), native, column_families={"default": native}, access_type=access
+                links.make() if links else str(path), native, column_families={"default": native}, access_type=access
             )
         except Exception as error:
             if read_only and "No such file" in str(error) and moved < _MOVED_TRIES:
@@ -65,7 +90,7 @@ def open_locked(
                 continue
             if not _LOCK_TAKEN.search(str(error)):
                 if links is not None:
-                    links.cleanup()
+                    links.clear()
                 raise translated(error, path) from error
             left_s = deadline - time.monotonic()
             if left_s <= 0:

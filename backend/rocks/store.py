@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rocksdict import Checkpoint, IngestExternalFileOptions, Rdict, WriteBatch, WriteOptions
 
@@ -23,7 +22,7 @@ from backend.rocks import parts
 from backend.rocks.blocks import check_blocks
 from backend.rocks.errors import translated
 from backend.rocks.files import write_columns, write_staged
-from backend.rocks.lock import links_to, open_locked
+from backend.rocks.lock import Links, open_locked
 from backend.rocks.options import RocksOptions, native_options
 from backend.rocks.scans import Scan, check_ended, until
 from backend.store.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
@@ -38,9 +37,7 @@ _ROOM_WAIT_S = 30.0
 class RocksStore:
     """One shard's RocksDB, opened by `RocksStore.open`; used by one thread, closed by its opener."""
 
-    def __init__(
-        self, path: Path, native: Rdict, options: RocksOptions, links: TemporaryDirectory[str] | None = None
-    ) -> None:
+    def __init__(self, path: Path, native: Rdict, options: RocksOptions, links: Links | None = None) -> None:
         self._path, self._options, self._links = path, options, links
         self._native: Rdict | None = native
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
@@ -86,7 +83,7 @@ class RocksStore:
             with storage(str(path)):
                 path.mkdir(mode=0o700, exist_ok=True)
         native = native_options(options)
-        links = links_to(path) if read_only and not os.access(path, os.W_OK) else None
+        links = Links(path) if read_only and not os.access(path, os.W_OK) else None
         store = cls(path, open_locked(path, native, wait_s, read_only, links), options, links)
         try:
             found = store.get(FORMAT_KEY)
@@ -314,7 +311,7 @@ class RocksStore:
         finally:
             del native
             if self._links is not None:
-                self._links.cleanup()
+                self._links.clear()
 
     def __enter__(self) -> RocksStore:
         return self

@@ -37,7 +37,7 @@ def check_resumable(checkpoint: str, sources: Sequence[Source]) -> None:
         StateCorrupted: Spark's logs are not whole.
         PointerDamaged: One of its files is damaged.
     """
-    for damaged in damaged_spark_files(checkpoint, newest=2):
+    for damaged in damaged_spark_files(checkpoint):
         raise damaged
     if METADATA in open_files(checkpoint).list():
         query_id(checkpoint)
@@ -59,7 +59,8 @@ def _check_no_hole(checkpoint: str) -> None:
             "Spark's own logs have a hole",
             where=f"{checkpoint}/offsets",
             why=f"micro-batch {planned[-1]} is planned, and the last one that is committed is {committed[-1]}",
-            command=f"to go on from {committed[-1]}, remove every file of offsets with a higher number; or put commits"
+            command=f"to go on from {committed[-1]}, remove every file of offsets with a higher number, and"
+            " its .<number>.crc; or put commits"
             " and offsets back from a copy of the checkpoint",
         )
 

@@ -74,9 +74,8 @@ if TYPE_CHECKING:
     from recovery.listener import RestoreListener
 
 DEFAULT_SNAPSHOT_EVERY = 50
+_MOST, _MOST_TO_SPARK = 2**63 - 1, 2**31 - 1
 OUTBOX_DIRECTORY = "rewind/outbox"
-_MOST = 2**31 - 1
-"""Of what Spark takes as an integer, and of what nobody needs more of."""
 """Below the checkpoint: what tasks write for sinks that publish from the driver."""
 log = logging.getLogger("rewind.start")
 
@@ -139,19 +138,20 @@ class StartOptions:
             raise ValueError(f"debug_steps={self.debug_steps!r}: allowed are True and False")
 
     def _check_numbers(self) -> None:
-        for name, most in (("snapshots", _MOST), ("queue_bytes", 2**63 - 1)):
+        for name in ("snapshots", "queue_bytes"):
             value = getattr(self, name)
-            if value not in (None, "off") and not _is_whole(value, 1, most):
-                raise ValueError(f"{name}={value!r}: allowed are 'off' and an integer from 1 to {most}")
+            if value not in (None, "off") and not _is_whole(value, 1, _MOST):
+                raise ValueError(f"{name}={value!r}: allowed are 'off' and an integer from 1 to {_MOST}")
         if isinstance(self.standby, bool) or self.standby not in (0, 1):
             raise ValueError(f"standby={self.standby!r}: allowed are 0 and 1")
-        bounds = {"shards": (1, MAX_SHARDS), "retain": (1, _MOST), "arrow_rows": (1, _MOST), "poison_limit": (0, _MOST)}
-        for name, (lowest, highest) in bounds.items():
+        least = {"shards": 1, "retain": 1, "arrow_rows": 1, "poison_limit": 0}
+        most = {"shards": MAX_SHARDS, "arrow_rows": _MOST_TO_SPARK}
+        for name, lowest in least.items():
             value = getattr(self, name)
             if name == "shards" and value is None:
                 continue
-            if not _is_whole(value, lowest, highest):
-                raise ValueError(f"{name}={value!r}: must be an integer from {lowest} to {highest}")
+            if not _is_whole(value, lowest, most.get(name, _MOST)):
+                raise ValueError(f"{name}={value!r}: must be an integer from {lowest} to {most.get(name, _MOST)}")
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:

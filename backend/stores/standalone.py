@@ -13,7 +13,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -43,10 +43,13 @@ def check_declarations(declarations: Sequence[Declaration]) -> None:
     Raises:
         ValueError: Something is no declaration; two stores of one name, or more than `MAX_STORES`.
     """
-    if not isinstance(declarations, list | tuple) or not all(
-        callable(getattr(declaration, "bind", None)) for declaration in declarations
+    given: object = declarations
+    if (
+        not isinstance(given, Collection)
+        or isinstance(given, str)
+        or not all(callable(getattr(one, "bind", None)) for one in given)
     ):
-        raise ValueError(f"stores={declarations!r}: must be a list of declarations such as window_store('name', ...)")
+        raise ValueError(f"stores={given!r}: must be a list of declarations such as window_store('name', ...)")
     names = [declaration.name for declaration in declarations]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:

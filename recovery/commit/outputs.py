@@ -29,6 +29,8 @@ log = logging.getLogger("rewind.start")
 
 FORMAT = 1
 NAME = "rewind/outputs.json"
+_NOTHING_YET = '{"format": 1, "number": 1, "outputs": null}'
+"""What the next start takes as leave to write to what it is given."""
 _PLACES = {
     "parquet": ("results", "errors"),
     "kafka": ("results", "errors", "commits"),
@@ -133,8 +135,9 @@ def _read(checkpoint: str) -> tuple[int, dict[str, Any] | None, list[dict[str, A
             "what the query writes to cannot be read",
             where=where,
             why=one_line(str(error)),
-            command="put the file back from a copy of the checkpoint; or see for yourself that the job writes to where"
-            " it did, and remove the file: the next start writes what it is given",
+            command="put the file back from a copy of the checkpoint; without one, see for yourself that the job writes"
+            f" to where it did, and write {_NOTHING_YET} into the file, with another number where rewind outputs --new"
+            " was used: the one in which the query's name in the outputs ends (<output>/_rewind/owner.json)",
         ) from error
 
 

@@ -33,25 +33,38 @@ def read_spark_file(checkpoint: str, name: str) -> bytes:
         FileNotFoundError: It is not there.
     """
     files = open_files(checkpoint)
-    data = files.read(name)
     folder, slash, own = name.rpartition("/")
     beside = f".{own}.crc"
-    if isinstance(files, LocalFiles) and beside in files.list(folder):
-        sums = files.read(f"{folder}{slash}{beside}")
-        block = int.from_bytes(sums[4:_HEAD]) if sums.startswith(_MAGIC) else 0
-        found = b"".join(zlib.crc32(data[at : at + block]).to_bytes(4) for at in range(0, len(data), block or 1))
-        if not block or found != sums[_HEAD:]:
-            raise PointerDamaged(
-                "a file that Spark wrote into the checkpoint is damaged",
-                where=f"{checkpoint}/{name}",
-                why=f"its checksum is not the one in {beside}",
-                command=_command(checkpoint, folder, own, beside),
-            )
-    return data
+    for _ in range(2):  # a query that runs puts a file in its place, then the checksum
+        data = files.read(name)
+        try:
+            sums = files.read(f"{folder}{slash}{beside}") if isinstance(files, LocalFiles) else b""
+        except FileNotFoundError:
+            sums = b""
+        if _fits(data, sums):
+            return data
+    raise PointerDamaged(
+        "a file that Spark wrote into the checkpoint is damaged",
+        where=f"{checkpoint}/{name}",
+        why=f"its checksum is not the one in {beside}",
+        command=_command(checkpoint, folder, own, beside),
+    )
+
+
+def _fits(data: bytes, sums: bytes) -> bool:
+    """Compare as Hadoop does: what is no file of checksums is left out, and so are sums behind the last block."""
+    block = int.from_bytes(sums[4:_HEAD]) if sums.startswith(_MAGIC) and len(sums) >= _HEAD else 0
+    if not block:
+        return True
+    found = b"".join(zlib.crc32(data[at : at + block]).to_bytes(4) for at in range(0, len(data), block))
+    return sums[_HEAD : _HEAD + len(found)] == found
 
 
 def _command(checkpoint: str, folder: str, own: str, beside: str) -> str:
-    back = f"with no query running, put this file and {beside} back from a copy of the checkpoint, and leave the rest"
+    back = (
+        f"with no query running, put this file and {beside} back from a copy of the checkpoint, and leave the rest"
+        f" (where you know that the file is whole, remove {beside})"
+    )
     if folder == "offsets" and int(own) > max(versions_in(checkpoint, "commits"), default=-1):
         return (
             f"{back}; or, because its micro-batch is not committed, remove both: it is planned anew, and a sink that"
@@ -60,20 +73,20 @@ def _command(checkpoint: str, folder: str, own: str, beside: str) -> str:
     return f"{back}; or go back to an older copy of the whole checkpoint"
 
 
-def damaged_spark_files(checkpoint: str, *, newest: int | None = None) -> Iterator[PointerDamaged]:
+def damaged_spark_files(checkpoint: str, *, every: bool = False) -> Iterator[PointerDamaged]:
     """Compare what Spark goes on from with its checksums; gives what `read_spark_file` raises.
 
     Args:
-        checkpoint: Spark's checkpoint location; no query runs there.
-        newest: So many files of each log; None for all of them.
+        checkpoint: Spark's checkpoint location.
+        every: Also what is there for going back only: all but the newest files of its logs.
     """
     names = [METADATA] if METADATA in open_files(checkpoint).list() else []
-    for log in ("offsets", "commits"):
-        names += [f"{log}/{version}" for version in versions_in(checkpoint, log)[-(newest or 0) :]]
+    for log, newest in (("offsets", 2), ("commits", 1)):
+        names += [f"{log}/{version}" for version in versions_in(checkpoint, log)[0 if every else -newest :]]
     for name in names:
         try:
             read_spark_file(checkpoint, name)
         except PointerDamaged as error:
             yield error
-        except FileNotFoundError:  # a query runs after all, and has let go of it
+        except FileNotFoundError:  # a query runs, and has let go of it
             continue

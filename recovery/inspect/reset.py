@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from backend.errors import PointerDamaged, StateCorrupted, StoreLocked
+from backend.errors import PointerDamaged, StateCorrupted, StoreLocked, UnknownFormat
 from backend.sinks.directory import VersionedDirectory
 from backend.texts import source_partition, visible
 from recovery.commit import lease, manifest
@@ -150,7 +150,13 @@ def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[tuple[str, ...], list
     """Return the directories to delete, and what is said of outputs that stay."""
     found: list[str] = []
     notes: list[str] = []
-    written = all_outputs(opened.location, str(opened.manifest.entries.get("query", "")))
+    try:
+        written = all_outputs(opened.location, str(opened.manifest.entries.get("query", "")))
+    except (StateCorrupted, UnknownFormat) as error:
+        if delete:
+            raise
+        written = []
+        notes.append(f"outputs, and which they are is not known ({error.what}, {error.where}): they refuse a new query")
     for query, known in written:
         if known.get("kind") == "parquet":
             places = [(known[holds], holds) for holds in ("results", "errors")]

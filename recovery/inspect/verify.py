@@ -95,7 +95,7 @@ def _sparks_logs(checkpoint: Checkpoint) -> Iterator[Finding]:
     def problem(name: str, what: str) -> Finding:
         return Finding(PROBLEM, "Spark's logs", f"{checkpoint.location}/{name}", what, command)
 
-    for damaged in damaged_spark_files(checkpoint.location):
+    for damaged in damaged_spark_files(checkpoint.location, every=True):
         yield _of(damaged, PROBLEM, "Spark's logs")
     if not versions:
         logged = [entry.commit.version for shard in checkpoint.shards for entry in checkpoint.changelog.entries(shard)]

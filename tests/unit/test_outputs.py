@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from backend.sinks.directory import VersionedDirectory
 from backend.sinks.parquet import ParquetSink
 from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
-from recovery.commit.outputs import NAME, check_outputs, output_id, read_outputs, write_outputs
+from recovery.commit.outputs import NAME, check_outputs, forget_outputs, output_id, read_outputs, write_outputs
 
 QUERY = "q" * 32
 
@@ -141,6 +142,20 @@ def test_a_file_that_is_damaged_ends_a_start_and_nothing_is_written(
     assert caught.value.where == f"{checkpoint}/{NAME}"
     assert not (tmp_path / "other").exists()
     assert Path(checkpoint, NAME).read_bytes() == content
+
+
+def test_what_the_error_tells_to_write_goes_on_in_the_outputs_that_there_are(checkpoint: str, tmp_path: Path) -> None:
+    forget_outputs(checkpoint)
+    begin(checkpoint, sink(tmp_path, "second", "second-errors"))
+    Path(checkpoint, NAME).write_text("{")
+    with pytest.raises(StateCorrupted) as caught:
+        begin(checkpoint, sink(tmp_path, "second", "second-errors"))
+    said = re.search(r"write ({.*}) into the file", caught.value.command)
+    owner = json.loads((tmp_path / "second" / "_rewind" / "owner.json").read_text())["query"]
+    assert said is not None and owner == f"{QUERY}-2"
+    Path(checkpoint, NAME).write_text(json.dumps(json.loads(said[1]) | {"number": 2}))
+    begin(checkpoint, sink(tmp_path, "second", "second-errors"))
+    assert read_outputs(checkpoint)["results"] == str(tmp_path / "second")
 
 
 def test_a_file_of_a_later_release_is_refused(checkpoint: str, tmp_path: Path) -> None:

@@ -227,6 +227,15 @@ def test_reset_says_what_becomes_of_other_outputs(template: Path, tmp_path: Path
     assert read_manifest(str(home / "checkpoint")) is not None
 
 
+def test_reset_takes_a_checkpoint_whose_outputs_are_not_known(template: Path, tmp_path: Path) -> None:
+    home = copied(template, tmp_path / "one")
+    (home / "checkpoint" / "rewind" / "outputs.json").write_text("{")
+    assert run(home, "reset", "--yes", "--outputs", code=1)["error"]["code"] == "StateCorrupted"
+    assert any("which they are is not known" in one for one in run(home, "reset", "--yes")["kept"])
+    assert not (home / "checkpoint").exists()
+    assert (home / "results").exists()
+
+
 def test_reset_takes_a_checkpoint_that_never_ran(template: Path, tmp_path: Path) -> None:
     home = copied(template, tmp_path / "one")
     (home / "checkpoint" / "metadata").unlink()

@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,7 +23,7 @@ from backend.errors import (
 )
 from backend.rocks import RocksOptions, RocksStore, write_staged
 from backend.rocks.files import write_columns
-from backend.rocks.lock import links_to
+from backend.rocks.lock import Links
 from backend.store.bounds import FORMAT_KEY, stored_bounds
 from backend.store.protocol import Changes
 from backend.store.rows import StoreRows
@@ -190,28 +189,58 @@ def test_a_read_only_store_refuses_writes(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_reader_that_may_not_write_leaves_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database where this process may only read; gives the directory for temporary files, which is empty."""
+    monkeypatch.setattr("backend.rocks.store.os.access", lambda *_: False)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
+
+
+def test_a_reader_that_may_not_write_leaves_nothing_there(tmp_path: Path, may_not_write: Path) -> None:
     """RocksDB and rocksdict write beside what they only read, which a read-only disk refuses."""
     filled(tmp_path).close()
     before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in (tmp_path / "db").iterdir()}
-    made: list[TemporaryDirectory[str]] = []
-
-    def links(path: Path) -> TemporaryDirectory[str]:
-        made.append(links_to(path))
-        return made[-1]
-
-    monkeypatch.setattr("backend.rocks.store.os.access", lambda *_: False)
-    monkeypatch.setattr("backend.rocks.store.links_to", links)
     with RocksStore.open(tmp_path / "db", read_only=True) as store:
         assert store.scan_arrays(b"\x01", None) == (KEYS, VALUES)
         store.check_files()
-        assert Path(made[0].name).is_dir()
+        assert len(list(may_not_write.iterdir())) == 1
     assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in (tmp_path / "db").iterdir()} == before
+    assert list(may_not_write.iterdir()) == []
     (tmp_path / "db" / "CURRENT").write_text("MANIFEST-999999\n")
     with pytest.raises(StateCorrupted) as caught:
         RocksStore.open(tmp_path / "db", read_only=True)
     assert caught.value.where == str(tmp_path / "db")
-    assert [Path(one.name).exists() for one in made] == [False, False]
+    assert list(may_not_write.iterdir()) == []
+
+
+def test_a_reader_that_may_not_write_makes_its_links_anew_where_the_writer_went_on(
+    tmp_path: Path, may_not_write: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path).close()
+    make, made = Links.make, list[str]()
+
+    def outdated(self: Links) -> str:
+        made.append(make(self))
+        if len(made) == 1:  # a new MANIFEST, and the one that is linked is gone
+            RocksStore.open(tmp_path / "db").close()
+            for link in Path(made[0]).glob("MANIFEST-*"):
+                link.unlink()
+        return made[-1]
+
+    monkeypatch.setattr(Links, "make", outdated)
+    with RocksStore.open(tmp_path / "db", read_only=True) as store:
+        assert store.scan_arrays(b"\x01", None) == (KEYS, VALUES)
+    assert len(made) == 2
+    assert list(may_not_write.iterdir()) == []
+
+
+def test_a_reader_that_may_write_nowhere_says_so(tmp_path: Path, may_not_write: Path) -> None:
+    filled(tmp_path).close()
+    may_not_write.rmdir()
+    with pytest.raises(StorageFailed, match=r"no directory for temporary files.*set TMPDIR"):
+        RocksStore.open(tmp_path / "db", read_only=True)
 
 
 def test_a_disk_that_rocksdict_may_not_write_has_a_name(tmp_path: Path) -> None:

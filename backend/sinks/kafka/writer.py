@@ -232,10 +232,15 @@ class TransactionalWriter:
         from confluent_kafka import KafkaException
 
         deadline = time.monotonic() + self._patience_s
-        tries = 0
+        what = f"micro-batch {record.version}" if record else "claim"
+        tries, fenced, doubtful = 0, 0, False
         while True:
             tries += 1
             try:
+                if doubtful:  # before a producer is opened, which would end another writer's
+                    self._check_mine(newest(self._settings, self._commits))
+                    doubtful = False
+                    log.warning("%s is written again: the broker has ended its transaction", what)
                 if self._delivery is None:
                     self._open_producer()
                 wanted = record or self._claim()  # a zombie may have published since the try before this one
@@ -246,16 +251,17 @@ class TransactionalWriter:
             except (KafkaException, SinkUnavailable) as error:
                 self._let_go()
                 about = error.args[0] if isinstance(error, KafkaException) else None
-                if is_fenced(error):
-                    if self._claimed:
-                        self._check_mine(newest(self._settings, self._commits))
-                elif about is not None and may_be_too_large(about):
+                if is_fenced(error) and self._claimed:
+                    fenced, doubtful = fenced + 1, True
+                    if fenced <= TRIES:
+                        continue
+                if about is not None and may_be_too_large(about):
                     self._look_at_limits()
                 failure = unavailable(self._settings, self._commits, error) if about is not None else error
                 final = isinstance(failure, AccessRefused | TopicMissing)
                 if final or (tries >= TRIES and (not _is_outage(error) or time.monotonic() > deadline)):
                     raise failure from None
-                log.warning("%s is written again: %s", f"micro-batch {record.version}" if record else "claim", failure)
+                log.warning("%s is written again: %s", what, failure)
                 time.sleep(min(RETRY_S, self._patience_s / TRIES))
 
     def _look_at_limits(self) -> None:

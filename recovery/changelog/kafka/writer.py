@@ -51,6 +51,7 @@ class PartitionWriter:
         self._name = f"{topic}-{owner}" if owner else topic
         self._producers: OrderedDict[int, Any] = OrderedDict()
         self._number = _chosen(0)
+        self._base = "base"  # of all processes: what one left open that died, the next one ends
 
     def append(self, shard: int, commit: Commit, growth: Growth, data: bytes) -> int:
         """Append a delta with the shard's producer; with a new one, of another name, when somebody has taken its own.
@@ -86,11 +87,11 @@ class PartitionWriter:
 
     def append_alone(self, shard: int, commit: Commit, stream: Iterable[bytes]) -> int:
         """Append a base with a producer of its own name, so that it does not fence the shard's; give its offset."""
-        producer = self._open_producer(f"{self._name}-{shard}-{self._number}-base")
+        producer = self._open_producer(f"{self._name}-{shard}-{self._base}")
         try:
             return self._transact(producer, shard, Kind.BASE, commit, Growth(begins=ITSELF), stream)
         except _Fenced as error:
-            self._number = _chosen(self._number)
+            self._base = f"base-{_chosen(0)}"
             raise self._taken(error) from None
 
     def close(self) -> None:
