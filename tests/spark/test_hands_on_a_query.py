@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,34 @@ def published(query: Any) -> None:
             return
         done.wait(0.1)
     raise AssertionError("no micro-batch")
+
+
+def test_what_is_restored_ahead_is_where_it_says_and_the_next_start_goes_on(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "archive", [0, 30, 70])
+    ended(start(spark, tmp_path, until="end"))
+    shutil.rmtree(tmp_path / "local")
+    (tmp_path / "ahead.py").write_text(
+        "from pathlib import Path\nfrom tests.spark import test_hands_on_a_query as hands\n\n\n"
+        f"def job(spark):\n    return hands.job(Path({str(tmp_path)!r}))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("recovery.inspect.user_job.session", lambda master: nullcontext(spark))
+    words = ["restore", str(tmp_path / "checkpoint"), "ahead:job", "--local-dir", str(tmp_path / "local")]
+    said = [CliRunner().invoke(app, words) for _ in range(2)]
+    assert [one.exit_code for one in said] == [0, 0], said[0].output + said[1].output
+    assert "1 of 1 shards are in the checkpoint's snapshots now" in said[0].output
+    assert list((tmp_path / "checkpoint" / "rewind" / "snapshots").rglob("*"))
+    assert "nothing had to be restored" in said[1].output
+    shutil.rmtree(tmp_path / "local")  # on another host
+    assert command(tmp_path, "restore", "ahead:job", code=0)["restored"] == 0
+    write(tmp_path / "archive", [80, 200], first=3)
+    ended(start(spark, tmp_path, until="end"))
+    assert [row for row in rows(tmp_path) if row[0] == "full"] == [
+        ("full", 0, 0, 2),
+        ("full", 1, 60, 2),
+    ]  # after a drain
 
 
 def test_a_running_query_keeps_its_checkpoint_to_itself(
