@@ -20,7 +20,7 @@ import reprlib
 import secrets
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence, ValuesView
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -201,7 +201,8 @@ def check_names(option: str, value: object, what: str) -> tuple[str, ...]:
     >>> check_names("key", "a", "a field"), check_names("key", ["a", "b"], "a field")
     (('a',), ('a', 'b'))
     """
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Collection) else (None,)
+    ordered = isinstance(value, Sequence | KeysView | ValuesView)  # a set's order is another one in each process
+    names = (value,) if isinstance(value, str) else tuple(cast(Iterable[object], value)) if ordered else (None,)
     if not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{option}={reprlib.repr(value)}: must be the name of {what}, or a list of names")
     return cast(tuple[str, ...], names)

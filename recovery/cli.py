@@ -284,7 +284,7 @@ def restore(
         report.print_json({"dry_run": dry_run, "shards": plans, "restored": None if dry_run else count})
     else:
         report.show_rows(Console(), plans)
-        print("nothing was touched" if dry_run else report.restored(count, len(plans)))
+        print("nothing was touched" if dry_run else report.restored(count, plans))
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ def read_on(on: Any, left: pa.Schema, right: pa.Schema) -> tuple[tuple[str, str]
     """
     if on is None:
         return ()
-    if not isinstance(on, Collection) or isinstance(on, bytes):
+    if not isinstance(on, str | list | tuple):
         raise ValueError(
             f"on={on!r}: must be a field, a list of fields and of pairs (left field, right field), or None"
         )

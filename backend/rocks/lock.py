@@ -6,7 +6,6 @@ import gc
 import os
 import random
 import re
-import shutil
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,8 @@ from backend.errors import StorageFailed, StoreLocked
 from backend.rocks.errors import translated
 
 _MOVED_TRIES = 3
+_OWN = ("LOCK", "LOG")
+"""What each opener has for itself."""
 _COPIED = ("CURRENT", "rocksdict-config.json")
 """What a running job replaces, and what rocksdict writes at each open."""
 _LOCK_TAKEN = re.compile(r"lock hold by current process|While lock file")
@@ -36,21 +37,24 @@ class Links:
     def make(self) -> str:
         """Make them, as the database is now; gives the directory that they are in."""
         self.clear()
+        # CURRENT first: the MANIFEST that it names is then among the files
+        copies = {name: (self._path / name).read_bytes() for name in _COPIED if (self._path / name).exists()}
+        files = [file for file in self._path.iterdir() if file.name not in copies and not file.name.startswith(_OWN)]
         try:
             self._made = TemporaryDirectory(prefix="rewind-reads-")
+            links = Path(self._made.name)
+            for name, content in copies.items():
+                (links / name).write_bytes(content)
+            for file in files:
+                (links / file.name).symlink_to(file)
         except OSError as error:
+            self.clear()
             raise StorageFailed(
-                "there is no directory for temporary files",
+                "links to a database that may not be written cannot be made",
                 where=str(self._path),
                 why=str(error),
-                command="set TMPDIR to one that this process may write: the database's own it may not",
+                command="set TMPDIR to a directory that this process may write, and that has room",
             ) from error
-        links = Path(self._made.name)
-        for name in _COPIED:  # CURRENT first: the MANIFEST that it names is then among the files
-            shutil.copyfile(self._path / name, links / name)
-        for file in self._path.iterdir():
-            if file.name not in _COPIED and not file.name.startswith("LO"):  # LOCK and LOG are each opener's own
-                (links / file.name).symlink_to(file)
         return str(links)
 
     def clear(self) -> None:
@@ -83,6 +87,8 @@ def open_locked(path: Path, native: Options, wait_s: float, read_only: bool, lin
             return Rdict(
                 links.make() if links else str(path), native, column_families={"default": native}, access_type=access
             )
+        except StorageFailed:
+            raise
         except Exception as error:
             if read_only and "No such file" in str(error) and moved < _MOVED_TRIES:
                 moved += 1  # the writer's compaction took a file away between the manifest and us

@@ -13,7 +13,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -45,7 +45,7 @@ def check_declarations(declarations: Sequence[Declaration]) -> None:
     """
     given: object = declarations
     if (
-        not isinstance(given, Collection)
+        not isinstance(given, Sequence | ValuesView)  # they are numbered in their order: no set
         or isinstance(given, str)
         or not all(callable(getattr(one, "bind", None)) for one in given)
     ):

@@ -137,7 +137,8 @@ def _read(checkpoint: str) -> tuple[int, dict[str, Any] | None, list[dict[str, A
             why=one_line(str(error)),
             command="put the file back from a copy of the checkpoint; without one, see for yourself that the job writes"
             f" to where it did, and write {_NOTHING_YET} into the file, with another number where rewind outputs --new"
-            " was used: the one in which the query's name in the outputs ends (<output>/_rewind/owner.json)",
+            " was used: the one in which the query's name in the outputs ends (of directories in _rewind/owner.json, of"
+            " topics in the newest record of the commit topic). rewind reset knows of no outputs before these then",
         ) from error
 
 

@@ -52,12 +52,12 @@ def read_spark_file(checkpoint: str, name: str) -> bytes:
 
 
 def _fits(data: bytes, sums: bytes) -> bool:
-    """Compare as Hadoop does: what is no file of checksums is left out, and so are sums behind the last block."""
-    block = int.from_bytes(sums[4:_HEAD]) if sums.startswith(_MAGIC) and len(sums) >= _HEAD else 0
-    if not block:
+    """Compare all sums with all blocks; what is no file of checksums is left out, as Hadoop does."""
+    if not sums.startswith(_MAGIC) or len(sums) < _HEAD:
         return True
-    found = b"".join(zlib.crc32(data[at : at + block]).to_bytes(4) for at in range(0, len(data), block))
-    return sums[_HEAD : _HEAD + len(found)] == found
+    block = int.from_bytes(sums[4:_HEAD])
+    found = b"".join(zlib.crc32(data[at : at + block]).to_bytes(4) for at in range(0, len(data), block or 1))
+    return block > 0 and sums[_HEAD:] == found  # Hadoop looks no further than the last block: not at a file cut there
 
 
 def _command(checkpoint: str, folder: str, own: str, beside: str) -> str:

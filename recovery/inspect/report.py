@@ -342,11 +342,13 @@ def restore_plans(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     return plans
 
 
-def restored(count: int, shards: int) -> str:
+def restored(count: int, plans: Sequence[Mapping[str, Any]]) -> str:
     """Say what `rewind restore` did: what it restores lies in the checkpoint's snapshots until a start takes it."""
+    if not any(plan["commit"] for plan in plans):
+        return "nothing is committed: the next start begins anew"
     if not count:
         return "nothing had to be restored: the next start finds every shard, here or in the checkpoint's snapshots"
-    return f"{count} of {shards} shards are in the checkpoint's snapshots now: the next start takes them from there"
+    return f"{count} of {len(plans)} shards are in the checkpoint's snapshots now: the next start takes them from there"
 
 
 def reset_json(plan: Reset, *, dry_run: bool) -> dict[str, Any]:

@@ -223,6 +223,7 @@ def test_a_zombie_that_is_fenced_while_it_sends_does_not_fence_the_start(kafka_b
     with pytest.raises(SinkConflict, match="another writer has taken the output over"):
         zombie.finish([frame(0, 0, results(1))], 0)
     assert opened == [sink._writer]
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         sink.finish([frame(0, 0, results(1))], 0)
     assert "written again" not in caplog.text

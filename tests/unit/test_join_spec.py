@@ -62,6 +62,8 @@ def test_the_matrix_gives_the_message_key(options, parts):
         ({"on": []}, "on=.*name at least one field"),
         ({"on": 0}, "on=0: must be a field, a list of fields"),
         ({"on": b"id"}, "on=b'id': must be a field, a list of fields"),
+        ({"on": {"id": "id"}}, "on={'id': 'id'}: must be a field, a list of fields"),
+        ({"on": {"id"}}, "on={'id'}: must be a field, a list of fields"),
         ({"on": [0]}, "on: 0 is neither a field nor"),
         ({"on": "id", "left_fields": 0}, "left_fields=0: must be the name of a field"),
         ({"on": "id", "left_fields": b"id"}, "left_fields=b'id': must be the name of a field"),

@@ -321,6 +321,8 @@ def test_results_may_be_a_batch_or_nothing() -> None:
         (lambda: ProcessOperator(print, RESULT, stores=["totals"]), ValueError, "declarations"),  # type: ignore[list-item]
         (lambda: ProcessOperator(print, RESULT, stores=[key_value_store("a"), value_state("a")]), ValueError, "names"),
         (lambda: ProcessOperator(print, RESULT, stores=0), ValueError, "stores=0"),  # type: ignore[arg-type]
+        (lambda: ProcessOperator(print, RESULT, stores={key_value_store("a")}), ValueError, "stores={"),  # type: ignore[arg-type]
+        (lambda: ProcessOperator(print, RESULT, fields={"a", "b"}), ValueError, "fields={"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, RESULT, stores=""), ValueError, "stores=''"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, RESULT, fields=""), ValueError, "fields=''"),
         (lambda: ProcessOperator(print, RESULT, fields=0), ValueError, "fields=0"),  # type: ignore[arg-type]

@@ -238,9 +238,13 @@ def test_a_reader_that_may_not_write_makes_its_links_anew_where_the_writer_went_
 
 def test_a_reader_that_may_write_nowhere_says_so(tmp_path: Path, may_not_write: Path) -> None:
     filled(tmp_path).close()
+    (tmp_path / "db" / "rocksdict-config.json").unlink()  # which rocksdict can do without
+    with RocksStore.open(tmp_path / "db", read_only=True) as store:
+        assert store.get(KEYS[3]) == VALUES[3]
     may_not_write.rmdir()
-    with pytest.raises(StorageFailed, match=r"no directory for temporary files.*set TMPDIR"):
+    with pytest.raises(StorageFailed, match=r"links.* cannot be made.*set TMPDIR") as caught:
         RocksStore.open(tmp_path / "db", read_only=True)
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_a_disk_that_rocksdict_may_not_write_has_a_name(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_file_of_sparks_is_read_with_the_checksum_that_lies_beside_it(tmp_path
     sums.write_bytes(b"crc\0" + (9).to_bytes(4) + 0xCBF43926.to_bytes(4) * 2)
     assert read_spark_file(str(tmp_path), "offsets/3") == b"123456789" * 2
 
-    for damaged in (b"123456789" + b"123456788", b"12345678", b"123456789" * 3):
+    for damaged in (b"123456789" + b"123456788", b"12345678", b"123456789", b"", b"123456789" * 3):
         file.write_bytes(damaged)
         with pytest.raises(PointerDamaged, match="damaged") as caught:
             read_spark_file(str(tmp_path), "offsets/3")
@@ -172,10 +172,12 @@ def test_a_file_of_sparks_is_read_with_the_checksum_that_lies_beside_it(tmp_path
     (tmp_path / "commits" / "3").touch()
     with pytest.raises(PointerDamaged, match="older copy of the whole checkpoint"):
         read_spark_file(str(tmp_path), "offsets/3")
-    file.write_bytes(b"123456789")  # Hadoop compares as many as there are blocks,
-    assert read_spark_file(str(tmp_path), "offsets/3") == b"123456789"
     file.write_bytes(b"12345678x")
-    for other in (b"", b"crc\0", b"crc\0\0\0\0", b"crc\1" + sums.read_bytes()[4:]):  # and leaves these out
+    right = sums.read_bytes()
+    sums.write_bytes(b"crc\0" + bytes(4) + right[8:])  # blocks of no bytes: Hadoop divides by them
+    with pytest.raises(PointerDamaged):
+        read_spark_file(str(tmp_path), "offsets/3")
+    for other in (b"", b"crc\0", b"crc\0\0\0\0", b"crc\1" + right[4:]):  # Hadoop leaves these out
         sums.write_bytes(other)
         assert read_spark_file(str(tmp_path), "offsets/3") == b"12345678x"
     file.write_bytes(b"123456789" * 2)

@@ -113,8 +113,8 @@ def was_cut(settings: KafkaSettings, topic: str) -> bool:
 def newest(settings: KafkaSettings, topic: str, *, timeout_s: float = TIMEOUT_S) -> Published | None:
     """Read the newest committed record; None when there is none.
 
-    Only the writer may ask, after its producer was initialized: then no transaction of its name is open, and the end of
-    the topic is the end of what is committed.
+    Once the writer's producer is initialized no transaction of its name is open, and the end of the topic is the end of
+    what is committed. Who asks before learns of what was committed when it asked.
 
     Raises:
         SinkUnavailable: The cluster does not answer, or a foreign transaction stays open on the topic.

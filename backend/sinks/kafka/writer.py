@@ -233,14 +233,13 @@ class TransactionalWriter:
 
         deadline = time.monotonic() + self._patience_s
         what = f"micro-batch {record.version}" if record else "claim"
-        tries, fenced, doubtful = 0, 0, False
+        tries, fenced, doubtful, pause_s = 0, 0, False, min(RETRY_S, self._patience_s / TRIES)
         while True:
             tries += 1
             try:
                 if doubtful:  # before a producer is opened, which would end another writer's
                     self._check_mine(newest(self._settings, self._commits))
                     doubtful = False
-                    log.warning("%s is written again: the broker has ended its transaction", what)
                 if self._delivery is None:
                     self._open_producer()
                 wanted = record or self._claim()  # a zombie may have published since the try before this one
@@ -251,10 +250,11 @@ class TransactionalWriter:
             except (KafkaException, SinkUnavailable) as error:
                 self._let_go()
                 about = error.args[0] if isinstance(error, KafkaException) else None
-                if is_fenced(error) and self._claimed:
-                    fenced, doubtful = fenced + 1, True
-                    if fenced <= TRIES:
-                        continue
+                if is_fenced(error) and self._claimed and fenced < TRIES:
+                    fenced, tries, doubtful = fenced + 1, tries - 1, True
+                    log.warning("%s is written again where this writer still has the output: %s", what, error)
+                    time.sleep(pause_s)  # who has taken it over claims it meanwhile
+                    continue
                 if about is not None and may_be_too_large(about):
                     self._look_at_limits()
                 failure = unavailable(self._settings, self._commits, error) if about is not None else error
@@ -262,7 +262,7 @@ class TransactionalWriter:
                 if final or (tries >= TRIES and (not _is_outage(error) or time.monotonic() > deadline)):
                     raise failure from None
                 log.warning("%s is written again: %s", what, failure)
-                time.sleep(min(RETRY_S, self._patience_s / TRIES))
+                time.sleep(pause_s)
 
     def _look_at_limits(self) -> None:
         """Ask what the outputs take by now: a message was refused. Which topics they are is for the commit to check."""

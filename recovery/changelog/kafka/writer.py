@@ -89,10 +89,12 @@ class PartitionWriter:
         """Append a base with a producer of its own name, so that it does not fence the shard's; give its offset."""
         producer = self._open_producer(f"{self._name}-{shard}-{self._base}")
         try:
-            return self._transact(producer, shard, Kind.BASE, commit, Growth(begins=ITSELF), stream)
+            first = self._transact(producer, shard, Kind.BASE, commit, Growth(begins=ITSELF), stream)
         except _Fenced as error:
             self._base = f"base-{_chosen(0)}"
             raise self._taken(error) from None
+        self._base = "base"
+        return first
 
     def close(self) -> None:
         """Let the producers go; they have nothing in flight between two appends."""
