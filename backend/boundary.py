@@ -20,7 +20,7 @@ import reprlib
 import secrets
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -187,6 +187,19 @@ def check_function(option: str, function: object, parameters: Sequence[str]) -> 
         raise ValueError(f"{option}={reprlib.repr(function)}: {wanted}: {error}") from None
 
 
+def in_order(value: object) -> tuple[Any, ...] | None:
+    """Return what a list, or something like one, has; None for anything else: a set's order differs between processes.
+
+    >>> in_order(["b", "a"]), in_order({"a": 1}.keys()), in_order({"a"}), in_order({"a": 1}), in_order(b"a")
+    (('b', 'a'), ('a',), None, None, None)
+    """
+    known = isinstance(value, Iterable) and callable(getattr(value, "__len__", None))
+    unfit = isinstance(value, str | bytes | bytearray | memoryview | range | Mapping)
+    if not known or unfit or (isinstance(value, Set) and not isinstance(value, KeysView)):
+        return None
+    return tuple(cast(Iterable[Any], value))
+
+
 def check_names(option: str, value: object, what: str) -> tuple[str, ...]:
     """Return the names that an option gives: one, or a list of them.
 
@@ -201,10 +214,11 @@ def check_names(option: str, value: object, what: str) -> tuple[str, ...]:
     >>> check_names("key", "a", "a field"), check_names("key", ["a", "b"], "a field")
     (('a',), ('a', 'b'))
     """
-    ordered = isinstance(value, Sequence | KeysView | ValuesView)  # a set's order is another one in each process
-    names = (value,) if isinstance(value, str) else tuple(cast(Iterable[object], value)) if ordered else (None,)
-    if not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"{option}={reprlib.repr(value)}: must be the name of {what}, or a list of names")
+    names = (value,) if isinstance(value, str) else in_order(value)
+    if names is None or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(
+            f"{option}={reprlib.repr(value)}: must be the name of {what}, or a list of names (a set has no order)"
+        )
     return cast(tuple[str, ...], names)
 
 

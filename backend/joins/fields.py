@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from backend.batch import published_name
+from backend.boundary import in_order
 
 _TAKEN = ("reason", "revision", "left_time", "right_time")
 """Columns that results have anyway."""
@@ -21,12 +22,13 @@ def read_on(on: Any, left: pa.Schema, right: pa.Schema) -> tuple[tuple[str, str]
     """
     if on is None:
         return ()
-    if not isinstance(on, str | list | tuple):
+    entries = (on,) if isinstance(on, str) else in_order(on)
+    if entries is None:
         raise ValueError(
             f"on={on!r}: must be a field, a list of fields and of pairs (left field, right field), or None"
         )
     pairs: list[tuple[str, str]] = []
-    for entry in [on] if isinstance(on, str) else on:
+    for entry in entries:
         pair = (entry, entry) if isinstance(entry, str) else tuple(entry) if isinstance(entry, list | tuple) else ()
         if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
             raise ValueError(f"on: {entry!r} is neither a field nor (left field, right field)")

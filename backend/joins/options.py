@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -66,6 +66,8 @@ def read_out(names: Sequence[str] | None, schema: pa.Schema, side: str) -> tuple
         return tuple(schema.names)
     if isinstance(names, str):
         raise ValueError(f"{side}_fields={names!r}: give a list of field names")
+    if isinstance(names, Set):
+        names = tuple(names)  # they come in the schema's order
     for name in check_names(f"{side}_fields", names, "a field"):
         if name not in schema.names:
             raise ValueError(f"{side}_fields: {name!r} is not a field; allowed are {schema.names}")

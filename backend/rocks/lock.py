@@ -39,7 +39,7 @@ class Links:
         self.clear()
         # CURRENT first: the MANIFEST that it names is then among the files
         copies = {name: (self._path / name).read_bytes() for name in _COPIED if (self._path / name).exists()}
-        files = [file for file in self._path.iterdir() if file.name not in copies and not file.name.startswith(_OWN)]
+        files = [file for file in self._path.iterdir() if not file.name.startswith((*_COPIED, *_OWN))]
         try:
             self._made = TemporaryDirectory(prefix="rewind-reads-")
             links = Path(self._made.name)
@@ -100,6 +100,8 @@ def open_locked(path: Path, native: Options, wait_s: float, read_only: bool, lin
                 raise translated(error, path) from error
             left_s = deadline - time.monotonic()
             if left_s <= 0:
+                if links is not None:
+                    links.clear()
                 raise StoreLocked(
                     "another process holds the store's LOCK",
                     where=str(path),

@@ -13,11 +13,12 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from backend.boundary import in_order
 from backend.errors import ManifestMismatch, StoreClosed
 from backend.rocks import RocksOptions, RocksStore
 from backend.store.bounds import FORMAT_KEY, reclaim, stored_bounds
@@ -43,13 +44,9 @@ def check_declarations(declarations: Sequence[Declaration]) -> None:
     Raises:
         ValueError: Something is no declaration; two stores of one name, or more than `MAX_STORES`.
     """
-    given: object = declarations
-    if (
-        not isinstance(given, Sequence | ValuesView)  # they are numbered in their order: no set
-        or isinstance(given, str)
-        or not all(callable(getattr(one, "bind", None)) for one in given)
-    ):
-        raise ValueError(f"stores={given!r}: must be a list of declarations such as window_store('name', ...)")
+    given = in_order(declarations)  # they are numbered in their order
+    if given is None or not all(callable(getattr(one, "bind", None)) for one in given):
+        raise ValueError(f"stores={declarations!r}: must be a list of declarations such as window_store('name', ...)")
     names = [declaration.name for declaration in declarations]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:

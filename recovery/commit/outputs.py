@@ -126,8 +126,14 @@ def _read(checkpoint: str) -> tuple[int, dict[str, Any] | None, list[dict[str, A
                 why=f"{found['format']!r}, this release reads {FORMAT}",
                 command="install the release that wrote it",
             )
-        now = None if found["outputs"] is None else dict(found["outputs"])
-        return int(found["number"]), now, [dict(one) for one in found.get("before", [])]
+        number, now, before = found["number"], found["outputs"], found.get("before", [])
+        if (
+            type(number) is not int
+            or number < 1
+            or not all(type(one) is dict for one in [{} if now is None else now, *before])
+        ):
+            raise ValueError(f"number {number!r}, outputs {now!r}, before {before!r}")
+        return number, now, before
     except FileNotFoundError:
         return 1, None, []
     except UNDECODABLE as error:

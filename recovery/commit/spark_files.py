@@ -1,4 +1,4 @@
-"""Files that Spark writes into a checkpoint, read as Spark reads them: with the checksum that Hadoop keeps beside each.
+"""Files that Spark writes into a checkpoint, compared with the checksum that Hadoop keeps beside each.
 
 On a local filesystem, and nowhere else, `.<name>.crc` lies beside `<name>`: `crc` and a zero byte, the bytes of a block
 as four bytes, then the CRC-32 of each block (Hadoop, `ChecksumFileSystem`). A file without one is read as it is.

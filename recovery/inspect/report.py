@@ -344,7 +344,7 @@ def restore_plans(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 def restored(count: int, plans: Sequence[Mapping[str, Any]]) -> str:
     """Say what `rewind restore` did: what it restores lies in the checkpoint's snapshots until a start takes it."""
-    if not any(plan["commit"] for plan in plans):
+    if not any(plan["commit"] or plan["problem"] for plan in plans):
         return "nothing is committed: the next start begins anew"
     if not count:
         return "nothing had to be restored: the next start finds every shard, here or in the checkpoint's snapshots"

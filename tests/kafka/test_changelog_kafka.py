@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import re
 import struct
 import time
 from collections.abc import Iterator
@@ -222,7 +223,12 @@ def test_two_workers_with_one_name_end_each_other_once_also_in_the_middle_of_a_l
     assert as_dict(make().read(0, commit(3))) == {b"\x03a": large}
 
 
-def test_a_base_whose_producer_s_name_was_taken_while_it_was_written_says_so_and_works_again(make):
+def test_a_base_whose_producer_s_name_was_taken_while_it_was_written_says_so_and_takes_another(make, monkeypatch):
+    opened: list[str] = []
+    open_producer = PartitionWriter._open_producer
+    monkeypatch.setattr(
+        PartitionWriter, "_open_producer", lambda self, name: opened.append(name) or open_producer(self, name)
+    )
     one, two = make(), make()
     row = record(0, None)
     one.append(row, changes({b"\x03a": b"0"}))
@@ -235,7 +241,11 @@ def test_a_base_whose_producer_s_name_was_taken_while_it_was_written_says_so_and
 
     with pytest.raises(ChangelogUnavailable, match="another producer of its name was opened"):
         one.append_base(row, rows())
-    one.append_base(row, [(b"\x03a", b"0")])
+    for _ in range(2):
+        one.append_base(row, [(b"\x03a", b"0")])
+    first, ours, theirs, other, again = (name.rpartition("-0-")[2] for name in opened)
+    assert (first.isdecimal(), ours, theirs, again) == (True, "base", "base", "base")
+    assert re.fullmatch(r"base-\d+", other)
     assert as_dict(make().read(0, commit(0))) == {b"\x03a": b"0"}
 
 

@@ -64,6 +64,7 @@ def test_the_matrix_gives_the_message_key(options, parts):
         ({"on": b"id"}, "on=b'id': must be a field, a list of fields"),
         ({"on": {"id": "id"}}, "on={'id': 'id'}: must be a field, a list of fields"),
         ({"on": {"id"}}, "on={'id'}: must be a field, a list of fields"),
+        ({"on": b""}, "on=b'': must be a field, a list of fields"),
         ({"on": [0]}, "on: 0 is neither a field nor"),
         ({"on": "id", "left_fields": 0}, "left_fields=0: must be the name of a field"),
         ({"on": "id", "left_fields": b"id"}, "left_fields=b'id': must be the name of a field"),
@@ -146,3 +147,8 @@ def test_what_may_change_between_starts_stands_apart():
     two = join_spec(ORDERS, SHIPMENTS, on="id", within=5, first_offsets={(0, 0): 7}, **other).describe()
     assert {**one, "free": None} == {**two, "free": None}
     assert one != join_spec(ORDERS, SHIPMENTS, on="id", within=6, **HOUR).describe()
+
+
+def test_fields_that_come_out_are_in_the_schemas_order_whatever_they_are_given_in():
+    spec = join_spec(ORDERS, SHIPMENTS, **{**HOUR, "on": "id", "left_fields": {"value", "id"}})
+    assert spec.sides[0].out == tuple(name for name in ORDERS.names if name in {"value", "id"})

@@ -131,7 +131,18 @@ def test_a_checkpoint_that_does_not_say_goes_on_and_says_from_then_on(checkpoint
     assert read_outputs(checkpoint)["results"] == str(tmp_path / "other")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\x00{[", b'{"format": 1, "number": "x", "outputs": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\x00{[",
+        b'{"format": 1, "number": "x", "outputs": {}}',
+        b'{"format": 1, "number": 0, "outputs": null}',
+        b'{"format": 1, "number": 1, "outputs": []}',
+    ],
+)
 def test_a_file_that_is_damaged_ends_a_start_and_nothing_is_written(
     checkpoint: str, tmp_path: Path, content: bytes
 ) -> None:

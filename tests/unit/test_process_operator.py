@@ -325,6 +325,7 @@ def test_results_may_be_a_batch_or_nothing() -> None:
         (lambda: ProcessOperator(print, RESULT, fields={"a", "b"}), ValueError, "fields={"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, RESULT, stores=""), ValueError, "stores=''"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, RESULT, fields=""), ValueError, "fields=''"),
+        (lambda: ProcessOperator(print, RESULT, fields=b""), ValueError, "fields=b''"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, RESULT, fields=0), ValueError, "fields=0"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, RESULT, fields=["_time"]), ValueError, "_time"),
         (lambda: ProcessOperator(print, RESULT, fields=["a", "a"]), ValueError, "named once"),

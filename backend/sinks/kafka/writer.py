@@ -250,10 +250,13 @@ class TransactionalWriter:
             except (KafkaException, SinkUnavailable) as error:
                 self._let_go()
                 about = error.args[0] if isinstance(error, KafkaException) else None
-                if is_fenced(error) and self._claimed and fenced < TRIES:
-                    fenced, tries, doubtful = fenced + 1, tries - 1, True
+                if is_fenced(error) and self._claimed:
+                    fenced, doubtful = fenced + 1, True
+                    if fenced > TRIES:
+                        raise unavailable(self._settings, self._commits, error) from None
+                    tries -= 1
                     log.warning("%s is written again where this writer still has the output: %s", what, error)
-                    time.sleep(pause_s)  # who has taken it over claims it meanwhile
+                    time.sleep(pause_s * 2 ** (fenced - 1))  # who has taken it over claims it meanwhile
                     continue
                 if about is not None and may_be_too_large(about):
                     self._look_at_limits()

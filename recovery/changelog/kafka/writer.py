@@ -51,7 +51,8 @@ class PartitionWriter:
         self._name = f"{topic}-{owner}" if owner else topic
         self._producers: OrderedDict[int, Any] = OrderedDict()
         self._number = _chosen(0)
-        self._base = "base"  # of all processes: what one left open that died, the next one ends
+        self._bases: dict[int, str] = {}
+        """Names of bases' producers where the one of all processes, which ends what a dead one left open, is taken."""
 
     def append(self, shard: int, commit: Commit, growth: Growth, data: bytes) -> int:
         """Append a delta with the shard's producer; with a new one, of another name, when somebody has taken its own.
@@ -87,13 +88,13 @@ class PartitionWriter:
 
     def append_alone(self, shard: int, commit: Commit, stream: Iterable[bytes]) -> int:
         """Append a base with a producer of its own name, so that it does not fence the shard's; give its offset."""
-        producer = self._open_producer(f"{self._name}-{shard}-{self._base}")
+        producer = self._open_producer(f"{self._name}-{shard}-{self._bases.get(shard, 'base')}")
         try:
             first = self._transact(producer, shard, Kind.BASE, commit, Growth(begins=ITSELF), stream)
         except _Fenced as error:
-            self._base = f"base-{_chosen(0)}"
+            self._bases[shard] = f"base-{_chosen(0)}"
             raise self._taken(error) from None
-        self._base = "base"
+        self._bases.pop(shard, None)
         return first
 
     def close(self) -> None:

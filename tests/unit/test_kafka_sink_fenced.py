@@ -1,0 +1,74 @@
+"""The Kafka sink's writer where another one takes its producer's name: whose the output is, is asked first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from backend.errors import SinkConflict, SinkUnavailable
+from backend.kafka_client.settings import KafkaSettings
+from backend.sinks.kafka import writer as kafka_writer
+from backend.sinks.kafka.commits import Published
+
+FENCED = KafkaException(KafkaError(KafkaError._FENCED, "fenced"))
+FATAL = KafkaException(KafkaError(KafkaError._FATAL, "cannot go on"))
+
+
+class Fenced(kafka_writer.TransactionalWriter):
+    """A writer whose transactions end as it is told; it notes what it does."""
+
+    def __init__(self, errors: Sequence[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(KafkaSettings("h:1"), "sink", "commits", patience_s=0.03)
+        self._query, self._claimed, self._delivery = "q", True, Delivered()  # type: ignore[assignment]
+        self.errors, self.done = [*errors], list[str]()
+        self.latest = Published("q", 0, 0, {}, self._id, {})
+        monkeypatch.setattr(kafka_writer, "newest", self.asked)
+
+    def asked(self, *_: Any) -> Published:
+        self.done.append("ask")
+        return self.latest
+
+    def _open_producer(self) -> None:
+        self.done.append("open")
+        self._delivery = Delivered()  # type: ignore[assignment]
+
+    def _transact(self, record: Published, messages: Any) -> None:
+        if self.errors:
+            self.done.append("fenced")
+            raise self.errors.pop(0)
+        self.done.append("out")
+
+
+class Delivered:
+    def drop(self) -> None:
+        """Nothing is in flight."""
+
+
+def wanted(writer: Fenced) -> Published:
+    return msgspec.structs.replace(writer.latest, version=1)
+
+
+@pytest.mark.parametrize("error", [FENCED, FATAL])
+def test_a_writer_that_still_has_the_output_writes_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Fenced([error], monkeypatch)
+    writer._write(wanted(writer), [])
+    assert writer.done == ["fenced", "ask", "open", "out"]
+
+
+def test_no_producer_is_opened_before_it_was_asked_whose_the_output_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Fenced([FENCED] * 10, monkeypatch)
+    with pytest.raises(SinkUnavailable):
+        writer._write(wanted(writer), [])
+    assert writer.done == ["fenced", *["ask", "open", "fenced"] * kafka_writer.TRIES]
+
+
+def test_a_writer_that_has_lost_the_output_opens_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Fenced([FENCED], monkeypatch)
+    writer.latest = Published("q", 0, 0, {}, "another", {})
+    with pytest.raises(SinkConflict, match="another writer has taken the output over"):
+        writer._write(wanted(writer), [])
+    assert writer.done == ["fenced", "ask"]
