@@ -197,7 +197,10 @@ def in_order(value: object) -> tuple[Any, ...] | None:
     unfit = isinstance(value, str | bytes | bytearray | memoryview | range | Mapping)
     if not known or unfit or (isinstance(value, Set) and not isinstance(value, KeysView)):
         return None
-    return tuple(cast(Iterable[Any], value))
+    try:
+        return tuple(cast(Iterable[Any], value))
+    except TypeError:  # an array without a dimension
+        return None
 
 
 def check_names(option: str, value: object, what: str) -> tuple[str, ...]:
@@ -216,10 +219,9 @@ def check_names(option: str, value: object, what: str) -> tuple[str, ...]:
     """
     names = (value,) if isinstance(value, str) else in_order(value)
     if names is None or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(
-            f"{option}={reprlib.repr(value)}: must be the name of {what}, or a list of names (a set has no order)"
-        )
-    return cast(tuple[str, ...], names)
+        hint = " (a set has no order)" if isinstance(value, Set) else ""
+        raise ValueError(f"{option}={reprlib.repr(value)}: must be the name of {what}, or a list of names{hint}")
+    return tuple(map(str, names))
 
 
 @contextmanager

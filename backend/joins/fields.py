@@ -38,7 +38,7 @@ def read_on(on: Any, left: pa.Schema, right: pa.Schema) -> tuple[tuple[str, str]
         if pair in pairs:
             raise ValueError(f"on: {entry!r} is given twice")
         equal_type(pair, left.field(pair[0]).type, right.field(pair[1]).type)
-        pairs.append((pair[0], pair[1]))
+        pairs.append((str(pair[0]), str(pair[1])))
     if not pairs:
         raise ValueError(f"on={on!r}: name at least one field, or give None")
     return tuple(pairs)

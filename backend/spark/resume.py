@@ -53,15 +53,18 @@ def _check_no_hole(checkpoint: str) -> None:
 
     Called while no query runs.
     """
-    committed, planned = versions_in(checkpoint, "commits"), versions_in(checkpoint, "offsets")
-    if committed and planned and planned[-1] > committed[-1] + 1:
+    committed, planned = max(versions_in(checkpoint, "commits"), default=-1), newest_planned(checkpoint)
+    if planned > committed + 1:
+        back = "put commits and offsets back from a copy of the checkpoint"
         raise StateCorrupted(
             "Spark's own logs have a hole",
-            where=f"{checkpoint}/offsets",
-            why=f"micro-batch {planned[-1]} is planned, and the last one that is committed is {committed[-1]}",
-            command=f"to go on from {committed[-1]}, remove every file of offsets with a higher number, and"
-            " its .<number>.crc; or put commits"
-            " and offsets back from a copy of the checkpoint",
+            where=f"{checkpoint}/{'offsets' if committed >= 0 else 'commits'}",
+            why=f"micro-batch {planned} is planned, and "
+            + (f"the last one that is committed is {committed}" if committed >= 0 else "none is committed"),
+            command=f"to go on from {committed}, remove every file of offsets with a higher number, and"
+            f" its .<number>.crc; or {back}"
+            if committed >= 0
+            else f"{back}; or rewind reset {quote(checkpoint)}",
         )
 
 

@@ -383,13 +383,9 @@ def stream(
         raise ValueError(
             f"source={reprlib.repr(source)}: allowed is what archive(...) or kafka(...) gives, or a streaming DataFrame"
         )
-    fields = () if key is None else (key,) if isinstance(key, str) else key
-    if (
-        not isinstance(fields, list | tuple)
-        or not all(isinstance(name, str) and name for name in fields)
-        or len(set(fields)) != len(fields)
-    ):
+    fields = () if key is None else check_names("key", key, "a field")
+    if len(set(fields)) != len(fields):
         raise ValueError(f"key={key!r}: must be the name of a field, a list of different names, or None")
     if event_time is not None and (not isinstance(event_time, str) or not event_time):
         raise ValueError(f"event_time={event_time!r}: must be the name of a field, or None")
-    return Stream(source, event_time, tuple(fields))
+    return Stream(source, event_time, fields)

@@ -31,6 +31,7 @@ import pyarrow as pa
 from backend.aggregates import Aggregate, FullPlan, IncrementalPlan, compile_full, compile_incremental
 from backend.aggregates.model import check_kinds
 from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELDS, published_name
+from backend.boundary import check_names
 from backend.keys.columns import has_order
 from backend.windows.combined_rows import check_marks
 from backend.windows.definitions import Duration, Window, _count, duration_ms
@@ -163,6 +164,9 @@ def window_spec(
     if policies is not None and not isinstance(policies, Policies):
         raise ValueError(f"policies={policies!r}: allowed are policies(...) and None")
     check_kinds(aggregates)
+    if isinstance(keys, str):
+        raise ValueError(f"keys={keys!r}: give a list of field names")
+    keys = check_names("keys", keys, "a field")
     _check_names(schema, keys, aggregates)
     if window.by_time and retention is None:
         raise ValueError("retention=None: windows by event time need a retention, such as '1 hour' ('0 s' is allowed)")
@@ -174,7 +178,7 @@ def window_spec(
     spec = WindowSpec(
         window,
         schema,
-        tuple(keys),
+        keys,
         dict(aggregates),
         duration_ms(retention, "retention", least=0 if window.by_time else 1) if retention is not None else 0,
         _count(retention_messages, "retention_messages") if retention_messages is not None else None,
@@ -196,8 +200,6 @@ def _check_names(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str
     if reserved:
         raise ValueError(f"schema: the field names {reserved} are reserved")
     check_marks("schema", schema.names)
-    if isinstance(keys, str):
-        raise ValueError(f"keys={keys!r}: give a list of field names")
     for name in keys:
         if name not in schema.names:
             raise ValueError(f"keys: {name!r} is not a field; allowed are {schema.names}")

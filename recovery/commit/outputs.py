@@ -129,7 +129,8 @@ def _read(checkpoint: str) -> tuple[int, dict[str, Any] | None, list[dict[str, A
         number, now, before = found["number"], found["outputs"], found.get("before", [])
         if (
             type(number) is not int
-            or number < 1
+            or type(before) is not list
+            or number <= len(before)
             or not all(type(one) is dict for one in [{} if now is None else now, *before])
         ):
             raise ValueError(f"number {number!r}, outputs {now!r}, before {before!r}")
@@ -159,8 +160,9 @@ def _named(outputs: Mapping[str, Any]) -> list[Any]:
 
 
 def _text(outputs: Mapping[str, Any]) -> str:
-    places = ", ".join(f"{name} {outputs[name]}" for name in _PLACES.get(str(outputs.get("kind")), ()) if outputs[name])
-    return f"{outputs.get('kind')}" + (f" ({places})" if places else "")
+    kind = outputs.get("kind")
+    places = ", ".join(f"{name} {outputs[name]}" for name in _PLACES.get(str(kind), ()) if outputs.get(name))
+    return f"{kind}" + (f" ({places})" if places else "")
 
 
 def _json(value: Mapping[str, object]) -> dict[str, Any]:

@@ -344,11 +344,15 @@ def restore_plans(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 def restored(count: int, plans: Sequence[Mapping[str, Any]]) -> str:
     """Say what `rewind restore` did: what it restores lies in the checkpoint's snapshots until a start takes it."""
-    if not any(plan["commit"] or plan["problem"] for plan in plans):
+    problems = sum(plan["problem"] is not None for plan in plans)
+    if not problems and not any(plan["commit"] for plan in plans):
         return "nothing is committed: the next start begins anew"
-    if not count:
-        return "nothing had to be restored: the next start finds every shard, here or in the checkpoint's snapshots"
-    return f"{count} of {len(plans)} shards are in the checkpoint's snapshots now: the next start takes them from there"
+    said = (
+        f"{count} of {len(plans)} shards are in the checkpoint's snapshots now: the next start takes them from there"
+        if count
+        else "nothing had to be restored: the next start finds every shard, here or in the checkpoint's snapshots"
+    )
+    return f"{said}; what is wrong with {problems} of them, named above, is as it was" if problems else said
 
 
 def reset_json(plan: Reset, *, dry_run: bool) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _restore(
         # all is well where it was looked at, so the task looked on another host: give it something to take there
         return share_all(spark, pointers, make)
     if not reasons:
-        return len(found)
+        return 0
     open_files(checkpoint).delete_folder(DIRECTORY)  # of a restore whose driver died: nobody else restores now
     run = _Run(spark, job, checkpoint, make, pointers, Listeners(listeners), arrow_rows)
     changelog, source = make(0).changelog, job.offsets(spark)
@@ -181,7 +181,7 @@ def _restore(
         plans = plan_restores({shard: pointers[shard] for shard in broken}, broken, changelog, source, why, job.topics)
         # an older copy that did not come out whole is not looked at again: nothing can fail twice
         broken = {shard: Unusable(text) for shard, text in run.carry_out(plans).items()}
-    return len(found)
+    return len(reasons)
 
 
 def plan_restores(

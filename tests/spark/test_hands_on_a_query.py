@@ -17,7 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 from backend import archive, count, stream, tumbling
-from backend.errors import CheckpointInUse, CheckpointTaken, ManifestMismatch, QueryStopped, SinkUnavailable
+from backend.errors import (
+    CheckpointInUse,
+    CheckpointTaken,
+    ManifestMismatch,
+    QueryStopped,
+    SinkUnavailable,
+    StateCorrupted,
+)
 from backend.sinks import foreach_sink
 from backend.sources.archive_files import write_archive
 from backend.spark.observed import observed
@@ -108,6 +115,14 @@ def test_what_is_restored_ahead_is_where_it_says_and_the_next_start_goes_on(
     assert "nothing had to be restored" in said[1].output
     shutil.rmtree(tmp_path / "local")  # on another host
     assert command(tmp_path, "restore", "ahead:job", code=0)["restored"] == 0
+
+    commits = (tmp_path / "checkpoint" / "commits").rename(tmp_path / "commits")
+    error = command(tmp_path, "restore", "ahead:job", code=1)["error"]
+    with pytest.raises(StateCorrupted, match="none is committed") as caught:
+        start(spark, tmp_path)
+    assert error["what"] == caught.value.what
+    assert error["where"] == caught.value.where == str(tmp_path / "checkpoint" / "commits")
+    commits.rename(tmp_path / "checkpoint" / "commits")
     write(tmp_path / "archive", [80, 200], first=3)
     ended(start(spark, tmp_path, until="end"))
     assert [row for row in rows(tmp_path) if row[0] == "full"] == [

@@ -270,14 +270,14 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
     ("commits", "problem", "count", "said"),
     [
         ([None, None], None, 0, "nothing is committed: the next start begins anew"),
-        ([None, None], "the log of commits is gone", 0, "nothing had to be restored"),
-        (["a", None], None, 0, "nothing had to be restored"),
-        (["a", "b"], None, 1, "1 of 2 shards are in the checkpoint's snapshots now"),
+        ([None, None], "its record is damaged", 0, "nothing had to be restored: .*; what is wrong with 2 of them"),
+        (["a", None], None, 0, "nothing had to be restored: .* snapshots$"),
+        (["a", "b"], None, 1, "1 of 2 shards are in the checkpoint's snapshots now: [^;]*$"),
     ],
 )
 def test_what_a_restore_says_that_it_did(commits: list[str | None], problem: str | None, count: int, said: str) -> None:
     plans = [{"commit": commit, "problem": problem} for commit in commits]
-    assert report.restored(count, plans).startswith(said)
+    assert re.match(said, report.restored(count, plans))
 
 
 def test_verify_of_a_sound_checkpoint(little: Little) -> None:

@@ -140,3 +140,16 @@ def test_logs_that_were_taken_back_in_part_are_named(tmp_path: Path, offsets: tu
     says = pytest.raises(StateCorrupted, match="micro-batch 6 is planned, and the last one that is committed is 4")
     with says if hole else nullcontext():
         check_resumable(str(tmp_path), [])
+
+
+@pytest.mark.parametrize(("offsets", "gone"), [((0,), False), ((0, 1), True), ((3,), True)])
+def test_a_log_of_commits_that_is_gone_is_named(tmp_path: Path, offsets: tuple[int, ...], gone: bool) -> None:
+    (tmp_path / "offsets").mkdir()
+    for version in offsets:
+        (tmp_path / "offsets" / str(version)).write_text('v1\n{}\n{"t": {"0": 5}}')
+    says = pytest.raises(StateCorrupted, match=f"micro-batch {offsets[-1]} is planned, and none is committed")
+    with says if gone else nullcontext() as caught:
+        check_resumable(str(tmp_path), [])
+    if caught is not None:
+        assert caught.value.where == f"{tmp_path}/commits"
+        assert "rewind reset" in caught.value.command

@@ -24,7 +24,7 @@ class Fenced(kafka_writer.TransactionalWriter):
     def __init__(self, errors: Sequence[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(KafkaSettings("h:1"), "sink", "commits", patience_s=0.03)
         self._query, self._claimed, self._delivery = "q", True, Delivered()  # type: ignore[assignment]
-        self.errors, self.done = [*errors], list[str]()
+        self.errors, self.refused, self.done = [*errors], list[Exception](), list[str]()
         self.latest = Published("q", 0, 0, {}, self._id, {})
         monkeypatch.setattr(kafka_writer, "newest", self.asked)
 
@@ -34,6 +34,8 @@ class Fenced(kafka_writer.TransactionalWriter):
 
     def _open_producer(self) -> None:
         self.done.append("open")
+        if self.refused:
+            raise self.refused.pop(0)
         self._delivery = Delivered()  # type: ignore[assignment]
 
     def _transact(self, record: Published, messages: Any) -> None:
@@ -72,3 +74,20 @@ def test_a_writer_that_has_lost_the_output_opens_none(monkeypatch: pytest.Monkey
     with pytest.raises(SinkConflict, match="another writer has taken the output over"):
         writer._write(wanted(writer), [])
     assert writer.done == ["fenced", "ask"]
+
+
+def test_it_is_asked_again_where_a_producer_could_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Fenced([FENCED], monkeypatch)
+    writer.refused = [SinkUnavailable("the cluster does not answer")]
+    writer._write(wanted(writer), [])
+    assert writer.done == ["fenced", "ask", "open", "ask", "open", "out"]
+
+
+def test_a_micro_batch_after_one_that_was_given_up_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Fenced([FENCED] * (kafka_writer.TRIES + 1), monkeypatch)
+    with pytest.raises(SinkUnavailable):
+        writer._write(wanted(writer), [])
+    writer.latest, writer.done = Published("q", 0, 0, {}, "another", {}), []
+    with pytest.raises(SinkConflict, match="another writer has taken the output over"):
+        writer.check(1)
+    assert writer.done == ["ask"]

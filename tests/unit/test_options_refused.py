@@ -57,6 +57,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a text for a source": (lambda: stream("clicks"), "source='clicks'"),  # type: ignore[arg-type]
     "a column for a key": (lambda: stream(SOURCE, key=Column()), "key="),  # type: ignore[arg-type]
     "a key twice": (lambda: stream(SOURCE, key=["user", "user"]), "key=['user', 'user']"),
+    "a set of keys": (lambda: stream(SOURCE, key={"user", "price"}), "(a set has no order)"),  # type: ignore[arg-type]
+    "a set of keys of windows": (lambda: _window(keys={"user", "price"}), "(a set has no order)"),
+    "a dictionary of keys": (lambda: _window(keys={"user": 1}), "keys={'user': 1}"),
+    "keys that are read once": (lambda: _window(keys=iter(["user"])), "keys="),
+    "a number for keys": (lambda: _window(keys=0), "keys=0"),
+    "an empty name of a key": (lambda: _window(keys=[""]), "keys=['']"),
     "a key of numbers": (lambda: stream(SOURCE, key=[1]), r"key=[1]"),  # type: ignore[list-item]
     "an event time of numbers": (lambda: stream(SOURCE, event_time=5), "event_time=5"),  # type: ignore[arg-type]
     "a text for an aggregate": (

@@ -141,6 +141,8 @@ def test_a_checkpoint_that_does_not_say_goes_on_and_says_from_then_on(checkpoint
         b'{"format": 1, "number": "x", "outputs": {}}',
         b'{"format": 1, "number": 0, "outputs": null}',
         b'{"format": 1, "number": 1, "outputs": []}',
+        b'{"format": 1, "number": 1, "outputs": null, "before": {}}',
+        b'{"format": 1, "number": 1, "outputs": null, "before": [{}]}',
     ],
 )
 def test_a_file_that_is_damaged_ends_a_start_and_nothing_is_written(
@@ -153,6 +155,12 @@ def test_a_file_that_is_damaged_ends_a_start_and_nothing_is_written(
     assert caught.value.where == f"{checkpoint}/{NAME}"
     assert not (tmp_path / "other").exists()
     assert Path(checkpoint, NAME).read_bytes() == content
+
+
+def test_outputs_that_lack_a_place_are_other_ones(checkpoint: str, tmp_path: Path) -> None:
+    Path(checkpoint, NAME).write_text('{"format": 1, "number": 1, "outputs": {"kind": "kafka"}}')
+    with pytest.raises(ManifestMismatch, match="it was kafka; it is parquet"):
+        begin(checkpoint, sink(tmp_path))
 
 
 def test_what_the_error_tells_to_write_goes_on_in_the_outputs_that_there_are(checkpoint: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -327,6 +328,7 @@ def test_results_may_be_a_batch_or_nothing() -> None:
         (lambda: ProcessOperator(print, RESULT, fields=""), ValueError, "fields=''"),
         (lambda: ProcessOperator(print, RESULT, fields=b""), ValueError, "fields=b''"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, RESULT, fields=0), ValueError, "fields=0"),  # type: ignore[arg-type]
+        (lambda: ProcessOperator(print, RESULT, fields=np.array("a")), ValueError, "fields=array"),  # type: ignore[arg-type]
         (lambda: ProcessOperator(print, RESULT, fields=["_time"]), ValueError, "_time"),
         (lambda: ProcessOperator(print, RESULT, fields=["a", "a"]), ValueError, "named once"),
         (lambda: ProcessOperator(print, pa.schema([("shard", pa.int32())])), ValueError, "shard"),

@@ -136,8 +136,7 @@ class TransactionalWriter:
             SinkConflict: A later one is.
             SinkUnavailable: The cluster does not answer.
         """
-        if self._delivery is None:
-            self._open_producer()
+        self._ensure_producer()
         known = self._newest
         if known is not None and known.version > version:
             raise SinkConflict(
@@ -233,15 +232,11 @@ class TransactionalWriter:
 
         deadline = time.monotonic() + self._patience_s
         what = f"micro-batch {record.version}" if record else "claim"
-        tries, fenced, doubtful, pause_s = 0, 0, False, min(RETRY_S, self._patience_s / TRIES)
+        tries, fenced, pause_s = 0, 0, min(RETRY_S, self._patience_s / TRIES)
         while True:
             tries += 1
             try:
-                if doubtful:  # before a producer is opened, which would end another writer's
-                    self._check_mine(newest(self._settings, self._commits))
-                    doubtful = False
-                if self._delivery is None:
-                    self._open_producer()
+                self._ensure_producer()
                 wanted = record or self._claim()  # a zombie may have published since the try before this one
                 if self._newest != wanted:  # else that one worked after all
                     self._transact(wanted, messages)
@@ -251,12 +246,12 @@ class TransactionalWriter:
                 self._let_go()
                 about = error.args[0] if isinstance(error, KafkaException) else None
                 if is_fenced(error) and self._claimed:
-                    fenced, doubtful = fenced + 1, True
+                    fenced += 1
                     if fenced > TRIES:
                         raise unavailable(self._settings, self._commits, error) from None
                     tries -= 1
                     log.warning("%s is written again where this writer still has the output: %s", what, error)
-                    time.sleep(pause_s * 2 ** (fenced - 1))  # who has taken it over claims it meanwhile
+                    time.sleep(min(pause_s * 2 ** (fenced - 1), self._patience_s))  # its new owner claims it meanwhile
                     continue
                 if about is not None and may_be_too_large(about):
                     self._look_at_limits()
@@ -266,6 +261,13 @@ class TransactionalWriter:
                     raise failure from None
                 log.warning("%s is written again: %s", what, failure)
                 time.sleep(pause_s)
+
+    def _ensure_producer(self) -> None:
+        """Open a producer where there is none; that ends another writer's, so whose the output is, is asked first."""
+        if self._delivery is None:
+            if self._claimed:
+                self._check_mine(newest(self._settings, self._commits))
+            self._open_producer()
 
     def _look_at_limits(self) -> None:
         """Ask what the outputs take by now: a message was refused. Which topics they are is for the commit to check."""
