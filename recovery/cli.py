@@ -264,17 +264,23 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Restore what needs it ahead of a start, with no query running; the next start takes it from there."""
+    from backend.spark.resume import check_resumable
     from recovery.commit.lease import leased
     from recovery.commit.relocation import settle_in
     from recovery.inspect.displays import ProgressListener
     from recovery.inspect.user_job import find_job, load_pipeline, restore_ahead
     from recovery.listener import LoggingListener
 
+    def before(location: str) -> None:
+        check_resumable(location, [])
+        if not dry_run:
+            settle_in(location)
+
     find_job(job)  # before Spark is started for it
     Checkpoint(checkpoint, local_dir)  # and before anything is made beside what is none
     with (
         nullcontext() if dry_run else leased(checkpoint, "rewind restore"),
-        _opened(checkpoint, local_dir, True, master, before=None if dry_run else settle_in) as (opened, session),
+        _opened(checkpoint, local_dir, True, master, before) as (opened, session),
     ):
         plans = report.restore_plans(opened)
         if not dry_run:

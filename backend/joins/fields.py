@@ -32,13 +32,14 @@ def read_on(on: Any, left: pa.Schema, right: pa.Schema) -> tuple[tuple[str, str]
         pair = (entry, entry) if isinstance(entry, str) else tuple(entry) if isinstance(entry, list | tuple) else ()
         if len(pair) != 2 or not all(isinstance(name, str) for name in pair):
             raise ValueError(f"on: {entry!r} is neither a field nor (left field, right field)")
+        pair = tuple(str.__str__(name) for name in pair)
         for name, schema, side in zip(pair, (left, right), ("left", "right"), strict=True):
             if name not in schema.names:
                 raise ValueError(f"on: {name!r} is not a field of the {side} side; allowed are {schema.names}")
         if pair in pairs:
             raise ValueError(f"on: {entry!r} is given twice")
         equal_type(pair, left.field(pair[0]).type, right.field(pair[1]).type)
-        pairs.append((str(pair[0]), str(pair[1])))
+        pairs.append((pair[0], pair[1]))
     if not pairs:
         raise ValueError(f"on={on!r}: name at least one field, or give None")
     return tuple(pairs)

@@ -147,7 +147,7 @@ def window_spec(
     schema: pa.Schema,
     aggregates: Mapping[str, Aggregate],
     *,
-    keys: Sequence[str] = (),
+    keys: str | Sequence[str] = (),
     retention: Duration | None = None,
     retention_messages: int | None = None,
     policies: Policies | None = None,
@@ -164,8 +164,6 @@ def window_spec(
     if policies is not None and not isinstance(policies, Policies):
         raise ValueError(f"policies={policies!r}: allowed are policies(...) and None")
     check_kinds(aggregates)
-    if isinstance(keys, str):
-        raise ValueError(f"keys={keys!r}: give a list of field names")
     keys = check_names("keys", keys, "a field")
     _check_names(schema, keys, aggregates)
     if window.by_time and retention is None:

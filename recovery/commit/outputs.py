@@ -131,7 +131,7 @@ def _read(checkpoint: str) -> tuple[int, dict[str, Any] | None, list[dict[str, A
             type(number) is not int
             or type(before) is not list
             or number <= len(before)
-            or not all(type(one) is dict for one in [{} if now is None else now, *before])
+            or not all(_is_whole(one) for one in [*([] if now is None else [now]), *before])
         ):
             raise ValueError(f"number {number!r}, outputs {now!r}, before {before!r}")
         return number, now, before
@@ -147,6 +147,15 @@ def _read(checkpoint: str) -> tuple[int, dict[str, Any] | None, list[dict[str, A
             " was used: the one in which the query's name in the outputs ends (of directories in _rewind/owner.json, of"
             " topics in the newest record of the commit topic). rewind reset knows of no outputs before these then",
         ) from error
+
+
+def _is_whole(outputs: object) -> bool:
+    """Tell whether it is what a sink says of itself; `rewind reset` reads the places of directories and topics."""
+    if type(outputs) is not dict:
+        return False
+    return outputs.get("kind") not in ("parquet", "kafka") or all(
+        type(outputs.get(name)) is str for name in ("results", "errors")
+    )
 
 
 def _write(checkpoint: str, number: int, outputs: dict[str, Any] | None, before: list[dict[str, Any]]) -> None:

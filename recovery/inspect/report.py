@@ -347,11 +347,13 @@ def restored(count: int, plans: Sequence[Mapping[str, Any]]) -> str:
     problems = sum(plan["problem"] is not None for plan in plans)
     if not problems and not any(plan["commit"] for plan in plans):
         return "nothing is committed: the next start begins anew"
-    said = (
-        f"{count} of {len(plans)} shards are in the checkpoint's snapshots now: the next start takes them from there"
-        if count
-        else "nothing had to be restored: the next start finds every shard, here or in the checkpoint's snapshots"
-    )
+    if count:
+        lie = "shards are in the checkpoint's snapshots now: the next start takes them from there"
+        said = f"{count} of {len(plans)} {lie}"
+    else:
+        said = "nothing had to be restored"
+        if not problems:
+            said += ": the next start finds every shard, here or in the checkpoint's snapshots"
     return f"{said}; what is wrong with {problems} of them, named above, is as it was" if problems else said
 
 

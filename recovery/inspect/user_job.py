@@ -172,12 +172,10 @@ def restore_ahead(
     """Restore what needs it, with no query running, so that the next start finds it; give how many shards.
 
     Raises:
-        RewindError: As a start, or its supervisor, would end with.
+        RewindError: As the supervisor would end with.
     """
-    from backend.spark.resume import check_resumable
     from recovery.restore.all_shards import restore_shards
 
-    check_resumable(checkpoint.location, [])
     job = job_of(pipeline, spark, checkpoint.location, checkpoint.manifest)
     return restore_shards(
         spark, job, checkpoint.location, shard_maker(checkpoint, job), "restored ahead of a start", listeners

@@ -237,7 +237,7 @@ def test_a_key_of_every_type_that_has_one_is_taken(kind):
     ("options", "named"),
     [
         ({"keys": ["nobody"]}, "keys: 'nobody'"),
-        ({"keys": "key"}, "keys='key'"),
+        ({"keys": ""}, "keys=''"),
         ({"keys": ["key", "key"]}, "keys: 'key' is taken"),
         ({"retention": None}, "retention=None"),
         ({"retention": "-1 s"}, "retention="),

@@ -15,6 +15,7 @@ from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.commits import Published
 
 FENCED = KafkaException(KafkaError(KafkaError._FENCED, "fenced"))
+LOST = KafkaException(KafkaError(KafkaError._TIMED_OUT, "the answer to a commit"))
 FATAL = KafkaException(KafkaError(KafkaError._FATAL, "cannot go on"))
 
 
@@ -40,7 +41,7 @@ class Fenced(kafka_writer.TransactionalWriter):
 
     def _transact(self, record: Published, messages: Any) -> None:
         if self.errors:
-            self.done.append("fenced")
+            self.done.append("failed")
             raise self.errors.pop(0)
         self.done.append("out")
 
@@ -58,14 +59,14 @@ def wanted(writer: Fenced) -> Published:
 def test_a_writer_that_still_has_the_output_writes_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Fenced([error], monkeypatch)
     writer._write(wanted(writer), [])
-    assert writer.done == ["fenced", "ask", "open", "out"]
+    assert writer.done == ["failed", "ask", "open", "out"]
 
 
 def test_no_producer_is_opened_before_it_was_asked_whose_the_output_is(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Fenced([FENCED] * 10, monkeypatch)
     with pytest.raises(SinkUnavailable):
         writer._write(wanted(writer), [])
-    assert writer.done == ["fenced", *["ask", "open", "fenced"] * kafka_writer.TRIES]
+    assert writer.done == ["failed", *["ask", "open", "failed"] * kafka_writer.TRIES]
 
 
 def test_a_writer_that_has_lost_the_output_opens_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,14 +74,21 @@ def test_a_writer_that_has_lost_the_output_opens_none(monkeypatch: pytest.Monkey
     writer.latest = Published("q", 0, 0, {}, "another", {})
     with pytest.raises(SinkConflict, match="another writer has taken the output over"):
         writer._write(wanted(writer), [])
-    assert writer.done == ["fenced", "ask"]
+    assert writer.done == ["failed", "ask"]
+
+
+def test_nothing_is_asked_while_a_transaction_of_its_own_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a new producer ends; who asked first would wait for as long as the broker lets it stay open."""
+    writer = Fenced([LOST], monkeypatch)
+    writer._write(wanted(writer), [])
+    assert writer.done == ["failed", "open", "out"]
 
 
 def test_it_is_asked_again_where_a_producer_could_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Fenced([FENCED], monkeypatch)
     writer.refused = [SinkUnavailable("the cluster does not answer")]
     writer._write(wanted(writer), [])
-    assert writer.done == ["fenced", "ask", "open", "ask", "open", "out"]
+    assert writer.done == ["failed", "ask", "open", "ask", "open", "out"]
 
 
 def test_a_micro_batch_after_one_that_was_given_up_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:

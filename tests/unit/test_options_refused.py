@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from backend import archive, count, join, kafka, kafka_sink, mean, session, stream, tumbling
 from backend.errors import KeyInvalid, RewindError, ValueInvalid
+from backend.joins.fields import read_on
 from backend.sinks import parquet_sink
 from backend.windows.spec import window_spec
 from recovery.files import check_place
@@ -220,3 +223,19 @@ def test_start_and_join_name_every_option_with_its_type_and_say_what_it_is():
         assert all(one.kind is not inspect.Parameter.VAR_KEYWORD and one.annotation for one in parameters)
         assert options <= {one.name for one in parameters}
         assert all(f"            {name}: " in inspect.getdoc(function).replace("    ", " " * 12) for name in options)
+
+
+class Field(str, Enum):  # noqa: UP042 - its text is another one than its value
+    """Names as constants."""
+
+    USER = "user"
+
+
+def test_names_may_be_texts_of_a_class_of_their_own() -> None:
+    names: dict[str, Any] = {"an enum": Field.USER, "a list of it": [Field.USER], "an array": np.array(["user"])}
+    for what, given in names.items():
+        assert stream(SOURCE, key=given).key == ("user",), what
+        assert _window(keys=given).keys == ("user",), what
+        assert read_on(given, SCHEMA, SCHEMA) == (("user", "user"),), what
+        found = [*stream(SOURCE, key=given).key, *_window(keys=given).keys, *read_on(given, SCHEMA, SCHEMA)[0]]
+        assert {type(name) for name in found} == {str}, what

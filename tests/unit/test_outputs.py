@@ -141,6 +141,8 @@ def test_a_checkpoint_that_does_not_say_goes_on_and_says_from_then_on(checkpoint
         b'{"format": 1, "number": "x", "outputs": {}}',
         b'{"format": 1, "number": 0, "outputs": null}',
         b'{"format": 1, "number": 1, "outputs": []}',
+        b'{"format": 1, "number": 1, "outputs": {"kind": "parquet", "results": "out"}}',
+        b'{"format": 1, "number": 2, "outputs": null, "before": [{"kind": "kafka", "commits": "c"}]}',
         b'{"format": 1, "number": 1, "outputs": null, "before": {}}',
         b'{"format": 1, "number": 1, "outputs": null, "before": [{}]}',
     ],
@@ -157,9 +159,9 @@ def test_a_file_that_is_damaged_ends_a_start_and_nothing_is_written(
     assert Path(checkpoint, NAME).read_bytes() == content
 
 
-def test_outputs_that_lack_a_place_are_other_ones(checkpoint: str, tmp_path: Path) -> None:
-    Path(checkpoint, NAME).write_text('{"format": 1, "number": 1, "outputs": {"kind": "kafka"}}')
-    with pytest.raises(ManifestMismatch, match="it was kafka; it is parquet"):
+def test_outputs_of_a_kind_that_lack_a_place_are_other_ones(checkpoint: str, tmp_path: Path) -> None:
+    Path(checkpoint, NAME).write_text('{"format": 1, "number": 1, "outputs": {"kind": "delta"}}')
+    with pytest.raises(ManifestMismatch, match="it was delta; it is parquet"):
         begin(checkpoint, sink(tmp_path))
 
 

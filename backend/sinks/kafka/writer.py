@@ -100,6 +100,7 @@ class TransactionalWriter:
         self._accept = accept
         self._query = ""
         self._claimed = False
+        self._doubtful = False
         self._id = uuid.uuid4().hex[:12]
         self._outputs: Mapping[str, Output] = {}
         self._delivery: Delivery | None = None
@@ -119,7 +120,7 @@ class TransactionalWriter:
             SinkConflict: The commit topic no longer tells what the query has published, or a topic was made again.
             SinkUnavailable: The cluster does not answer.
         """
-        self._query, self._outputs, self._claimed = query, dict(outputs), False
+        self._query, self._outputs, self._claimed, self._doubtful = query, dict(outputs), False, False
         self._open_producer()
         known = self._newest
         if known is None:
@@ -246,7 +247,7 @@ class TransactionalWriter:
                 self._let_go()
                 about = error.args[0] if isinstance(error, KafkaException) else None
                 if is_fenced(error) and self._claimed:
-                    fenced += 1
+                    fenced, self._doubtful = fenced + 1, True
                     if fenced > TRIES:
                         raise unavailable(self._settings, self._commits, error) from None
                     tries -= 1
@@ -263,11 +264,15 @@ class TransactionalWriter:
                 time.sleep(pause_s)
 
     def _ensure_producer(self) -> None:
-        """Open a producer where there is none; that ends another writer's, so whose the output is, is asked first."""
+        """Open a producer where there is none, which ends another writer's: after a fence it asks whose the output is.
+
+        Not otherwise: a transaction of this writer may be open, and only the new producer ends it.
+        """
         if self._delivery is None:
-            if self._claimed:
+            if self._doubtful:
                 self._check_mine(newest(self._settings, self._commits))
             self._open_producer()
+            self._doubtful = False
 
     def _look_at_limits(self) -> None:
         """Ask what the outputs take by now: a message was refused. Which topics they are is for the commit to check."""
