@@ -357,7 +357,13 @@ def drill(
     scenarios: Annotated[
         list[str] | None, typer.Argument(help="names; all of them for none", autocompletion=_scenarios)
     ] = None,
-    job: Annotated[str | None, typer.Option("--job", help="module:function; the drill's own job unless given")] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            help="module:function, given a SparkSession, returns the pipeline; the drill's own job unless given",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="chooses where and what is broken")] = 0,
     days: Annotated[int, typer.Option("--days", help="days of departures for the drill's own job", min=1)] = DAYS,
     out: Annotated[Path, typer.Option("--out", help="directory of the drill's own; emptied first")] = Path("drill-out"),

@@ -81,29 +81,41 @@ class OperatorTester:
     """Feed an operator micro-batches, move time, crash it and restore it.
 
     Args:
-        job: What `stream(...).window(...).aggregate(...)` or `.process(...)` gives, or an `Operator`.
-        schema: Fields of a message.
+        job: What `stream(...).window(...).aggregate(...)`, `join(...)` or `.process(...)` gives, or an `Operator`.
+        schema: Fields of a message; of a join two, left and right, unless both sides have the same.
         directory: Local state and changelog; pytest's `tmp_path` for example.
-        event_time: Field with the event time, integer milliseconds; by default the job's. Messages may give `_time`
-            instead.
+        event_time: Field with the event time, integer milliseconds; by default the job's, of a join each side's.
+            Messages may give `_time` instead.
         changelog: Where commits are logged; by default files in `directory`.
         now_ms: Batch time of the first micro-batch.
+
+    Raises:
+        ValueError: A schema too many, or too few.
     """
 
     def __init__(
         self,
         job: Any,
-        schema: pa.Schema,
+        schema: pa.Schema | Sequence[pa.Schema],
         directory: Path,
         *,
         event_time: str | None = None,
         changelog: Changelog | None = None,
         now_ms: int = 0,
     ) -> None:
-        self._schema = schema
-        self.operator: Operator = job.make([schema], {}) if hasattr(job, "make") else job
-        streams = getattr(job, "streams", ())
-        self._event_time = event_time or (streams[0].event_time if streams else None)
+        self._sides: tuple[str, ...] = getattr(job, "sides", ("",))
+        self._schemas = [schema] * len(self._sides) if isinstance(schema, pa.Schema) else [*schema]
+        if len(self._schemas) != len(self._sides):
+            raise ValueError(f"schema: {len(self._schemas)} are given, allowed are 1 and {len(self._sides)}")
+        self.operator = self._operator(job)
+        streams: Sequence[Any] = getattr(job, "streams", ())
+        self._event_times = [event_time or one.event_time for one in streams] or [event_time]
+        self._left_streams = len(streams[0].source.topics) if len(streams) > 1 else 0
+        fields = {
+            _named(side, f.name): f.with_name(_named(side, f.name))
+            for side, one in zip(self._sides, self._schemas, strict=True)
+            for f in one
+        }
         self._topics: dict[Key, _Topic] = {}
         self._pointer: bytes | None = None
         self._version = 0
@@ -114,7 +126,7 @@ class OperatorTester:
             shard=0,
             local_dir=directory / "local",
             operator=self.operator,
-            message_fields=tuple(schema.field(name) for name in self.operator.input_fields),
+            message_fields=tuple(fields[name] for name in self.operator.input_fields),
             changelog=changelog or FileChangelog(directory / "changelog"),
             lock_wait_s=5.0,
         )
@@ -126,10 +138,13 @@ class OperatorTester:
         return decode(self._pointer) if self._pointer is not None else None
 
     def send(self, rows: Sequence[Mapping[str, Any]], *, partition: int = 0, stream: int = 0) -> None:
-        """Append messages to a source partition; the next micro-batch reads them."""
-        topic = self._topics.setdefault((stream, partition), _Topic())
-        for row in rows:
-            topic.sent.append(dict(row))
+        """Append messages to a source partition; the next micro-batch reads them.
+
+        Raises:
+            ValueError: One has no event time; none is sent.
+        """
+        messages = [self._message(row, stream) for row in rows]
+        self._topics.setdefault((stream, partition), _Topic()).sent.extend(messages)
 
     def batch(
         self, rows: Sequence[Mapping[str, Any]] = (), *, partition: int = 0, stream: int = 0, drain: bool = False
@@ -186,8 +201,8 @@ class OperatorTester:
         Args:
             job: As for the tester itself.
         """
-        operator: Operator = job.make([self._schema], {}) if hasattr(job, "make") else job
-        self.operator, self._job = operator, replace(self._job, operator=operator)
+        self.operator = self._operator(job)
+        self._job = replace(self._job, operator=self.operator)
 
     def lose_disk(self) -> None:
         """Delete all local state: what a dead host leaves."""
@@ -223,7 +238,11 @@ class OperatorTester:
 
     def tamper(self, offset: int, row: Mapping[str, Any], *, partition: int = 0, stream: int = 0) -> None:
         """Make the source give another message at an offset from now on: a restore that needs it must notice."""
-        self._topics[(stream, partition)].sent[offset] = dict(row)
+        self._topics[(stream, partition)].sent[offset] = self._message(row, stream)
+
+    def _operator(self, job: Any) -> Operator:
+        operator: Operator = job.make(self._schemas, {}) if hasattr(job, "make") else job
+        return operator
 
     def _attempt(self, drain: bool) -> Done:
         pointer = self.pointer
@@ -239,7 +258,7 @@ class OperatorTester:
                     if self._is_ahead(row):
                         ahead.append((*key, offset))
                     else:
-                        newest = max(newest, self._time(row))
+                        newest = max(newest, row[TIME])
                 moved = old is None or end > old.next_offset
                 after[key] = Position(end, newest, self.now_ms if moved or old is None else old.active_ms)
             table = self._table(ranges, before, frozenset(ahead))
@@ -255,9 +274,9 @@ class OperatorTester:
         """Return whether the pack stage would refuse a message as `in_future`."""
         if self._max_ahead_ms is None:
             return False
-        own = None if TIMESTAMP_IN in self._schema.names else row.get(TIMESTAMP_IN)
+        own = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in self._schemas[0].names or len(self._sides) > 1 else None
         [bound] = latest(np.array([-1 if own is None else own], np.int64), self.now_ms, self._max_ahead_ms).tolist()
-        return self._time(row) > int(bound)
+        return int(row[TIME]) > int(bound)
 
     def _table(
         self,
@@ -274,15 +293,25 @@ class OperatorTester:
             for offset, row in enumerate(self._topics[(stream, partition)].sent[start:end], start):
                 if (stream, partition, offset) in without:
                     continue
-                time = self._time(row)
-                rows.append({STREAM: stream, PARTITION: partition, OFFSET: offset, TIME: time, BEFORE: newest, **row})
-                newest = max(newest, time)
+                rows.append({STREAM: stream, PARTITION: partition, OFFSET: offset, BEFORE: newest, **row})
+                newest = max(newest, row[TIME])
         columns = {name: [row.get(name) for row in rows] for name in schema.names}
         return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
 
-    def _time(self, row: Mapping[str, Any]) -> int:
-        name = TIME if TIME in row or self._event_time is None else self._event_time
-        value = row.get(name)
-        if not isinstance(value, int) or isinstance(value, bool):
+    def _message(self, row: Mapping[str, Any], stream: int) -> dict[str, Any]:
+        """Return a message as the shard sees it: with its event time, and its side before the names of its fields."""
+        side = int(len(self._sides) > 1 and stream >= self._left_streams)
+        name = TIME if TIME in row or self._event_times[side] is None else self._event_times[side]
+        time = row.get(name)
+        if not isinstance(time, int) or isinstance(time, bool):
             raise ValueError(f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds")
-        return value
+        if not self._sides[side]:
+            return {**row, TIME: time}
+        own = set(self._schemas[side].names)
+        named = {_named(self._sides[side], field) if field in own else field: value for field, value in row.items()}
+        return {**named, TIME: time}
+
+
+def _named(side: str, field: str) -> str:
+    """Return the name under which an operator reads a field."""
+    return f"{side}.{field}" if side else field

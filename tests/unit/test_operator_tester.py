@@ -8,7 +8,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from backend import archive, collect_list, count, hopping, median, session, stream, sum_, tumbling
+from backend import archive, collect_list, count, hopping, join, median, session, stream, sum_, tumbling
 from backend.errors import RestoreMismatch, StateUnavailable
 from recovery.testing import OperatorTester
 
@@ -17,6 +17,9 @@ SCHEMA = pa.schema([("at", pa.int64()), ("who", pa.string()), ("n", pa.int64())]
 
 NOWHERE = archive("nowhere", format="raw")
 """A tester reads no source."""
+NOWHERE_JSON = {
+    at: archive("nowhere", value=f"k string, {at} bigint, v bigint", topics=["t"]) for at in ("sent", "seen")
+}
 
 
 @pytest.fixture
@@ -150,3 +153,33 @@ def test_a_restore_of_windows_of_a_key_goes_on_as_if_nothing_had_happened(tmp_pa
             broken.lose_disk()
             broken.restore()
     assert refused
+
+
+LEFT, RIGHT = (pa.schema([("k", pa.string()), (at, pa.int64()), ("v", pa.int64())]) for at in ("sent", "seen"))
+
+
+def test_a_join_is_fed_by_its_sides_and_comes_back(tmp_path):
+    left, right = (stream(NOWHERE_JSON[at], event_time=at) for at in ("sent", "seen"))
+    job = join(left, right, on="k", within=10, how="outer", left_retention=1_000, right_retention=1_000)
+    given = OperatorTester(job, [LEFT, RIGHT], tmp_path)
+    given.batch([{"k": "a", "sent": 100, "v": 1}])
+    given.crash([{"k": "a", "seen": 105, "v": 2}], stream=1)
+    given.lose_disk()
+    given.restore()
+    emitted = given.batch([{"k": "a", "seen": 111, "v": 3}, {"k": None, "seen": 90, "v": 4}], stream=1)
+    columns = ("reason", "left_time", "right_time", "k", "left_v", "right_v")
+    assert [tuple(row[name] for name in columns) for row in emitted.results.to_pylist()] == [
+        ("full", 100, 105, "a", 1, 2)
+    ]
+    alone = given.drain().results.to_pylist()
+    assert [(row["left_v"], row["right_v"], row["reason"]) for row in alone] == [(None, 3, "drain"), (None, 4, "drain")]
+
+
+def test_a_join_of_equal_sides_takes_one_schema_and_refuses_three(tmp_path):
+    side = stream(NOWHERE_JSON["sent"], event_time="sent")
+    job = join(side, side, on="k", within=10, left_retention=1_000, right_retention=1_000)
+    given = OperatorTester(job, LEFT, tmp_path)
+    given.send([{"k": "a", "sent": 100, "v": 1}], stream=1)
+    assert given.batch([{"k": "a", "sent": 100, "v": 2}]).results.num_rows == 1
+    with pytest.raises(ValueError, match="schema: 3 are given, allowed are 1 and 2"):
+        OperatorTester(job, [LEFT] * 3, tmp_path)
