@@ -219,7 +219,7 @@ def check_names(option: str, value: object, what: str) -> tuple[str, ...]:
     """
     names = (value,) if isinstance(value, str) else in_order(value)
     if names is None or not all(isinstance(name, str) and name for name in names):
-        hint = " (a set has no order)" if isinstance(value, Set) else ""
+        hint = " (a set has no order)" if names is None and isinstance(value, Set) else ""
         raise ValueError(f"{option}={reprlib.repr(value)}: must be the name of {what}, or a list of names{hint}")
     return tuple(str.__str__(name) for name in names)  # of a subclass, such as an enum's, too
 

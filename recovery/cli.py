@@ -291,6 +291,8 @@ def restore(
     else:
         report.show_rows(Console(), plans)
         print("nothing was touched" if dry_run else report.restored(count, plans))
+    if any(plan["problem"] for plan in plans):
+        raise typer.Exit(1)
 
 
 @app.command()

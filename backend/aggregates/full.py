@@ -68,6 +68,8 @@ def _quantile(kind: str, name: str, fraction: float) -> Aggregate:
 
 
 class _Quantile:
+    ordered = False
+
     def __init__(self, alias: str, name: str, fraction: float) -> None:
         self._name, self._fraction = name, fraction
         self.result_field = pa.field(alias, pa.float64())
@@ -95,6 +97,8 @@ def _between(low: Floats, high: Floats, share: Floats) -> Floats:
 class _Collected:
     """Lists per group, from values sorted by group."""
 
+    ordered = False
+
     def __init__(self, alias: str, entry: pa.Field, kind: str, *, flat: bool = True) -> None:
         if flat and not is_flat(entry.type):
             raise refuse(alias, kind, entry, "types without nested values")
@@ -107,6 +111,8 @@ class _Collected:
 
 
 class _List(_Collected):
+    ordered = True
+
     def __init__(self, alias: str, entry: pa.Field) -> None:
         super().__init__(alias, entry, "collect_list", flat=False)
 

@@ -49,6 +49,10 @@ class Full(Protocol):
     def result_field(self) -> pa.Field:
         """Name and type of the result."""
 
+    @property
+    def ordered(self) -> bool:
+        """Whether the result depends on the order of the messages."""
+
     def result(self, rows: Rows) -> pa.Array:
         """Give one result per group."""
 

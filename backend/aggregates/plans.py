@@ -67,31 +67,32 @@ class IncrementalPlan:
 
 
 class FullPlan:
-    """Aggregates computed from all messages of a group; incremental ones may be among them.
+    """Aggregates computed from all messages of a group.
 
     Attributes:
         result_fields: One per aggregate, in their order.
         input_fields: Message fields that `result` reads.
+        ordered: A result depends on the order of the messages.
     """
 
-    def __init__(self, bound: Sequence[Incremental | Full], incremental: Sequence[bool], fields: Sequence[str]) -> None:
-        self._bound = list(zip(bound, incremental, strict=True))
+    def __init__(self, bound: Sequence[Full], fields: Sequence[str]) -> None:
+        self._bound = list(bound)
         self.result_fields: list[pa.Field] = [item.result_field for item in bound]
         self.input_fields: list[str] = list(fields)
+        self.ordered = any(item.ordered for item in bound)
 
     def result(self, messages: pa.Table, groups: Ints, n: int) -> pa.Table:
-        """Give `result_fields`, n rows: row g is group g's; arguments as of `IncrementalPlan.fold`."""
+        """Give `result_fields`, n rows: row g is group g's.
+
+        Args:
+            messages: `input_fields`, or more; in fold order where `ordered`.
+            groups: Group of each message, in `[0, n)`.
+            n: Number of groups.
+        """
         if not self._bound:
             return pa.table({MESSAGES: counts(groups, n)}).select([])
         rows = Rows(messages, groups, n)
-        columns = []
-        for item, incremental in self._bound:
-            if incremental:
-                folded = cast(Incremental, item)
-                columns.append(folded.result(pa.table(folded.fold(rows), schema=pa.schema(folded.accumulator_fields))))
-            else:
-                columns.append(cast(Full, item).result(rows))
-        return pa.table(columns, schema=pa.schema(self.result_fields))
+        return pa.table([item.result(rows) for item in self._bound], schema=pa.schema(self.result_fields))
 
 
 def compile_incremental(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> IncrementalPlan:
@@ -114,14 +115,17 @@ def compile_incremental(aggregates: Mapping[str, Aggregate], schema: pa.Schema) 
 
 
 def compile_full(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> FullPlan:
-    """Bind aggregates of any kind to the schema of the messages.
+    """Bind aggregates that need all messages to the schema of the messages; none is allowed too.
 
     Raises:
-        ValueError: As for `compile_incremental`, but every kind is allowed.
+        ValueError: As for `compile_incremental`, which takes the others.
     """
     check(aggregates, schema)
-    bound = [aggregate.bind(name, schema) for name, aggregate in aggregates.items()]
-    return FullPlan(bound, [aggregate.incremental for aggregate in aggregates.values()], _inputs(aggregates))
+    bound = [cast(Full, aggregate.bind(name, schema)) for name, aggregate in aggregates.items()]
+    for name, aggregate in aggregates.items():
+        if aggregate.incremental:
+            raise ValueError(f"aggregates[{name!r}]: {aggregate.kind} needs no messages: use compile_incremental")
+    return FullPlan(bound, _inputs(aggregates))
 
 
 def _inputs(aggregates: Mapping[str, Aggregate]) -> list[str]:

@@ -182,6 +182,8 @@ class _Reducer:
 class _OverAll:
     """Groups without messages give null."""
 
+    ordered = True
+
     def __init__(
         self, alias: str, fields: Sequence[str], function: Callable[[pa.Table], Any], output: pa.DataType
     ) -> None:

@@ -51,9 +51,10 @@ def check_resumable(checkpoint: str, sources: Sequence[Source]) -> None:
 def _check_no_hole(checkpoint: str) -> None:
     """Refuse logs in which more than the micro-batch after the last committed one is planned: Spark would run the last.
 
-    Called while no query runs.
+    A query may run: it has committed all but the last that was seen to be planned.
     """
-    committed, planned = max(versions_in(checkpoint, "commits"), default=-1), newest_planned(checkpoint)
+    planned = newest_planned(checkpoint)
+    committed = max(versions_in(checkpoint, "commits"), default=-1)
     if planned > committed + 1:
         back = "put commits and offsets back from a copy of the checkpoint"
         raise StateCorrupted(

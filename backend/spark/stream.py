@@ -388,4 +388,4 @@ def stream(
         raise ValueError(f"key={key!r}: must be the name of a field, a list of different names, or None")
     if event_time is not None and (not isinstance(event_time, str) or not event_time):
         raise ValueError(f"event_time={event_time!r}: must be the name of a field, or None")
-    return Stream(source, event_time, fields)
+    return Stream(source, None if event_time is None else str.__str__(event_time), fields)

@@ -118,13 +118,6 @@ def numbers(table: pa.Table, name: str) -> IntArray:
     return np.asarray(table.column(name), dtype=np.int64)
 
 
-def source_ranks(messages: pa.Table) -> IntArray:
-    """Return the place of each message in the order (stream, source partition, offset): aggregates fold in it."""
-    rank = np.empty(messages.num_rows, np.int64)
-    rank[np.lexsort(tuple(numbers(messages, name) for name in (OFFSET, PARTITION, STREAM)))] = np.arange(len(rank))
-    return rank
-
-
 def error_rows(messages: pa.Table, reason: str, detail: str) -> pa.Table:
     """Give the rows of the errors output for messages; the value is their fields as JSON, where they have any."""
     if combined_rows.is_combined(messages):

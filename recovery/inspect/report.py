@@ -333,13 +333,19 @@ def restore_plans(checkpoint: Checkpoint) -> list[dict[str, Any]]:
             {
                 "shard": shard.shard,
                 "commit": record.commit.name if record is not None else None,
-                "here": "usable" if ready else "not usable" if local is not None else "nothing",
+                "here": _found_here(shard, ready=ready),
                 "changelog_bytes": 0 if ready else shard.log_bytes,
                 "replay": ", ".join(f"{s}/{p}: {low} to {high - 1}" for (s, p), (low, high) in sorted(ranges.items())),
                 "problem": str(shard.problem) if shard.problem is not None else None,
             }
         )
     return plans
+
+
+def _found_here(shard: ShardView, *, ready: bool) -> str:
+    if shard.record is None and shard.problem is not None:
+        return "unknown"
+    return "usable" if ready else "not usable" if shard.local is not None else "nothing"
 
 
 def restored(count: int, plans: Sequence[Mapping[str, Any]]) -> str:

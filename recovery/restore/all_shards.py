@@ -168,11 +168,9 @@ def _restore(
     found = probe(spark, {shard: pointers.get(shard) for shard in range(len(job.grouping))}, make)
     # a shard that has committed nothing begins anew once what a rolled back attempt left is put aside
     reasons = [shard for shard in found if shard in pointers]
-    if not found:
+    if not reasons:
         # all is well where it was looked at, so the task looked on another host: give it something to take there
         return share_all(spark, pointers, make)
-    if not reasons:
-        return 0
     open_files(checkpoint).delete_folder(DIRECTORY)  # of a restore whose driver died: nobody else restores now
     run = _Run(spark, job, checkpoint, make, pointers, Listeners(listeners), arrow_rows)
     changelog, source = make(0).changelog, job.offsets(spark)

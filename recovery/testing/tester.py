@@ -11,14 +11,15 @@ the local database, the staged files, the changelog and the restore are the prod
     assert tester.batch().results.to_pylist() == [...]   # the rows of the crash come again, once
 
 What happens before a shard sees rows is not here: parsing, routing by key, and of the pack stage's checks `malformed`
-and `no_event_time`. `max_ahead` is checked as there: a message may give the record's own timestamp as `_timestamp`,
-if that is no field.
+and `no_event_time`. `max_ahead` and the range of event times are checked as there: a message may give the record's own
+timestamp as `_timestamp`, if that is no field.
 """
 
 from __future__ import annotations
 
+import reprlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ import pyarrow as pa
 from backend.batch import (
     BEFORE,
     ERROR_SCHEMA,
+    MAX_TIME,
     MESSAGE_FIELDS,
+    MIN_TIME,
     NO_TIME,
     OFFSET,
     PARTITION,
@@ -39,6 +42,7 @@ from backend.batch import (
     Position,
 )
 from backend.batch import SourcePartition as Key
+from backend.boundary import check_names, in_order
 from backend.spark.pack.frames import TIMESTAMP_IN
 from backend.spark.pack.judging import latest
 from backend.windows.definitions import Duration, duration_ms
@@ -52,6 +56,7 @@ from recovery.restore.build import Restored, above_bounds, accepted, restore_sha
 from recovery.share import ShardInput
 
 QUERY_ID = "tester"
+MAX_STREAM, MAX_PARTITION = 2**16 - 1, 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +87,16 @@ class OperatorTester:
 
     Args:
         job: What `stream(...).window(...).aggregate(...)`, `join(...)` or `.process(...)` gives, or an `Operator`.
-        schema: Fields of a message; of a join two, left and right, unless both sides have the same.
+        schema: Fields of a message; of a join two, left and right, unless both sides have the same. Of an `Operator`
+            one, with the names that it reads (of a join's `left.k`, `right.k`), which messages have then, too.
         directory: Local state and changelog; pytest's `tmp_path` for example.
-        event_time: Field with the event time, integer milliseconds; by default the job's, of a join each side's.
-            Messages may give `_time` instead.
+        event_time: Field with the event time, integer milliseconds, of a join one for both sides or a list of two; by
+            default the job's. Messages may give `_time` instead.
         changelog: Where commits are logged; by default files in `directory`.
         now_ms: Batch time of the first micro-batch.
 
     Raises:
-        ValueError: A schema too many, or too few.
+        ValueError: A schema too many, or too few, or what is none; an event time that is no name.
     """
 
     def __init__(
@@ -99,34 +105,27 @@ class OperatorTester:
         schema: pa.Schema | Sequence[pa.Schema],
         directory: Path,
         *,
-        event_time: str | None = None,
+        event_time: str | Sequence[str] | None = None,
         changelog: Changelog | None = None,
         now_ms: int = 0,
     ) -> None:
         self._sides: tuple[str, ...] = getattr(job, "sides", ("",))
-        self._schemas = [schema] * len(self._sides) if isinstance(schema, pa.Schema) else [*schema]
-        if len(self._schemas) != len(self._sides):
-            raise ValueError(f"schema: {len(self._schemas)} are given, allowed are 1 and {len(self._sides)}")
-        self.operator = self._operator(job)
-        streams: Sequence[Any] = getattr(job, "streams", ())
-        self._event_times = [event_time or one.event_time for one in streams] or [event_time]
-        self._left_streams = len(streams[0].source.topics) if len(streams) > 1 else 0
-        fields = {
-            _named(side, f.name): f.with_name(_named(side, f.name))
-            for side, one in zip(self._sides, self._schemas, strict=True)
-            for f in one
-        }
+        self._schemas = _schemas(schema, len(self._sides))
+        self._event_time = () if event_time is None else check_names("event_time", event_time, "a field")
+        if len(self._event_time) not in (0, 1, len(self._sides)):
+            raise ValueError(f"event_time={event_time!r}: allowed are None, a field, or a list of one per side")
+        self._event_times: list[str | None] = [None]
         self._topics: dict[Key, _Topic] = {}
         self._pointer: bytes | None = None
         self._version = 0
-        self._max_ahead_ms: int | None = getattr(job, "max_ahead_ms", None)
         self._refused = ERROR_SCHEMA.empty_table()
+        operator = self._take(job)
         self._job = ShardJob(
             query_id=QUERY_ID,
             shard=0,
             local_dir=directory / "local",
-            operator=self.operator,
-            message_fields=tuple(fields[name] for name in self.operator.input_fields),
+            operator=operator,
+            message_fields=self._fields(operator),
             changelog=changelog or FileChangelog(directory / "changelog"),
             lock_wait_s=5.0,
         )
@@ -140,10 +139,16 @@ class OperatorTester:
     def send(self, rows: Sequence[Mapping[str, Any]], *, partition: int = 0, stream: int = 0) -> None:
         """Append messages to a source partition; the next micro-batch reads them.
 
+        Args:
+            rows: The messages.
+            partition: The source partition.
+            stream: As for `batch`.
+
         Raises:
-            ValueError: One has no event time; none is sent.
+            ValueError: One has no event time, or a value that its field cannot have; there is no such stream or
+                partition. None is sent.
         """
-        messages = [self._message(row, stream) for row in rows]
+        messages = self._messages(rows, partition, stream)
         self._topics.setdefault((stream, partition), _Topic()).sent.extend(messages)
 
     def batch(
@@ -154,10 +159,12 @@ class OperatorTester:
         Args:
             rows: Sent first.
             partition: Source partition of `rows`.
-            stream: Stream of `rows`: 0, or for a join 0 (left) and 1 (right).
+            stream: Stream of `rows`: the place of their topic among all that the job reads. Of a join the right side's
+                come after the left side's: where left has one topic, 0 is left and 1 is right.
             drain: The bounded input ends with this micro-batch.
 
         Raises:
+            ValueError: As of `send`.
             StateUnavailable: The local state was lost; call `restore`.
         """
         self.send(rows, partition=partition, stream=stream)
@@ -200,9 +207,14 @@ class OperatorTester:
 
         Args:
             job: As for the tester itself.
+
+        Raises:
+            ValueError: A join instead of something else, or the reverse.
         """
-        self.operator = self._operator(job)
-        self._job = replace(self._job, operator=self.operator)
+        if getattr(job, "sides", ("",)) != self._sides:
+            raise ValueError(f"job={reprlib.repr(job)}: a join and what is none cannot go on with one checkpoint")
+        operator = self._take(job)
+        self._job = replace(self._job, operator=operator, message_fields=self._fields(operator))
 
     def lose_disk(self) -> None:
         """Delete all local state: what a dead host leaves."""
@@ -237,12 +249,42 @@ class OperatorTester:
         return restored
 
     def tamper(self, offset: int, row: Mapping[str, Any], *, partition: int = 0, stream: int = 0) -> None:
-        """Make the source give another message at an offset from now on: a restore that needs it must notice."""
-        self._topics[(stream, partition)].sent[offset] = self._message(row, stream)
+        """Make the source give another message at an offset from now on: a restore that needs it must notice.
 
-    def _operator(self, job: Any) -> Operator:
+        Raises:
+            ValueError: As of `send`, or the offset was never sent.
+        """
+        [message] = self._messages([row], partition, stream)
+        sent = self._topics.get((stream, partition), _Topic()).sent
+        if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < len(sent):
+            raise ValueError(
+                f"offset={offset!r}: {len(sent)} messages were sent to partition {partition} of stream {stream}"
+            )
+        sent[offset] = message
+
+    def _take(self, job: Any) -> Operator:
+        """Take what a job says; give its operator."""
         operator: Operator = job.make(self._schemas, {}) if hasattr(job, "make") else job
+        self._max_ahead_ms: int | None = getattr(job, "max_ahead_ms", None)
+        inputs: Sequence[Any] = getattr(job, "streams", ())
+        topics = [len(one.source.topics) for one in inputs] if len(inputs) > 1 else []
+        self._left_streams, self._last_stream = (topics[0], sum(topics) - 1) if topics else (0, MAX_STREAM)
+        named = self._event_time or [one.event_time for one in inputs] or self._event_times
+        self._event_times = [*named] * (len(self._sides) // len(named))
+        self.operator = operator
         return operator
+
+    def _fields(self, operator: Operator) -> tuple[pa.Field, ...]:
+        """Give the fields that an operator reads of messages."""
+        fields = {
+            _named(side, f.name): f.with_name(_named(side, f.name))
+            for side, one in zip(self._sides, self._schemas, strict=True)
+            for f in one
+        }
+        unknown = [name for name in operator.input_fields if name not in fields]
+        if unknown:
+            raise ValueError(f"schema: the job reads {unknown}; the fields are {[*fields]}")
+        return tuple(fields[name] for name in operator.input_fields)
 
     def _attempt(self, drain: bool) -> Done:
         pointer = self.pointer
@@ -250,39 +292,50 @@ class OperatorTester:
 
         def read(before: Mapping[Key, Position]) -> ShardInput:
             after = dict(before)
-            ahead: list[tuple[int, int, int]] = []
+            refused: dict[tuple[int, int, int], str] = {}
             for key, (start, end) in ranges.items():
                 old = after.get(key)
                 newest = old.stream_time if old is not None else NO_TIME
                 for offset, row in enumerate(self._topics[key].sent[start:end], start):
-                    if self._is_ahead(row):
-                        ahead.append((*key, offset))
+                    if (reason := self._refusal(row, key[0])) is not None:
+                        refused[(*key, offset)] = reason
                     else:
                         newest = max(newest, row[TIME])
                 moved = old is None or end > old.next_offset
                 after[key] = Position(end, newest, self.now_ms if moved or old is None else old.active_ms)
-            table = self._table(ranges, before, frozenset(ahead))
-            parts = [self._table({(s, p): (offset, offset + 1)}, {}) for s, p, offset in ahead]
-            self._refused = pa.concat_tables(
-                [ERROR_SCHEMA.empty_table(), *(error_rows(part, "in_future", "see max_ahead") for part in parts)]
-            )
-            return ShardInput(self.now_ms, table if table.num_rows else None, after, tuple(ahead), drain=drain)
+            table = self._table(ranges, before, refused)
+            errors = [self._error(place, reason) for place, reason in refused.items()]
+            self._refused = pa.concat_tables([ERROR_SCHEMA.empty_table(), *errors])
+            ahead = tuple(place for place, reason in refused.items() if reason == "in_future")
+            return ShardInput(self.now_ms, table if table.num_rows else None, after, ahead, drain=drain)
 
         return run_attempt(self._job, pointer, self._version, read)
 
-    def _is_ahead(self, row: Mapping[str, Any]) -> bool:
-        """Return whether the pack stage would refuse a message as `in_future`."""
+    def _refusal(self, row: Mapping[str, Any], stream: int) -> str | None:
+        """Return why the pack stage would refuse a message by its times; None where it would not."""
+        if not MIN_TIME <= row[TIME] <= MAX_TIME:
+            return "out_of_range"
         if self._max_ahead_ms is None:
-            return False
-        own = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in self._schemas[0].names or len(self._sides) > 1 else None
+            return None
+        own = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in self._schemas[self._side(stream)].names else None
         [bound] = latest(np.array([-1 if own is None else own], np.int64), self.now_ms, self._max_ahead_ms).tolist()
-        return int(row[TIME]) > int(bound)
+        return "in_future" if row[TIME] > bound else None
+
+    def _error(self, place: tuple[int, int, int], reason: str) -> pa.Table:
+        """Return the row of the errors for a message that the pack stage would refuse."""
+        stream, partition, offset = place
+        row, side = self._topics[(stream, partition)].sent[offset], self._side(stream)
+        known = {STREAM: stream, PARTITION: partition, OFFSET: offset, BEFORE: NO_TIME, TIME: row[TIME]}
+        values = [known[f.name] for f in MESSAGE_FIELDS] + [row.get(n) for n in self._names(side)]
+        schema = pa.schema([*MESSAGE_FIELDS, *self._schemas[side]])
+        message = pa.table([pa.array([v], f.type) for v, f in zip(values, schema, strict=True)], schema=schema)
+        return error_rows(message, reason, "see max_ahead" if reason == "in_future" else "")
 
     def _table(
         self,
         ranges: Mapping[Key, tuple[int, int]],
         before: Mapping[Key, Position],
-        without: frozenset[tuple[int, int, int]] = frozenset(),
+        without: Collection[tuple[int, int, int]] = (),
     ) -> pa.Table:
         """Make the message table of half-open offset ranges but for some, sorted by (stream, partition, offset)."""
         schema = pa.schema([*MESSAGE_FIELDS, *self._job.message_fields])
@@ -298,18 +351,47 @@ class OperatorTester:
         columns = {name: [row.get(name) for row in rows] for name in schema.names}
         return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
 
-    def _message(self, row: Mapping[str, Any], stream: int) -> dict[str, Any]:
-        """Return a message as the shard sees it: with its event time, and its side before the names of its fields."""
-        side = int(len(self._sides) > 1 and stream >= self._left_streams)
-        name = TIME if TIME in row or self._event_times[side] is None else self._event_times[side]
-        time = row.get(name)
-        if not isinstance(time, int) or isinstance(time, bool):
-            raise ValueError(f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds")
-        if not self._sides[side]:
-            return {**row, TIME: time}
-        own = set(self._schemas[side].names)
-        named = {_named(self._sides[side], field) if field in own else field: value for field, value in row.items()}
-        return {**named, TIME: time}
+    def _messages(self, rows: Sequence[Mapping[str, Any]], partition: int, stream: int) -> list[dict[str, Any]]:
+        """Return messages as the shard sees them: with event time, their side before the names of their fields."""
+        places = ("stream", stream, self._last_stream), ("partition", partition, MAX_PARTITION)
+        for option, number, greatest in places:
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= greatest:
+                raise ValueError(f"{option}={number!r}: allowed are 0 to {greatest}")
+        side = self._side(stream)
+        names = dict(zip(self._schemas[side].names, self._names(side), strict=True))
+        messages = []
+        for row in rows:
+            event_time = self._event_times[side]
+            name = TIME if TIME in row or event_time is None else event_time
+            time = row.get(name)
+            if not isinstance(time, int) or isinstance(time, bool) or not -(2**63) <= time < 2**63:
+                raise ValueError(f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds")
+            messages.append({names.get(own, own): value for own, value in row.items()} | {TIME: time})
+        for own in self._schemas[side]:
+            try:
+                pa.array([message.get(names[own.name]) for message in messages], own.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"messages: field {own.name!r} of type {own.type}: {error}") from error
+        return messages
+
+    def _side(self, stream: int) -> int:
+        return int(len(self._sides) > 1 and stream >= self._left_streams)
+
+    def _names(self, side: int) -> list[str]:
+        """Return the names under which an operator reads the fields of a side."""
+        return [_named(self._sides[side], name) for name in self._schemas[side].names]
+
+
+def _schemas(given: Any, sides: int) -> list[pa.Schema]:
+    """Check schemas; return one per side."""
+    schemas = [given] * sides if isinstance(given, pa.Schema) else list(in_order(given) or ())
+    if len(schemas) != sides or not all(isinstance(one, pa.Schema) for one in schemas):
+        allowed = "a pyarrow.Schema" + (", or a list of two, left and right" if sides > 1 else "")
+        raise ValueError(f"schema={' '.join(reprlib.repr(given).split())}: allowed is {allowed}")
+    for names in (one.names for one in schemas):
+        if len(set(names)) < len(names):
+            raise ValueError(f"schema: a field stands twice in {names}")
+    return schemas
 
 
 def _named(side: str, field: str) -> str:

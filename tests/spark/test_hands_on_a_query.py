@@ -118,6 +118,7 @@ def test_what_is_restored_ahead_is_where_it_says_and_the_next_start_goes_on(
 
     commits = (tmp_path / "checkpoint" / "commits").rename(tmp_path / "commits")
     error = command(tmp_path, "restore", "ahead:job", code=1)["error"]
+    assert command(tmp_path, "restore", "ahead:job", "--dry-run", code=1)["error"] == error
     with pytest.raises(StateCorrupted, match="none is committed") as caught:
         start(spark, tmp_path)
     assert error["what"] == caught.value.what

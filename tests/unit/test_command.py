@@ -354,6 +354,8 @@ def test_verify_names_a_damaged_record(little: Little, version: int) -> None:
     shard = little.run("inspect", code=1)["shards"][1]
     assert shard["problem"]["code"] == "ChangelogDamaged"
     assert little.delta(1, version).name in shard["problem"]["where"]
+    plan = report.restore_plans(Checkpoint(str(little.location), little.local))[1]
+    assert (plan["here"], plan["commit"]) == ("unknown", None)
 
 
 def test_verify_names_a_lost_record(little: Little) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from backend.errors import HistoryLost, SourceWentBack, StateCorrupted
 from backend.kafka_client.loss import named_loss
+from backend.spark import resume
 from backend.spark.resume import check_resumable, clear_unplanned, committed_positions
+from recovery.commit.option_sets import versions_in
 from recovery.failures import Link, QueryFailed, losses_named, read
 
 SAID = (
@@ -140,6 +142,24 @@ def test_logs_that_were_taken_back_in_part_are_named(tmp_path: Path, offsets: tu
     says = pytest.raises(StateCorrupted, match="micro-batch 6 is planned, and the last one that is committed is 4")
     with says if hole else nullcontext():
         check_resumable(str(tmp_path), [])
+
+
+def test_a_query_that_runs_meanwhile_makes_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def goes_on(checkpoint: str, log: str) -> list[int]:
+        found = versions_in(checkpoint, log)
+        for kind, version in (("commits", newest[0] + 1), ("offsets", newest[0] + 2)):
+            (tmp_path / kind / str(version)).write_text("v1\n{}")
+        newest[0] += 1
+        return found
+
+    newest = [0]
+    for log, versions in (("commits", (0,)), ("offsets", (0, 1))):
+        (tmp_path / log).mkdir()
+        for version in versions:
+            (tmp_path / log / str(version)).write_text("v1\n{}")
+    monkeypatch.setattr(resume, "versions_in", goes_on)
+    check_resumable(str(tmp_path), [])
+    assert newest[0] > 1
 
 
 @pytest.mark.parametrize(("offsets", "gone"), [((0,), False), ((0, 1), True), ((3,), True)])

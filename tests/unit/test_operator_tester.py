@@ -9,7 +9,10 @@ import pyarrow as pa
 import pytest
 
 from backend import archive, collect_list, count, hopping, join, median, session, stream, sum_, tumbling
+from backend.batch import NO_TIME
 from backend.errors import RestoreMismatch, StateUnavailable
+from backend.joins.operator import JoinOperator
+from backend.joins.spec import join_spec
 from recovery.testing import OperatorTester
 
 SCHEMA = pa.schema([("at", pa.int64()), ("who", pa.string()), ("n", pa.int64())])
@@ -175,11 +178,108 @@ def test_a_join_is_fed_by_its_sides_and_comes_back(tmp_path):
     assert [(row["left_v"], row["right_v"], row["reason"]) for row in alone] == [(None, 3, "drain"), (None, 4, "drain")]
 
 
+def joined(left=NOWHERE_JSON["sent"], right=NOWHERE_JSON["seen"], **options):
+    sides = stream(left, event_time="sent"), stream(right, event_time="seen")
+    return join(*sides, on="k", within=10, left_retention=1_000, right_retention=1_000, **options)
+
+
 def test_a_join_of_equal_sides_takes_one_schema_and_refuses_three(tmp_path):
     side = stream(NOWHERE_JSON["sent"], event_time="sent")
     job = join(side, side, on="k", within=10, left_retention=1_000, right_retention=1_000)
     given = OperatorTester(job, LEFT, tmp_path)
     given.send([{"k": "a", "sent": 100, "v": 1}], stream=1)
     assert given.batch([{"k": "a", "sent": 100, "v": 2}]).results.num_rows == 1
-    with pytest.raises(ValueError, match="schema: 3 are given, allowed are 1 and 2"):
-        OperatorTester(job, [LEFT] * 3, tmp_path)
+
+
+TWICE = pa.schema([("k", pa.string()), ("k", pa.string())])
+SCHEMAS = [
+    [LEFT] * 3,
+    {"left": LEFT, "right": RIGHT},
+    {LEFT, RIGHT},
+    "lr",
+    [("k", pa.string()), ("v", pa.int64())],
+    None,
+]
+
+
+@pytest.mark.parametrize("schema", [*SCHEMAS, [LEFT, TWICE]], ids=range(len(SCHEMAS) + 1))
+def test_schemas_of_a_join_are_one_or_a_list_of_two(tmp_path, schema):
+    said = "a field stands twice" if schema == [LEFT, TWICE] else "a pyarrow.Schema, or a list of two, left and right"
+    with pytest.raises(ValueError, match=f"^schema.*{said}"):
+        OperatorTester(joined(), schema, tmp_path)
+
+
+def test_the_right_side_begins_after_the_topics_of_the_left_one(tmp_path):
+    both = archive("nowhere", value="k string, sent bigint, v bigint", topics=["s", "t"])
+    given = OperatorTester(joined(both), [LEFT, RIGHT], tmp_path)
+    given.send([{"k": "a", "sent": 100, "v": 1}], stream=1)
+    with pytest.raises(ValueError, match="'sent' must be the event time"):
+        given.send([{"k": "a", "seen": 100, "v": 2}], stream=1)
+    emitted = given.batch([{"k": "a", "seen": 100, "v": 2}], stream=2)
+    assert [(row["left_v"], row["right_v"]) for row in emitted.results.to_pylist()] == [(1, 2)]
+    with pytest.raises(ValueError, match=r"stream=3: allowed are 0 to 2"):
+        given.batch([{"k": "a", "seen": 100, "v": 2}], stream=3)
+
+
+def test_an_operator_has_one_schema_with_the_names_that_it_reads(tmp_path):
+    spec = join_spec(LEFT, RIGHT, on="k", within=10, left_retention=1_000, right_retention=1_000)
+    with pytest.raises(ValueError, match=r"allowed is a pyarrow.Schema$"):
+        OperatorTester(JoinOperator(spec), [LEFT, RIGHT], tmp_path)
+    with pytest.raises(ValueError, match=r"the job reads \['left.k'"):
+        OperatorTester(JoinOperator(spec), LEFT, tmp_path)
+    both = pa.schema([f.with_name(f"{side}.{f.name}") for side, one in (("left", LEFT), ("right", RIGHT)) for f in one])
+    given = OperatorTester(JoinOperator(spec), both, tmp_path)
+    given.send([{"left.k": "a", "_time": 100, "left.v": 1}])
+    assert given.batch([{"right.k": "a", "_time": 105, "right.v": 2}], stream=1).results.num_rows == 1
+
+
+@pytest.mark.parametrize("event_time", ["v", ["v", "v"]])
+def test_the_event_time_of_a_tester_is_one_for_both_sides_or_a_list_of_two(tmp_path, event_time):
+    given = OperatorTester(joined(), [LEFT, RIGHT], tmp_path, event_time=event_time)
+    given.send([{"k": "a", "v": 100}])
+    assert given.batch([{"k": "a", "v": 105}], stream=1).results.num_rows == 1
+    with pytest.raises(ValueError, match=r"event_time=.*a list of one per side"):
+        OperatorTester(joined(), [LEFT, RIGHT], tmp_path, event_time=["sent", "seen", "sent"])
+
+
+def test_what_the_pack_stage_would_refuse_of_a_join_has_the_fields_of_its_side(tmp_path):
+    given = OperatorTester(joined(max_ahead=10), [LEFT, RIGHT], tmp_path, now_ms=1_000)
+    errors = given.batch([{"k": "a", "seen": 1_011, "v": 3}, {"k": "b", "seen": 2**62 + 1, "v": 4}], stream=1).errors
+    assert [(row["offset"], row["reason"], row["value"]) for row in errors.to_pylist()] == [
+        (0, "in_future", b'{"k":"a","seen":1011,"v":3}'),
+        (1, "out_of_range", b'{"k":"b","seen":4611686018427387905,"v":4}'),
+    ]
+    assert given.pointer.positions[0][2].stream_time == NO_TIME
+    given.lose_disk()
+    given.restore()
+    given.change(joined(max_ahead=100))
+    given.send([{"k": "a", "sent": 1_050, "v": 1}])
+    assert given.batch([{"k": "a", "seen": 1_050, "v": 2}], stream=1).results.num_rows == 1
+    with pytest.raises(ValueError, match=r"^job="):
+        given.change(stream(NOWHERE, event_time="at").window(tumbling(100), retention=0).aggregate(count=count()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "said"),
+    [
+        ({"stream": -1}, {}, "stream=-1: allowed are 0 to 65535"),
+        ({"stream": "1"}, {}, "stream='1'"),
+        ({"stream": True}, {}, "stream=True"),
+        ({"partition": -1}, {}, "partition=-1: allowed are 0 to 2147483647"),
+        ({"partition": 1.5}, {}, "partition=1.5"),
+        ({}, {"at": 2**70}, "'at' must be the event time"),
+        ({}, {"who": 5}, "field 'who' of type string"),
+    ],
+)
+def test_a_message_that_cannot_be_is_refused_by_name_and_not_sent(tester, options, message, said):
+    with pytest.raises(ValueError, match=said):
+        tester.batch([row(0, 1), {**row(0, 1), **message}], **options)
+    tester.batch([row(0, 1)])
+    assert told(tester.batch([row(100, 1)])) == [("full", 0, "ann", 1, 1, 1.0)]
+
+
+@pytest.mark.parametrize(("offset", "stream"), [(1, 0), (-1, 0), (0, 1)])
+def test_only_what_was_sent_can_be_tampered_with(tester, offset, stream):
+    tester.batch([row(0, 1)])
+    with pytest.raises(ValueError, match=f"offset={offset}: [01] messages were sent to partition 0 of stream {stream}"):
+        tester.tamper(offset, row(0, 2), stream=stream)

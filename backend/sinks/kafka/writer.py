@@ -134,7 +134,7 @@ class TransactionalWriter:
         """Return whether a micro-batch is out already.
 
         Raises:
-            SinkConflict: A later one is.
+            SinkConflict: A later one is, or a newer start has taken the output over.
             SinkUnavailable: The cluster does not answer.
         """
         self._ensure_producer()

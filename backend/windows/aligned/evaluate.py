@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from backend.aggregates import FullPlan, IncrementalPlan
-from backend.aggregates.groups import taken
+from backend.aggregates import IncrementalPlan
 from backend.windows.accumulators import FIRST_CLOCK
 from backend.windows.columns.arrays import IntArray, Mask, dense, least
 from backend.windows.columns.pane_rows import Pairs, PaneRows
 from backend.windows.definitions import Assigner
-from backend.windows.micro_batch import numbers, source_ranks
+from backend.windows.full_state import FullState
+from backend.windows.micro_batch import numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,11 @@ class Evaluator:
         self._grid, self._space, self._plan, self._pane_rows = grid, max(space, 1), plan, pane_rows
         self._clock = numbers(content, FIRST_CLOCK)
         self._content = content.select(plan.accumulator_schema.names).combine_chunks()
-        self._full: tuple[FullPlan, PaneRows, pa.Table, IntArray] | None = None
+        self._full: tuple[FullState, PaneRows] | None = None
 
-    def with_messages(self, plan: FullPlan, pane_rows: PaneRows, messages: pa.Table) -> None:
-        """Add what full-state aggregates read; `pane_rows` are messages, their `row` points into `messages`."""
-        self._full = plan, pane_rows, messages.combine_chunks(), source_ranks(messages)
+    def with_messages(self, full: FullState, pane_rows: PaneRows) -> None:
+        """Add what full-state aggregates read; `pane_rows` are messages, their `row` points to those of `full`."""
+        self._full = full, pane_rows
 
     def results(self, windows: IntArray, intervals: IntArray, pairs: Pairs | None = None) -> Results:
         """Compute results.
@@ -73,9 +74,7 @@ class Evaluator:
             pairs: Only these; None is every group key that a window sees.
         """
         parts = [
-            self._chunk(windows, seen, owner)
-            for seen, owner in self._pane_rows.seen_by(self._grid, windows, intervals, pairs)
-            if len(seen)
+            self._chunk(windows, seen, owner) for seen, owner in self._seen(windows, intervals, pairs) if len(seen)
         ]
         if not parts:
             empty = np.empty(0, np.int64)
@@ -88,6 +87,11 @@ class Evaluator:
             pa.concat_tables([part.values for part in parts]),
         )
         return found if self._full is None else self._add_full(found, windows, intervals)
+
+    def _seen(self, windows: IntArray, intervals: IntArray, pairs: Pairs | None) -> Iterator[tuple[IntArray, IntArray]]:
+        for seen, owner in self._pane_rows.seen_by(self._grid, windows, intervals):
+            wanted = pairs.contain(windows[owner], self._pane_rows.key[seen]) if pairs is not None else None
+            yield (seen, owner) if wanted is None else (seen[wanted], owner[wanted])
 
     def _chunk(self, windows: IntArray, seen: IntArray, owner: IntArray) -> Results:
         low = int(owner[0])
@@ -104,20 +108,18 @@ class Evaluator:
 
     def _add_full(self, found: Results, windows: IntArray, intervals: IntArray) -> Results:
         assert self._full is not None
-        plan, pane_rows, messages, rank = self._full
+        state, pane_rows = self._full
         pairs = Pairs(found.window, found.key, self._space)
         last = intervals[np.searchsorted(windows, pairs.windows)]
         parts = []
-        for seen, owner in pane_rows.seen_by(self._grid, pairs.windows, last, pairs):
-            if not len(seen):
-                continue
-            place = pairs.find(pairs.windows[owner], pane_rows.key[seen])
-            rows = pane_rows.row[seen]
-            order = np.argsort(rank[rows], kind="stable")
-            low, high = int(place.min()), int(place.max()) + 1
-            parts.append(plan.result(taken(messages, rows[order]), place[order] - low, high - low))
-        empty = plan.result(messages.slice(0, 0), np.empty(0, np.int64), 0)
-        full = pa.concat_tables(parts) if parts else empty
+        for seen, owner in pane_rows.seen_by(self._grid, pairs.windows, last):
+            place, rows = pairs.places(owner, pane_rows.key[seen]), pane_rows.row[seen]
+            if len(place) and int(place.min()) < 0:
+                place, rows = place[place >= 0], rows[place >= 0]
+            if len(place):
+                low, high = int(place.min()), int(place.max()) + 1
+                parts.append(state.result(rows, place - low, high - low))
+        full = pa.concat_tables(parts) if parts else state.result(windows[:0], windows[:0], 0)
         values = pa.table(
             [*found.values.columns, *full.columns], schema=pa.schema([*found.values.schema, *full.schema])
         )

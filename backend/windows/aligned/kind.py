@@ -35,6 +35,7 @@ from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import ALL_INTERVALS, Pairs, PaneRows
 from backend.windows.count_retention import NONE_GONE, Newest
 from backend.windows.definitions import assigner
+from backend.windows.full_state import FullState
 from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
@@ -262,7 +263,7 @@ class _Step:
             np.concatenate([key, self.key_of[self.placed.key]]),
         )
         messages = pa.concat_tables([stored, store.select(self.execution.messages)])
-        self.evaluator.with_messages(self.kind.full, pane_rows, messages)
+        self.evaluator.with_messages(FullState(self.kind.full, messages), pane_rows)
 
     # -- send -----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import FullPlan
-from backend.aggregates.groups import taken
 from backend.keys import prefix_end
 from backend.messages.key_first import PLACE_BYTES, Digests, MessagesByKey, StoredMessages
 from backend.windows.by_number.rows import MESSAGES, PLACES, split_places
@@ -14,7 +13,8 @@ from backend.windows.by_number.runs import Runs
 from backend.windows.columns.arrays import IntArray, Mask, spread
 from backend.windows.columns.keyed import keyed
 from backend.windows.columns.pane_rows import MAX_MEMBERS
-from backend.windows.micro_batch import Execution, source_ranks
+from backend.windows.full_state import FullState
+from backend.windows.micro_batch import Execution
 
 
 class TupleContents:
@@ -22,6 +22,7 @@ class TupleContents:
 
     Args:
         message_store: The message store.
+        plan: The aggregates that read messages.
         execution: The micro-batch.
         space: Runs of group keys; arrays of keys are as long.
         key: Group key of each message.
@@ -38,6 +39,7 @@ class TupleContents:
     def __init__(
         self,
         message_store: MessagesByKey,
+        plan: FullPlan,
         execution: Execution,
         space: Runs,
         *,
@@ -51,7 +53,7 @@ class TupleContents:
         mixed: Mask,
         out: Mask,
     ) -> None:
-        self._message_store, self._execution, self._space = message_store, execution, space
+        self._message_store, self._plan, self._execution, self._space = message_store, plan, execution, space
         self._key, self._number, self._counted, self._next0 = key, number, counted, next0
         self._live, self._digest, self._mixed0, self._mixed, self._out = live, digest, mixed0, mixed, out
 
@@ -78,11 +80,11 @@ class TupleContents:
             [self._message_store.table(stored), self._message_store.select(self._execution.messages)]
         )
         self._all_messages = both.take(pa.array(order))
-        if self._mixed.any():
-            self._place_rank = source_ranks(self._all_messages)
+        # numbers follow arrival, folding follows the source
+        self._full = FullState(self._plan, self._all_messages, in_order=not self._mixed.any())
         self._all_first = np.searchsorted(self._all_key, np.arange(len(self._space)))
 
-    def values(self, plan: FullPlan, low: IntArray, high: IntArray, key: IntArray) -> pa.Table:
+    def values(self, low: IntArray, high: IntArray, key: IntArray) -> pa.Table:
         """Compute full-state aggregates of number ranges, some windows at a time."""
         begin = self._all_first[key]
         begin = begin + low - self._all_number[begin]
@@ -92,10 +94,7 @@ class TupleContents:
             done = int(total[at - 1]) if at else 0
             end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
             rows, owner = spread(begin[at:end], (high - low)[at:end])
-            if self._mixed.any():  # numbers follow arrival, folding follows the source
-                by_place = np.lexsort((self._place_rank[rows], owner))
-                rows, owner = rows[by_place], owner[by_place]
-            parts.append(plan.result(taken(self._all_messages, rows), owner, end - at))
+            parts.append(self._full.result(rows, owner, end - at))
             at = end
         return pa.concat_tables(parts)
 

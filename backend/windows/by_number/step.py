@@ -247,6 +247,7 @@ class TupleStep:
         if self.kind.message_store is not None:
             self.contents = TupleContents(
                 self.kind.message_store,
+                self.kind.full,
                 self.execution,
                 self.space,
                 key=self.key,
@@ -283,7 +284,7 @@ class TupleStep:
         accumulators = combine(plan, self.panes.select(plan.accumulator_schema.names), row, length)
         values = plan.result(accumulators)
         if kind.message_store is not None:
-            full = self.contents.values(kind.full, low, high, key)
+            full = self.contents.values(low, high, key)
             values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
         ends = row + length - 1
         edges = {name: numbers(self.panes, f"_{name}")[row if name in FIRST else ends] for name in EDGES}

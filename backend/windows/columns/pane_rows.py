@@ -55,16 +55,13 @@ class PaneRows:
     def __len__(self) -> int:
         return len(self.pane)
 
-    def seen_by(
-        self, grid: Assigner, windows: IntArray, intervals: IntArray, pairs: Pairs | None = None
-    ) -> Iterator[tuple[IntArray, IntArray]]:
+    def seen_by(self, grid: Assigner, windows: IntArray, intervals: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
         """Give what windows see, in chunks of whole windows.
 
         Args:
             grid: The windows.
             windows: Window numbers, ascending.
             intervals: Per window the last epoch it sees.
-            pairs: Only these (window, group key); None is all.
 
         Yields:
             Facts (as positions here), and for each the position in `windows` of the window that sees it.
@@ -81,8 +78,6 @@ class PaneRows:
             seen = self.interval[pane_rows] <= intervals[window]
             if self.skip.any():
                 seen &= self.skip[pane_rows] <= windows[window] - grid.first_window(self.pane[pane_rows])
-            if pairs is not None:
-                seen &= pairs.contain(windows[window], self.key[pane_rows])
             if not seen.all():
                 pane_rows, window = pane_rows[seen], window[seen]
             yield pane_rows, window
@@ -113,8 +108,13 @@ class Pairs:
 
     def find(self, windows: IntArray, keys: IntArray) -> IntArray:
         """Give the positions of pairs among the distinct ones, -1 for unknown ones."""
-        at = places(self.windows, windows)
-        return np.where((at >= 0) & (keys >= 0), places(self._codes, at * self._space + keys), -1)
+        return self.places(places(self.windows, windows), keys)
+
+    def places(self, at: IntArray, keys: IntArray) -> IntArray:
+        """Give the positions of pairs as `find` does, told the place of each window in `windows`, -1 for unknown."""
+        found = places(self._codes, at * self._space + keys)
+        known = len(at) == 0 or (int(at.min()) >= 0 and int(keys.min()) >= 0)
+        return found if known else np.where((at >= 0) & (keys >= 0), found, -1)
 
     def contain(self, windows: IntArray, keys: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Tell for each pair whether it is in the set."""

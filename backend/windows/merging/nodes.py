@@ -14,11 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from backend.aggregates import FullPlan, IncrementalPlan
-from backend.aggregates.groups import taken
 from backend.windows.columns.arrays import IntArray, spread
 from backend.windows.columns.pane_rows import MAX_MEMBERS
+from backend.windows.full_state import FullState
 from backend.windows.merging.rows import Stored
-from backend.windows.micro_batch import source_ranks
 
 Number = TypeVar("Number", np.int64, np.uint64)
 
@@ -173,7 +172,7 @@ def full_values(plan: FullPlan, owner: IntArray, row: IntArray, count: int, mess
         count: Number of sets.
         messages: All messages, in any order.
     """
-    order = np.lexsort((source_ranks(messages)[row], owner))
+    state, order = FullState(plan, messages), np.argsort(owner, kind="stable")
     owner, row = owner[order], row[order]
     ends = np.searchsorted(owner, np.arange(1, count + 1))
     parts, at = [], 0
@@ -181,6 +180,6 @@ def full_values(plan: FullPlan, owner: IntArray, row: IntArray, count: int, mess
         done = int(ends[at - 1]) if at else 0
         end = max(at + 1, int(np.searchsorted(ends, done + MAX_MEMBERS, "right")))
         rows = slice(done, int(ends[end - 1]))
-        parts.append(plan.result(taken(messages, row[rows]), owner[rows] - at, end - at))
+        parts.append(state.result(row[rows], owner[rows] - at, end - at))
         at = end
-    return pa.concat_tables(parts) if parts else plan.result(messages.slice(0, 0), np.empty(0, np.int64), 0)
+    return pa.concat_tables(parts) if parts else state.result(row[:0], owner[:0], 0)

@@ -25,8 +25,6 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from backend.aggregates import FullPlan
-from backend.aggregates.groups import taken
 from backend.batch import BEFORE, MAX_TIME, MIN_TIME, NO_TIME, TIME
 from backend.messages import time_first
 from backend.messages.time_first import MessagesByTime
@@ -41,7 +39,8 @@ from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import Pairs
 from backend.windows.count_retention import NONE_GONE, Newest
 from backend.windows.definitions import Grid
-from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Execution, numbers, source_ranks
+from backend.windows.full_state import FullState
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.revisions import Revisions
@@ -203,8 +202,7 @@ class _Step:
         time = np.concatenate([numbers(stored, TIME), self.times])
         clock = np.concatenate([np.full(len(skip), started(NO_TIME), np.int64), self.clock])
         self.message_rows = KeyedRows.sorted(key, time, np.concatenate([skip, self.skip]), clock)
-        self.messages = pa.concat_tables([stored, store.select(self.execution.messages)]).combine_chunks()
-        self.rank = source_ranks(self.messages)
+        self.full = FullState(self.kind.full, pa.concat_tables([stored, store.select(self.execution.messages)]))
 
     # -- choose ---------------------------------------------------------------------------------------------------
 
@@ -286,7 +284,7 @@ class _Step:
         first, count = self.keyed_rows.range(keys, windows - self.size, windows)
         table = self._tree(int(count.max())).results(first, count, windows, clocks)
         if self.kind.message_store is not None:
-            full = self._full_results(self.kind.full, windows, keys, clocks)
+            full = self._full_results(windows, keys, clocks)
             table = pa.table([*table.columns, *full.columns], schema=pa.schema([*table.schema, *full.schema]))
         order = np.lexsort((keys, windows))
         return Results(windows[order], keys[order], clocks[order], table.take(pa.array(order)))
@@ -304,14 +302,12 @@ class _Step:
             )
         return self.tree[1]
 
-    def _full_results(self, plan: FullPlan, windows: IntArray, keys: IntArray, clocks: IntArray) -> pa.Table:
+    def _full_results(self, windows: IntArray, keys: IntArray, clocks: IntArray) -> pa.Table:
         values = []
         keyed_rows = self.message_rows
         for seen, owner in keyed_rows.seen_by(self.size, windows, keys, clocks):
             low, high = int(owner[0]), int(owner[-1]) + 1
-            rows = keyed_rows.row[seen]
-            order = np.argsort(self.rank[rows], kind="stable")
-            values.append(plan.result(taken(self.messages, rows[order]), owner[order] - low, high - low))
+            values.append(self.full.result(keyed_rows.row[seen], owner - low, high - low))
         return pa.concat_tables(values)
 
     def _emit(self, phase: int, revision: IntArray, results: Results) -> None:
