@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from backend.batch import RESERVED
 from backend.boundary import check_function, user_code
+from backend.chunks import one_chunk
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.texts import one_line
 
@@ -373,7 +374,7 @@ def _evaluate(what: Any, table: pa.Table) -> pa.Array:
             "a function of where and with_columns must give an Arrow array with one value for each row",
             why=f"it gave {said} for {table.num_rows} rows",
         )
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return one_chunk(found)
 
 
 def _text(value: Any) -> str:
@@ -399,7 +400,7 @@ def _spread(values: pa.ChunkedArray, at: npt.NDArray[np.int64], count: int) -> p
     index = np.full(count, -1, np.int64)
     index[at] = np.arange(len(at))
     found = values.take(pa.array(index, mask=index < 0))
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return one_chunk(found)
 
 
 def _sorted(table: pa.Table) -> list[Any]:

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backend.chunks import one_chunk
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.uint8]
@@ -55,8 +57,7 @@ class Rows:
     def column(self, name: str) -> pa.Array:
         """Give a column as one array."""
         if name not in self._columns:
-            chunks = self.table.column(name)
-            self._columns[name] = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+            self._columns[name] = one_chunk(self.table.column(name))
         return self._columns[name]
 
     def present(self, name: str) -> tuple[pa.Array, Ints]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backend.chunks import one_chunk
 from backend.errors import KeyInvalid
 from backend.keys.codes import (
     ALL64,
@@ -69,8 +70,7 @@ def has_order(kind: pa.DataType) -> bool:
 
 def _encode_column(array: pa.Array | pa.ChunkedArray) -> Bytes2D | pa.BinaryArray | list[Any]:
     """Give fixed-width codes as rows, and others as binary parts to be joined."""
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
+    array = one_chunk(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
@@ -152,8 +152,7 @@ def decode_columns(keys: pa.BinaryArray | Iterable[bytes], types: Sequence[pa.Da
         StateCorrupted: A key does not hold values of these types, or holds more.
         KeyInvalid: A type has no order here.
     """
-    if isinstance(keys, pa.ChunkedArray):
-        keys = keys.combine_chunks()
+    keys = one_chunk(keys)
     if not isinstance(keys, pa.Array):
         keys = pa.array(keys, pa.binary())
     reader = _Reader(keys)

@@ -42,6 +42,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from backend.chunks import one_chunk
+
 FEW_ROWS = 32
 """A block of so many rows is parsed row by row when it fails."""
 BLOCK_BYTES = 4 * 1024 * 1024
@@ -143,7 +145,7 @@ class JsonColumns:
             return None
         columns = []
         for column, field in zip(table.columns, self._type, strict=True):
-            found = _converted(column.combine_chunks(), field.type, self._timezone)
+            found = _converted(one_chunk(column), field.type, self._timezone)
             if found is None:
                 return None
             columns.append(found)

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from backend.chunks import one_chunk
 from backend.errors import UNDECODABLE, ChangelogDamaged, StateCorrupted, UnknownFormat
 from backend.store.layers import increasing
 from backend.store.protocol import UNLOGGED, Changes, region_range, region_slice
@@ -184,7 +185,7 @@ def merge(chain: Sequence[LogRecord]) -> pa.Table:
     whole = pa.concat_tables([link.rows for link in chain]).combine_chunks()
     if len(chain) > 1 and whole.num_rows:
         ordered = whole.take(pc.sort_indices(whole["key"]))  # stable: of a key's values the newest comes first
-        keys = _one(ordered["key"])
+        keys = one_chunk(ordered["key"])
         first = pa.concat_arrays([pa.array([True]), pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))])
         whole = ordered.filter(first)
     if whole["value"].null_count:
@@ -273,10 +274,6 @@ def _batches(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
             raise ValueError("rows of a base must be in strictly increasing key order")
         last = keys[-1]
         yield from _logged(keys, values)
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 class _Collector:

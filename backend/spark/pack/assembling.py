@@ -270,12 +270,12 @@ def _join(
         raised.append(table.set_column(RESERVED.index(BEFORE), MESSAGE_FIELDS[4], pa.array(before)))
     if not raised:
         return None
-    messages = pa.concat_tables(raised, promote_options="default")
+    messages = pa.concat_tables(raised, promote_options="default").combine_chunks()
     stream, partition, offset = (_table_ints(messages, name) for name in (STREAM, PARTITION, OFFSET))
     same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
     rising = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
     if np.all(rising | (same & (offset[1:] > offset[:-1]))):
-        return messages.combine_chunks()
+        return messages
     order = np.lexsort((offset, partition, stream))
     stream, partition, offset = stream[order], partition[order], offset[order]
     repeated = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1]) & (offset[1:] == offset[:-1])

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from backend.batch import NO_TIME
+from backend.chunks import one_chunk
 
 _SCHEMA, _COLUMNS = b"rewind.schema", b"rewind.columns"
 _WIDTHS = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
@@ -94,7 +95,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _distances(column: pa.ChunkedArray, at: int) -> tuple[_Column, npt.NDArray[np.unsignedinteger] | None] | None:
     """Return how a column is given, and its distances; None where they would not be narrower."""
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    array = one_chunk(column)
     if not pa.types.is_integer(array.type):
         array = array.view(pa.int64() if array.type.bit_width == 64 else pa.int32())
     values = np.asarray(array)

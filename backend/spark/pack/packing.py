@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backend.aggregates.groups import stable_order, taken
 from backend.batch import (
     ERROR_SCHEMA,
     MAX_TIME,
@@ -126,7 +127,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     if VERDICT_IN in batch.schema.names and (dropped := _ints(batch, VERDICT_IN) == DROPPED).any():
         good = ~dropped if good is None else good & ~dropped
         refused = None if refused is None else refused & ~dropped
-    before, slices = _prefix_maxima(stream, partition, offset, times, good)
+    before, slices, first = _prefix_maxima(stream, partition, offset, times, good)
     header = encode_header(Header(FORMAT, time_ms, slices))
 
     columns = [batch.column(name) for name in (STREAM, PARTITION, OFFSET)]
@@ -140,15 +141,15 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     shards = np.unique(shard).tolist() if plan.by_partition else range(len(plan.grouping))
     codes = _ints(batch, CODES_IN) if CODES_IN in batch.schema.names else None
     found = _frames(messages, shard, codes, good, shards, plan)
+    bad = np.flatnonzero(refused) if refused is not None else np.empty(0, np.int64)
+    owners = shard[first]
     rows: list[tuple[int, bytes, Binary, Binary]] = []
     for number in shards:
-        mine = shard == number
-        errors = _errors(batch, plan, reasons, np.flatnonzero(mine & refused)) if refused is not None else None
+        errors = _errors(batch, plan, reasons, bad[shard[bad] == number]) if len(bad) else None
         own = header
         if plan.by_partition:
-            wanted = set(zip(stream[mine].tolist(), partition[mine].tolist(), strict=True))
-            part = Header(FORMAT, time_ms, [s for s in slices if (s.stream, s.partition) in wanted])
-            own = encode_header(part)
+            mine = [one for one, owner in zip(slices, owners, strict=True) if owner == number]
+            own = encode_header(Header(FORMAT, time_ms, mine))
         rows.append((plan.grouping[number], own, found[number], errors))
     return _packed(rows)
 
@@ -158,7 +159,7 @@ def _frames(
     shard: IntArray,
     codes: IntArray | None,
     good: Mask | None,
-    shards: Iterable[int],
+    shards: Sequence[int],
     plan: PackPlan,
 ) -> dict[int, Binary]:
     """Return the frame of each shard: its messages, or combined rows of them."""
@@ -171,10 +172,16 @@ def _frames(
         combined = plan.combining.combined(table, messages.column(OWN_TIMESTAMP), shard, codes)
         if combined is not None:
             rows, shard = narrow(combined[0]), combined[1]
-            ends = {number: np.searchsorted(shard, [number, number + 1]).tolist() for number in shards}
-            return {number: _ipc(rows.slice(low, high - low)) for number, (low, high) in ends.items()}
-    rows = narrow(pa.Table.from_batches([messages]))
-    return {number: _ipc(_pick(rows, shard == number)) for number in shards}
+            return {number: _ipc(rows.slice(low, high - low)) for number, low, high in _parts(shard, shards)}
+    rows, order = narrow(pa.Table.from_batches([messages])), stable_order(shard, len(plan.grouping))
+    return {number: _ipc(taken(rows, order[low:high])) for number, low, high in _parts(shard[order], shards)}
+
+
+def _parts(shard: IntArray, shards: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Give for each shard where its rows begin and end, among rows in order of shard."""
+    numbers = np.array(shards, np.int64)
+    low, high = (np.searchsorted(shard, edges).tolist() for edges in (numbers, numbers + 1))
+    return zip(shards, low, high, strict=True)
 
 
 def _chosen(
@@ -263,8 +270,8 @@ def is_good(batch: pa.RecordBatch) -> pa.BooleanArray:
 
 def _prefix_maxima(
     stream: IntArray, partition: IntArray, offset: IntArray, times: IntArray, good: npt.NDArray[np.bool_] | None
-) -> tuple[IntArray, list[Slice]]:
-    """Give the newest accepted event time before each row in its slice, and the slices."""
+) -> tuple[IntArray, list[Slice], list[int]]:
+    """Give the newest accepted event time before each row in its slice, the slices, and the first row of each."""
     accepted = times if good is None else np.where(good, times, NO_TIME)
     before = np.empty(len(times), dtype=np.int64)
     changes = np.flatnonzero((stream[1:] != stream[:-1]) | (partition[1:] != partition[:-1])) + 1
@@ -277,11 +284,7 @@ def _prefix_maxima(
         slices.append(
             Slice(int(stream[low]), int(partition[low]), int(offset[low]), int(offset[high - 1]) + 1, int(running[-1]))
         )
-    return before, slices
-
-
-def _pick(rows: pa.Table, mask: Mask) -> pa.Table:
-    return rows if mask.all() else rows.filter(pa.array(mask))
+    return before, slices, edges[:-1]
 
 
 def _errors(batch: pa.RecordBatch, plan: PackPlan, reasons: npt.NDArray[np.object_] | None, rows: IntArray) -> Binary:

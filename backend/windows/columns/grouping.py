@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend import keys as codec
+from backend.chunks import one_chunk
 from backend.keys.codes import undecodable
 from backend.store.protocol import Region
 from backend.windows.columns.arrays import IntArray, compress, firsts
@@ -114,9 +115,7 @@ class GroupKeys:
 
 
 def _plain(column: Any) -> pa.Array:
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
+    array = one_chunk(column)
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
