@@ -36,6 +36,7 @@ from backend.batch import (
     NO_TIME,
     OFFSET,
     PARTITION,
+    RESERVED,
     STREAM,
     TIME,
     Operator,
@@ -56,6 +57,7 @@ from recovery.restore.build import Restored, above_bounds, accepted, restore_sha
 from recovery.share import ShardInput
 
 QUERY_ID = "tester"
+_ADDED = frozenset(RESERVED) - {TIME}
 MAX_STREAM, MAX_PARTITION = 2**16 - 1, 2**31 - 1
 
 
@@ -109,6 +111,10 @@ class OperatorTester:
         changelog: Changelog | None = None,
         now_ms: int = 0,
     ) -> None:
+        if not any(callable(getattr(job, name, None)) for name in ("make", "replay_rows")):
+            raise ValueError(
+                f"job={reprlib.repr(job)}: allowed is what aggregate, join or process gives, or an Operator"
+            )
         self._sides: tuple[str, ...] = getattr(job, "sides", ("",))
         self._schemas = _schemas(schema, len(self._sides))
         self._event_time = () if event_time is None else check_names("event_time", event_time, "a field")
@@ -119,13 +125,13 @@ class OperatorTester:
         self._pointer: bytes | None = None
         self._version = 0
         self._refused = ERROR_SCHEMA.empty_table()
-        operator = self._take(job)
+        operator, fields = self._take(job)
         self._job = ShardJob(
             query_id=QUERY_ID,
             shard=0,
             local_dir=directory / "local",
             operator=operator,
-            message_fields=self._fields(operator),
+            message_fields=fields,
             changelog=changelog or FileChangelog(directory / "changelog"),
             lock_wait_s=5.0,
         )
@@ -145,8 +151,8 @@ class OperatorTester:
             stream: As for `batch`.
 
         Raises:
-            ValueError: One has no event time, or a value that its field cannot have; there is no such stream or
-                partition. None is sent.
+            ValueError: One has no event time, a value that its field cannot have, or what Rewind adds; there is no such
+                partition, or of a join no such stream. None is sent.
         """
         messages = self._messages(rows, partition, stream)
         self._topics.setdefault((stream, partition), _Topic()).sent.extend(messages)
@@ -213,8 +219,8 @@ class OperatorTester:
         """
         if getattr(job, "sides", ("",)) != self._sides:
             raise ValueError(f"job={reprlib.repr(job)}: a join and what is none cannot go on with one checkpoint")
-        operator = self._take(job)
-        self._job = replace(self._job, operator=operator, message_fields=self._fields(operator))
+        operator, fields = self._take(job)
+        self._job = replace(self._job, operator=operator, message_fields=fields)
 
     def lose_disk(self) -> None:
         """Delete all local state: what a dead host leaves."""
@@ -262,9 +268,10 @@ class OperatorTester:
             )
         sent[offset] = message
 
-    def _take(self, job: Any) -> Operator:
-        """Take what a job says; give its operator."""
+    def _take(self, job: Any) -> tuple[Operator, tuple[pa.Field, ...]]:
+        """Take what a job says, unless it is refused; give its operator and the fields that it reads of messages."""
         operator: Operator = job.make(self._schemas, {}) if hasattr(job, "make") else job
+        fields = self._fields(operator)
         self._max_ahead_ms: int | None = getattr(job, "max_ahead_ms", None)
         inputs: Sequence[Any] = getattr(job, "streams", ())
         topics = [len(one.source.topics) for one in inputs] if len(inputs) > 1 else []
@@ -272,7 +279,7 @@ class OperatorTester:
         named = self._event_time or [one.event_time for one in inputs] or self._event_times
         self._event_times = [*named] * (len(self._sides) // len(named))
         self.operator = operator
-        return operator
+        return operator, fields
 
     def _fields(self, operator: Operator) -> tuple[pa.Field, ...]:
         """Give the fields that an operator reads of messages."""
@@ -353,6 +360,9 @@ class OperatorTester:
 
     def _messages(self, rows: Sequence[Mapping[str, Any]], partition: int, stream: int) -> list[dict[str, Any]]:
         """Return messages as the shard sees them: with event time, their side before the names of their fields."""
+        listed = in_order(rows)
+        if listed is None or not all(isinstance(row, Mapping) for row in listed):
+            raise ValueError(f"rows={reprlib.repr(rows)}: allowed is a list of messages, each a dict of its fields")
         places = ("stream", stream, self._last_stream), ("partition", partition, MAX_PARTITION)
         for option, number, greatest in places:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= greatest:
@@ -360,12 +370,16 @@ class OperatorTester:
         side = self._side(stream)
         names = dict(zip(self._schemas[side].names, self._names(side), strict=True))
         messages = []
-        for row in rows:
+        for row in listed:
             event_time = self._event_times[side]
             name = TIME if TIME in row or event_time is None else event_time
             time = row.get(name)
-            if not isinstance(time, int) or isinstance(time, bool) or not -(2**63) <= time < 2**63:
+            if not _is_int64(time):
                 raise ValueError(f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds")
+            stamp = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in names else None
+            if not (stamp is None or _is_int64(stamp)) or _ADDED & set(row):
+                said = f"{TIMESTAMP_IN!r} is the record's own timestamp in integer milliseconds or None"
+                raise ValueError(f"message {dict(row)!r}: {said}, and a message has none of {sorted(_ADDED)}")
             messages.append({names.get(own, own): value for own, value in row.items()} | {TIME: time})
         for own in self._schemas[side]:
             try:
@@ -380,6 +394,10 @@ class OperatorTester:
     def _names(self, side: int) -> list[str]:
         """Return the names under which an operator reads the fields of a side."""
         return [_named(self._sides[side], name) for name in self._schemas[side].names]
+
+
+def _is_int64(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def _schemas(given: Any, sides: int) -> list[pa.Schema]:

@@ -116,6 +116,15 @@ def test_what_is_restored_ahead_is_where_it_says_and_the_next_start_goes_on(
     shutil.rmtree(tmp_path / "local")  # on another host
     assert command(tmp_path, "restore", "ahead:job", code=0)["restored"] == 0
 
+    logged = tmp_path / "checkpoint" / "rewind" / "changelog" / "0"
+    record = max(logged.glob("*.delta"))
+    whole = record.read_bytes()
+    record.write_bytes(whole[:-1])
+    for words, restored in (("ahead:job",), 0), (("ahead:job", "--dry-run"), None):
+        found = command(tmp_path, "restore", *words, code=1)
+        assert (found["restored"], [shard["here"] for shard in found["shards"]]) == (restored, ["unknown"])
+    record.write_bytes(whole)
+
     commits = (tmp_path / "checkpoint" / "commits").rename(tmp_path / "commits")
     error = command(tmp_path, "restore", "ahead:job", code=1)["error"]
     assert command(tmp_path, "restore", "ahead:job", "--dry-run", code=1)["error"] == error

@@ -172,6 +172,8 @@ def test_without_copies_a_shard_runs_on_the_executor_that_is_left_and_is_given_b
 ) -> None:
     ended = told["returned"][-1]
     published = [line for line in told["returned"] if line["event"] == "published"]
+    log = (home / "log").read_text().splitlines()
+    print(*(line[:300] for line in log if "shard" in line or "executor" in line), sep="\n")
     print(ended, *((line["version"], [moves(shard) for shard in line["shards"]]) for line in published), sep="\n")
     assert ended["same"], "Spark's query was started again: where its shards run then says nothing of the executor"
     assert set(ended["taken"]) == {ended["left"]}, "it does not wait for the executor that is to come"

@@ -269,6 +269,9 @@ def test_what_the_pack_stage_would_refuse_of_a_join_has_the_fields_of_its_side(t
         ({"partition": 1.5}, {}, "partition=1.5"),
         ({}, {"at": 2**70}, "'at' must be the event time"),
         ({}, {"who": 5}, "field 'who' of type string"),
+        ({}, {"_timestamp": "x"}, "'_timestamp' is the record's own timestamp"),
+        ({}, {"_timestamp": 2**70}, "'_timestamp' is the record's own timestamp"),
+        ({}, {"_offset": 7}, "a message has none of .*'_offset'"),
     ],
 )
 def test_a_message_that_cannot_be_is_refused_by_name_and_not_sent(tester, options, message, said):
@@ -276,6 +279,25 @@ def test_a_message_that_cannot_be_is_refused_by_name_and_not_sent(tester, option
         tester.batch([row(0, 1), {**row(0, 1), **message}], **options)
     tester.batch([row(0, 1)])
     assert told(tester.batch([row(100, 1)])) == [("full", 0, "ann", 1, 1, 1.0)]
+
+
+@pytest.mark.parametrize("rows", [[5], None, [["at", 0]], {"at": 0}, "at", 5])
+def test_messages_are_a_list_of_dicts(tester, rows):
+    with pytest.raises(ValueError, match=r"^rows=.*a list of messages"):
+        tester.send(rows)
+
+
+def test_what_is_no_job_is_refused_and_a_refused_change_changes_nothing(tmp_path):
+    with pytest.raises(ValueError, match=r"^job=5: "):
+        OperatorTester(5, SCHEMA, tmp_path)
+    windows = stream(NOWHERE, event_time="at", key="who").window(tumbling(100), retention=0, max_ahead=10)
+    given = OperatorTester(windows.aggregate(n=count()), SCHEMA, tmp_path, now_ms=100)
+    whole = given.operator
+    other = OperatorTester(joined(), [LEFT, RIGHT], tmp_path / "other").operator
+    with pytest.raises(ValueError, match="the job reads"):
+        given.change(other)
+    assert given.operator is whole
+    assert [error["reason"] for error in given.batch([row(111, 1)]).errors.to_pylist()] == ["in_future"]
 
 
 @pytest.mark.parametrize(("offset", "stream"), [(1, 0), (-1, 0), (0, 1)])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.aggregates.groups import stable_order, taken
+from backend.aggregates.groups import stable_order
 from backend.batch import (
     ERROR_SCHEMA,
     MAX_TIME,
@@ -165,23 +165,24 @@ def _frames(
     """Return the frame of each shard: its messages, or combined rows of them."""
     if good is not None:
         messages, shard, codes = _chosen(good, messages, shard, codes)
-    if plan.combining is not None and messages.num_rows:
+    if not messages.num_rows:
+        return dict.fromkeys(shards)
+    combined = None
+    if plan.combining is not None:
         if (first := _first_of_repeated(messages)) is not None:
             messages, shard, codes = _chosen(first, messages, shard, codes)
         table = pa.Table.from_batches([messages])
         combined = plan.combining.combined(table, messages.column(OWN_TIMESTAMP), shard, codes)
-        if combined is not None:
-            rows, shard = narrow(combined[0]), combined[1]
-            return {number: _ipc(rows.slice(low, high - low)) for number, low, high in _parts(shard, shards)}
-    rows, order = narrow(pa.Table.from_batches([messages])), stable_order(shard, len(plan.grouping))
-    return {number: _ipc(taken(rows, order[low:high])) for number, low, high in _parts(shard[order], shards)}
-
-
-def _parts(shard: IntArray, shards: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Give for each shard where its rows begin and end, among rows in order of shard."""
+    if combined is not None:
+        rows, shard = narrow(combined[0]), combined[1]
+    else:
+        rows = narrow(pa.Table.from_batches([messages]))
+        if (shard != shard[0]).any():
+            order = stable_order(shard, len(plan.grouping))
+            rows, shard = rows.take(pa.array(order)), shard[order]
     numbers = np.array(shards, np.int64)
     low, high = (np.searchsorted(shard, edges).tolist() for edges in (numbers, numbers + 1))
-    return zip(shards, low, high, strict=True)
+    return {n: _ipc(rows.slice(a, b - a)) if a < b else None for n, a, b in zip(shards, low, high, strict=True)}
 
 
 def _chosen(
