@@ -205,6 +205,8 @@ def placed(spark: Any, data: Path, out: Path, rows: int) -> None:
 def returned(spark: Any, data: Path, out: Path, rows: int) -> None:
     """Kill an executor between two micro-batches, without copies, and go on when its shard is where another one came.
 
+    Its disk goes with it.
+
     A new executor counts as warm at once here: that no copy can be made of a state without a snapshot is what holds.
     """
     placement.WARM_S = 0.0
@@ -218,8 +220,12 @@ def returned(spark: Any, data: Path, out: Path, rows: int) -> None:
 
     def before() -> str:
         if len(sink.published) == FIRST:
-            executor = known[sorted(known)[0]]
-            each([*executor.children(recursive=True), executor], "kill")
+            disk = sorted(known)[0]
+            family = [*known[disk].children(recursive=True), known[disk]]
+            each(family, "kill")
+            psutil.wait_procs(family, timeout=10)
+            # a worker of Spark's gives the directory to the next executor: what was staged there would be a whole copy
+            shutil.rmtree(Path(disk) / DISK)
             until(lambda: not begun <= places.executors(), "the executor does not die")
             [told["left"]] = begun & places.executors()
             until(lambda: {*where()} == {told["left"]}, "no shard was sent to the executor that is left")
