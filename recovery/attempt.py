@@ -244,21 +244,22 @@ def _run(
         kill_point("open", version)
         shard = OpenShard(directory, job.where, job.snapshots, job.listeners, job.incarnation, most_bytes)
         fetched = job.snapshots.fetched_bytes if job.snapshots is not None else 0
-        with watch.step("open"):
-            opened = shard.at(at)
         try:
-            done = _operate(job, directory, opened, at, version, shares, watch)
-            fetched = job.snapshots.fetched_bytes - fetched if job.snapshots is not None else 0
-            ingest_ms = round(shard.ingest_s * 1000, 3)
-            with watch.step("settle"):
-                opened.store.settle()
+            with watch.step("open"):
+                opened = shard.at(at)
+            try:
+                done = _operate(job, directory, opened, at, version, shares, watch)
+                fetched = job.snapshots.fetched_bytes - fetched if job.snapshots is not None else 0
+                ingest_ms = round(shard.ingest_s * 1000, 3)
+                with watch.step("settle"):
+                    opened.store.settle()
+            finally:
+                opened.store.close()
             done.metrics |= {"ingest_ms": ingest_ms, "fetched_bytes": fetched, **watch.ms, **shard.recorder.metrics()}
             return done
         except StateCorrupted:
             directory.condemn()
             raise
-        finally:
-            opened.store.close()
 
 
 def _operate(

@@ -71,14 +71,15 @@ class RocksStore:
             UnknownFormat: Another release wrote the store.
         """
         path, options = Path(path), options or RocksOptions()
-        fresh = not (path / "CURRENT").exists()
-        if fresh and (read_only or not create):
+        fresh, make = not (path / "CURRENT").exists(), create and not read_only
+        left = [file.suffix in (".sst", ".log") for file in path.iterdir()] if fresh and path.is_dir() else []
+        if any(left) or (left and not make):
+            # RocksDB would make a new, empty database over the files of the old one
+            raise StateCorrupted("the database's CURRENT file is missing", where=str(path), command=VERIFY)
+        if fresh and not make:
             raise StateUnavailable(
                 "there is no store here", where=str(path), command="rewind restore <checkpoint> <module:function>"
             )
-        if fresh and path.exists() and any(file.suffix in (".sst", ".log") for file in path.iterdir()):
-            # RocksDB would make a new, empty database over the files of the old one
-            raise StateCorrupted("the database's CURRENT file is missing", where=str(path), command=VERIFY)
         if fresh:
             with storage(str(path)):
                 path.mkdir(mode=0o700, exist_ok=True)

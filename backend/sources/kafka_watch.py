@@ -50,11 +50,13 @@ class TopicWatch:
         self._seen: Iterable[TopicPartition] = ()
         self.leader_epochs: dict[TopicPartition, int] = {}
 
-    def look(self, positions: Callable[[], Mapping[TopicPartition, int]]) -> bool:
+    def look(self, positions: Callable[[], Mapping[TopicPartition, int]], *, keep: bool = True) -> bool:
         """Look at all partitions: a question for the topics and one for their ends, from the second look on at once.
 
         Args:
             positions: Gives the next offset to read as of the last committed micro-batch; asked if a leader is new.
+            keep: Keep the epochs that are found. Not while tasks read a micro-batch that is not committed: what it read
+                was written under the epochs before, and the next look has to ask for its end.
 
         Returns:
             Whether `leader_epochs` changed.
@@ -85,6 +87,8 @@ class TopicWatch:
             for key, leader_epoch in sorted(risen.items()):
                 if following.get(key, 0) > 0:
                     check_end(self._settings, key, following[key], leader_epoch)
+        if not keep:
+            return False
         changed = any(self.leader_epochs.get(key) != leader_epoch for key, leader_epoch in leader_epochs.items())
         self.leader_epochs |= leader_epochs
         return changed

@@ -12,11 +12,9 @@ from backend.spark.resume import newest_planned
 from backend.spark.session.jvm import context_of
 from recovery.commit.lease import Lease
 from recovery.commit.option_sets import ByVersion, versions_in
-from recovery.commit.pointer import Pointer, RestoringPointer
-from recovery.jobs import Incarnation, next_incarnation, queue_files
+from recovery.jobs import Incarnation, next_incarnation
 from recovery.killpoints import kill_point
 from recovery.queue.seals import decisions_in, prune_seals, read_seal, write_seal
-from recovery.restore.replay import read_pointers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,14 +52,6 @@ def queue_limit(spark: SparkSession, sink: Sink, option: str | int | None) -> in
         log.info("the query stops when a shard is to be restored: %s", error)
         return None
     return DEFAULT_QUEUE_BYTES if option is None else int(option)
-
-
-def queues_in(spark: SparkSession, checkpoint: str, shards: int) -> dict[int, Pointer]:
-    """Return what the shards that queue their input queue since, by shard; no query may be running."""
-    if not queue_files(checkpoint).folders():
-        return {}
-    pointers = read_pointers(spark, checkpoint, shards)
-    return {shard: one.since for shard, one in pointers.items() if isinstance(one, RestoringPointer)}
 
 
 def incarnation_of(checkpoint: str, operators: ByVersion[Operator], queues: bool) -> Incarnation:

@@ -36,7 +36,7 @@ from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time
 from backend.spark.observed import observed
 from backend.spark.pack.routing import MAX_SHARDS, grouping_values
 from backend.spark.processor import ProcessorPlan, ShardProcessor
-from backend.spark.queueing import Sealing, incarnation_of, queue_limit, queues_in
+from backend.spark.queueing import Sealing, incarnation_of, queue_limit
 from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
 from backend.spark.session.jvm import context_of, cores, give_workers_time, use_unix_sockets
 from backend.spark.session.settings import settings
@@ -45,18 +45,20 @@ from backend.spark.standby import standby_of
 from backend.spark.watching import SourceWatch
 from backend.steps import DEFAULT_POISON_LIMIT
 from backend.windows.definitions import Duration, duration_ms
-from recovery.changelog import KAFKA, check_changelog, open_changelog
+from recovery.changelog import KAFKA, Changelog, check_changelog, open_changelog
 from recovery.commit.lease import Lease, take
 from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, changelog_uri, read_manifest, settle
 from recovery.commit.option_sets import ByVersion, sets_from, versions_in
 from recovery.commit.outputs import check_outputs, output_id, write_outputs
-from recovery.commit.pointer import Pointer
+from recovery.commit.pointer import Pointer, RestoringPointer
 from recovery.commit.relocation import check_alone, settle_in
 from recovery.failures import UNREACHABLE, Failure, Kind, text_of
 from recovery.files import open_files
-from recovery.jobs import message_log, of_incarnation, shard_job, snapshots
+from recovery.jobs import ShardJob, message_log, of_incarnation, shard_job, snapshots
 from recovery.restore.all_shards import restore_beside, restore_shards
 from recovery.restore.lineage import check_lineage
+from recovery.restore.replay import DIRECTORY as REPLAY_DIRECTORY
+from recovery.restore.replay import read_pointers
 from recovery.supervise.beside import Beside
 from recovery.supervise.housekeeping import Housekeeping
 from recovery.supervise.patience import DEFAULT, Patience
@@ -273,10 +275,7 @@ def _open(
         shard_job, local_dir, checkpoint, uri, job.operator, job.message_fields, options.retain, every,
         owner=entries["query"], logged=job.logged,
     )  # fmt: skip
-    restoring: dict[int, Pointer] = {}
-    if used:
-        check_lineage(spark, checkpoint, changelog(), job.shards, make)
-        restoring = queues_in(spark, checkpoint, job.shards)
+    restoring = _committed_before(spark, checkpoint, changelog(), job.shards, make) if used else {}
     changelog().prepare(job.shards, new=not used)
     _open_sink(sink, checkpoint, output)
     terms = terms_of(job, settled, checkpoint, [since.commit.version + 1 for since in restoring.values()])
@@ -317,7 +316,7 @@ def _open(
         return restore_shards(spark, job, checkpoint, make, why, listeners, options.arrow_rows, lease.check)
 
     def beside(pointers: Mapping[int, Pointer], refused: Collection[int]) -> None:
-        watch.look()
+        watch.look(beside=True)
         restore_beside(spark, job, checkpoint, make, pointers, lease.check, listeners, options.arrow_rows, refused)
 
     return QueryPlan(
@@ -348,6 +347,16 @@ def _open(
         window_ends=WindowEnds() if every_ms == 0 else None,
         standby=standby_of(spark, checkpoint, make, job.shards, used, options.standby, local_dir) if every else None,
     )
+
+
+def _committed_before(
+    spark: SparkSession, checkpoint: str, changelog: Changelog, shards: int, make: Callable[[str, int], ShardJob]
+) -> dict[int, Pointer]:
+    """Check that what is committed can be had; return what the shards that queue their input queue since, by shard."""
+    open_files(checkpoint).delete_folder(REPLAY_DIRECTORY)  # of a restore whose driver died
+    pointers = read_pointers(spark, checkpoint, shards)
+    check_lineage(spark, checkpoint, changelog, pointers, make)
+    return {shard: one.since for shard, one in pointers.items() if isinstance(one, RestoringPointer)}
 
 
 def _begin_sink(sink: Sink, checkpoint: str, output: str, operator: Operator) -> None:
@@ -497,6 +506,7 @@ def build_job(
         inputs.append(one)
         schemas.append(arrow_schema(fields))
         message_types.update({_read_as(name, field): field.with_name(_read_as(name, field)) for field in schemas[-1]})
+    _check_clusters(inputs)
     firsts = first_offsets() if len(inputs) > 1 else []
     operator = pipeline.make(schemas, {(stream, partition): first for stream, partition, first in firsts})
     if pipeline.routing is not None:
@@ -648,6 +658,21 @@ def topics_of(job: Job, stored: Manifest | None) -> dict[str, Any]:
     for note in compare({topic: TopicIdentity(**entry) for topic, entry in before.items()}, found):
         log.warning("%s", note)
     return {topic: asdict(identity) for topic, identity in found.items()}
+
+
+def _check_clusters(inputs: Sequence[Input]) -> None:
+    """Refuse topics of one name in two clusters: what is known of a topic is known by its name."""
+    servers: dict[str, str] = {}
+    for side in inputs:
+        settings: Any = getattr(side.source, "settings", None)
+        if settings is None:
+            continue
+        for topic in side.source.topics:
+            if servers.setdefault(topic, settings.servers) != settings.servers:
+                raise ValueError(
+                    f"servers={settings.servers!r}: the topic {topic!r} is read from {servers[topic]}, too: allowed are"
+                    " topics of two names, or one cluster"
+                )
 
 
 def _first_offsets(pipeline: Pipeline, spark: SparkSession) -> list[list[Any]]:

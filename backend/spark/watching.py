@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class SourceWatch:
     """
 
     def __init__(self, checkpoint: str, sources: Sequence[Source]) -> None:
-        self._checkpoint = checkpoint
+        self._checkpoint, self._lock = checkpoint, threading.Lock()
         self._watches: list[tuple[int, Any]] = [
             (number, source.watch()) for number, source in enumerate(sources) if hasattr(source, "watch")
         ]
@@ -33,16 +34,20 @@ class SourceWatch:
         for _, watch in self._watches:
             watch.leader_epochs |= leader_epochs
 
-    def look(self) -> None:
+    def look(self, *, beside: bool = False) -> None:
         """Look at every source; what is new of the epochs is durable on return.
+
+        Args:
+            beside: A micro-batch may be under way: new epochs are left to the next look that is not beside one.
 
         Raises:
             SourceWentBack: A topic was deleted and made again, or a partition has lost its end.
             SourceUnavailable: A cluster does not answer.
         """
         changed = False
-        for number, watch in self._watches:
-            changed = watch.look(lambda number=number: self._committed(number)) or changed
+        with self._lock:
+            for number, watch in self._watches:
+                changed = watch.look(lambda number=number: self._committed(number), keep=not beside) or changed
         if changed:
             leader_epochs = {
                 key: leader_epoch for _, watch in self._watches for key, leader_epoch in watch.leader_epochs.items()

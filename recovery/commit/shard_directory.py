@@ -24,7 +24,7 @@ import stat
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,7 +138,7 @@ class ShardDirectory:
                 time.sleep(random.uniform(0.01, 0.05))
 
     def current(self) -> Generation | None:
-        """Give the current generation, None when there is none.
+        """Give the current generation, None when there is none, or nothing in its database's directory.
 
         Raises:
             StateCorrupted: `CURRENT` cannot be read.
@@ -162,7 +162,7 @@ class ShardDirectory:
         if not isinstance(name, str) or len(name) != 32 or not name.isalnum():
             raise StateCorrupted("CURRENT does not name a generation", where=str(path), why=repr(name), command=VERIFY)
         generation = Generation(self.path / name)
-        return generation if generation.database.is_dir() else None
+        return generation if any(generation.database.glob("*")) else None
 
     def new_generation(self) -> Generation:
         """Make the directories of a new generation; it becomes current with `adopt` only."""
@@ -182,8 +182,9 @@ class ShardDirectory:
 
     def condemn(self) -> None:
         """Put the current generation aside: the next attempt finds no local state; the files stay for inspection."""
-        (self.path / "CURRENT").unlink(missing_ok=True)
-        sync(self.path)
+        with suppress(FileNotFoundError):  # the whole directory may be gone: what has been found is that
+            (self.path / "CURRENT").unlink()
+            sync(self.path)
 
     def discard(self, generation: Generation) -> None:
         """Remove a generation that was made here and never became current."""

@@ -171,7 +171,6 @@ def _restore(
     if not reasons:
         # all is well where it was looked at, so the task looked on another host: give it something to take there
         return share_all(spark, pointers, make)
-    open_files(checkpoint).delete_folder(DIRECTORY)  # of a restore whose driver died: nobody else restores now
     run = _Run(spark, job, checkpoint, make, pointers, Listeners(listeners), arrow_rows)
     changelog, source = make(0).changelog, job.offsets(spark)
     broken = {shard: found[shard] for shard in reasons}

@@ -9,7 +9,7 @@ commit (`recovery.attempt`); where neither is there, the start ends before Spark
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from backend.errors import HistoryLost
 from recovery.changelog import Changelog
 from recovery.commit.manifest import query_id
-from recovery.commit.pointer import state_of
+from recovery.commit.pointer import Pointer, RestoringPointer, state_of
 from recovery.jobs import ShardJob
 from recovery.restore.probe import probe
-from recovery.restore.replay import read_pointers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +28,11 @@ log = logging.getLogger("rewind.changelog")
 
 
 def check_lineage(
-    spark: SparkSession, checkpoint: str, changelog: Changelog, shards: int, make: Callable[[str, int], ShardJob]
+    spark: SparkSession,
+    checkpoint: str,
+    changelog: Changelog,
+    committed: Mapping[int, Pointer | RestoringPointer],
+    make: Callable[[str, int], ShardJob],
 ) -> dict[int, str]:
     """Check that each shard's committed state is in the changelog, or else here; no query may be running.
 
@@ -37,7 +40,7 @@ def check_lineage(
         spark: The session.
         checkpoint: Spark's checkpoint location.
         changelog: The job's.
-        shards: Number of shards.
+        committed: What Spark's state holds, by shard.
         make: Makes the job of a shard, as in the processor.
 
     Returns:
@@ -46,7 +49,7 @@ def check_lineage(
     Raises:
         HistoryLost: Neither is there.
     """
-    pointers = {shard: state_of(one) for shard, one in read_pointers(spark, checkpoint, shards).items()}
+    pointers = {shard: state_of(one) for shard, one in committed.items()}
     found = {
         shard: changelog.lost(shard, pointer.commit, pointer.changelog, whole=True)
         for shard, pointer in sorted(pointers.items())

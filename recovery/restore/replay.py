@@ -311,7 +311,7 @@ def build_snapshot(
         kill_point("restore_publish", commit.version)
         with RocksStore.open(scratch / "db", create=False) as store:
             store.checkpoint(scratch / "copy")
-        snapshots(checkpoint).publish(history.record, scratch / "copy")
+        snapshots(checkpoint).publish(history.record, scratch / "copy", check=start is not None)
     return restored
 
 

@@ -87,13 +87,15 @@ class Snapshots(SnapshotReader):
 
     # ------------------------------------------------------------------------------------------------------ publish
 
-    def publish(self, record: CommitRecord, directory: Path) -> Published:
+    def publish(self, record: CommitRecord, directory: Path, *, check: bool = False) -> Published:
         """Publish a database as a full snapshot; only SST files that are not there yet are uploaded.
 
         Args:
             record: The commit row of the database.
             directory: A closed database or a checkpoint of an open one; its SST files may become hard links of the
                 snapshot's and must not be written to (RocksDB never does).
+            check: Read the files that are there already, and replace those that are damaged: nothing else does, and
+                a database made of an older copy may share its files with snapshots that cannot be used for them.
 
         Raises:
             ValueError: There is no file, or something other than plain files.
@@ -105,14 +107,16 @@ class Snapshots(SnapshotReader):
         folder = f"{record.commit.name}/{uuid.uuid4().hex}"
         packed = [PackedFile(path.name, *file_digest(path)) for path in paths]
         snapshot = Snapshot(record.shard, record.commit, record.parent, folder, packed)
-        uploaded = self._put_missing(snapshot, paths)
+        uploaded = self._put_missing(snapshot, paths, check=check)
         uploaded += self._write_manifest(snapshot)
         # nothing named these files before: pruning may have taken those that were there when a slow upload began
         uploaded += self._put_missing(snapshot, paths)
         return Published(snapshot, uploaded)
 
-    def _put_missing(self, snapshot: Snapshot, paths: Sequence[Path]) -> int:
+    def _put_missing(self, snapshot: Snapshot, paths: Sequence[Path], *, check: bool = False) -> int:
         present = self._present(snapshot, self.files.list(f"{snapshot.shard}/{SHARED}"))
+        if check:
+            present = [file for file in present if self._check(where_of(snapshot, file), file) is None]
         uploaded = 0
         for path, file in zip(paths, snapshot.files, strict=True):
             if file not in present:

@@ -6,6 +6,7 @@ Where what it queued is lost too, that is read from the source again.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from backend.sinks.parquet import ParquetSink
 from backend.spark import start as starting
 from backend.spark.session.jvm import UNIX_SOCKETS
 from recovery.queue.seals import read_seal
+from recovery.restore.replay import DIRECTORY
 from recovery.supervise.beside import Beside
 from tests.spark.test_moving_shards import expected, found, make
 from tests.support.waiting import ended
@@ -55,11 +57,19 @@ class Taking(ParquetSink):
 class Failing(Taking):
     """Fails once, between the publication and the commit of the first micro-batch that shard 0 has queued."""
 
+    at = LOST_AT + 1
+
     def publish(self, frames: Any, version: int) -> list[dict[str, Any]]:
         shards = super().publish(frames, version)
-        if version == LOST_AT + 1:
+        if version == self.at:
             raise RuntimeError("the sink is wrong")
         return shards
+
+
+class FailingLater(Failing):
+    """Fails when it is committed that shard 0 has queued."""
+
+    at = LOST_AT + 2
 
 
 class Sealed(ParquetSink):
@@ -166,4 +176,34 @@ def test_a_start_without_a_queue_of_its_own_seals_what_an_earlier_one_left(
     assert sink.decided[LOST_AT + 1] == {0: "queued"}
     assert {0: "adopted"} in sink.decided.values()
     assert sink.sealed == sink.decided
+    assert found(tmp_path / "results") == (expected(messages), 0)
+
+
+def test_a_start_knows_since_when_a_shard_queues_though_its_queue_is_gone(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read again for it runs under the options of its own micro-batch."""
+    messages = make(tmp_path / "data", ROWS * BATCHES)
+    begun: list[Sequence[int]] = []
+    terms_of = starting.terms_of
+
+    def noting(job: Any, settled: Any, checkpoint: str, queued: Sequence[int] = ()) -> Any:
+        begun.append(queued)
+        return terms_of(job, settled, checkpoint, queued)
+
+    monkeypatch.setattr(starting, "terms_of", noting)
+    left = tmp_path / "checkpoint" / DIRECTORY / "of a driver that died"
+    for sink in (FailingLater(tmp_path), ParquetSink(tmp_path / "results", tmp_path / "errors")):
+        query = job(tmp_path / "data", median("x")).start(
+            spark, checkpoint=tmp_path / "checkpoint", sink=sink, shards=2, trigger="0 seconds", until="end",
+            local_dir=tmp_path / "local",
+        )  # fmt: skip
+        if isinstance(sink, Failing):
+            with pytest.raises(RuntimeError, match="the sink is wrong"):
+                ended(query)
+            shutil.rmtree(tmp_path / "checkpoint/rewind/queue")
+            left.mkdir(parents=True)
+    ended(query)
+    assert begun == [[], [LOST_AT + 1]]
+    assert not left.exists()
     assert found(tmp_path / "results") == (expected(messages), 0)

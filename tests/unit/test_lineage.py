@@ -40,9 +40,8 @@ def check(monkeypatch: pytest.MonkeyPatch, checkpoint: str, log: FileChangelog, 
         probed.append(set(pointers))
         return {shard: found for shard, found in here.items() if shard in pointers}
 
-    monkeypatch.setattr(lineage, "read_pointers", lambda *_: pointers)
     monkeypatch.setattr(lineage, "probe", probe)
-    return lineage.check_lineage(None, checkpoint, log, 2, lambda *_: None), probed  # type: ignore[arg-type]
+    return lineage.check_lineage(None, checkpoint, log, pointers, lambda *_: None), probed  # type: ignore[arg-type]
 
 
 def test_where_all_is_there_nobody_looks_at_the_state(monkeypatch, checkpoint, log, caplog):

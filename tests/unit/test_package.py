@@ -426,6 +426,22 @@ def test_a_flipped_byte_in_a_shared_file_is_named(shard: Shard, snapshots: Snaps
     assert not (tmp_path / "target").exists()
 
 
+def test_a_damaged_shared_file_is_put_anew_where_those_that_are_there_are_looked_at(
+    shard: Shard, snapshots: Snapshots, tmp_path: Path
+) -> None:
+    """What a restore that caught up publishes may have files of the snapshots that could not be used."""
+    pointer = shard.commit({b"\x03a": b"1"}, full=True)
+    shared = min(snapshots.files.list(f"{SHARD}/shared"))
+    data = snapshots.files.read(f"{SHARD}/shared/{shared}")
+    snapshots.files.write(f"{SHARD}/shared/{shared}", [bytes([data[0] ^ 1]) + data[1:]])
+    shard.store.checkpoint(tmp_path / "copy")
+    for check in (False, True):
+        snapshots.publish(shard.records[-1], tmp_path / "copy", check=check)
+        assert bool(snapshots.verify(SHARD)) is not check
+    assert snapshots.files.read(f"{SHARD}/shared/{shared}") == data
+    assert Elsewhere(tmp_path).fetch(snapshots, pointer)
+
+
 def test_a_damaged_staged_file_that_is_here_is_done_without(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:
     shard.commit({b"\x03a": b"1"}, full=True)
     other = Elsewhere(tmp_path)

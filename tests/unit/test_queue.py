@@ -35,7 +35,6 @@ from backend.errors import (
 from backend.rocks import RocksStore
 from backend.sinks.tables import RESULTS, Numbering, pack
 from backend.sources.spark_offsets import positions_in
-from backend.spark import queueing
 from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
 from backend.spark.queueing import incarnation_of, queue_limit, seal
 from backend.windows.combined_rows import is_combined
@@ -369,6 +368,52 @@ def test_only_missing_and_corrupt_states_queue(job: ShardJob, monkeypatch: pytes
 
     monkeypatch.setattr(CountingOperator, "process", corrupt)
     assert run_attempt(job, second, 2, given([2])).ran == []
+
+
+def test_a_disk_that_goes_while_a_task_works_on_it_is_a_missing_state(
+    job: ShardJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    process = CountingOperator.process
+
+    def losing(*arguments: Any) -> Outcome:
+        take_disk(job)
+        return process(*arguments)
+
+    monkeypatch.setattr(CountingOperator, "process", losing)
+    queued = run_attempt(job, first, 1, given([2], 2_000))
+    assert (queued.ran, queued.metrics["decision"]) == ([], "queued")
+    monkeypatch.setattr(CountingOperator, "process", process)
+    restore(job, first, [0, 1])
+    assert counts(run_attempt(job, queued.pointer, 2, given([3], 3_000, adopt=first.commit.name))) == [(1, 3), (2, 4)]
+
+
+def torn(job: ShardJob) -> None:
+    (directory(job).path / "CURRENT").write_bytes(b"{")
+
+
+def without_current(job: ShardJob) -> None:
+    [current] = directory(job).path.glob("*/db/CURRENT")
+    current.unlink()
+
+
+def emptied(job: ShardJob) -> None:
+    for file in directory(job).path.glob("*/db/*"):
+        file.unlink()
+
+
+@pytest.mark.parametrize("damage", [torn, without_current, emptied])
+def test_a_database_that_cannot_be_opened_is_queued_for_and_made_anew(
+    job: ShardJob, damage: Callable[[ShardJob], None]
+) -> None:
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    second = run_attempt(job, first, 1, given([2])).pointer
+    damage(job)
+    queued = run_attempt(job, second, 2, given([3], 2_000))
+    assert (queued.ran, queued.metrics["decision"]) == ([], "queued")
+    restore(job, second, [0, 1, 2])
+    done = run_attempt(job, queued.pointer, 3, given([4], 3_000, adopt=second.commit.name))
+    assert counts(done) == [(2, 4), (3, 5)]
 
 
 @pytest.mark.parametrize("error", [StorageFailed, UserCodeFailed, StoreLocked])
@@ -878,15 +923,6 @@ def test_each_restore_has_a_folder_of_its_own_and_takes_no_other_away(
     assert run.carry_out({}) == {}
     assert len(set(seen)) == 2
     assert not [path for path in (tmp_path / all_shards.DIRECTORY).rglob("*") if path.is_file()]
-
-
-def test_a_start_knows_what_shards_have_queued_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, third = queued_twice(job_in(tmp_path / "job"))
-    place = str(tmp_path / "checkpoint")
-    monkeypatch.setattr(queueing, "read_pointers", lambda *_: {0: FIRST, 1: third})
-    assert queueing.queues_in(MagicMock(), place, 2) == {}, "no queue was ever begun: Spark's state is not read"
-    queueing.queue_files(place).write("1/x.entry", [b"x"])
-    assert queueing.queues_in(MagicMock(), place, 2) == {1: third.since}
 
 
 def test_a_queue_has_bounds() -> None:

@@ -356,8 +356,9 @@ def test_a_lost_file(tmp_path: Path) -> None:
 def test_a_store_without_its_current_file_is_not_made_anew(tmp_path: Path) -> None:
     filled(tmp_path).close()
     (tmp_path / "db" / "CURRENT").unlink()
-    with pytest.raises(StateCorrupted, match="CURRENT"):
-        RocksStore.open(tmp_path / "db")
+    for how in ({}, {"create": False}, {"read_only": True}):
+        with pytest.raises(StateCorrupted, match="CURRENT"):
+            RocksStore.open(tmp_path / "db", **how)
     assert len(list((tmp_path / "db").glob("*.sst"))) >= 1
 
 

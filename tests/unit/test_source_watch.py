@@ -161,3 +161,16 @@ def test_a_micro_batch_is_not_published_when_its_source_is_another_one():
         query._publish(None, 7)  # type: ignore[arg-type]
     assert isinstance(query._raised, SourceWentBack)
     assert published == []
+
+
+def test_an_end_that_is_lost_while_a_micro_batch_is_under_way_is_seen_by_the_next_one(monkeypatch, tmp_path):
+    """A restore beside it looks, too, when the committed position lies before what the micro-batch has read."""
+    cluster = Cluster(monkeypatch, {("t", 0): End(200, 5)})
+    committed(tmp_path, 100)
+    watch = SourceWatch(str(tmp_path), [Source()])
+    watch.look()
+    cluster.ends[("t", 0)] = End(150, 6)
+    watch.look(beside=True)
+    committed(tmp_path, 200)
+    watch.look()
+    assert cluster.checked == [(("t", 0), 100, 5), (("t", 0), 200, 5)]
