@@ -14,13 +14,14 @@ After a replay the message store is what the cells say: `settle` takes out what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from backend.batch import NO_TIME, Proof, SourcePartition
+from backend.joins.state import offsets_of
 from backend.keys import fixed_bytes, to_rows, unpack_fixed
 from backend.messages import MessageLayout, expire_messages
 from backend.messages.key_first import Digests, total
@@ -132,6 +133,13 @@ class Cells:
         """Their digest."""
         return sum(cell.digest for cell in self.known.values()) & _MASK
 
+    def spans(self) -> dict[SourcePartition, list[tuple[int, int]]]:
+        """Give per source partition the first and the last offset of each cell."""
+        found: dict[SourcePartition, list[tuple[int, int]]] = {}
+        for (_, stream, partition), cell in self.known.items():
+            found.setdefault((stream, partition), []).append((cell.first, cell.last))
+        return found
+
     def replay_from(self) -> dict[SourcePartition, int]:
         """Give per source partition the smallest offset that is stored."""
         found: dict[SourcePartition, int] = {}
@@ -194,28 +202,40 @@ def _delete(work: Workspace, layout: MessageLayout, keys: list[bytes], skip: int
         work.delete_many(sorted(MESSAGES + key[1 + skip :] for key in keys))
 
 
-def settle(work: Workspace, layout: MessageLayout, width: int) -> None:
-    """Delete replayed messages that no cell has; for layouts by event time (others are replayed exactly)."""
+def settle(work: Workspace, layout: MessageLayout, width: int, firsts: Sequence[tuple[int, int, int]]) -> None:
+    """Delete messages that no cell has: replayed ones, and those of an older copy that is caught up with.
+
+    Args:
+        work: Where.
+        layout: The layout.
+        width: Length of a bucket.
+        firsts: (stream, partition, first offset), for layouts by number.
+    """
     cells = Cells(work, width)
     page: list[bytes] = []
     doomed: list[bytes] = []
     for key, _ in work.scan(*region_range(INDEX[0] if layout.indexed else MESSAGES[0])):
         page.append(key)
         if len(page) == _PAGE:
-            doomed += _strangers(page, cells)
+            doomed += _strangers(page, cells, layout, firsts)
             page = []
-    doomed += _strangers(page, cells)
-    _delete(work, layout, doomed, 8)
+    doomed += _strangers(page, cells, layout, firsts)
+    _delete(work, layout, doomed, 8 if layout.timed else 14)
 
 
-def _strangers(keys: list[bytes], cells: Cells) -> list[bytes]:
-    """Give the keys, which begin with event time, of messages that are in no cell."""
+def _strangers(
+    keys: list[bytes], cells: Cells, layout: MessageLayout, firsts: Sequence[tuple[int, int, int]]
+) -> list[bytes]:
+    """Give the keys of messages that are in no cell; those of layouts by event time begin with it."""
     if not keys:
         return []
-    time = unpack_fixed(to_rows([key[1:9] for key in keys], 8), np.int64)
     stream, partition, offset = _tails(keys)
+    if layout.timed:
+        at = unpack_fixed(to_rows([key[1:9] for key in keys], 8), np.int64)
+    else:
+        at = offset - offsets_of(firsts, stream, partition)
     strange: Mask = np.zeros(len(keys), np.bool_)
-    for place, rows in cells.groups(time, stream, partition):
+    for place, rows in cells.groups(at, stream, partition):
         cell = cells.known.get(place)
         strange[rows] = True if cell is None else offset[rows] < cell.first
     return [keys[at] for at in np.flatnonzero(strange).tolist()]

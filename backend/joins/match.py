@@ -32,10 +32,11 @@ class Candidates:
         known = np.flatnonzero(code >= 0)
         code, time = code[known], None if time is None else time[known]
         self._low, self._span, self._times = 0, 1, None
+        self._top = int(code.max(initial=-1))
         if time is not None and len(time):
             self._low = int(time.min())
             self._span = int(time.max()) - self._low + 1
-            if self._span * (int(code.max()) + 2) > _MOST:  # times far apart: their ranks are not
+            if self._span * (self._top + 2) > _MOST:  # times far apart: their ranks are not
                 self._times = np.unique(time)
                 self._span = len(self._times)
         place = code * (self._span + 1) + (0 if time is None else self._rank(time, "left"))
@@ -59,7 +60,7 @@ class Candidates:
             low: Smallest time of each row, inclusive; None without a range.
             high: Largest time, inclusive.
         """
-        asks = np.flatnonzero(code >= 0)
+        asks = np.flatnonzero((code >= 0) & (code <= self._top))  # a place beyond would not fit into its 64 bits
         base = code[asks] * (self._span + 1)
         first, last = base, base + self._span
         if low is not None and high is not None:

@@ -82,10 +82,10 @@ class JoinOperator:
         return self.rows.replay_rows(messages)
 
     def settle(self, work: Workspace) -> None:
-        """Delete replayed messages that were expired one side at a time, or by size."""
+        """Delete messages that were expired one side at a time, or by size, or since an older copy was made."""
         ledger = state.read(work)
-        if ledger is not None and not self.spec.by_number:
-            cells.settle(work, self.spec.layout, ledger.width)
+        if ledger is not None:
+            cells.settle(work, self.spec.layout, ledger.width, ledger.firsts)
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
         """Give what the message store must hold, by its cells."""
@@ -231,3 +231,6 @@ class _Step(Meeting):
         if not self.spec.by_number and min(ledger.lows) != NO_TIME:
             ledger.bound = max(ledger.bound, min(ledger.lows) // ledger.width * ledger.width)
         cells.evict(self.work, self.spec.layout, self.cells, dead, ledger.bound, self.firsts)
+        if dead and not self.spec.by_number:
+            for side in (LEFT, RIGHT):
+                state.drop_unused_clocks(self.work, side, self.cells.spans())

@@ -157,10 +157,7 @@ class Meeting:
 
     def _numbers(self, rows: Rows) -> IntArray:
         """Give the number of each message in its source partition."""
-        first = np.zeros(len(rows), np.int64)
-        for (stream, partition), offset in self.firsts.items():
-            first[(rows.stream == stream) & (rows.partition == partition)] = offset
-        return rows.offset - first
+        return rows.offset - state.offsets_of(self.ledger.firsts, rows.stream, rows.partition)
 
     # -- match ----------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ All are in the changelog and bounded (`Region.OPERATOR`, MessagePack, format ver
 
 A stored message's clock (the newest event time before it) is not in the source, so a replay cannot give it again. It is
 needed only where a message of the other side may still come that was expired for this one already: for messages so far
-behind their own stream that it decides, until the other side has passed their clock. With retentions that are wider
-than the time range, in ordered streams, there is none.
+behind their own stream that it decides, until the other side has passed their clock or the messages are gone. With
+retentions that are wider than the time range, in ordered streams, there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -135,7 +135,10 @@ def put_clocks(
 def clocks_from(work: Workspace, side: int, least: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Give the remembered clocks at or above one, with stream, partition and offset."""
     head = _MARK + bytes([side])
-    keys, _ = work.scan_arrays(head + fixed_bytes(least), _MARK + bytes([side + 1]))
+    return _marks(work.scan_arrays(head + fixed_bytes(least), _MARK + bytes([side + 1]))[0])
+
+
+def _marks(keys: Sequence[bytes]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     rows = to_rows(keys, _MARK_BYTES)[:, 3:]
     parts = ((rows[:, :8], np.int64), (rows[:, 8:10], np.uint16), (rows[:, 10:14], np.int32), (rows[:, 14:], np.int64))
     clock, stream, partition, offset = (unpack_fixed(part, kind).astype(np.int64) for part, kind in parts)
@@ -150,6 +153,34 @@ def drop_clocks(work: Workspace, side: int, passed: int) -> None:
     keys, _ = work.scan_arrays(head, head + fixed_bytes(passed + 1))
     if keys:
         work.delete_many(keys)
+
+
+def drop_unused_clocks(work: Workspace, side: int, stored: Mapping[SourcePartition, Sequence[tuple[int, int]]]) -> None:
+    """Forget clocks of messages that are gone: a source partition of the other side may be silent for ever.
+
+    Args:
+        work: Where clocks are kept.
+        side: The side.
+        stored: Per source partition of the side, first and last offset of what is stored together.
+    """
+    keys, _ = work.scan_arrays(_MARK + bytes([side]), _MARK + bytes([side + 1]))
+    if not keys:
+        return
+    _, stream, partition, offset = _marks(keys)
+    order = np.lexsort((offset, partition, stream))
+    source, used = stream[order] * 2**32 + partition[order], np.zeros(len(order), np.int64)
+    for (s, p), spans in stored.items():
+        mine = np.flatnonzero(source == s * 2**32 + p)
+        if not len(mine):
+            continue
+        begins, (first, last) = offset[order[mine]], np.array(spans, np.int64).T
+        # the mark at or before the first offset is the first one's clock
+        low, high = np.searchsorted(begins, first, "right") - 1, np.searchsorted(begins, last, "right")
+        edges = np.zeros(len(mine) + 1, np.int64)
+        np.add.at(edges, np.maximum(low, 0), 1)
+        np.add.at(edges, high, -1)
+        used[mine] = np.cumsum(edges)[:-1]
+    work.delete_many([keys[at] for at in np.sort(order[used == 0]).tolist()])
 
 
 def staircase(
@@ -229,9 +260,14 @@ def _forget(work: Workspace, ledger: JoinLedger, side: int, first: int) -> None:
     if first <= 0:
         return
     gone: dict[SourcePartition, int] = {(s, p): offset for s, p, offset in ledger.gone}
+
+    def forget(stream: int, partition: int, offset: int) -> None:
+        # what went stays gone: under a larger retention, a run of which a part went is looked at again
+        gone[stream, partition] = max(offset, gone.get((stream, partition), offset))
+
     for row in [row for row in ledger.older if row[0] == side and row[1] <= first]:
         ledger.older.remove(row)
-        gone[row[2], row[3]] = max(row[4], gone.get((row[2], row[3]), row[4]))
+        forget(*row[2:])
     keys, values = work.scan_arrays(_RUN + bytes([side]), _run_key(side, first))
     for key, value in zip(keys, values, strict=True):
         run = decode_row(value, _run_decoder, FORMAT, "a run of arrivals")
@@ -239,10 +275,10 @@ def _forget(work: Workspace, ledger: JoinLedger, side: int, first: int) -> None:
         left = max(first - number, 0)
         offsets = _offsets(run)
         if left >= run.count:
-            gone[run.stream, run.partition] = int(offsets[-1]) + 1
+            forget(run.stream, run.partition, int(offsets[-1]) + 1)
             work.delete(key)
         else:
-            gone[run.stream, run.partition] = int(offsets[left])
+            forget(run.stream, run.partition, int(offsets[left]))
     ledger.gone = [(s, p, offset) for (s, p), offset in sorted(gone.items())]
 
 
@@ -257,8 +293,15 @@ def _run_key(side: int, number: int) -> bytes:
 
 def gone_before(gone: Sequence[tuple[int, int, int]], stream: IntArray, partition: IntArray) -> IntArray:
     """Give per message the offset before which its source partition is out of retention by size."""
-    out = np.full(len(stream), NO_TIME, np.int64)
-    for s, p, offset in gone:
+    return offsets_of(gone, stream, partition, NO_TIME)
+
+
+def offsets_of(
+    known: Sequence[tuple[int, int, int]], stream: IntArray, partition: IntArray, otherwise: int = 0
+) -> IntArray:
+    """Give per message the offset that is known of its source partition: of (stream, partition, offset) rows."""
+    out = np.full(len(stream), otherwise, np.int64)
+    for s, p, offset in known:
         out[(stream == s) & (partition == p)] = offset
     return out
 

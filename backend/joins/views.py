@@ -94,11 +94,11 @@ class SideView:
         """
         rows = self._read(None, None, None, session_key)
         found: list[WindowView] = []
+        inclusive = self._spec.by_number or not self._on_grid  # whether the end of a window is in it
         for source, here in _by_source(rows) if self._spec.by_number else [(None, np.arange(len(rows)))]:
             for key, some in self._by_session(rows, here):
-                found += [
-                    view for view in self._windows(rows, some, source, key) if _overlaps(view, start, end, source)
-                ]
+                views = self._windows(rows, some, source, key)
+                found += [view for view in views if view.start < end and view.end + inclusive > start]
         return sorted(found, key=lambda view: (view.start, view.end, str(view.key)))
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -169,12 +169,13 @@ class SideView:
         ledger = state.read(self._work)
         if not self._spec.by_number or ledger is None:
             return rows.time
-        first = np.zeros(len(rows), np.int64)
-        for stream, partition, offset in ledger.firsts:
-            first[(rows.stream == stream) & (rows.partition == partition)] = offset
-        return rows.offset - first
+        return rows.offset - state.offsets_of(ledger.firsts, rows.stream, rows.partition)
 
     # -- windows --------------------------------------------------------------------------------------------------
+
+    @property
+    def _on_grid(self) -> bool:
+        return self._side.window is not None and self._side.window.kind in ("tumbling", "hopping")
 
     def _session_codes(self, rows: Rows) -> pa.Array:
         fields = self._rows.fields(rows, np.arange(len(rows)), self._side)
@@ -223,10 +224,6 @@ class SideView:
             edges = (low, high) if source is None else offsets[source]
             views.append(WindowView(*edges, key, len(some), offsets))
         return views
-
-
-def _overlaps(view: WindowView, start: int, end: int, source: SourcePartition | None) -> bool:
-    return view.start < end and view.end >= start
 
 
 def _by_source(rows: Rows) -> list[tuple[SourcePartition, IntArray]]:

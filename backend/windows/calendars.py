@@ -29,7 +29,7 @@ _TEXT = re.compile(r"\s*(\d+)\s*(" + "|".join(UNITS) + r")s?\s*", re.IGNORECASE)
 _DAY_MS = 86_400_000
 _UNIX_EPOCH = datetime(1970, 1, 1)
 _KNOWN = range((datetime.min - _UNIX_EPOCH).days + 1, (datetime.max - _UNIX_EPOCH).days)
-_ENDS = np.array([-(2**63) + 2**45, 2**63 - 2**45], np.int64)
+_ENDS = np.array([-(2**63) + 2**50, 2**63 - 2**50], np.int64)
 
 
 def read_calendar(size: object, timezone: str | None) -> tuple[int, str] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from backend.batch import (
     MicroBatch,
     SourcePartition,
 )
+from backend.python_rows import python_rows
 from backend.store.workspace import Workspace
 from backend.windows import combined_rows
 from backend.windows.columns.arrays import IntArray, Mask
@@ -163,29 +164,7 @@ def stamped(errors: pa.Table, messages: pa.Table, timestamps: pa.ChunkedArray | 
 
 def json_rows(fields: pa.Table) -> list[bytes]:
     """Return each row's fields as JSON; bytes in base64, what JSON has no type for as text."""
-    return [msgspec.json.encode(row, enc_hook=str) for row in _plain_rows(fields)]
-
-
-def _plain_rows(fields: pa.Table) -> list[dict[str, Any]]:
-    """Give rows as Python has them; a time that Python has no date for (year 10,000) as text."""
-    try:
-        rows: list[dict[str, Any]] = fields.to_pylist()
-        return rows
-    except (OverflowError, ValueError):
-        columns = {name: _plain_values(fields.column(name)) for name in fields.column_names}
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def _plain_values(column: pa.ChunkedArray) -> list[Any]:
-    try:
-        values: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):
-        values = [value.cast(pa.int64()).as_py() if _is_time(value.type) else str(value) for value in column]
-    return values
-
-
-def _is_time(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_date64(kind) or pa.types.is_date32(kind))
+    return [msgspec.json.encode(row, enc_hook=str) for row in python_rows(fields)]
 
 
 class KeyDecoder(Protocol):

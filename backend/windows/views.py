@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 from backend.batch import MAX_TIME, MIN_TIME, OFFSET, TIME, SourcePartition
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
-from backend.windows import ledger
 from backend.windows.aligned.kind import Aligned
-from backend.windows.arrivals import started
 from backend.windows.by_number.kind import Tuples
 from backend.windows.by_number.sessions import TupleSessions
 from backend.windows.columns.arrays import union
+from backend.windows.columns.grouping import start_of
 from backend.windows.columns.keyed import split_numbered
+from backend.windows.count_retention import NONE_GONE
 from backend.windows.merging.kind import Sessions
 from backend.windows.merging.rows import codes_of
 from backend.windows.panes import Panes
@@ -74,9 +74,9 @@ def windows(kind: object, work: Workspace, start: int, end: int) -> list[WindowV
 
 
 def _aligned(kind: Aligned, work: Workspace, start: int, end: int) -> list[WindowView]:
-    grid, clock = kind.grid, started(ledger.read(work).clock)
-    first = max(grid.last_ended_at(start), grid.last_ended_at(clock - kind.spec.retention_ms)) + 1
-    last = grid.last_begun_at(end - 1)
+    grid = kind.grid
+    first = max(grid.last_ended_at(max(start, MIN_TIME)) + 1, _first_retained(kind, work))
+    last = grid.last_begun_at(min(end - 1, MAX_TIME))
     if last < first:
         return []
     panes = Panes(grid, work)
@@ -89,7 +89,8 @@ def _aligned(kind: Aligned, work: Workspace, start: int, end: int) -> list[Windo
     edges = zip(numbers_.tolist(), grid.starts(numbers_).tolist(), grid.ends(numbers_).tolist(), strict=True)
     for number, begin, stop in edges:
         low = number * grid.panes_per_step
-        inside = [panes.known[at] for at in range(low, low + grid.panes_per_window) if at in panes.known]
+        edges_ = np.searchsorted(found, (low, low + grid.panes_per_window))
+        inside = [panes.known[at] for at in found[slice(*edges_)].tolist()]
         offsets: dict[SourcePartition, tuple[int, int]] = {}
         for s, p, lowest, highest in (source for pane in inside for source in pane.sources):
             old = offsets.get((s, p), (lowest, highest))
@@ -98,9 +99,14 @@ def _aligned(kind: Aligned, work: Workspace, start: int, end: int) -> list[Windo
     return views
 
 
+def _first_retained(kind: Aligned | Sliding, work: Workspace) -> int:
+    """Give the first window that is not gone, as the state says: today's retention may be another one than before."""
+    bound = work.bounds.get(Region.REVISIONS)
+    return NONE_GONE + 1 if bound is None else kind.window_at(start_of(bound))
+
+
 def _sliding(kind: Sliding, work: Workspace, start: int, end: int) -> list[WindowView]:
-    clock = started(ledger.read(work).clock)
-    low = max(start, clock - kind.spec.retention_ms)
+    low, end = max(start, MIN_TIME, _first_retained(kind, work)), min(end, MAX_TIME + 1)
     stored = kind.accumulators.scan_from(work, low)
     own = (stored.skip == 0) & (stored.pane < end + kind.size)
     times = stored.pane[own].tolist()
@@ -126,17 +132,17 @@ def _tuples(kind: Tuples, work: Workspace, start: int, end: int) -> list[WindowV
     codes, panes = split_numbered(keys)
     table = kind.codec.decode(values)
     firsts, lasts = (table.column(name).to_pylist() for name in _OFFSETS)
-    decoded = _keys(kind.keys.decode(codes), len(keys))
-    offsets: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = {}
-    for key, pane, first, last in zip(decoded, panes.tolist(), firsts, lasts, strict=True):
-        offsets.setdefault(key, {})[pane] = (first, last)
+    coded, offsets = codes.to_pylist(), dict[bytes, dict[int, tuple[int, int]]]()
+    key_of = dict(zip(coded, _keys(kind.keys.decode(codes), len(keys)), strict=True))
+    for code, pane, first, last in zip(coded, panes.tolist(), firsts, lasts, strict=True):
+        offsets.setdefault(code, {})[pane] = (first, last)
     views = []
-    for key, found in offsets.items():
+    for code, found in offsets.items():
         for pane in (pane for pane in found if pane * kind.pane % kind.step == 0):
             inside = [found[at] for at in range(pane, pane + kind.size // kind.pane) if at in found]
             low, high = inside[0][0], inside[-1][1]
             if high >= start and low < end:
-                views.append(WindowView(low, high, key))
+                views.append(WindowView(low, high, key_of[code]))
     return views
 
 

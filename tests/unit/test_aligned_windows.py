@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pyarrow as pa
 import pytest
 
@@ -11,8 +13,9 @@ from backend.errors import KeyInvalid
 from backend.keys.columns import encode_columns
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
+from backend.windows import views
 from backend.windows.aligned.kind import Aligned
-from backend.windows.definitions import hopping, tumbling
+from backend.windows.definitions import hopping, sliding, tumbling
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
@@ -289,3 +292,63 @@ def test_a_watermark_says_when_the_next_windows_end(window, clock, ends) -> None
     schema = pa.schema([pa.field("key", pa.string())])
     spec = window_spec(window, schema, {"n": count()}, keys=["key"], retention=5)
     assert Aligned(spec).next_ends(clock) == ends
+
+
+def looked_at(shard, start, end):
+    return [
+        (view.start, view.end, view.messages)
+        for view in views.windows(shard.operator.kind, Workspace(shard.store, shard.bounds), start, end)
+    ]
+
+
+DAY = 86_400_000
+
+
+def test_a_late_message_in_thousands_of_windows_of_many_panes_costs_what_is_there():
+    """A day every eleven seconds: 7,855 windows of 86,400 panes, of which two have a message."""
+    spec = window_spec(
+        hopping("1 day", "11 seconds"), SCHEMA, {"n": count()}, keys=["key"], retention="7 days", max_ahead=None,
+        policies=policies(late="each"),
+    )  # fmt: skip
+    shard = OneShard(spec)
+    shard.batch([(0, 10 * DAY, "a", 1)])
+    shard.batch([(1, 12 * DAY, "a", 1)])
+    late = shard.batch([(2, 10 * DAY + 5, "b", 1), (3, 10 * DAY + 5, "a", 1)])
+    counts = Counter((key, n) for *_, key, n in late)
+    assert counts == {("a", 2): counts["b", 1], ("b", 1): counts["b", 1]}
+    assert counts["b", 1] in (7_854, 7_855)
+
+
+def test_windows_are_looked_at_by_the_panes_that_there_are():
+    spec = window_spec(hopping("1 hour", "1001 ms"), SCHEMA, {"n": count()}, retention="7 days", max_ahead=None)
+    shard = OneShard(spec)
+    shard.batch([(0, 10 * DAY, "a", 1)])
+    found = looked_at(shard, 10 * DAY, 10 * DAY + 1)
+    assert len(found) in (3_596, 3_597)
+    assert {messages for *_, messages in found} == {1}
+
+
+def test_the_range_of_a_look_may_end_where_no_time_is():
+    shard = OneShard(window_spec(tumbling(10), SCHEMA, {"n": count()}, retention=100, max_ahead=None))
+    shard.batch([(0, 25, "a", 1)])
+    for start, end in ((-(2**63), 2**63 - 1), (0, 2**63), (-(2**70), 2**70)):
+        assert looked_at(shard, start, end) == [(20, 30, 1)]
+
+
+def test_a_window_that_is_gone_is_not_looked_at_under_a_longer_retention():
+    def spec(retention):
+        return window_spec(hopping(20, 10), SCHEMA, {"n": count()}, retention=retention, max_ahead=None)
+
+    shard = OneShard(spec(0))
+    shard.batch([(0, 5, "a", 1), (1, 15, "a", 1), (2, 25, "a", 1)])
+    known = [(10, 30, 2), (20, 40, 1)]
+    assert looked_at(shard, -100, 100) == known
+    shard.restart(spec(1_000))
+    shard.batch([], 1)
+    assert looked_at(shard, -100, 100) == known
+    by_number = window_spec(
+        sliding(20), SCHEMA, {"n": count()}, keys=["key"], retention=1_000, retention_messages=1, max_ahead=None
+    )
+    shard = OneShard(by_number)
+    shard.batch([(at, time, "a", 1) for at, time in enumerate((5, 15, 45, 46, 47))])
+    assert [end for _, end, _ in looked_at(shard, -100, 100)] == [46, 47]

@@ -185,3 +185,11 @@ def test_the_end_of_the_calendar_is_the_end_of_no_time():
     grid = assigner(tumbling("1 day", timezone=BERLIN))
     windows = np.arange(last // (24 * HOUR) - 3, last // (24 * HOUR) + 4)
     assert (np.diff(grid.starts(windows)) >= 23 * HOUR).all()
+
+
+@pytest.mark.parametrize("size", ["3000 years", "10000 years", "10000 quarters"])
+def test_the_longest_windows_take_a_time_of_today(size):
+    shard = OneShard(window_spec(tumbling(size), SCHEMA, {"sum": sum_("value")}, retention=0, max_ahead=None))
+    today = 1_706_918_400_000
+    assert shard.batch([(0, today, "a", 1), (1, today + 1, "a", 2)]) == []
+    assert [(row[0], row[-1]) for row in shard.batch([], drain=True)] == [("drain", 3)]

@@ -98,6 +98,15 @@ def test_a_shorter_retention_by_size_holds_before_another_message_comes_and_a_lo
     driver.check_restore()
 
 
+def test_a_longer_retention_by_size_takes_back_nothing_of_a_micro_batch_of_which_a_part_went():
+    driver = JoinDriver(spec(how="left", left_retention_messages=2), SOURCES)
+    gone = [Pair("full", (LEFT, 0, offset), None) for offset in range(4)]
+    assert driver.batch([left(offset, 0, offset) for offset in range(6)], 0).rows == gone
+    restart(driver, spec(how="left", left_retention_messages=3))
+    assert driver.batch([right(0, 0, 3), right(1, 0, 4)], 1).rows == [pair(4, 1)]
+    driver.check_restore()
+
+
 def test_a_row_waiting_for_a_partner_is_sent_once_when_its_side_gets_a_shorter_retention():
     driver = JoinDriver(spec(how="left"), SOURCES)
     driver.batch([left(0, 0, 1), right(0, 50, 2)], 0)

@@ -113,3 +113,17 @@ def test_options_are_checked_and_written_down():
         every(5, or_after="soon")
     with pytest.raises(ValueError, match="late="):
         policies(late=every(5))
+
+
+def test_a_shard_on_which_nothing_waits_any_more_is_not_due_again():
+    shard = OneShard(spec(tumbling(messages=2), "1 minute"))
+    shard.batch([(0, 1, "a", 1)], 0)
+    assert shard.outcome.next_due_ms == 60_000
+    shard.batch([(1, 1, "a", 2)], 1_000)  # it is full: the time may be early
+    shard.batch([], 60_000)
+    assert shard.outcome.next_due_ms is None
+    shard = OneShard(spec(sliding(messages=2), every(2)))
+    shard.batch([(0, 1, "a", 1)], 0)
+    shard.restart(spec(sliding(messages=2), None))
+    shard.batch([], 10)
+    assert shard.outcome.next_due_ms is None

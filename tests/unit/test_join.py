@@ -9,12 +9,16 @@ import pyarrow as pa
 import pytest
 
 from backend.batch import TIME
+from backend.joins import state as join_state
 from backend.joins.operator import JoinOperator
 from backend.joins.spec import JoinSpec, join_spec
+from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes, Region
+from backend.store.workspace import Workspace
 from backend.windows.definitions import session, sliding, tumbling
 from recovery.testing import OperatorTester
 from tests.model import test_join_model as model
-from tests.model.join_driver import JoinDriver
+from tests.model.join_driver import SCHEMA, JoinDriver
 from tests.oracle.joins import LEFT, RIGHT, Pair
 from tests.oracle.windows import Message
 
@@ -274,3 +278,49 @@ def test_fields_that_may_not_be_null_are_joined_like_others():
     driver = Rows(spec, [(LEFT, 0), (RIGHT, 0)])
     assert driver.batch([order(0, 7, 1, "0:00:00")], 0).rows == []
     assert driver.batch([order(1, 8, 1, "0:00:00"), shipment(0, 3, 1, "0:00:00")], 0).rows == rows((1, 7, 3), (1, 8, 3))
+
+
+def test_clocks_of_messages_that_are_gone_are_forgotten_though_a_source_partition_never_says_anything():
+    spec = join_spec(
+        SCHEMA, SCHEMA, on="k", left_retention=640, right_retention=640, idle_after="10 ms", max_ahead=None
+    )
+    driver = JoinDriver(spec, ((LEFT, 0), (RIGHT, 0), (RIGHT, 1)))
+    (shard,) = driver.shards
+    for now in range(60):
+        come = [Message(now * 20 + n, now * 200 + n * 10, {"k": n}, stream=LEFT) for n in range(20)]
+        driver.batch([*come, Message(now, now * 200, {"k": 0}, stream=RIGHT)], now * 20)
+        stored = shard.outcome.message_count
+        marks = len(list(shard.store.scan(join_state._MARK, join_state._MARK + b"\xff")))
+        assert stored <= marks * 2 <= stored * 4, "a clock for each message that is there, and for hardly another"
+    assert stored < 200
+    driver.check_restore()
+
+
+def test_messages_of_an_older_copy_that_went_since_are_taken_out_of_a_join_by_number():
+    """As in a restore that catches up: metadata of the newer commit, messages of both."""
+    spec = join_spec(
+        SCHEMA, SCHEMA, on="k", left_window=tumbling(messages=4), right_window=tumbling(messages=4),
+        left_retention_messages=8, right_retention_messages=8, max_ahead=None,
+    )  # fmt: skip
+    driver = JoinDriver(spec, ((LEFT, 0), (RIGHT, 0)))
+    (shard,) = driver.shards
+
+    def messages() -> dict[bytes, bytes]:
+        return dict(shard.store.scan(bytes([Region.MESSAGES]), bytes([Region.MESSAGE_INDEX + 1])))
+
+    older = messages()
+    for at in range(0, 60, 5):
+        come = [
+            Message(offset, 0, {"k": offset % 3}, stream=side) for side in (LEFT, RIGHT) for offset in range(at, at + 5)
+        ]
+        older = messages() if at <= 30 else older
+        driver.batch(come, at)
+    left_over = {key: value for key, value in older.items() if key not in messages()}
+    assert left_over
+    caught_up = MemoryStore()
+    whole = {**dict(shard.store.scan(b"\x00", None)), **left_over}
+    caught_up.write(Changes(sorted(whole), [whole[key] for key in sorted(whole)]))
+    work = Workspace(caught_up, shard.bounds)
+    driver.operator.settle(work)
+    caught_up.write(work.changes())
+    assert dict(caught_up.scan(b"\x00", None)) == dict(shard.store.scan(b"\x00", None))

@@ -107,7 +107,7 @@ def test_messages_by_offset_and_session_key(options):
     [
         (None, [(10, 50)]),
         (tumbling(10), [(10, 20), (20, 30)]),
-        (hopping(10, 5), [(5, 15), (10, 20), (15, 25), (20, 30)]),
+        (hopping(10, 5), [(10, 20), (15, 25), (20, 30)]),
         (sliding(2), [(18, 20), (19, 21)]),
     ],
 )

@@ -37,3 +37,9 @@ def test_without_times_only_codes_count():
 def test_nothing_meets_nothing():
     none = np.empty(0, np.int64)
     assert list(Candidates(none, none).meet(np.array([1]), np.array([0]), np.array([9]))) == []
+
+
+def test_a_code_beyond_those_of_the_candidates_meets_none_also_where_their_times_are_far_apart():
+    """Its place, 16 * (2**60 + 2), has more than 64 bits, whose rest is the place of code 0."""
+    candidates = Candidates(np.array([0, 0]), np.array([0, 2**60]))
+    assert list(candidates.meet(np.array([16]), np.array([0]), np.array([2**60]))) == []

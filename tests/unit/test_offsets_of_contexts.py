@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from backend.aggregates import count, sum_
+from backend.aggregates import collect_list, count, sum_
 from backend.batch import Position
 from backend.contexts import base as context_base
 from backend.contexts import offsets_seen as seen
@@ -18,7 +18,7 @@ from backend.errors import OffsetsScattered, UnknownFormat
 from backend.joins.spec import join_spec
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Changes
-from backend.windows.definitions import tumbling
+from backend.windows.definitions import sliding, tumbling
 from backend.windows.spec import WindowSpec, window_spec
 
 SCHEMA = pa.schema([("value", pa.int64())])
@@ -163,6 +163,20 @@ def test_unordered_offsets_are_taken_once(monkeypatch):
     assert total(context) == (200, 199 * 100)
     context.flush()
     assert len(list(store.scan(seen._RUNS, seen._RUNS + b"\xff"))) == 1
+
+
+def test_windows_by_number_count_unordered_offsets_as_they_come_and_fold_them_by_offset():
+    spec = window_spec(
+        sliding(messages=3),
+        pa.schema([("v", pa.int64())]),
+        {"sum": sum_("v"), "all": collect_list("v")},
+        max_ahead=None,
+    )
+    context = StandaloneContext(spec, offsets="unordered")
+    for offset in (5, 3, 4, 6):
+        context.add_message(Message(offset=offset, time=0, fields={"v": offset}), 0)
+    found = [(row["sum"], row["all"]) for row in context.get_result()]
+    assert found == [(5, [5]), (8, [3, 5]), (12, [3, 4, 5]), (13, [3, 4, 6])]
 
 
 def test_unordered_offsets_with_too_many_gaps_are_refused_by_name(monkeypatch):

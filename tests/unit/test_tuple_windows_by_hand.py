@@ -9,9 +9,10 @@ import pytest
 from backend.aggregates import collect_list, count, max_, sum_
 from backend.keys import encode
 from backend.store.protocol import Region
+from backend.windows.by_number.rows import COUNTERS
 from backend.windows.definitions import hopping, session, sliding, tumbling
 from backend.windows.policies import policies
-from backend.windows.spec import window_spec
+from backend.windows.spec import WindowSpec, window_spec
 from tests.model.tuple_checks import check_messages, check_replay
 from tests.unit.one_shard import SCHEMA, OneShard
 
@@ -217,6 +218,23 @@ def test_a_retention_given_later_holds_for_keys_that_were_there_before():
     s.batch([(3, 9_000, "d", 4), (4, 9_000, "c", 5), (5, 9_000, "c", 6)])
     assert [row[4:] for row in rows(s)] == [(2, 5, "c", 14)]
     assert len([key for key in s.visible() if encode("d") in key]) == 2  # a pane and a counter: no index is left
+
+
+def test_a_retention_that_is_taken_away_leaves_nothing_of_keys_of_which_nothing_is_open():
+    def windows(retention: int | None) -> WindowSpec:
+        return window_spec(
+            tumbling(messages=1), SCHEMA, {"n": count()}, keys=["key"], max_ahead=None, retention=retention
+        )
+
+    shard = OneShard(windows(100))
+    shard.batch([(0, 1000, "a", 1), (1, 1000, "b", 1)])
+    shard.restart(windows(None))
+    shard.batch([])
+    assert not [key for key in shard.visible() if key.startswith(COUNTERS)]
+    shard.batch([(2, 1050, "b", 1)])
+    shard.restart(windows(100))
+    assert shard.batch([(3, 500, "a", 1)]) == [], "nothing is known of its message at 1000"
+    assert shard.errors() == [(0, 3, "out_of_retention")]
 
 
 def test_a_restore_brings_only_the_run_that_is_there():

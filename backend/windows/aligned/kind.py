@@ -236,10 +236,11 @@ class _Step:
         """Give (position of the pane in `known`, skip, key) of the rows that touched and going groups need."""
         rows, at = _positions(known, self.arrived.pane)
         parts = [(at, self.arrived.skip[rows], self.key_of[self.arrived.key[rows]])]
-        per_window = np.full(len(going), self.grid.panes_per_window, np.int64)
-        number, pair = spread(going.window * self.grid.panes_per_step, per_window)
-        rows, at = _positions(known, number)
-        key = going.key[pair[rows]]
+        # of each group's windows only the panes that there are, each once
+        first, count = going.window * self.grid.panes_per_step, max(len(known), 1)
+        low, high = (np.searchsorted(known, edge) for edge in (first, first + self.grid.panes_per_window))
+        code = union(going.key * count + low, going.key * count + high - 1)
+        at, key = code % count, code // count
         parts.append((at, np.zeros(len(at), np.int64), key))
         for position, pane in enumerate(known.tolist()):
             for skip in self.panes.known[pane].skips:

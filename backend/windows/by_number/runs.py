@@ -198,9 +198,21 @@ class FallingOut:
         self._work.put(_INDEXES, wanted)
 
 
-def stored_runs(work: Workspace) -> tuple[pa.Array, IntArray, IntArray]:
-    """Give all stored runs: group keys, number of their newest message, newest event time."""
+def stored_runs(work: Workspace, *, timed: bool) -> tuple[pa.Array, IntArray, IntArray]:
+    """Give all stored runs, and forget those of which nothing is open: with a retention by time alone they are kept.
+
+    Args:
+        work: The state.
+        timed: Whether there is a retention by time.
+
+    Returns:
+        Group keys, number of their newest message, newest event time.
+    """
     keys, rows = all_counters(work)
+    if not timed:
+        empty = rows["next"] == 0
+        work.delete_many([keys[at] for at in np.flatnonzero(empty).tolist()])
+        keys, rows = [keys[at] for at in np.flatnonzero(~empty).tolist()], rows[~empty]
     codes = pa.array([key[2:] for key in keys], pa.binary())
     return codes, rows["last"].astype(np.int64), rows["newest"].astype(np.int64)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import EDGES, FIRST, NO_TIME, PARTITION, STREAM, TIME
+from backend.batch import EDGES, FIRST, NO_TIME, OFFSET, PARTITION, STREAM, TIME
 from backend.errors import StateCorrupted
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
@@ -51,12 +52,15 @@ class TupleStep:
         self.drain = execution.batch.drain and not kind.sliding
         self.shows_open = self.drain or (execution.full_off and not kind.sliding)
         """Every open window is sent."""
-        self.falling = FallingOut(self.work, kind.spec.retention_messages, kind.spec.retention_ms, stored_runs)
+        stored = partial(stored_runs, timed=kind.spec.retention_ms > 0)
+        self.falling = FallingOut(self.work, kind.spec.retention_messages, kind.spec.retention_ms, stored)
 
     def run(self) -> None:
         """Take the steps."""
         self._number()
         if not len(self.space):
+            if self.scanned:
+                self.execution.ledger.due_ms = None  # nothing waits
             return
         self._choose()
         self._load()
@@ -93,7 +97,16 @@ class TupleStep:
         self.mixed0[stored] = self.runs.mixed
         self.mixed = self.mixed0.copy()
         if self.kind.message_store is not None:
-            self.mixed[self.key[own != self.source[self.key]]] = True
+            self.mixed[self.key[(own != self.source[self.key]) | self._passed(own)]] = True
+
+    def _passed(self, own: IntArray) -> Mask:
+        """Tell which messages' offsets were passed before: contexts with `offsets="unordered"` take them."""
+        offset, passed = numbers(self.execution.messages, OFFSET), np.zeros(len(own), np.bool_)
+        before = {s * 2**32 + p: at.next_offset for (s, p), at in self.execution.batch.before.items()}
+        for source in np.unique(own).tolist():
+            rows = np.flatnonzero(own == source)
+            passed[rows] = offset[rows] < np.maximum(np.maximum.accumulate(offset[rows]), before.get(source, 0))
+        return passed
 
     def _waiting(self) -> tuple[Revisions, pa.Array]:
         """Read the revisions of all windows when something is due, and all group keys when all that is open is."""

@@ -1,0 +1,45 @@
+"""Rows as Python has them; times that it has no date for (of the years before 1 and after 9999) are text, ISO 8601.
+
+Each value is looked at alone: what a row is does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+
+def python_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Give rows as dicts."""
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
+    except (OverflowError, ValueError):
+        columns = {name: python_values(table.column(name)) for name in table.column_names}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Give a column's values."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        values = [_value(value) for value in column]
+    return values
+
+
+def _value(value: pa.Scalar) -> Any:
+    kind, types = value.type, pa.types
+    if not value.is_valid:
+        return None
+    if types.is_map(kind):
+        return [tuple(_value(part) for part in entry.values()) for entry in value.values]
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_value(one) for one in value.values]
+    if types.is_struct(kind):
+        return {name: _value(part) for name, part in value.items()}
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return value.cast(pa.string()).as_py().replace(" ", "T", 1)
