@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
 from backend.errors import SinkConflict
+from backend.python_rows import python_values
 from backend.sinks.table_rows import ROW_KEY
 from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_owner, reaching, two_names
 from backend.sinks.tables import KINDS
@@ -30,6 +31,8 @@ _CHUNK_ROWS = 500
 """Rows of one statement: databases bound its parameters."""
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The years 1 to 9999, in microseconds since the epoch."""
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+"""The same in days."""
 
 
 def sql_tables(url: str, table: str, errors: str | None, schema: str | None, options: Mapping[str, Any]) -> KeyedSink:
@@ -174,7 +177,11 @@ def _values(column: pa.Array) -> list[Any]:
         ticks = column.cast(pa.int64())
         within = pc.and_(pc.greater_equal(ticks, _FIRST_US), pc.less_equal(ticks, _LAST_US))
         return pc.if_else(within, column, pa.scalar(None, kind)).to_pylist()  # type: ignore[no-any-return]
-    values: list[Any] = column.to_pylist()
+    if types.is_date32(kind):
+        days = column.cast(pa.int32())
+        within = pc.and_(pc.greater_equal(days, _FIRST_DAY), pc.less_equal(days, _LAST_DAY))
+        return pc.if_else(within, column, pa.scalar(None, kind)).to_pylist()  # type: ignore[no-any-return]
+    values = python_values(column)
     if types.is_nested(kind):
         values = [None if value is None else json.dumps(value, default=_text) for value in values]
     if types.is_nested(kind) or types.is_string(kind):

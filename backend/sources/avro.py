@@ -46,7 +46,10 @@ def fields_of(schema: str) -> StructType:
         parsed = json.loads(schema)
     except json.JSONDecodeError as error:
         raise ValueError(f"value={schema!r}: with format='avro' it must be an Avro schema in JSON ({error})") from None
-    found = _type(parsed, {})
+    try:
+        found = _type(parsed, {})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"value={schema!r}: is no Avro schema ({type(error).__name__}: {error})") from None
     if not isinstance(found, StructType) or not found.fields:
         raise ValueError(f"value={schema!r}: the Avro schema must be a record of at least one field")
     return found
@@ -116,4 +119,15 @@ class AvroDecoder:
                 if data.tell() != len(value):  # bytes behind the record: another schema wrote it
                     record = None
             records.append(record)
-        return pa.array(records, self._type)
+        try:
+            return pa.array(records, self._type)
+        except (pa.ArrowException, OverflowError):  # a writer's wider type: in one row, or in some
+            return pa.array([self._fitting(record) for record in records], self._type)
+
+    def _fitting(self, record: Any) -> Any:
+        import pyarrow as pa
+
+        try:
+            return pa.scalar(record, self._type).as_py()
+        except (pa.ArrowException, OverflowError):
+            return None

@@ -149,7 +149,7 @@ class Parse:
         else:
             fields = values if self.decode is None else self.decode(values)
         reason = pc.if_else(missing, "the value is null", pa.scalar(None, pa.string()))
-        if self.decode is not None and fields.null_count > missing.true_count:
+        if self.decode is not None and fields.null_count:
             text = f"the value is not {self.what}"
             reason = pc.if_else(pc.and_(fields.is_null(), pc.invert(missing)), text, reason)
         more = {name: records.column(name) for name in records.schema.names if name not in RECORD}
@@ -172,7 +172,7 @@ its bytes as received, of Arrow's type null where values are columns already."""
 
 def _with_columns(fields: pa.StructArray, more: dict[str, pa.Array], bad: pa.BooleanArray) -> pa.StructArray:
     """Return fields with columns behind them, null where a value is bad."""
-    if not more and fields.null_count == bad.true_count:
+    if not more and fields.is_null().equals(bad):
         return fields
     flat = dict(zip((field.name for field in fields.type), fields.flatten(), strict=True)) | more
     return pa.StructArray.from_arrays(list(flat.values()), list(flat), mask=bad)

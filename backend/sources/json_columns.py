@@ -30,6 +30,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import struct
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -71,7 +72,15 @@ _SPECIAL = {
     **dict.fromkeys(("-Infinity", "-INF"), float("-inf")),
 }
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
+"""The years 1 to 9999."""
+_RULED = datetime(2038, 1, 1)
+"""From here on pyarrow has no daylight saving: it knows what was written down, and no rules."""
 _MICRO = timedelta(microseconds=1)
+
+_REST, _HALF = (1 << 29) - 1, 1 << 28
+"""Of a float's 64 bits those that 32 do not have, and what they are half-way between two."""
+_LEAST_NORMAL = 2.0**-126
 
 Convert = Callable[[Any], Any]
 
@@ -108,6 +117,7 @@ class JsonColumns:
         self._zone = zone_of(timezone)
         self._wire = _wire(self._type)
         self._floats = _has(self._type, pa.types.is_floating)
+        self._decimals = _has(self._type, pa.types.is_decimal)
         _converter(self._type, self._zone)  # checks the types
 
     def __call__(self, values: pa.Array) -> pa.StructArray:
@@ -145,6 +155,8 @@ class JsonColumns:
             return None
         columns = []
         for column, field in zip(table.columns, self._type, strict=True):
+            if self._decimals and not _is_valid(column):
+                return None
             found = _converted(one_chunk(column), field.type, self._timezone)
             if found is None:
                 return None
@@ -225,6 +237,15 @@ def _wire(kind: pa.DataType) -> pa.DataType | None:
     return None if pa.types.is_map(kind) or pa.types.is_binary(kind) else kind
 
 
+def _is_valid(column: pa.ChunkedArray) -> bool:
+    """Check whether decimals are within their precision, which pyarrow's parser does not look at."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
 def _has(kind: pa.DataType, what: Callable[[pa.DataType], bool]) -> bool:
     """Check whether a type, or one in it, is of a kind."""
     return what(kind) or any(_has(kind.field(number).type, what) for number in range(kind.num_fields))
@@ -288,6 +309,7 @@ def _converter(kind: pa.DataType, zone: tzinfo) -> Convert:
     simple: list[tuple[Callable[[pa.DataType], bool], Convert]] = [
         (pa.types.is_string, _text),
         (pa.types.is_boolean, _boolean),
+        (pa.types.is_float32, _single),
         (pa.types.is_floating, _float),
         (pa.types.is_date32, _date),
         (pa.types.is_binary, _bytes),
@@ -359,12 +381,22 @@ def _float(value: Any) -> float:
     return _SPECIAL[value]
 
 
+def _single(value: Any) -> float:
+    """Return the nearest of 32 bits, as pyarrow's parser does: the one of 64 bits may lie between two of them."""
+    found = _float(value)
+    if type(value) is _Number:
+        (bits,) = struct.unpack(">Q", struct.pack(">d", found))
+        if bits & _REST == _HALF or abs(found) < _LEAST_NORMAL:
+            return float(pa.scalar(str(value)).cast(pa.float32()).as_py())
+    return found
+
+
 def _decimal(precision: int, scale: int, value: Any) -> Decimal:
     if not isinstance(value, str) or len(value) > 1_000 or not _NUMBER.fullmatch(value):
         raise Malformed
     context = Context(prec=2_000, rounding=ROUND_HALF_UP)
     found = Decimal(value)
-    if found.adjusted() >= precision - scale:
+    if found and found.adjusted() >= precision - scale:
         raise Malformed
     found = found.quantize(Decimal(1).scaleb(-scale), context=context)
     if len(found.as_tuple().digits) > precision:
@@ -389,7 +421,10 @@ def _date(value: Any) -> int:
 def _timestamp(zone: tzinfo | None, value: Any) -> int:
     """Return microseconds since the epoch; without a zone those of the local time."""
     if type(value) is _Number and zone is not None and _INTEGER.fullmatch(value) and len(value) <= 13:
-        return int(value) * 1_000_000
+        seconds = int(value)
+        if not _FIRST_S <= seconds <= _LAST_S:
+            raise Malformed(value)
+        return seconds * 1_000_000
     found = _TIMESTAMP.fullmatch(value.strip()) if type(value) is str else None
     if found is None:
         raise Malformed
@@ -423,11 +458,12 @@ def instants(local: pa.Array, timezone: str) -> pa.Array:
         return pc.subtract(local.cast(pa.int64()), apart).cast(kind)
     found = pc.assume_timezone(local, zone.key, ambiguous="earliest", nonexistent="latest").cast(kind)
     back = pc.local_timestamp(found.cast(pa.timestamp("us", zone.key)))
-    in_gap = np.flatnonzero(np.asarray(pc.fill_null(pc.not_equal(back, local), False)))
-    if not len(in_gap):
+    other = pc.or_(pc.not_equal(back, local), pc.greater_equal(local, pa.scalar(_RULED, pa.timestamp("us"))))
+    rows = np.flatnonzero(np.asarray(pc.fill_null(other, False)))
+    if not len(rows):
         return found
     ticks = found.cast(pa.int64()).to_pylist()
-    for row, moment in zip(in_gap.tolist(), local.take(pa.array(in_gap)).to_pylist(), strict=True):
+    for row, moment in zip(rows.tolist(), local.take(pa.array(rows)).to_pylist(), strict=True):
         ticks[row] = instant(moment, zone)
     return pa.array(ticks, pa.int64()).cast(kind)
 

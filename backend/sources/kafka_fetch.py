@@ -57,6 +57,10 @@ RECORDS = to_arrow_schema(record_schema(BinaryType()), timezone="UTC")
 _idle: dict[str, Any] = {}
 
 
+_LAST_MS = (2**63 - 1) // 1000
+"""Of what microseconds can say; a record's timestamp beyond (nanoseconds that were taken for it) is none."""
+
+
 def fetch(
     configuration: Mapping[str, str], topic: str, partition: int, start: int, end: int
 ) -> Iterator[pa.RecordBatch]:
@@ -74,14 +78,14 @@ def fetch(
         SourceUnavailable: It gives nothing.
         TopicMissing: There is no such topic.
         AccessRefused: It refuses the credentials or their rights.
-        SourceDamaged: It gives messages that were not asked for.
+        SourceDamaged: It gives messages that were not asked for, or none but damaged ones.
     """
-    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
     with _client(configuration, topic) as consumer, _uncollected():
         consumer.errors.begin(consumer)
         consumer.assign([TopicPartition(topic, partition, start)])
-        following, progress, why = start, time.monotonic(), "no answer"
+        following, progress, why, torn = start, time.monotonic(), "no answer", False
         while following < end:
             try:
                 messages = next_messages(consumer, BULK, WAIT_S)
@@ -90,7 +94,7 @@ def fetch(
             good = [message for message in messages if message.error() is None]
             records = _records(good, topic, partition, following, end)
             if good:
-                following, progress = good[-1].offset() + 1, time.monotonic()
+                following, progress, torn = good[-1].offset() + 1, time.monotonic(), False
             failed = [m for m in messages if m.error() is not None] if len(good) < len(messages) else []
             del messages, good
             if records.num_rows:
@@ -100,8 +104,10 @@ def fetch(
             for message in failed:
                 seen, refusal = _judged(message, configuration, f"{topic}-{partition}", following)
                 following, why = max(following, seen), refusal or why
+                torn = message.error().code() == KafkaError._BAD_MSG
             if following < end and time.monotonic() - progress > STALL_S:
-                raise SourceUnavailable(
+                # a batch that does not match its checksum comes again and again
+                raise (SourceDamaged if torn else SourceUnavailable)(
                     "Kafka gives no more messages",
                     where=f"{topic}-{partition}",
                     why=f"nothing for {STALL_S:.0f} s at offset {following} of {end}: {_hidden(configuration, why)}",
@@ -129,7 +135,8 @@ def _records(messages: list[Any], topic: str, partition: int, following: int, en
     if len(offsets) and offsets[-1] >= end:
         offsets = offsets[: int(np.searchsorted(offsets, end))]
         messages = messages[: len(offsets)]
-    at = pa.array([message.timestamp()[1] for message in messages], pa.int64()).cast(pa.timestamp("ms", "UTC"))
+    times = np.fromiter((message.timestamp()[1] for message in messages), np.int64, len(messages))
+    at = pa.array(times, mask=np.abs(times) > _LAST_MS).cast(pa.timestamp("ms", "UTC"))
     columns = [
         pa.repeat(pa.scalar(topic), len(messages)),
         pa.repeat(pa.scalar(partition, pa.int32()), len(messages)),

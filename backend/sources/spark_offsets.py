@@ -48,7 +48,7 @@ def positions_in(offset: Any) -> dict[TopicPartition, int]:
             return {}
     if not isinstance(offset, Mapping):
         return {}
-    if "format" in offset and isinstance(offset.get("next"), Mapping):
+    if isinstance(offset.get("format"), int) and isinstance(offset.get("next"), Mapping):
         offset = offset["next"]
     return {
         (topic, int(partition)): int(following)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -9,9 +10,12 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 
+from backend.sources.avro import AvroDecoder, fields_of
+from backend.sources.formats import Parse
 from backend.sources.json_columns import JsonColumns
 
 SCHEMA = pa.schema([("s", pa.string()), ("n", pa.int64()), ("d", pa.float64()), ("b", pa.bool_()), ("i", pa.int8())])
@@ -156,7 +160,17 @@ def test_a_schema_without_doubles_takes_minus_zero() -> None:
         (pa.date32(), '"2013-7-5"', date(2013, 7, 5)),
         (pa.decimal128(5, 2), "1.005", Decimal("1.01")),
         (pa.decimal128(5, 2), "-999.994", Decimal("-999.99")),
+        (
+            pa.timestamp("us", "UTC"),
+            '"2050-07-01T00:00:00"',
+            datetime(2050, 6, 30, 22, tzinfo=UTC),
+        ),  # as clocks will go
+        (pa.timestamp("us", "UTC"), '"2050-01-01T00:00:00"', datetime(2049, 12, 31, 23, tzinfo=UTC)),
+        (pa.timestamp("us", "UTC"), "253402300799", datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)),
+        (pa.decimal128(5, 2), "0e5", Decimal("0.00")),
         (pa.float32(), "1.5", 1.5),
+        (pa.float32(), "16777217.0000000001", 16777218.0),  # of 64 bits the nearest is half-way between two of 32
+        (pa.float32(), "16777217", 16777216.0),
         (pa.binary(), '"aGk="', b"hi"),
         (pa.list_(pa.int32()), "[1,null]", [1, None]),
         (pa.map_(pa.string(), pa.int32()), '{"a":1}', [("a", 1)]),
@@ -178,3 +192,63 @@ def test_a_type_that_json_does_not_have_is_said() -> None:
         JsonColumns(pa.schema([("it", pa.duration("us"))]))
     with pytest.raises(ValueError, match=r"timeZone='Mars/Base'"):
         JsonColumns(SCHEMA, "Mars/Base")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.timestamp("us", "UTC"), "253402300800"),
+        (pa.timestamp("us", "UTC"), "9300000000000"),  # more microseconds than 64 bits can say
+        (pa.timestamp("us", "UTC"), "-62135596801"),
+        (pa.decimal128(5, 2), "1000"),
+        (pa.decimal128(5, 2), "32767"),
+    ],
+)
+def test_what_its_type_cannot_hold_is_malformed_alone_and_among_others(kind: pa.DataType, value: str) -> None:
+    schema = pa.schema([("it", kind), ("n", pa.int64())])
+    bad, good = b'{"it":%b,"n":1}' % value.encode(), b'{"it":1,"n":2}'
+    for values in ([bad], [good, bad, good], [good] * 50 + [bad] + [good] * 50):
+        found = JsonColumns(schema)(pa.array(values))
+        found.validate(full=True)
+        assert [row is None for row in found.to_pylist()] == [one is bad for one in values]
+
+
+def test_a_value_that_a_function_does_not_take_is_malformed_beside_a_null_one_that_it_takes() -> None:
+    kind = pa.struct([("a", pa.string())])
+
+    def texts(values: pa.Array) -> pa.Array:
+        found = [b"" if value is None else value for value in values.to_pylist()]
+        return pa.array([None if b"\xff" in one else {"a": one.decode()} for one in found], kind)
+
+    records = pa.RecordBatch.from_pydict(
+        {
+            "topic": ["t"] * 3, "partition": pa.array([0] * 3, pa.int32()), "offset": [0, 1, 2],
+            "timestamp": pa.nulls(3, pa.timestamp("us", "UTC")), "key": pa.nulls(3, pa.binary()),
+            "value": pa.array([None, b"\xff", b"ok"], pa.binary()),
+        }
+    )  # fmt: skip
+    found = Parse("function", texts, "what the function takes")(records)
+    assert found.column("malformed").to_pylist() == [
+        "the value is null", "the value is not what the function takes", None,
+    ]  # fmt: skip
+    assert found.column("fields").to_pylist() == [None, None, {"a": "ok"}]
+
+
+def test_an_avro_value_of_a_wider_type_is_malformed_and_not_those_beside_it() -> None:
+    def schema(kind: str) -> dict[str, Any]:
+        return {"type": "record", "name": "r", "fields": [{"name": "a", "type": kind}]}
+
+    def written(kind: str, value: int) -> bytes:
+        buffer = io.BytesIO()
+        fastavro.schemaless_writer(buffer, fastavro.parse_schema(schema(kind)), {"a": value})
+        return buffer.getvalue()
+
+    values = pa.array([written("int", 1), written("long", 2**40), written("int", 2)])
+    decode = AvroDecoder(json.dumps(schema("int")), pa.struct([("a", pa.int32())]))
+    assert decode(values).to_pylist() == [{"a": 1}, None, {"a": 2}]
+
+
+@pytest.mark.parametrize("schema", ['{"a":1}', "5", "null", '{"type":"record","name":"r"}'])
+def test_what_is_no_avro_schema_is_said(schema: str) -> None:
+    with pytest.raises(ValueError, match="value="):
+        fields_of(schema)

@@ -11,10 +11,21 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
-from backend.errors import AccessRefused, HistoryLost, SourceDamaged, SourceUnavailable, TopicMissing
+from backend.errors import (
+    AccessRefused,
+    ChangelogDamaged,
+    ChangelogUnavailable,
+    HistoryLost,
+    SourceDamaged,
+    SourceUnavailable,
+    TopicMissing,
+)
+from backend.kafka_client.settings import KafkaSettings
 from backend.sources import kafka_fetch
 from backend.sources.kafka_fetch import RECORDS, fetch
 from backend.sources.kafka_reader import cut
+from recovery.changelog.kafka import reader as changelog_reader
+from recovery.changelog.kafka.reader import PartitionReader
 
 
 class Message:
@@ -225,3 +236,35 @@ def test_a_range_is_cut_into_even_pieces(start, end, per_task, lengths):
     bounds = [piece.start for piece in pieces] + [end]
     assert bounds == [start, *(piece.end for piece in pieces)] or not pieces
     assert {(piece.topic, piece.partition) for piece in pieces} <= {("t", 3)}
+
+
+def test_a_damaged_batch_that_comes_again_and_again_is_damage(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_fetch, "STALL_S", 0.05)
+    client.script += [[Message(3)], *([Message(0, KafkaError._BAD_MSG)] for _ in range(10_000))]
+    with pytest.raises(SourceDamaged, match="offset 4 of 9"):
+        read(3, 9)
+
+
+def test_a_timestamp_that_microseconds_cannot_say_is_none(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Message, "timestamp", lambda self: (1, 1_700_000_000_000 * 10 ** (6 * (self.offset() % 2))))
+    client.script += [[Message(3), Message(4)]]
+    (records,) = fetch({}, "t", 1, 3, 5)
+    assert records.column("timestamp").is_null().to_pylist() == [True, False]
+    assert offsets(records) == [3, 4]
+
+
+def test_a_damaged_batch_of_the_changelog_ends_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = PartitionReader.__new__(PartitionReader)
+    reader._settings, reader._topic, reader._consumer = KafkaSettings("nowhere:1"), "log", None
+    monkeypatch.setattr(changelog_reader, "STALLED_S", 0.05)
+    came = iter([[Message(0), Message(1)]])
+    for code, kind in ((KafkaError._BAD_MSG, ChangelogDamaged), (KafkaError._TRANSPORT, ChangelogUnavailable)):
+        found: list[int] = []
+        monkeypatch.setattr(
+            changelog_reader,
+            "next_messages",
+            lambda *_, code=code: next(came, [Message(0, code)]),  # and again
+        )
+        with pytest.raises(kind, match="nothing came"):
+            reader._read(6, lambda _key, _value, offset, found=found: found.append(offset))
+        assert found == ([0, 1] if kind is ChangelogDamaged else [])

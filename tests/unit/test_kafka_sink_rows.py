@@ -15,11 +15,13 @@ from backend.errors import SinkConflict, UnknownFormat
 from backend.kafka_client.admin import TopicIdentity
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
+from backend.python_rows import python_values
 from backend.sinks import kafka_sink
 from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.commits import Published, decode, encode
 from backend.sinks.kafka.rows import Message, check_key, to_messages
 from backend.sinks.kafka.topics import Output
+from backend.sinks.sql import _values
 from backend.sinks.tables import ERRORS, RESULTS, readable
 
 
@@ -48,6 +50,21 @@ def test_a_row_is_a_json_object_with_its_id_first_and_times_in_milliseconds():
     }  # fmt: skip
     assert next(iter(first)) == "id"
     assert (second["window_start"], second["origin"], second["mean"], second["seen"]) == (2**62, None, None, None)
+
+
+def test_times_that_python_has_no_date_for_stop_no_sink():
+    far = pa.array([2_932_897, 0, None], pa.date32())
+    inside = pa.array([[253_402_300_800_000_000], [0], None], pa.list_(pa.timestamp("us")))
+    made = to_messages(table(day=far, times=inside), RESULTS, "windows", (), "q")
+    rows = [json.loads(message.value) for message in made]
+    assert [row["day"] for row in rows] == ["10000-01-01", "1970-01-01", None]
+    assert [row["times"] for row in rows] == [["10000-01-01T00:00:00.000000"], ["1970-01-01T00:00:00"], None]
+    deep = pa.array(
+        [[{"m": [("a", 253_402_300_800_000)]}]], pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.timestamp("ms")))]))
+    )
+    assert python_values(deep) == [[{"m": [("a", "10000-01-01T00:00:00.000")]}]]
+    assert _values(far) == [None, datetime.date(1970, 1, 1), None]
+    assert _values(inside)[2] is None
 
 
 def test_an_error_keeps_its_bytes_as_base64():

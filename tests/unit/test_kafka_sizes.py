@@ -10,7 +10,7 @@ import xxhash
 
 from backend.sinks.kafka.fitting import Fitting, tell
 from backend.sinks.kafka.rows import Message
-from backend.sinks.kafka.sizes import LEAST_LIMIT, batch_bytes, fit
+from backend.sinks.kafka.sizes import LEAST_LIMIT, batch_bytes, fit, producer_sizes
 
 IDS = {"id": "7-2-0", "version": 7, "shard": 2, "sequence": 0, "query_id": "0" * 32}
 
@@ -135,3 +135,11 @@ def test_the_whole_value_is_kept_where_asked_for_and_what_was_cut_is_told(tmp_pa
     assert "micro-batch 7: 2 rows are larger" in caplog.text
     assert "7-2-0 for t" in caplog.text
     Fitting({"t": 2000}, None).fit(large)
+
+
+def test_what_says_what_was_published_may_be_larger_than_a_row():
+    """Its topic is another one, and it has about 48 bytes for each shard and output."""
+    assert producer_sizes({"results": LEAST_LIMIT, "errors": LEAST_LIMIT}) == {
+        "message.max.bytes": 1_001_000,
+        "batch.size": LEAST_LIMIT,
+    }

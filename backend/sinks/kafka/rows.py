@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backend.python_rows import python_rows
 from backend.sinks.tables import ID_FIELDS, RESULTS, TIMES
 
 QUERY = "query_id"
@@ -50,7 +51,7 @@ def to_messages(table: pa.Table, kind: str, topic: str, key: Sequence[str], quer
     """
     table = _with_query(table, query)
     columns = list(key) if kind == RESULTS and key else ["id"]
-    rows = _plain(table, kind).to_pylist()
+    rows = python_rows(_plain(table, kind))
     return [Message(topic, _key(row, columns), msgspec.json.encode(row)) for row in rows]
 
 
@@ -79,7 +80,9 @@ def _with_query(table: pa.Table, query: str) -> pa.Table:
 def _plain(table: pa.Table, kind: str) -> pa.Table:
     """Give our own times as integers, and times of the user's that Python may not hold as text."""
     for at, field in enumerate(table.schema):
-        if field.type == _MS and field.name in TIMES[kind]:
+        if pa.types.is_date(field.type):
+            table = table.set_column(at, field.name, table.column(at).cast(pa.string()))
+        elif field.type == _MS and field.name in TIMES[kind]:
             table = table.set_column(at, field.name, table.column(at).cast(pa.int64()))
         elif pa.types.is_timestamp(field.type):
             text = pc.replace_substring(table.column(at).cast(pa.string()), " ", "T", max_replacements=1)

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import ChangelogUnavailable
+from backend.errors import ChangelogDamaged, ChangelogUnavailable
 from backend.kafka_client.reader import consumer, next_messages
 from backend.kafka_client.refusals import in_pieces, refusals
 from backend.kafka_client.settling import while_it_settles
+from backend.store.staging import VERIFY
 from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class PartitionReader:
 
         Raises:
             ChangelogUnavailable: Nothing came for a minute, or the client gave up.
+            ChangelogDamaged: Nothing came for a minute but that a batch does not match its checksum.
         """
         from confluent_kafka import KafkaException, TopicPartition
 
@@ -91,12 +93,12 @@ class PartitionReader:
     def _read(self, end: int, take: Take) -> None:
         from confluent_kafka import KafkaError, KafkaException
 
-        stalled = time.monotonic() + STALLED_S
+        stalled, why, torn = time.monotonic() + STALLED_S, "", False
         while True:
-            messages = next_messages(self._consumer, BULK, WAIT_S)
-            for message in messages:
+            for message in next_messages(self._consumer, BULK, WAIT_S):
                 error = message.error()
                 if error is None:
+                    stalled, torn = time.monotonic() + STALLED_S, False
                     if message.offset() >= end:
                         return
                     take(message.key(), message.value(), message.offset())
@@ -107,11 +109,12 @@ class PartitionReader:
                         return
                 elif error.fatal() or error.code() in refusals() | {KafkaError._AUTO_OFFSET_RESET}:
                     raise KafkaException(error)
-            if messages:
-                stalled = time.monotonic() + STALLED_S
-            elif time.monotonic() > stalled:
-                raise ChangelogUnavailable(
+                else:  # of a batch that does not match its checksum it comes again and again
+                    why, torn = error.str(), error.code() == KafkaError._BAD_MSG
+            if time.monotonic() > stalled:
+                raise (ChangelogDamaged if torn else ChangelogUnavailable)(
                     f"nothing came from the changelog topic for {STALLED_S:.0f} s",
                     where=f"{self._settings.servers}/{self._topic}",
-                    command="see that the brokers run",
+                    why=why,
+                    command=VERIFY if torn else "see that the brokers run",
                 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from backend.kafka_client.refusals import hearing, in_pieces
 from backend.kafka_client.settling import while_it_settles
 from backend.kafka_client.writer import is_fenced
-from recovery.changelog.chunks import ChunkKey, cut
+from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey, cut
 from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
 from recovery.changelog.protocol import ITSELF, Growth
 from recovery.changelog.records import Kind
@@ -163,6 +163,7 @@ class PartitionWriter:
             "linger.ms": 0,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_S * 1000,
             "queue.buffering.max.kbytes": 64 * 1024,
+            "batch.size": CHUNK_BYTES,  # two pieces in one batch may be more than the topic takes
             # a broker that answered by its bootstrap address is connected to by its name after this time
             "reconnect.backoff.ms": 1,
             "log_level": 0,
