@@ -14,7 +14,7 @@ import inspect
 import random
 import reprlib
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +204,7 @@ class Steps:
                     continue
                 [row] = good[places.get_indexer(_places(part))]
                 verdict[row], reasons[row] = POISON, f"{name}: {error}"
-            table = pa.concat_tables(parts, promote_options="default") if parts else table.slice(0, 0)
+            table = self._joined(parts) if parts else table.slice(0, 0)
             if self.debug and before.num_rows > 1:
                 self._check_cuts(name, step, before, table)
             if not parts:
@@ -252,14 +252,27 @@ class Steps:
         try:
             return table.select(self.schema.names).cast(self.schema)
         except (KeyError, pa.ArrowException) as error:
-            given = [one for one in table.schema.remove_metadata() if one.name not in COORDINATES]
-            raise ValueInvalid(
-                "a step gave other fields than it declared",
-                where=self._where,
-                why=f"{one_line(str(error))}; of an empty table it gives {_said(self.schema)}, now it gave"
-                f" {_said(given)}",
-                command="give the same fields for every batch, or schema= with map_batches",
-            ) from error
+            raise self._other_fields(table.schema, error) from error
+
+    def _joined(self, parts: Sequence[pa.Table]) -> pa.Table:
+        """Return parts of a batch as one; a part may have integers where another one has fractions.
+
+        Raises:
+            ValueInvalid: They have types that are not one.
+        """
+        try:
+            return pa.concat_tables(parts, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise self._other_fields(parts[-1].schema, error) from error
+
+    def _other_fields(self, schema: pa.Schema, error: Exception) -> ValueInvalid:
+        given = [one for one in schema.remove_metadata() if one.name not in COORDINATES]
+        return ValueInvalid(
+            "a step gave other fields than it declared",
+            where=self._where,
+            why=f"{one_line(str(error))}; of an empty table it gives {_said(self.schema)}, now it gave {_said(given)}",
+            command="give the same fields for every batch, or schema= with map_batches",
+        )
 
     @property
     def _where(self) -> str:
@@ -323,7 +336,7 @@ class Steps:
             ]
             free = replace(self, poison_limit=None, _raised={})
             made = [one for part in parts for one, error in free._run(name, step, part) if error is None]
-            again = pa.concat_tables(made, promote_options="default") if made else given.slice(0, 0)
+            again = self._joined(made) if made else given.slice(0, 0)
             if _sorted(again) != _sorted(whole):
                 raise UserCodeFailed(
                     f"{name} depends on where batches are cut",

@@ -190,7 +190,7 @@ def show(
     end: Annotated[datetime | None, typer.Option("--to", help="event time, exclusive, UTC")] = None,
     key: Annotated[str | None, typer.Option("--key", help="text that the key contains")] = None,
     version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch", min=0)] = None,
-    limit: Annotated[int, typer.Option("--limit", help="rows at most", min=1)] = 100,
+    limit: Annotated[int, typer.Option("--limit", help="rows at most", min=1, max=2**31)] = 100,
     columns: Annotated[str | None, typer.Option("--columns", help="names, with commas; all unless given")] = None,
     form: Annotated[Format, typer.Option("--format", help="csv and parquet go to standard output")] = Format.TABLE,
     local_dir: LocalDir = None,
@@ -209,7 +209,7 @@ def show(
         raise ValueError(f"--shard={unknown[0]}: allowed are 0 to {len(opened.shards) - 1}")
     parts: list[Any] = []
     left = limit + 1
-    for found in all_shards(opened, wanted, tracked(shard or opened.shards, "shards")):
+    for found in all_shards(opened, wanted, tracked(sorted(set(shard or opened.shards)), "shards")):
         parts.append(chosen_columns(found, columns).slice(0, left))
         left -= parts[-1].num_rows
         if not left:
@@ -235,7 +235,7 @@ def export(
     if out.exists():
         raise ValueError(f"out={str(out)!r}: exists already; give a new directory")
     opened = Checkpoint(checkpoint, local_dir)
-    if Path(opened.location).absolute() in out.absolute().parents:
+    if Path(opened.location).resolve() in out.resolve().parents:
         raise ValueError(f"out={str(out)!r}: lies in the checkpoint; give a directory outside of it")
     written: list[dict[str, Any]] = []
     for shard in tracked(opened.shards, "shards"):

@@ -8,7 +8,7 @@ given is kept (backend.contexts.offsets_seen).
 
 What an operator cannot take goes to the errors before anything changes, as in Spark: `malformed` where a field does not
 fit its type or the key is too long, `no_event_time`, `out_of_range`. Its offset counts as given, its time does not
-count. A function of the user's that raises leaves the context as it was: the message can be added again.
+count. An aggregate of the user's that raises leaves the context as it was: the message can be added again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from decimal import Decimal
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -82,6 +83,7 @@ class _Saved(msgspec.Struct, array_like=True):
     format: int
     version: int
     positions: list[tuple[int, int, Position]]
+    due_ms: int | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -133,7 +135,7 @@ class Context:
         self._version = saved.version
         self._positions: dict[SourcePartition, Position] = {(s, p): position for s, p, position in saved.positions}
         self._seen = offsets_seen.read(self._work, self._positions)
-        self.next_due_ms: int | None = None
+        self.next_due_ms: int | None = saved.due_ms
         """Wall clock at which `timeout` has something to do; None when nothing waits."""
 
     @property
@@ -175,7 +177,7 @@ class Context:
         def why(some: Sequence[Message]) -> str | None:
             try:
                 table = self._table([(message, NO_TIME) for message in some])
-            except (ValueError, TypeError, OverflowError) as error:
+            except (ValueError, TypeError, ArithmeticError) as error:
                 return one_line(str(error), MAX_WHY)
             longest = max(key_text_bytes([table[name] for name in self._key_columns], len(some)), default=0)
             if longest > MAX_KEY_TEXT_BYTES:
@@ -237,7 +239,7 @@ class Context:
             raise TypeError("an event time is an integer, milliseconds")
         columns += [[self._value(m, name) for m, _ in messages] for name in self._schema.names[len(MESSAGE_FIELDS) :]]
         for column, f in zip(columns, self._schema, strict=True):
-            if pa.types.is_integer(f.type) and any(isinstance(value, float) and value % 1 for value in column):
+            if pa.types.is_integer(f.type) and any(map(_is_fraction, column)):
                 raise ValueError(f"{f.name} is an integer, and was given as a fraction")  # Arrow would cut it
         arrays = [pa.array(column, f.type) for column, f in zip(columns, self._schema, strict=True)]
         return pa.table(arrays, schema=self._schema)
@@ -249,11 +251,15 @@ class Context:
     def _flush(self) -> None:
         """Write everything since the last flush, positions with it, atomically and durably."""
         positions = [(s, p, position) for (s, p), position in sorted(self._positions.items())]
-        self._work.put(_KEY, _encoder.encode(_Saved(FORMAT, self._version, positions)))
+        self._work.put(_KEY, _encoder.encode(_Saved(FORMAT, self._version, positions, self.next_due_ms)))
         for source, runs in sorted(self._seen.items()):
             runs.save(self._work, source)
         self._store.write(self._work.changes())
         self._work = Workspace(self._store, dict(self._work.bounds))
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, Real | Decimal) and not isinstance(value, Integral) and bool(value % 1)
 
 
 def _check_place(message: Message) -> None:
@@ -315,12 +321,13 @@ class Automatic(Context):
         super().__init__(operator, fields, max_ahead_ms, store, clock=clock, offsets=offsets)
         self._downstream, self._on_error = downstream, on_error
         self._unsent: deque[Result] = deque()
+        self._refused: deque[Result] = deque()
         self._must_flush = False
 
     @property
     def selector_enabled(self) -> bool:
-        """False while a downstream refuses results: messages must not be delivered then."""
-        return not self._unsent
+        """False while a downstream refuses results, or raises: messages must not be delivered then."""
+        return not self._unsent and not self._refused
 
     def add_message(self, message: Message, wall_ms: int | None = None) -> None:
         """Add one message; a replay of something already added is a NOOP.
@@ -340,10 +347,11 @@ class Automatic(Context):
             SelectorDisabled: As for `add_message`; nothing was added.
         """
         if not self.selector_enabled:
-            _log.warning("a message came while the selector is disabled: %d results wait", len(self._unsent))
+            waiting = len(self._unsent) + len(self._refused)
+            _log.warning("a message came while the selector is disabled: %d rows wait", waiting)
             raise SelectorDisabled(
                 "a message came while a downstream refuses output",
-                why=f"{len(self._unsent)} results wait to be sent",
+                why=f"{waiting} rows wait to be sent",
                 command="call timeout() until selector_enabled is true, then add the message again",
             )
         self._run(messages, wall_ms)
@@ -360,15 +368,21 @@ class Automatic(Context):
 
     def _run(self, messages: Sequence[Message], wall_ms: int | None) -> None:
         results, errors, moved = self._process(messages, wall_ms)
-        for error in errors:
-            if self._on_error is not None:
-                self._on_error(error)
+        if self._on_error is not None:
+            self._refused.extend(errors)
         self._unsent.extend(results)
         self._must_flush |= moved or bool(results)
         self._send()
 
     def _send(self) -> bool:
-        """Send until the downstream refuses; flush after the last result (SAMZA-552, step 7)."""
+        """Send until the downstream refuses; flush after the last result (SAMZA-552, step 7).
+
+        What a function of the user's raises for is sent again by the next call.
+        """
+        while self._refused:
+            assert self._on_error is not None
+            self._on_error(self._refused[0])
+            self._refused.popleft()
         while self._unsent:
             if not self._downstream(self._unsent[0]):
                 return False
@@ -419,9 +433,9 @@ class Standalone(Context):
 
     def flush(self) -> None:
         """Clear results and errors, and write state and positions durably, as a whole."""
+        self._flush()
         self._results.clear()
         self._errors.clear()
-        self._flush()
 
     def _run(self, messages: Sequence[Message], wall_ms: int | None) -> None:
         results, errors, _ = self._process(messages, wall_ms)

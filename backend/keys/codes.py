@@ -87,7 +87,9 @@ def _encode(value: object, out: bytearray) -> None:
 
 
 def _date(value: dt.date) -> tuple[int, int]:
-    """Give tag and number of a date, or of a datetime, which is one."""
+    """Give tag and number of a date, or of a datetime, which is one; pandas has datetimes that no datetime is."""
+    if value != value or getattr(value, "nanosecond", None):  # noqa: PLR0124 - NaT
+        raise KeyInvalid("a time of a key is none, or finer than a microsecond", why=str(value))
     if not isinstance(value, dt.datetime):
         return DATE, value.toordinal() - _UNIX_EPOCH_DAY + SIGN64
     tag, since = (

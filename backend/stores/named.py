@@ -20,6 +20,7 @@ micro-batch's commit does that; standalone `flush` does.
 
 from __future__ import annotations
 
+import datetime as dt
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -90,9 +91,13 @@ def encode_key(key: object) -> bytes:
     Raises:
         KeyInvalid: None, a type without an order, or so long that no room is left for what a store puts beside it.
     """
+    if isinstance(key, np.datetime64 | np.timedelta64) and not isinstance(key.item(), dt.date):
+        raise KeyInvalid("a time of a key is none, or finer than a microsecond", why=f"{key} of {key.dtype}")
+    if isinstance(key, np.generic):
+        key = key.item()
     if key is None:
         raise KeyInvalid("key cannot be null")
-    encoded = key_codec.encode(key.item() if isinstance(key, np.generic) else key)
+    encoded = key_codec.encode(key)
     if len(encoded) > MAX_USER_KEY_BYTES:
         raise KeyInvalid("a key is over the size bound", why=f"{len(encoded)} bytes, allowed {MAX_USER_KEY_BYTES}")
     return encoded

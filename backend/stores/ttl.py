@@ -37,7 +37,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from backend.batch import MAX_TIME
+from backend.errors import ValueInvalid
 from backend.keys import prefix_end
+from backend.store.protocol import MAX_VALUE_BYTES
 from backend.store.workspace import Workspace
 from backend.stores.named import BY_KEY, BY_TIME, TIME_BYTES, time_bytes, time_of
 
@@ -139,6 +141,17 @@ class TTLState(ABC):
         return self.now_ms < time_of(row[:TIME_BYTES])
 
 
+def _check_room(values: Sequence[bytes]) -> None:
+    """Refuse values that are too large with their expiration before anything is changed.
+
+    Raises:
+        ValueInvalid: One is.
+    """
+    length = max(map(len, values), default=0) + TIME_BYTES
+    if length > MAX_VALUE_BYTES:
+        raise ValueInvalid("a value is over the size bound", why=f"{length} bytes, allowed {MAX_VALUE_BYTES}")
+
+
 class OneToOneTTLState(TTLState):
     """TTL where an element has one value: values, and the entries of maps."""
 
@@ -152,6 +165,7 @@ class OneToOneTTLState(TTLState):
             value: Encoded by the state variable.
             expiration_ms: Default: now and the TTL.
         """
+        _check_room([value])
         expiration = self.expiration() if expiration_ms is None else expiration_ms
         self._forget_expiration(element_key, expiration)  # also without TTL: the value may have had one before
         self.work.put(self._by_key + element_key, time_bytes(expiration) + value)
@@ -216,6 +230,7 @@ class OneToManyTTLState(TTLState):
             values: Encoded by the state variable.
             expiration_ms: Default: now and the TTL.
         """
+        _check_room(values)
         expiration = self.expiration() if expiration_ms is None else expiration_ms
         if overwrite_primary_index:
             self.clear_all_state_for_element_key(element_key)

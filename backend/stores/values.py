@@ -8,8 +8,8 @@ Layout of a value (format 1)::
     +--------+------------------------+
 
 A store never holds what it could not give back: with a `value_type` every value is validated against it before it is
-written; without one only values whose type MessagePack keeps are taken (a tuple would come back as a list). There is no
-pickle anywhere near state.
+written, and must come back equal; without one only values whose type MessagePack keeps are taken (a tuple would come
+back as a list). There is no pickle anywhere near state.
 """
 
 from __future__ import annotations
@@ -70,13 +70,17 @@ class ValueCodec:
             _require_plain(value, 0)
         try:
             data = _FORMAT_BYTE + self._encode(value)
-            if self.value_type is not None:
-                self._decode(memoryview(data)[1:])
+            back = value if self.value_type is None else self._decode(memoryview(data)[1:])
         except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeEncodeError) as error:
             raise ValueInvalid(
                 f"a value of type {type(value).__name__} cannot be stored",
                 why=f"{error} (value_type is {describe_type(self.value_type)})",
             ) from error
+        if back != value and repr(back) != repr(value):  # NaN is not equal to itself
+            raise ValueInvalid(
+                f"a value of type {type(value).__name__} cannot be stored",
+                why=f"it would come back as another one (value_type is {describe_type(self.value_type)})",
+            )
         if len(data) > MAX_VALUE_BYTES:
             raise ValueInvalid("a value is over the size bound", why=f"{len(data)} bytes, allowed {MAX_VALUE_BYTES}")
         return data

@@ -239,7 +239,13 @@ class OperatorTester:
             raise ValueError("restore: nothing was committed yet")
         history = self._job.changelog.read(0, pointer.commit)
         everything = {key: (0, len(topic.sent)) for key, topic in self._topics.items()}
-        messages = accepted(self._table(everything, {}), history.record)
+        out_of_range = [
+            (*key, offset)
+            for key, topic in self._topics.items()
+            for offset, row in enumerate(topic.sent)
+            if not MIN_TIME <= row[TIME] <= MAX_TIME
+        ]
+        messages = accepted(self._table(everything, {}, out_of_range), history.record)
         chunks = []
         if messages.num_rows:
             chunks.append(above_bounds(self.operator.replay_rows(messages), history.record.bounds))

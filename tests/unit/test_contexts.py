@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -107,7 +110,7 @@ def test_a_refusal_disables_the_selector_and_timeout_goes_on_where_it_stopped(ca
     context.add_message(Message(3, 10, {"key": "a"}), 0)
     assert downstream.taken == [("full", 0, "a")]
     assert not context.selector_enabled
-    with caplog.at_level(logging.WARNING), pytest.raises(SelectorDisabled, match="2 results wait"):
+    with caplog.at_level(logging.WARNING), pytest.raises(SelectorDisabled, match="2 rows wait"):
         context.add_message(Message(4, 20, {"key": "a"}), 0)
     assert "selector is disabled" in caplog.text
     downstream.room = 2
@@ -338,3 +341,57 @@ def test_what_is_due_is_sent_also_when_the_message_itself_is_refused():
     context.add_message(Message(2, 1, {"value": 9}), 5000)
     assert taken == [("early", 0, 100, 110, 3)]
     assert [row["reason"] for row in refused] == ["out_of_retention", "out_of_retention"]
+
+
+def test_windows_by_number_of_two_streams_without_a_group_key_are_told_apart():
+    context = StandaloneContext(
+        window_spec(tumbling(messages=5), pa.schema([("v", pa.int64())]), {"n": count()}, max_ahead=None)
+    )
+    for stream, offset in ((0, 1), (1, 100)):
+        context.add_message(Message(offset=offset, time=0, fields={"v": 1}, stream=stream), 0)
+    assert [(view.start, view.end) for view in context.get_windows(0, 1000)] == [(1, 1), (100, 100)]
+
+
+def test_what_an_error_handler_raised_for_comes_again_and_no_result_is_lost():
+    refused, results = [], []
+
+    def on_error(row):
+        refused.append((row["offset"], row["reason"]))
+        if len(refused) == 1:
+            raise RuntimeError("the errors' sink is away")
+
+    spec = window_spec(tumbling(60_000), SCHEMA, {"n": count()}, retention=60_000, max_ahead=None)
+    context = AutomaticContext(spec, lambda row: not results.append(row["n"]), on_error=on_error)
+    context.add_message(Message(1, 1000, {}), 0)
+    with pytest.raises(RuntimeError, match="is away"):
+        context.add_messages([Message(2, "bad", {}), Message(3, 70_000, {})], 0)  # type: ignore[arg-type]
+    assert not context.selector_enabled
+    with pytest.raises(SelectorDisabled):
+        context.add_message(Message(4, 80_000, {}), 0)
+    context.timeout(0)
+    assert refused == [(2, "malformed"), (2, "malformed")]
+    assert results == [1]
+
+
+def test_what_is_due_is_known_after_a_restart():
+    spec = window_spec(
+        tumbling(60_000), SCHEMA, {"n": count()}, retention=60_000, max_ahead=None, policies=policies(early="1 minute")
+    )
+    store = MemoryStore()
+    first = StandaloneContext(spec, store)
+    first.add_message(Message(1, 1000, {}), 1_000_000)
+    first.flush()
+    again = StandaloneContext(spec, store)
+    assert again.next_due_ms == 1_060_000
+    again.timeout(1_060_000)
+    assert [row["reason"] for row in again.get_result()] == ["early"]
+    assert again.next_due_ms is None
+
+
+def test_a_fraction_is_no_integer_whatever_its_type():
+    spec = window_spec(tumbling(60_000), pa.schema([("v", pa.int64())]), {"s": sum_("v")}, retention=0, max_ahead=None)
+    context = StandaloneContext(spec)
+    odd = (Decimal("1.5"), np.float32(1.5), Fraction(3, 2), Decimal("sNaN"), Decimal("Infinity"))
+    for offset, value in enumerate(odd):
+        context.add_message(Message(offset, 1000, {"v": value}), 0)
+    assert [row["reason"] for row in context.get_errors()] == ["malformed"] * len(odd)

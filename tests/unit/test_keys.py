@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ from backend.keys import (
     to_rows,
     unpack_fixed,
 )
+from backend.stores.named import encode_key
 
 LOW, HIGH = -(2**63), 2**63 - 1
 NASTY_STR = ["", "\0", "\0\0", "\0\x01", "\x01", "a", "a\0", "a\0b", "a\x01", "aa", "user_1", "user_12", "user_2"]
@@ -359,3 +361,20 @@ def test_keys_of_other_widths_are_damage(keys: list[bytes]) -> None:
 def test_numbers_out_of_range_are_not_wrapped(number: int) -> None:
     with pytest.raises(OverflowError):
         fixed_bytes(number)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pd.Timestamp(1), pd.NaT, np.datetime64("NaT"), np.datetime64(1, "ns"), np.timedelta64(1, "ns"),
+        np.timedelta64(1, "us"), None,
+    ],
+)  # fmt: skip
+def test_times_that_a_key_cannot_hold_are_refused(key: object) -> None:
+    with pytest.raises(KeyInvalid):
+        encode_key(key)
+
+
+def test_times_of_microseconds_are_keys_whoever_made_them() -> None:
+    when = dt.datetime(2024, 1, 2, 3, 4, 5, 6)
+    assert encode_key(pd.Timestamp(when)) == encode_key(np.datetime64(when)) == encode_key(when)

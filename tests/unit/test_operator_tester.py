@@ -305,3 +305,15 @@ def test_only_what_was_sent_can_be_tampered_with(tester, offset, stream):
     tester.batch([row(0, 1)])
     with pytest.raises(ValueError, match=f"offset={offset}: [01] messages were sent to partition 0 of stream {stream}"):
         tester.tamper(offset, row(0, 2), stream=stream)
+
+
+def test_a_restore_leaves_out_what_was_out_of_range(tmp_path):
+    windows = stream(archive("nowhere", value="at long, n long"), event_time="at").window(
+        tumbling("1 minute"), retention="1 hour", max_ahead=None
+    )
+    job = windows.aggregate(m=median("n"))
+    tester = OperatorTester(job, pa.schema([("at", pa.int64()), ("n", pa.int64())]), tmp_path, now_ms=1_000_000)
+    done = tester.batch([{"at": at, "n": 1} for at in (1_000_000, 2**62 + 5, 1_010_000)])
+    assert done.errors["reason"].to_pylist() == ["out_of_range"]
+    tester.lose_disk()
+    assert tester.restore().messages == 2

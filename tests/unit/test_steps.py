@@ -229,3 +229,25 @@ def test_bad_options_are_named() -> None:
     ]:
         with pytest.raises(ValueError, match=said):
             call()
+
+
+def test_a_step_whose_type_goes_with_the_values_may_raise_for_one_of_them() -> None:
+    def halved(table: pa.Table) -> pa.Array:
+        values = table["v"].to_pylist()
+        if 2 in values:
+            raise ValueError("two")
+        whole = bool(values) and all(value % 2 == 0 for value in values)
+        return pa.array([value / 2 for value in values], pa.int64() if whole else pa.float64())
+
+    step = Step("with_columns", {"w": halved}, version="1")
+    schema = schema_after((step,), pa.schema([("v", pa.int64())]))
+    values = [4, 2, 1, 3]
+    rows = {
+        "topic": ["t"] * 4, "partition": pa.array([0] * 4, pa.int32()), "offset": pa.array(range(4), pa.int64()),
+        "timestamp": pa.nulls(4, pa.timestamp("us", "UTC")), "key": pa.nulls(4, pa.binary()),
+        "fields": pa.StructArray.from_arrays([pa.array(values)], names=["v"]), "raw": pa.nulls(4),
+        "malformed": pa.nulls(4, pa.string()),
+    }  # fmt: skip
+    made = Steps(lambda records: records, (step,), schema)(pa.RecordBatch.from_pydict(rows))
+    assert made.column("verdict").to_pylist() == [PASSED, POISON, PASSED, PASSED]
+    assert [row["w"] for row in made.column("fields").to_pylist() if row] == [2.0, 0.5, 1.5]

@@ -9,6 +9,7 @@ import pytest
 
 from backend.errors import KeyInvalid, ManifestMismatch, StoreClosed, ValueInvalid
 from backend.store.memory import MemoryStore
+from backend.store.protocol import MAX_VALUE_BYTES
 from backend.store.workspace import Workspace
 from backend.stores.standalone import StoreSet
 from backend.stores.state_variables import ListState, MapState, TTLOptions, ValueState
@@ -373,3 +374,19 @@ def test_both_indexes_survive_together_or_not_at_all(tmp_path: Path) -> None:
     with MapState.open(tmp_path / "m") as seen, ListState.open(tmp_path / "l") as pages:
         assert list(seen.items("a")) == [("b", 1)]
         assert list(pages.get("a")) == [1]
+
+
+def test_a_value_that_is_too_large_with_its_expiration_changes_nothing() -> None:
+    work = Workspace(MemoryStore())
+    one = OneToOneTTLState(work, 0x40, ttl_ms=100, now_ms=0)
+    many = OneToManyTTLState(work, 0x42, ttl_ms=100, now_ms=0)
+    one.update_primary_and_secondary_indices(b"a", b"v")
+    many.update_primary_and_secondary_indices(True, b"a", [b"v"])
+    before = dict(work.scan(b"\x00", None))
+    one.now_ms = many.now_ms = 50
+    large = bytes(MAX_VALUE_BYTES - 4)
+    with pytest.raises(ValueInvalid, match="size bound"):
+        one.update_primary_and_secondary_indices(b"a", large)
+    with pytest.raises(ValueInvalid, match="size bound"):
+        many.update_primary_and_secondary_indices(True, b"a", [large])
+    assert dict(work.scan(b"\x00", None)) == before

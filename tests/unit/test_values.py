@@ -113,3 +113,20 @@ def test_damage_and_unknown_formats_are_named() -> None:
     for data in (b"\x01", b"\x01\xc1", b"\x01\xa1x", codec.encode(300)[:-1]):
         with pytest.raises(StateCorrupted):
             codec.decode(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (dict, {"a": (1, 2)}), (Any, (1,)), (list, [Decimal("1.5")]), (list, [{1}]),
+        (dict, {"a": dt.timedelta(days=1)}), (str, Decimal("1.5")), (float, 2**53 + 1), (list[float], [2**53 + 1]),
+    ],
+)  # fmt: skip
+def test_a_value_that_would_come_back_as_another_one_is_refused(kind: Any, value: object) -> None:
+    with pytest.raises(ValueInvalid, match="come back"):
+        ValueCodec(kind).encode(value)
+
+
+def test_values_that_are_not_equal_to_themselves_come_back() -> None:
+    codec = ValueCodec(list[float])
+    assert repr(codec.decode(codec.encode([float("nan"), 1.0]))) == "[nan, 1.0]"
