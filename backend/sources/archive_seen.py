@@ -31,6 +31,7 @@ from backend.sources.archive_index import Archive, Gap, PartitionIndex, covered
 from recovery.files import open_files, read_struct
 
 FORMAT = 1
+DIRECTORY = "rewind/archive"
 _ANEW = "or begin anew with the archive as it is now: rewind reset <checkpoint>"
 
 
@@ -113,7 +114,7 @@ class Memory:
 
     @property
     def _name(self) -> str:
-        return f"rewind/archive/{self.number}.json"
+        return f"{DIRECTORY}/{self.number}.json"
 
     def _read(self) -> Seen:
         if not self.checkpoint:

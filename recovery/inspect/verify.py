@@ -18,6 +18,8 @@ from backend.errors import PointerDamaged, RewindError, StateCorrupted
 from backend.messages import TIME_BYTES
 from backend.messages.key_first import PLACE_BYTES
 from backend.rocks import RocksStore
+from backend.sources.archive_seen import DIRECTORY as ARCHIVES
+from backend.sources.archive_seen import Memory
 from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
 from recovery.commit.outputs import read_outputs
@@ -53,10 +55,7 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Run every check that needs neither Spark nor the job."""
     logs = list(_sparks_logs(checkpoint))
     yield from logs
-    try:
-        read_outputs(checkpoint.location)
-    except RewindError as error:
-        yield _of(error, PROBLEM, "outputs")
+    yield from _beside(checkpoint)
     copies: dict[int, LocalCopy | None] = dict.fromkeys(checkpoint.shards)
     try:
         copies = {shard: checkpoint.local(shard) for shard in checkpoint.shards}
@@ -84,6 +83,21 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
         if local is not None:
             yield from _local(local, shard, commit, record)
             yield from _ahead(checkpoint, local, shard, commit)
+
+
+def _beside(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Look at what else a start goes on from: where the query writes to, and what it read of archives."""
+    try:
+        read_outputs(checkpoint.location)
+    except RewindError as error:
+        yield _of(error, PROBLEM, "outputs")
+    for name in sorted(checkpoint.files.list(ARCHIVES)):
+        number, _, end = name.partition(".")
+        if number.isdecimal() and end == "json":
+            try:
+                _ = Memory(checkpoint.location, int(number)).seen
+            except RewindError as error:
+                yield _of(error, PROBLEM, "archive")
 
 
 def _sparks_logs(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -11,9 +11,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
+from backend.errors import UNDECODABLE
 from recovery.changelog.message_log import MessageLog
 from recovery.changelog.protocol import Changelog
 from recovery.commit.pointer import Commit
+from recovery.files import open_files
 from recovery.jobs import queue_files
 from recovery.queue.entries import prune_entries
 from recovery.queue.seals import prune_seals
@@ -22,19 +26,30 @@ from recovery.snapshots.publisher import Snapshots
 log = logging.getLogger("rewind.housekeeping")
 
 EVERY_COMMITS = 25
+MARKS = "rewind/pruning.json"
+_FORMAT = 1
+
+
+class _Marks(msgspec.Struct, frozen=True):
+    """The file `MARKS`: by shard, a commit of each pruning, oldest first, from the last one that is behind all kept."""
+
+    format: int
+    commits: dict[str, list[str]]
 
 
 class Housekeeping:
     """Knows which commits Spark has committed since the query was started, and prunes behind them.
 
-    Two threads call it: commits are noted by the one that publishes, the supervisor prunes.
+    Two threads call it: commits are noted by the one that publishes, the supervisor prunes. A query may be started so
+    often that no start sees as many commits as Spark keeps: so one of each pruning is written down.
 
     Args:
         changelog: Opens the changelog; called when something is pruned.
         snapshots: The snapshots.
         keep_versions: Checkpoint versions that Spark keeps.
         every: Commits between two prunings.
-        checkpoint: Spark's checkpoint location, where shards queue their input; None where none does.
+        checkpoint: Spark's checkpoint location, where shards queue their input; None: none does, and nothing is known
+            of starts before.
         message_log: The logged messages; None where there are none.
     """
 
@@ -50,6 +65,8 @@ class Housekeeping:
         self._changelog, self._snapshots, self._message_log = changelog, snapshots, message_log
         self._keep, self._every, self._checkpoint = keep_versions, every, checkpoint
         self._made: dict[int, deque[Commit]] = {}
+        self._marks: dict[int, list[Commit]] | None = None
+        self._first: dict[int, int] = {}
         self._lock = threading.Lock()
         self._next = every
 
@@ -60,6 +77,7 @@ class Housekeeping:
         of its queue's is.
         """
         with self._lock:
+            self._first.setdefault(shard, commit.version)
             commits = self._made.setdefault(shard, deque())
             while commits and commits[-1].version >= commit.version:
                 commits.pop()
@@ -99,9 +117,15 @@ class Housekeeping:
         self._next = committed + self._every
         deleted: list[str] = []
         oldest = committed - self._keep
+        marks = self._known()
         for shard, keep in self._retained(committed, oldest).items():
+            known = [mark for mark in marks.get(shard, ()) if mark != keep[-1]]
+            before = [mark for mark in known if mark.version <= oldest][-1:]
+            marks[shard] = [*before, *(mark for mark in known if mark.version > oldest), keep[-1]]
             if keep[0].version > oldest:
-                continue  # the version that Spark still keeps was made before this start: keep everything
+                if not before:
+                    continue  # nothing is known from before the version that Spark still keeps: keep everything
+                keep.insert(0, before[0])
             try:
                 changelog = self._changelog()
                 try:
@@ -118,4 +142,32 @@ class Housekeeping:
                 log.warning(
                     "pruning shard %d failed, it is tried again after %d commits: %s", shard, self._every, error
                 )
+        self._write()
         return deleted
+
+    def _known(self) -> dict[int, list[Commit]]:
+        """Give the commits that were written down, of the history that this start goes on with."""
+        if self._marks is None:
+            self._marks = self._read()
+            with self._lock:
+                first = dict(self._first)
+            for shard, marks in self._marks.items():
+                self._marks[shard] = [mark for mark in marks if mark.version < first.get(shard, 0)]
+        return self._marks
+
+    def _read(self) -> dict[int, list[Commit]]:
+        """Read them; none where the file is not there, torn or another release's: nothing is pruned too early then."""
+        if self._checkpoint is None:
+            return {}
+        try:
+            found = msgspec.json.decode(open_files(self._checkpoint).read(MARKS), type=_Marks)
+            commits = {int(shard): [Commit.of_name(name) for name in names] for shard, names in found.commits.items()}
+        except (*UNDECODABLE, FileNotFoundError):
+            return {}
+        return commits if found.format == _FORMAT else {}
+
+    def _write(self) -> None:
+        if self._checkpoint is None or not self._marks:
+            return
+        commits = {str(shard): [mark.name for mark in marks] for shard, marks in sorted(self._marks.items())}
+        open_files(self._checkpoint).write(MARKS, [msgspec.json.encode(_Marks(_FORMAT, commits))])

@@ -336,6 +336,15 @@ def test_verify_names_what_says_nothing_of_the_outputs(little: Little) -> None:
     assert (problem["check"], problem["where"]) == ("outputs", str(file))
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1, "first": [], "checksum": "no"}'])
+def test_verify_names_what_says_nothing_of_an_archive(little: Little, content: bytes) -> None:
+    file = little.location / "rewind" / "archive" / "0.json"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    [problem] = levels(little.run("verify", code=1), "problem")
+    assert (problem["check"], problem["where"]) == ("archive", str(file))
+
+
 def test_a_directory_where_the_local_state_has_a_file_is_a_note(little: Little) -> None:
     current = little.local / QUERY / "0" / "CURRENT"
     current.unlink()

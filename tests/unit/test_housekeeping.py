@@ -15,7 +15,7 @@ from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import Commit, CommitRecord
 from recovery.queue.seals import Decision, read_seal, write_seal
 from recovery.snapshots.publisher import Snapshots
-from recovery.supervise.housekeeping import Housekeeping
+from recovery.supervise.housekeeping import MARKS, Housekeeping
 
 
 def record(version, parent):
@@ -46,6 +46,64 @@ def test_it_prunes_behind_the_versions_that_spark_keeps(tmp_path):
     for commit in made[29:]:
         assert changelog.read(0, commit).values.to_pylist() == [str(commit.version).encode()]
     assert min(entry.commit.version for entry in changelog.entries(0)) == 20
+
+
+def test_it_prunes_though_no_start_sees_as_many_commits_as_spark_keeps(tmp_path):
+    changelog, place = open_changelog(str(tmp_path / "log")), str(tmp_path / "checkpoint")
+    parent, made = None, []
+    for start in range(10):
+        keeper = Housekeeping(
+            lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=3, checkpoint=place
+        )
+        for version in range(start * 7, start * 7 + 7):
+            one = record(version, parent)
+            changelog.append(one, Changes([b"\x03k"], [str(version).encode()]))
+            if version % 8 == 0:
+                changelog.append_base(one, [(b"\x03k", str(version).encode())])
+            parent = one.commit
+            made.append(parent)
+            keeper.made(0, parent)
+            keeper.maintain(version)
+        for commit in made[-11:]:
+            assert changelog.read(0, commit).values.to_pylist() == [str(commit.version).encode()]
+        assert len(changelog.entries(0)) < 40
+    assert min(entry.commit.version for entry in changelog.entries(0)) >= 48
+
+
+def test_what_was_noted_of_a_history_that_was_rolled_back_is_forgotten(tmp_path):
+    changelog, place = open_changelog(str(tmp_path / "log")), str(tmp_path / "checkpoint")
+
+    def start(parent, versions):
+        keeper = Housekeeping(
+            lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=3, checkpoint=place
+        )
+        for version in versions:
+            one = record(version, parent)
+            one = msgspec.structs.replace(one, commit=Commit(version, one.commit.uuid[:-1] + str(versions.start % 10)))
+            changelog.append(one, Changes([b"\x03k"], [str(version).encode()]))
+            parent = one.commit
+            keeper.made(0, parent)
+            keeper.maintain(version)
+            yield parent
+
+    made = list(start(None, range(20)))
+    again = made[:13]
+    for low in range(13, 48, 7):  # Spark's checkpoint was put back to micro-batch 12
+        again += start(again[-1], range(low, low + 7))
+    for commit in again[-11:]:
+        assert changelog.read(0, commit).values.to_pylist() == [str(commit.version).encode()]
+
+
+def test_a_torn_note_of_what_was_committed_prunes_nothing_too_early(tmp_path):
+    changelog, place = open_changelog(str(tmp_path / "log")), tmp_path / "checkpoint"
+    (place / "rewind").mkdir(parents=True)
+    for content in (b"", b"{", b'{"format": 9, "commits": {}}', b'{"format": 1, "commits": {"0": ["x"]}}'):
+        (place / MARKS).write_bytes(content)
+        keeper = Housekeeping(
+            lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=2, every=1, checkpoint=str(place)
+        )
+        keeper.made(0, Commit(9, "a" * 32))
+        assert keeper.maintain(9) == []
 
 
 def test_seals_that_spark_may_ask_for_stay_however_far_the_query_has_gone_meanwhile(tmp_path):
