@@ -1,6 +1,7 @@
 """Rows as Python has them; times that it has no date for (of the years before 1 and after 9999) are text, ISO 8601.
 
-Each value is looked at alone: what a row is does not depend on the rows beside it.
+Those for which Arrow has no text (its years are of 16 bits, and beyond them others) are integers, counted from 1970 in
+their unit. Each value is looked at alone: what a row is does not depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+
+_SPELLED_S = 30_000 * 31_556_952
+_DAY_S = 86_400
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def python_rows(table: pa.Table) -> list[dict[str, Any]]:
@@ -42,4 +47,12 @@ def _value(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
     except (OverflowError, ValueError):
-        return value.cast(pa.string()).as_py().replace(" ", "T", 1)
+        ticks: int = value.value
+        return value.cast(pa.string()).as_py().replace(" ", "T", 1) if abs(ticks) < spelled(kind) else ticks
+
+
+def spelled(kind: pa.DataType) -> int:
+    """Return below how many units from 1970 Arrow has a right text for a time."""
+    if pa.types.is_timestamp(kind):
+        return _SPELLED_S * _PER_SECOND[kind.unit]
+    return _SPELLED_S // _DAY_S if pa.types.is_date32(kind) else _SPELLED_S * 1000

@@ -18,6 +18,7 @@ from backend.aggregates.groups import Rows, taken
 from backend.aggregates.model import Aggregate, qualified_name
 from backend.boundary import check_function, user_code
 from backend.errors import UNDECODABLE, StateCorrupted, ValueInvalid
+from backend.python_rows import python_values
 
 MAX_STATE_BYTES = 1 << 20
 
@@ -146,7 +147,7 @@ class _Reducer:
         self.result_field = pa.field(alias, output)
 
     def fold(self, rows: Rows) -> list[pa.Array]:
-        columns = [rows.column(name).to_pylist() for name in self._fields]
+        columns = [python_values(rows.column(name)) for name in self._fields]
         values = zip(*columns, strict=True) if columns else iter([()] * len(rows.groups))
         states: dict[int, Any] = {}
         with self._named("add"):

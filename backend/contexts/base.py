@@ -39,6 +39,7 @@ from backend.batch import (
 )
 from backend.contexts import offsets_seen
 from backend.errors import SelectorDisabled
+from backend.python_rows import python_rows
 from backend.store.bounds import stored_bounds
 from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes
 from backend.store.memory import MemoryStore
@@ -155,6 +156,7 @@ class Context:
         batch = MicroBatch(self._version, now, self._table(fresh), self._positions, after)
         attempt = Workspace(self._work, bounds)
         outcome = self._operator.process(batch, attempt)  # a function of the user's may raise: then nothing was added
+        results, errors = python_rows(outcome.results), python_rows(outcome.errors)
         self._work.apply(attempt.changes())
         self._positions, self._version, self.next_due_ms = after, self._version + 1, outcome.next_due_ms
         for message in [*(message for message, *_ in refused), *(message for message, _ in fresh)]:
@@ -163,8 +165,7 @@ class Context:
             runs.forget()
         found = outcome.metrics.get("opened") or outcome.metrics.get("expired")
         moved = bool(found) or dict(self._work.bounds) != bounds
-        errors = [*(_error(*one) for one in refused), *outcome.errors.to_pylist()]
-        return outcome.results.to_pylist(), errors, moved
+        return results, [*(_error(*one) for one in refused), *errors], moved
 
     @property
     def _key_columns(self) -> Sequence[str]:

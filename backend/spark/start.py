@@ -662,17 +662,20 @@ def topics_of(job: Job, stored: Manifest | None) -> dict[str, Any]:
 
 def _check_clusters(inputs: Sequence[Input]) -> None:
     """Refuse topics of one name in two clusters: what is known of a topic is known by its name."""
-    servers: dict[str, str] = {}
+    servers: dict[str, set[str]] = {}
     for side in inputs:
         settings: Any = getattr(side.source, "settings", None)
         if settings is None:
             continue
+        mine = {server.strip() for server in settings.servers.split(",")}
         for topic in side.source.topics:
-            if servers.setdefault(topic, settings.servers) != settings.servers:
+            known = servers.setdefault(topic, mine)
+            if not known & mine:
                 raise ValueError(
-                    f"servers={settings.servers!r}: the topic {topic!r} is read from {servers[topic]}, too: allowed are"
-                    " topics of two names, or one cluster"
+                    f"servers={settings.servers!r}: the topic {topic!r} is read from {','.join(sorted(known))}, too:"
+                    " allowed are topics of two names, or one cluster"
                 )
+            servers[topic] = known | mine
 
 
 def _first_offsets(pipeline: Pipeline, spark: SparkSession) -> list[list[Any]]:

@@ -14,6 +14,8 @@ back as a list). There is no pickle anywhere near state.
 
 from __future__ import annotations
 
+import math
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -76,7 +78,7 @@ class ValueCodec:
                 f"a value of type {type(value).__name__} cannot be stored",
                 why=f"{error} (value_type is {describe_type(self.value_type)})",
             ) from error
-        if back != value and repr(back) != repr(value):  # NaN is not equal to itself
+        if not _is_same(back, value):
             raise ValueInvalid(
                 f"a value of type {type(value).__name__} cannot be stored",
                 why=f"it would come back as another one (value_type is {describe_type(self.value_type)})",
@@ -120,6 +122,23 @@ def describe_type(value_type: Any) -> str:
         if isinstance(value_type, type) and not hasattr(value_type, "__args__")
         else str(value_type)
     )
+
+
+def _is_same(back: Any, value: Any) -> bool:
+    """Tell whether what came back is what was given: equal, or of its kind where equality does not say it."""
+    if back is value or back == value:
+        return True
+    if isinstance(back, datetime) and isinstance(value, datetime) and back.tzinfo is not None:
+        return value.tzinfo is not None and back.timestamp() == value.timestamp()  # an hour that clocks have twice
+    if type(back) is not type(value):
+        return False
+    if isinstance(back, dict):
+        return len(back) == len(value) and _is_same([*back.items()], [*value.items()])
+    if isinstance(back, list | tuple):
+        return len(back) == len(value) and all(map(_is_same, back, value))
+    if isinstance(back, float):
+        return math.isnan(back) and math.isnan(value)
+    return not isinstance(back, str | bytes | int)  # a class of the user's, or a set with NaN in it
 
 
 def _require_plain(value: object, depth: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from backend.aggregates import count, max_, median, sum_
+from backend.aggregates import count, max_, median, reducer, sum_
 from backend.contexts.windows import AutomaticContext, Message, StandaloneContext
 from backend.errors import SelectorDisabled
 from backend.rocks import RocksStore
@@ -395,3 +395,21 @@ def test_a_fraction_is_no_integer_whatever_its_type():
     for offset, value in enumerate(odd):
         context.add_message(Message(offset, 1000, {"v": value}), 0)
     assert [row["reason"] for row in context.get_errors()] == ["malformed"] * len(odd)
+
+
+def test_a_date_that_python_does_not_have_loses_no_result():
+    schema = pa.schema([("key", pa.string()), ("d", pa.date32())])
+    spec = window_spec(tumbling(100), schema, {"m": max_("d")}, keys=["key"], retention=0, max_ahead=None)
+    context = StandaloneContext(spec)
+    for offset, time, key, day in ((1, 40, "a", 4_000_000), (2, 41, "b", 1), (3, 200, "a", 1)):
+        context.add_message(Message(offset, time, {"key": key, "d": day}), 0)
+    assert [(row["key"], str(row["m"])) for row in context.get_result()] == [("a", "12921-08-18"), ("b", "1970-01-02")]
+
+
+def test_a_function_of_an_aggregate_is_given_text_for_a_date_that_python_does_not_have():
+    schema = pa.schema([("d", pa.date32())])
+    longest = reducer("d", init=lambda: 0, add=lambda state, d: max(state, len(str(d))), merge=max, output=pa.int64())
+    context = StandaloneContext(window_spec(tumbling(100), schema, {"longest": longest}, retention=0, max_ahead=None))
+    for offset, time, day in ((1, 40, 4_000_000), (2, 41, 1), (3, 200, 1)):
+        context.add_message(Message(offset, time, {"d": day}), 0)
+    assert [row["longest"] for row in context.get_result()] == [11]

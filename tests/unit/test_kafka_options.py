@@ -11,6 +11,8 @@ import pytest
 from backend.kafka_client.admin import TopicIdentity, compare
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources.kafka import KafkaSource, kafka
+from backend.spark.job import Input
+from backend.spark.start import _check_clusters
 
 
 @pytest.mark.parametrize(
@@ -143,3 +145,12 @@ def test_settings_that_travel_hold_the_files_texts(tmp_path):
     assert travels.inlined() == travels
     assert "BEGIN" not in repr(replace(travels, ca_file=None, certificate_file="c"))
     assert KafkaSettings("h:1").inlined() == KafkaSettings("h:1")
+
+
+def test_a_topic_of_one_name_in_two_clusters_is_refused_and_one_cluster_by_two_names_is_not():
+    def side(servers: str) -> Input:
+        return Input(kafka("orders", servers=servers, value="k string"), None, ())
+
+    with pytest.raises(ValueError, match=r"servers='dc2:9092': the topic 'orders' is read from dc1:9092, too"):
+        _check_clusters([side("dc1:9092"), side("dc2:9092")])
+    _check_clusters([side("a:9092,b:9092"), side("b:9092, a:9092"), side("b:9092")])

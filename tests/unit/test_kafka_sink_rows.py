@@ -63,6 +63,11 @@ def test_times_that_python_has_no_date_for_stop_no_sink():
         [[{"m": [("a", 253_402_300_800_000)]}]], pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.timestamp("ms")))]))
     )
     assert python_values(deep) == [[{"m": [("a", "10000-01-01T00:00:00.000")]}]]
+    beyond = pa.array([9 * 10**18, -9 * 10**18, 1_040_000_000_000_000_000, None], pa.timestamp("us", "UTC"))
+    assert python_values(beyond) == beyond.cast(pa.int64()).to_pylist()
+    assert python_values(pa.array([20_000_000], pa.date32())) == [20_000_000]
+    texts = [json.loads(one.value)["at"] for one in to_messages(table(at=beyond), RESULTS, "windows", (), "q")]
+    assert texts == ["9000000000000000000", "-9000000000000000000", "1040000000000000000", None]
     assert _values(far) == [None, datetime.date(1970, 1, 1), None]
     assert _values(inside)[2] is None
 

@@ -5,6 +5,7 @@ import datetime as dt
 import enum
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -18,6 +19,12 @@ from backend.stores.values import ValueCodec
 class Visit:
     pages: int
     last: str | None = None
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Least:
+    total: float = 0.0
+    least: float = float("nan")
 
 
 class Point(msgspec.Struct):
@@ -128,5 +135,15 @@ def test_a_value_that_would_come_back_as_another_one_is_refused(kind: Any, value
 
 
 def test_values_that_are_not_equal_to_themselves_come_back() -> None:
+    nan = float("nan")
     codec = ValueCodec(list[float])
-    assert repr(codec.decode(codec.encode([float("nan"), 1.0]))) == "[nan, 1.0]"
+    assert repr(codec.decode(codec.encode([nan, 1]))) == "[nan, 1.0]"
+    means = ValueCodec(dict[str, float])
+    assert repr(means.decode(means.encode({"sum": 3, "mean": nan}))) == "{'sum': 3.0, 'mean': nan}"
+    assert len(ValueCodec(set[float]).encode({nan, 1.0, 2.5})) > 1
+    assert ValueCodec(Least).decode(ValueCodec(Least).encode(Least(5))).total == 5.0
+    for hour in (dt.datetime(2024, 10, 27, 2, 30), dt.datetime(2024, 3, 31, 2, 30)):  # which clocks have twice, or not
+        for fold in (0, 1):
+            when = hour.replace(tzinfo=ZoneInfo("Europe/Berlin"), fold=fold)
+            back = ValueCodec(dt.datetime).decode(ValueCodec(dt.datetime).encode(when))
+            assert back.timestamp() == when.timestamp()

@@ -3,9 +3,9 @@
 A message's value is a JSON object: the columns of the Parquet sink by name, `id` first, and behind `sequence` the
 `query_id` of the query that wrote it, since a topic may have had several, one after the other. The sink's own times
 (`window_start`, `window_end`, `timestamp`, `event_time`) are integers, milliseconds since the epoch; bytes are base64;
-other timestamps and dates are ISO 8601; numbers that JSON does not have (NaN, infinite) are null. A message's key
-decides its partition: the row's `id`, or for results the columns that the sink was told. What is larger than a topic
-takes: `backend.sinks.kafka.sizes`.
+other timestamps and dates are ISO 8601 (beyond the year 30,000 integers); numbers that JSON does not have (NaN,
+infinite) are null. A message's key decides its partition: the row's `id`, or for results the columns that the sink
+was told. What is larger than a topic takes: `backend.sinks.kafka.sizes`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.python_rows import python_rows
+from backend.python_rows import python_rows, spelled
 from backend.sinks.tables import ID_FIELDS, RESULTS, TIMES
 
 QUERY = "query_id"
@@ -80,12 +80,12 @@ def _with_query(table: pa.Table, query: str) -> pa.Table:
 def _plain(table: pa.Table, kind: str) -> pa.Table:
     """Give our own times as integers, and times of the user's that Python may not hold as text."""
     for at, field in enumerate(table.schema):
-        if pa.types.is_date(field.type):
-            table = table.set_column(at, field.name, table.column(at).cast(pa.string()))
-        elif field.type == _MS and field.name in TIMES[kind]:
+        if field.type == _MS and field.name in TIMES[kind]:
             table = table.set_column(at, field.name, table.column(at).cast(pa.int64()))
         elif pa.types.is_timestamp(field.type):
+            ticks, most = table.column(at).cast(pa.int64()), spelled(field.type)
             text = pc.replace_substring(table.column(at).cast(pa.string()), " ", "T", max_replacements=1)
+            text = pc.if_else(pc.and_(pc.less(ticks, most), pc.greater(ticks, -most)), text, ticks.cast(pa.string()))
             table = table.set_column(at, field.name, text)
     return table
 

@@ -95,10 +95,11 @@ class PartitionReader:
 
         stalled, why, torn = time.monotonic() + STALLED_S, "", False
         while True:
+            good = False
             for message in next_messages(self._consumer, BULK, WAIT_S):
                 error = message.error()
                 if error is None:
-                    stalled, torn = time.monotonic() + STALLED_S, False
+                    good = True
                     if message.offset() >= end:
                         return
                     take(message.key(), message.value(), message.offset())
@@ -111,7 +112,9 @@ class PartitionReader:
                     raise KafkaException(error)
                 else:  # of a batch that does not match its checksum it comes again and again
                     why, torn = error.str(), error.code() == KafkaError._BAD_MSG
-            if time.monotonic() > stalled:
+            if good:
+                stalled, why, torn = time.monotonic() + STALLED_S, "", False
+            elif time.monotonic() > stalled:
                 raise (ChangelogDamaged if torn else ChangelogUnavailable)(
                     f"nothing came from the changelog topic for {STALLED_S:.0f} s",
                     where=f"{self._settings.servers}/{self._topic}",
