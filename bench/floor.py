@@ -59,7 +59,7 @@ def _streamed(
 ) -> list[Any]:
     """Stream the packed rows to where `written` puts them, as `start` would."""
     options = StartOptions(shards=shards)
-    job = build_job(pipeline, spark, options, grouping=None, first_offsets=list)
+    job = build_job(pipeline, spark, options, stored=None, first_offsets=list)
     checkpoint = str(run / "checkpoint")
     with settings(spark, shards, options.arrow_rows, checkpoint, few_rows=job.direct):
         plan = job.pack_plan(job.max_ahead_ms, job.operator)

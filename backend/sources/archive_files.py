@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from backend.sources import OffsetRange
 from backend.sources.archive_footer import REQUIRED, readable
 from backend.sources.archive_index import Archive, Gap, Slice, check_rows, covered, gap_error
+from backend.sources.formats import MALFORMED
 
 BATCH_ROWS = 131_072
 """Rows of one Arrow batch handed to Spark: large, because each batch costs a round trip."""
@@ -55,8 +56,8 @@ def read_range(
         wanted: Half-open; offsets in declared gaps give no rows.
         slices: What the index has for that range, in offset order.
         gaps: The declared gaps that overlap it.
-        schema: Of the batches: `archive_index.REQUIRED` in this order. Fields of values that it does not have are not
-            read.
+        schema: Of the batches: `archive_index.REQUIRED` in this order, and `formats.MALFORMED` where values are
+            structs. Fields of values that it does not have are not read.
 
     Raises:
         SourceGap: Rows are missing, come twice or step back; nothing of the batch concerned is handed out.
@@ -175,9 +176,42 @@ def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end:
 
 
 def cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows of a file in the types of a schema."""
-    columns = [_as(batch.column(field.name), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    """Return rows of a file in the types of a schema.
+
+    A timestamp that Spark has no timestamp for is null. So is a value that does not fit; `MALFORMED` says why.
+    """
+    columns: dict[str, pa.Array] = {}
+    for field in schema:
+        if field.name == "timestamp":
+            columns[field.name], _ = _fitting(batch.column(field.name), field.type)
+        elif field.name == "value" and MALFORMED in schema.names:
+            columns[field.name], columns[MALFORMED] = _fitting(batch.column(field.name), field.type)
+        elif field.name != MALFORMED:
+            columns[field.name] = _as(batch.column(field.name), field.type)
+    return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
+
+
+def _fitting(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
+    """Return a column of a file as another type, null where a value does not fit it, and the reasons why not."""
+    try:
+        return _as(values, kind), pa.nulls(len(values), pa.string())
+    except pa.ArrowInvalid:
+        if len(values) == 1:
+            return pa.nulls(1, kind), pa.array([f"the value does not fit {_misfit(values, kind) or kind}"])
+    half = len(values) // 2
+    parts = [_fitting(values[:half], kind), _fitting(values[half:], kind)]
+    return pa.concat_arrays([own for own, _ in parts]), pa.concat_arrays([why for _, why in parts])
+
+
+def _misfit(value: pa.Array, kind: pa.DataType) -> str | None:
+    """Name the field of one struct that does not fit a type."""
+    for field in kind if pa.types.is_struct(kind) else ():
+        if value.type.get_field_index(field.name) >= 0:
+            try:
+                _as(pc.struct_field(value, field.name), field.type)
+            except pa.ArrowInvalid:
+                return f"its field {field.name!r}, {field.type}"
+    return None
 
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -48,7 +48,7 @@ def row_schema(value: ValueFormat, names: Collection[str] | None = None) -> Stru
         return record_schema(BinaryType())
     fields = value.fields().fields
     chosen = fields if names is None else [field for field in fields if field.name in names] or fields[:1]
-    return record_schema(StructType(chosen))
+    return record_schema(StructType(chosen), judged=True)
 
 
 @dataclass
@@ -108,7 +108,7 @@ class ArchiveReader:
 
 
 def read_piece(path: str, schema: pa.Schema, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """Read one piece, checked, as Arrow batches of a schema of `archive_index.REQUIRED` columns."""
+    """Read one piece, checked, as Arrow batches of the schema of `row_schema`."""
     wanted = (piece.start, piece.end)
     read = read_results if piece.results else read_range
     return read(path, piece.topic, piece.partition, wanted, piece.slices, piece.gaps, schema)

@@ -30,6 +30,8 @@ and must be pure: a replay calls it again."""
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
 """Columns of records as a source reads them. More columns behind `value` become fields."""
+MALFORMED = "malformed"
+"""One more, only where values are structs already: why one, which is null then, does not fit the declared types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,10 @@ class Parse:
         if self.decode is not None and fields.null_count:
             text = f"the value is not {self.what}"
             reason = pc.if_else(pc.and_(fields.is_null(), pc.invert(missing)), text, reason)
-        more = {name: records.column(name) for name in records.schema.names if name not in RECORD}
+        named = records.schema.names
+        if self.format == "typed" and MALFORMED in named:
+            reason, named = pc.coalesce(records.column(MALFORMED), reason), named[: named.index(MALFORMED)]
+        more = {name: records.column(name) for name in named if name not in RECORD}
         if self.key:
             name, _, kind = self.key.partition(" ")
             keys = records.column("key")
@@ -231,11 +236,12 @@ def parse_ddl(text: str, option: str) -> DataType:
         raise ValueError(f"{option}: is not Spark DDL, such as 'name string, price double': {said}") from None
 
 
-def record_schema(value: DataType) -> StructType:
+def record_schema(value: DataType, *, judged: bool = False) -> StructType:
     """Return the schema of `RECORD`.
 
     Args:
         value: Spark's type of the column `value`.
+        judged: With `MALFORMED` behind it.
     """
     from pyspark.sql.types import (
         BinaryType,
@@ -247,6 +253,7 @@ def record_schema(value: DataType) -> StructType:
         TimestampType,
     )
 
+    more = [StructField(MALFORMED, StringType())] if judged else []
     return StructType(
         [
             StructField("topic", StringType()),
@@ -255,6 +262,7 @@ def record_schema(value: DataType) -> StructType:
             StructField("timestamp", TimestampType()),
             StructField("key", BinaryType()),
             StructField("value", value),
+            *more,
         ]
     )
 

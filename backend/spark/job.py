@@ -99,6 +99,8 @@ class Job:
         max_ahead_ms: See `PackPlan`.
         poison_limit: See `Steps`.
         debug_steps: See `Steps`.
+        bases: Routed by source partition: the shard of each stream's partition 0. None: the stream's number, as where
+            there is one stream, and in manifests of before.
     """
 
     inputs: tuple[Input, ...]
@@ -109,6 +111,7 @@ class Job:
     max_ahead_ms: int | None
     poison_limit: int = DEFAULT_POISON_LIMIT
     debug_steps: bool = False
+    bases: tuple[int, ...] | None = None
 
     def check_sources(self, checkpoint: str, *, new: bool) -> None:
         """Check that each source can give again what the operator keeps of it, and what a new query begins with.
@@ -171,7 +174,8 @@ class Job:
         """Give the source partitions that each shard reads, of these."""
         found = {shard: list[SourcePartition]() for shard in range(self.shards)}
         for stream, partition in sorted(partitions):
-            mine = [(partition + stream) % self.shards] if self.route == "partition" else range(self.shards)
+            base = stream if self.bases is None else self.bases[stream]
+            mine = [(partition + base) % self.shards] if self.route == "partition" else range(self.shards)
             for shard in mine:
                 found[shard].append((stream, partition))
         return {shard: tuple(places) for shard, places in found.items()}
@@ -282,6 +286,7 @@ class Job:
             ),
             widen=bool(side.name),
             timezone=str(spark.conf.get("spark.sql.session.timeZone")),
+            bases=self.bases,
         )
 
     @property
@@ -372,6 +377,7 @@ def describe(job: Job, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Give the manifest's entries of a job."""
     return {
         "route": job.route,
+        **({} if job.bases is None else {"bases": list(job.bases)}),
         "hash": NAME,
         "streams": [[name, topic, number] for (name, topic), number in job.streams.items()],
         "inputs": [

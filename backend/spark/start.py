@@ -45,6 +45,7 @@ from backend.spark.standby import standby_of
 from backend.spark.watching import SourceWatch
 from backend.steps import DEFAULT_POISON_LIMIT
 from backend.windows.definitions import Duration, duration_ms
+from backend.windows.operator import WindowOperator
 from recovery.changelog import KAFKA, Changelog, check_changelog, open_changelog
 from recovery.commit.lease import Lease, take
 from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, changelog_uri, read_manifest, settle
@@ -200,7 +201,10 @@ def _plan(
     def first_offsets() -> list[list[Any]]:
         return stored.entries["first_offsets"] if stored is not None else _first_offsets(pipeline, spark)
 
-    job = build_job(pipeline, spark, options, grouping=stored.grouping if stored else None, first_offsets=first_offsets)
+    job = build_job(pipeline, spark, options, stored=stored, first_offsets=first_offsets)
+    partitions = job.partitions(spark, bounded=options.until == "end")
+    if stored is None:
+        _check_newest(sink, job, partitions)
     entries = describe(
         job,
         {
@@ -209,7 +213,7 @@ def _plan(
             "place": open_files(checkpoint).uri,
             "release": release(),
             "topics": topics_of(job, stored),
-            "partitions": [list(place) for place in job.partitions(spark, bounded=options.until == "end")],
+            "partitions": [list(place) for place in partitions],
             "first_offsets": first_offsets(),
             # names the query to its outputs: Spark's own id is known only when the first micro-batch may be running
             "query": stored.entries.get("query", uuid.uuid4().hex) if stored is not None else uuid.uuid4().hex,
@@ -226,7 +230,7 @@ def explain(pipeline: Pipeline, spark: SparkSession, options: StartOptions) -> s
     """Return what a pipeline will do; see `Pipeline.explain`."""
     check_not_connect(spark)
     first = partial(_first_offsets, pipeline, spark)
-    return explained(build_job(pipeline, spark, options, grouping=None, first_offsets=first), options.snapshots)
+    return explained(build_job(pipeline, spark, options, stored=None, first_offsets=first), options.snapshots)
 
 
 @contextmanager
@@ -481,7 +485,7 @@ def build_job(
     spark: SparkSession,
     options: StartOptions,
     *,
-    grouping: tuple[int, ...] | None,
+    stored: Manifest | None,
     first_offsets: Callable[[], list[list[Any]]],
 ) -> Job:
     """Check a pipeline against its sources' schemas and make the job.
@@ -490,8 +494,9 @@ def build_job(
         pipeline: What the user said.
         spark: Parses schemas.
         options: Shards and route.
-        grouping: Of the manifest, when there is one.
-        first_offsets: Asked by joins: of the manifest, or what will be written there, so that both say the same.
+        stored: The manifest, when there is one.
+        first_offsets: Asked by joins, and by several topics that are routed by source partition: of the manifest, or
+            what will be written there, so that both say the same.
 
     Raises:
         ValueError: A bad option, by name.
@@ -513,7 +518,7 @@ def build_job(
         inputs = [replace(side, key=key) for side, key in zip(inputs, pipeline.routing(operator), strict=True)]
         for one in inputs:
             check_key(one.fields(), one.key)
-    shards = options.shards
+    shards, grouping = options.shards, None if stored is None else stored.grouping
     if grouping is not None:
         shards = shards or len(grouping)
     if shards is None:
@@ -531,7 +536,45 @@ def build_job(
         pipeline.max_ahead_ms,
         options.poison_limit,
         options.debug_steps,
+        bases=_known_bases(stored) if stored is not None else _bases(inputs, options, first_offsets),
     )
+
+
+def _bases(
+    inputs: Sequence[Input], options: StartOptions, first_offsets: Callable[[], list[list[Any]]]
+) -> tuple[int, ...] | None:
+    """Give the shard of each stream's partition 0: each source partition has one for itself, as far as they go."""
+    topics = sum(len(side.source.topics) for side in inputs)
+    if options.route != "partition" or topics == 1:
+        return None
+    partitions = [1] * topics
+    for stream, partition, _ in first_offsets():
+        partitions[stream] = max(partitions[stream], partition + 1)
+    return tuple(sum(partitions[:stream]) for stream in range(topics))
+
+
+def _known_bases(stored: Manifest) -> tuple[int, ...] | None:
+    known = stored.entries.get("bases")
+    return None if known is None else tuple(known)
+
+
+def _check_newest(sink: Sink, job: Job, partitions: Sequence[SourcePartition]) -> None:
+    """Refuse a table of newest rows whose key is that of two windows: by number, they begin at partition and offset.
+
+    Raises:
+        ValueError: Names the option.
+    """
+    said = sink.describe()
+    if said.get("mode") != "newest" or said.get("key") is not None or not isinstance(job.operator, WindowOperator):
+        return
+    if job.operator.spec.window.by_time or len(job.streams) == 1:
+        return
+    mixed = any(len({stream for stream, _ in places}) > 1 for places in job.by_shard(partitions).values())
+    if job.bases is None or mixed:
+        raise ValueError(
+            "mode='newest': windows by number of two topics may begin at the same partition and offset: allowed are"
+            " mode='log', key=[...], one topic, and route='partition' with a shard for each source partition"
+        )
 
 
 def _check_order(pipeline: Pipeline, shards: int, options: StartOptions) -> None:

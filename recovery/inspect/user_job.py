@@ -140,7 +140,7 @@ def job_of(pipeline: Pipeline, spark: SparkSession, location: str, manifest: Man
         known_sources(pipeline, manifest, ""),
         spark,
         StartOptions(**pipeline.settings),
-        grouping=manifest.grouping,
+        stored=manifest,
         first_offsets=lambda: manifest.entries["first_offsets"],
     )
     check_same(location, manifest, Manifest(job.shards, job.grouping, {**manifest.entries, **describe(job, {})}))

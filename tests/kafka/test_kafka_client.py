@@ -143,7 +143,7 @@ def test_both_readers_see_the_same_messages(spark, kafka_broker, kafka_topics, t
 
     def taken(reader: str) -> dict[tuple[int, int], str]:
         source = kafka(topic, servers=kafka_broker.settings, value=VALUE, key="record string", reader=reader)
-        job = build_job(pipeline(source), spark, StartOptions(shards=3), grouping=None, first_offsets=list)
+        job = build_job(pipeline(source), spark, StartOptions(shards=3), stored=None, first_offsets=list)
         assert job.direct == (reader == "client")
 
         def see(batches):

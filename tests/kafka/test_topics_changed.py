@@ -195,8 +195,8 @@ def test_a_compacted_topic_is_refused_where_messages_are_kept_and_taken_where_no
     with pytest.raises(HistoryLost, match="compacted"):
         source.batch(spark, {(topic, 0): (0, 1)})
     counted = windows.aggregate(count=count(), total=sum_("n"))
-    assert not build_job(counted, spark, StartOptions(), grouping=None, first_offsets=list).operator.replays
-    build_job(counted, spark, StartOptions(), grouping=None, first_offsets=list).check_sources("", new=False)
+    assert not build_job(counted, spark, StartOptions(), stored=None, first_offsets=list).operator.replays
+    build_job(counted, spark, StartOptions(), stored=None, first_offsets=list).check_sources("", new=False)
 
 
 @pytest.mark.parametrize("reader", ["client", "connector"])
@@ -210,7 +210,7 @@ def test_where_a_query_begins_at_the_end_is_settled_before_its_first_micro_batch
     kafka_topics.adopt(f"{topic}-changelog")
     job.source = replace(job.source, reader=reader, starting="latest")
     windows = stream(job.source, event_time="at", key="who").window(tumbling("1 minute"), retention="1 hour")
-    begun = build_job(windows.aggregate(count=count()), spark, StartOptions(), grouping=None, first_offsets=list)
+    begun = build_job(windows.aggregate(count=count()), spark, StartOptions(), stored=None, first_offsets=list)
     begun.streaming(
         spark, str(tmp_path / "checkpoint"), ByVersion(((0, None),))
     )  # what a start plans; no trigger comes

@@ -100,6 +100,12 @@ def test_typed_and_raw_values(spark: Any, tmp_path: Path) -> None:
     rows = replayed(spark, source, source.offsets(spark)).collect()
     assert [row.fields and row.fields.n for row in rows] == [1, 2, None]
     assert [row.malformed for row in rows] == [None, None, "the value is null"]
+    source = archive(tmp_path / "wider", value="n tinyint", format="typed")
+    wider = pa.StructArray.from_arrays([pa.array([1, 2**40, -128])], ["n"])
+    write_archive(tmp_path / "wider", plain.set_column(5, "value", wider))
+    rows = replayed(spark, source, source.offsets(spark)).collect()
+    assert [row.fields and row.fields.n for row in rows] == [1, None, -128]
+    assert [row.malformed for row in rows] == [None, "the value does not fit its field 'n', int8", None]
     write_archive(tmp_path / "raw", plain)
     source = archive(tmp_path / "raw", format="raw")
     rows = replayed(spark, source, source.offsets(spark)).collect()

@@ -15,10 +15,12 @@ import pytest
 from pyspark.sql import functions as f
 
 from backend import archive, collect_list, count, stream, tumbling
+from backend.sinks import sql_sink
 from backend.sources.archive import ArchiveSource
 from backend.sources.archive_files import write_archive
-from backend.spark.job import Job
+from backend.spark.job import Job, describe
 from backend.spark.start import StartOptions, build_job
+from recovery.commit.manifest import Manifest
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -89,7 +91,8 @@ def taken(spark: Any, job: Job) -> dict[tuple[int, int, int], tuple[Any, ...]]:
         for batch in batches:
             names = ["_stream", "_partition", "_offset", "_time", "_shard"]
             columns = [batch.column(name).cast(pa.int64()) for name in names]
-            rows = pa.array([repr(row) for row in batch.select(["inner", "day", "raw"]).to_pylist()])
+            fields = [name for name in ("inner", "day", "raw") if name in batch.schema.names]
+            rows = pa.array([repr(row) for row in batch.select([*fields, "_offset"]).to_pylist()])
             yield pa.record_batch([*columns, batch.column("_malformed"), rows], [*names, "bad", "row"])
 
     ranges = {(s, p): (12, 10 + ROWS // 4 - 3) for s in range(2) for p in range(2)}
@@ -149,16 +152,46 @@ def test_rows_are_what_sparks_expressions_say(
             pipeline = routed.window(tumbling("1 hour"), retention="1 day", max_ahead=None).aggregate(
                 n=count(), inner=collect_list("inner"), days=collect_list("day"), raws=collect_list("raw")
             )
-        job = build_job(
-            pipeline,
-            spark,
-            StartOptions(shards=5),
-            grouping=None,
-            first_offsets=list,
-        )
+        job = build_job(pipeline, spark, StartOptions(shards=5), stored=None, first_offsets=list)
         mine, theirs = taken(spark, job), by_spark(spark, source, key, event_time, 5)
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
     for place in mine:
         assert mine[place][:3] == theirs[place], place
     assert len({row[1] for row in mine.values()}) == 5
+
+
+def test_each_source_partition_of_several_topics_has_a_shard_for_itself(spark: Any, directory: Path) -> None:
+    """Four of two topics; a checkpoint of before, whose manifest says no shards of topics, goes on as it was."""
+    firsts = [[0, 0, 10], [0, 1, 10], [1, 0, 10], [1, 1, 10]]
+    windows = stream(archive(directory, value=DDL, format="typed"), event_time="at").window(tumbling(messages=3))
+    options = StartOptions(route="partition")
+    new = build_job(windows.aggregate(n=count()), spark, options, stored=None, first_offsets=lambda: firsts)
+    places = new.partitions(spark, bounded=True)
+    assert new.by_shard(places) == {0: ((0, 0),), 1: ((0, 1),), 2: ((1, 0),), 3: ((1, 1),)}
+    entries = describe(new, {"first_offsets": firsts})
+    again = build_job(
+        windows.aggregate(n=count()), spark, options, stored=Manifest(4, new.grouping, entries), first_offsets=list
+    )
+    assert describe(again, {}).items() <= entries.items()
+    old = Manifest(4, new.grouping, {name: entry for name, entry in entries.items() if name != "bases"})
+    before = build_job(windows.aggregate(n=count()), spark, options, stored=old, first_offsets=list)
+    assert "bases" not in describe(before, {})
+    assert before.by_shard(places) == {0: ((0, 0),), 1: ((0, 1), (1, 0)), 2: ((1, 1),), 3: ()}
+    for job in (new, again, before):
+        own = {place: shard for shard, mine in job.by_shard(places).items() for place in mine}
+        assert {place[:2]: row[1] for place, row in taken(spark, job).items()} == own
+
+
+def test_newest_rows_of_windows_by_number_of_several_topics_are_refused(
+    spark: Any, directory: Path, tmp_path: Path
+) -> None:
+    """Two of them may begin at the same partition and offset, and one would be lost."""
+    windows = stream(archive(directory, value=DDL, format="typed"), event_time="at", key="text").window(
+        tumbling(messages=3)
+    )
+    sink = sql_sink(f"sqlite:///{tmp_path / 'rows.db'}", "rows", mode="newest")
+    with pytest.raises(ValueError, match=r"mode='newest'.*two topics.*allowed are"):
+        windows.aggregate(n=count()).start(spark, checkpoint=tmp_path / "checkpoint", sink=sink, until="end")
+    assert not (tmp_path / "checkpoint").exists()
+    assert not (tmp_path / "rows.db").exists()

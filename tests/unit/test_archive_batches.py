@@ -12,6 +12,8 @@ import pytest
 from backend.errors import SourceDamaged
 from backend.sources.archive_files import BATCH_BYTES, WRITE_SCHEMA, read_range, write_archive
 from backend.sources.archive_index import Archive
+from backend.sources.formats import MALFORMED, Parse
+from backend.sources.kafka_fetch import RECORDS
 
 
 def test_long_messages_come_in_small_batches(tmp_path: Path) -> None:
@@ -84,6 +86,48 @@ def test_a_long_topic_that_is_not_read_is_counted(tmp_path: Path) -> None:
     batches = read(tmp_path / "a", rows, topic, WRITE_SCHEMA, row_group_rows=count)
     assert sum(batch.num_rows for batch in batches) == count
     assert max(batch.nbytes for batch in batches) < 1.1 * BATCH_BYTES
+
+
+def test_a_value_that_does_not_fit_its_declared_type_is_malformed_and_no_other(tmp_path: Path) -> None:
+    """An integer too large, a text that is none, a fraction; a field that is not declared may be anything."""
+    kind = pa.struct([("n", pa.int64()), ("count", pa.string()), ("x", pa.float64()), ("more", pa.int64())])
+    values = [
+        {"n": 7, "count": "8", "x": 9.0, "more": 2**40},
+        {"n": 2**31, "count": "8", "x": 9.0},
+        None,
+        {"n": 7, "count": "eight", "x": 9.0},
+        {"n": 7, "count": "8", "x": 0.5},
+        {"n": -(2**31), "count": None, "x": None},
+    ]
+    rows = table(["t"] * 6, WRITE_SCHEMA.set(5, pa.field("value", kind)), pa.array(values, kind))
+    declared = pa.struct([("n", pa.int32()), ("count", pa.int64()), ("x", pa.int16())])
+    schema = WRITE_SCHEMA.set(5, pa.field("value", declared)).append(pa.field(MALFORMED, pa.string()))
+    parsed = pa.Table.from_batches(map(Parse("typed", None, ""), read(tmp_path / "a", rows, "t", schema)))
+    good = {0: {"n": 7, "count": 8, "x": 9}, 5: {"n": -(2**31), "count": None, "x": None}}
+    assert parsed["fields"].to_pylist() == [good.get(offset) for offset in range(6)]
+    assert parsed["malformed"].to_pylist() == [
+        None,
+        "the value does not fit its field 'n', int32",
+        "the value is null",
+        "the value does not fit its field 'count', int64",
+        "the value does not fit its field 'x', int16",
+        None,
+    ]
+    assert parsed["offset"].to_pylist() == [*range(6)]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.timestamp("ms")])
+def test_a_timestamp_beyond_those_of_spark_is_none(kind: pa.DataType, tmp_path: Path) -> None:
+    """Such as nanoseconds that were taken for milliseconds."""
+    times = [1_700_000_000, 2**63 - 1, None, 1_700_000_001]
+    rows = table(["t"] * 4, WRITE_SCHEMA, [b"x"] * 4)
+    rows = rows.set_column(3, "timestamp", pa.array(times, pa.uint64()).cast(pa.int64()).cast(kind))
+    (tmp_path / "a").mkdir()
+    pq.write_table(rows, tmp_path / "a" / "own.parquet")
+    slices, gaps = Archive(str(tmp_path / "a")).partitions()["t", 0].cut(0, 4)
+    found = pa.Table.from_batches(read_range(str(tmp_path / "a"), "t", 0, (0, 4), slices, gaps, RECORDS))
+    us = found["timestamp"].cast(pa.int64()).to_pylist()
+    assert us == [1_700_000_000_000, None, None, 1_700_000_001_000]
 
 
 @pytest.mark.parametrize("gone", ["topic", "partition", "offset", "value"])

@@ -43,6 +43,7 @@ class PackInput:
             input.
         widen: Integers of all widths hash alike (a join's sides may differ).
         timezone: The session's: of event times without one.
+        bases: Where rows are routed by source partition, the shard of partition 0 by stream; None: the stream's number.
     """
 
     streams: Mapping[str, int]
@@ -53,6 +54,7 @@ class PackInput:
     fields: tuple[tuple[pa.Field, str | None], ...]
     widen: bool
     timezone: str = "UTC"
+    bases: tuple[int, ...] | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -228,7 +230,8 @@ def _shards(
 ) -> tuple[Ints, pa.Array | None]:
     """Return each row's shard, and the number of its key where it is one text."""
     if what.by_partition:
-        return (partition + stream) % what.shards, None
+        base = stream if what.bases is None else np.take(np.array(what.bases, np.int64), stream)
+        return (partition + base) % what.shards, None
     if not what.key or what.shards == 1:
         return np.zeros(count, np.int64), None
     columns = [_normal(named[name], widen=what.widen) for name in what.key]
