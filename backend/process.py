@@ -32,6 +32,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from backend.aggregates.model import check_publishable
 from backend.batch import ADDED_BY_SINKS, ERROR_SCHEMA, RESERVED, MicroBatch, Outcome, Proof
 from backend.boundary import check_function, check_names, user_code
 from backend.errors import ValueInvalid
@@ -290,6 +291,8 @@ def _check_schema(schema: pa.Schema) -> None:
     taken = [name for name in schema.names if name in ADDED_BY_SINKS]
     if taken:
         raise ValueError(f"result: {taken} are added to each result row; allowed are other names")
+    for one in schema:
+        check_publishable(one.type, f"result: {one.name}")
 
 
 def _checked(results: object, schema: pa.Schema) -> pa.Table:

@@ -27,6 +27,7 @@ from backend.batch import RESERVED
 from backend.boundary import check_function, user_code
 from backend.chunks import one_chunk
 from backend.errors import UserCodeFailed, ValueInvalid
+from backend.python_rows import python_rows
 from backend.texts import one_line
 
 if TYPE_CHECKING:
@@ -418,4 +419,4 @@ def _spread(values: pa.ChunkedArray, at: npt.NDArray[np.int64], count: int) -> p
 
 def _sorted(table: pa.Table) -> list[Any]:
     rows = zip(*(table.column(name).to_pylist() for name in ("_topic", "_partition", "_offset")), strict=True)
-    return sorted(zip(rows, map(repr, table.to_pylist()), strict=True))
+    return sorted(zip(rows, map(repr, python_rows(table)), strict=True))

@@ -100,6 +100,8 @@ _REMOTE = "org.apache.hadoop.ipc.RemoteException"
 _NETWORK = ("java.net.", "javax.net.")
 _HDFS_BROKE = "End of File Exception between"
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
+_NO_RIGHT = ("(Permission denied)", "(Read-only file system)")
+_FORBIDDEN = frozenset({"org.apache.hadoop.security.AccessControlException", "java.nio.file.AccessDeniedException"})
 _ABORTED = re.compile(
     r"Job aborted due to stage failure: Task \d+ in stage [\d.]+ failed \d+ times, most recent failure:"
     r" Lost task [\d.]+ in stage [\d.]+ \(TID \d+\) \([^()]*\): (?P<kind>[\w.$]+)(?P<text>.*)",
@@ -284,6 +286,12 @@ def _named(error: BaseException, links: tuple[Link, ...]) -> RewindError | None:
                 why=one_line(f"{head.kind}: {head.text}"),
                 command="make room on the checkpoint's filesystem and where Spark spills (spark.local.dir):"
                 " df -h, df -i, quota -s",
+            )
+        if head.io and (head.kind in _FORBIDDEN or head.text.endswith(_NO_RIGHT)):
+            return StorageFailed(
+                "a filesystem does not let Spark read or write",
+                why=one_line(f"{head.kind}: {head.text}"),
+                command="see who owns what is there, and how it is mounted (ls -ld, mount); then start the query again",
             )
     return None
 

@@ -26,7 +26,7 @@ import msgspec
 
 from backend.errors import UNDECODABLE, UnknownFormat
 from backend.store.staging import sync
-from backend.store.storage import storage
+from backend.store.storage import reached, storage
 
 TEMPORARY = ".tmp-"
 """Mark of a name that is not published yet: `<name>.tmp-<uuid>`; listings leave such names out."""
@@ -383,8 +383,13 @@ class RemoteFiles:
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> int:
         """Publish a file: in place where an object appears only when complete, else by a move; always durable."""
-        with storage(f"{self._uri}/{name}"):
-            return self._write(self._path(name), chunks)
+        source = _apart(chunks)
+        try:
+            with reached(f"{self._uri}/{name}"):
+                return self._write(self._path(name), source)
+        except _OfChunks as error:
+            own = error.own
+            raise own from own.__cause__
 
     def _write(self, target: str, chunks: Iterable[bytes | memoryview]) -> int:
         self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
@@ -415,17 +420,18 @@ class RemoteFiles:
 
     def read(self, name: str) -> bytes:
         """Return a whole file."""
-        with storage(f"{self._uri}/{name}"):
+        with reached(f"{self._uri}/{name}"):
             return bytes(self._fs.cat_file(self._path(name)))
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Iterate over a file's bytes."""
-        with self._fs.open(self._path(name), "rb") as handle:
+        with reached(f"{self._uri}/{name}"), self._fs.open(self._path(name), "rb") as handle:
             yield from iter(lambda: bytes(handle.read(_COPY_BYTES)), b"")
 
     def head(self, name: str, length: int) -> bytes:
         """Return the first bytes of a file."""
-        return bytes(self._fs.cat_file(self._path(name), start=0, end=length))
+        with reached(f"{self._uri}/{name}"):
+            return bytes(self._fs.cat_file(self._path(name), start=0, end=length))
 
     def list(self, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
         """List a folder's files, past the client's cache."""
@@ -443,25 +449,27 @@ class RemoteFiles:
         """Delete files."""
         for name in names:
             try:
-                self._fs.rm_file(self._path(name))
+                with reached(f"{self._uri}/{name}"):
+                    self._fs.rm_file(self._path(name))
             except FileNotFoundError:
                 continue
 
     def delete_folder(self, folder: str) -> None:
         """Delete a folder."""
         try:
-            self._fs.rm(self._path(folder), recursive=True)
+            with reached(f"{self._uri}/{folder}"):
+                self._fs.rm(self._path(folder), recursive=True)
         except FileNotFoundError:
             return
 
     def put(self, source: Path, name: str, *, link: bool) -> int:
         """Upload a local file."""
-        with source.open("rb") as handle:
-            return self.write(name, iter(lambda: handle.read(_COPY_BYTES), b""))
+        return self.write(name, _bytes_of(source))
 
     def get(self, name: str, target: Path, *, link: bool) -> None:
         """Download a file and fsync it."""
-        with storage(str(target)), self._fs.open(self._path(name), "rb") as handle, _new(target) as out:
+        where = f"{self._uri}/{name}"
+        with reached(where), self._fs.open(self._path(name), "rb") as handle, storage(str(target)), _new(target) as out:
             shutil.copyfileobj(handle, out, _COPY_BYTES)
             out.flush()
             os.fsync(out.fileno())
@@ -473,10 +481,31 @@ class RemoteFiles:
         path = self._path(folder)
         self._fs.invalidate_cache(path)
         try:
-            found: Sequence[dict[str, Any]] = self._fs.ls(path, detail=True)
+            with reached(f"{self._uri}/{folder}"):
+                found: Sequence[dict[str, Any]] = self._fs.ls(path, detail=True)
         except FileNotFoundError:
             return []
         return found
+
+
+class _OfChunks(BaseException):
+    """Carries an exception of who gives the bytes past those of the filesystem that takes them."""
+
+    def __init__(self, own: Exception) -> None:
+        super().__init__(own)
+        self.own = own
+
+
+def _apart(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    try:
+        yield from chunks
+    except Exception as error:
+        raise _OfChunks(error) from error
+
+
+def _bytes_of(source: Path) -> Iterator[bytes]:
+    with storage(str(source)), source.open("rb") as handle:
+        yield from iter(lambda: handle.read(_COPY_BYTES), b"")
 
 
 def _new(path: Path) -> BinaryIO:

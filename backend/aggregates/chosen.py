@@ -47,6 +47,9 @@ def last(name: str, *, ignore_nulls: bool = False) -> Aggregate:
 
 
 def _edge(kind: str, name: str, ignore_nulls: bool) -> Aggregate:
+    if not isinstance(ignore_nulls, bool):
+        raise ValueError(f"{kind}: ignore_nulls={ignore_nulls!r}; allowed: True, False")
+
     def bind(alias: str, schema: pa.Schema) -> _Edge:
         return _Edge(alias, _flat(kind, alias, schema.field(name)), kind == "last", ignore_nulls)
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from backend.aggregates.groups import Rows
 from backend.batch import MESSAGE_FIELDS, RESULT_FIELDS
+from backend.texts import one_line
 
 
 class Incremental(Protocol):
@@ -131,6 +133,18 @@ def is_number(kind: pa.DataType) -> bool:
 def is_flat(kind: pa.DataType) -> bool:
     """Tell whether values of a type can be compared and kept in a flat column."""
     return not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or pa.types.is_null(kind))
+
+
+def check_publishable(kind: pa.DataType, option: str) -> None:
+    """Check that results of a type can be written.
+
+    Raises:
+        ValueError: No Parquet file can hold them; names the option.
+    """
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([("x", kind)])).close()
+    except pa.ArrowException as error:
+        raise ValueError(f"{option}: {kind} cannot be written to Parquet: {one_line(str(error))}") from None
 
 
 def qualified_name(function: Callable[..., object]) -> str:

@@ -111,6 +111,13 @@ def compile_incremental(aggregates: Mapping[str, Aggregate], schema: pa.Schema) 
         if not aggregate.incremental:
             raise ValueError(f"aggregates[{name!r}]: {aggregate.kind} needs all messages of a window: use compile_full")
     bound = [cast(Incremental, aggregate.bind(name, schema)) for name, aggregate in aggregates.items()]
+    owner: dict[str, str] = {}
+    for name, item in zip(aggregates, bound, strict=True):
+        for one in item.accumulator_fields:
+            if owner.setdefault(one.name, name) != name:
+                raise ValueError(
+                    f"aggregates: {owner[one.name]!r} and {name!r} both keep a partial result {one.name!r}: rename one"
+                )
     return IncrementalPlan(bound, _inputs(aggregates))
 
 

@@ -105,7 +105,10 @@ class _Distinct:
 
 def distinct(array: pa.Array, groups: Ints) -> pa.Table:
     """Give the distinct (group, value) pairs of values without nulls, in no stated order."""
-    table = pa.table({"group": groups, "value": g.without_negative_zero(array)})
+    array = g.without_negative_zero(array)
+    if pa.types.is_floating(array.type):  # Arrow tells two of them apart by their bits
+        array = pc.if_else(pc.is_nan(array), pa.scalar(float("nan"), array.type), array)
+    table = pa.table({"group": groups, "value": array})
     return table.group_by(["group", "value"], use_threads=False).aggregate([])
 
 

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from backend.aggregates.groups import Rows, taken
-from backend.aggregates.model import Aggregate, qualified_name
+from backend.aggregates.model import Aggregate, check_publishable, qualified_name
 from backend.boundary import check_function, user_code
 from backend.errors import UNDECODABLE, StateCorrupted, ValueInvalid
 from backend.python_rows import python_values
@@ -46,7 +46,8 @@ def reducer(
             the state comes back as MessagePack gives it: tuples as lists, sets not at all.
 
     Raises:
-        ValueError: A function takes other arguments, or `output` is no Arrow type.
+        ValueError: A function takes other arguments, `output` is no Arrow type that can be published, or `state` no
+            type that can be decoded.
     """
     check_function("reducer: init", init, ())
     check_function("reducer: add", add, ("state", *fields))
@@ -77,7 +78,8 @@ def over_all(*fields: str, function: Callable[[pa.Table], Any], output: pa.DataT
         output: Arrow type of the result.
 
     Raises:
-        ValueError: The function does not take a table, or `output` is no Arrow type, or there is no field.
+        ValueError: The function does not take a table, or `output` is no Arrow type that can be published, or there is
+            no field.
     """
     check_function("over_all: function", function, ("table",))
     if not fields:
@@ -96,6 +98,7 @@ def _same(state: Any) -> Any:
 def _check_output(kind: str, output: object) -> None:
     if not isinstance(output, pa.DataType):
         raise ValueError(f"{kind}: output={output!r}; allowed: a pyarrow type, such as pyarrow.int64()")
+    check_publishable(output, f"{kind}: output")
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,10 @@ class _Functions:
 class _Coder:
     def __init__(self, kind: Any) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Any if kind is None else kind)
+        try:
+            self._decoder = msgspec.msgpack.Decoder(Any if kind is None else kind)
+        except TypeError as error:
+            raise ValueError(f"reducer: state={kind!r}: {error}; allowed: a type that msgspec decodes") from None
 
     def encode(self, alias: str, state: Any) -> bytes:
         try:

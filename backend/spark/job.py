@@ -14,7 +14,8 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_type
 from pyspark.sql.types import DateType, IntegralType, LongType, TimestampNTZType, TimestampType
 
 from backend.batch import Operator, SourcePartition
@@ -65,7 +66,17 @@ class Input:
     def fields(self) -> StructType:
         """Return the fields behind the steps; needs an active Spark session."""
         fields = self.source.fields()
-        return from_arrow_schema(schema_after(self.steps, arrow_schema(fields))) if self.steps else fields
+        if not self.steps:
+            return fields
+        after = schema_after(self.steps, arrow_schema(fields))
+        for one in after:
+            try:
+                from_arrow_type(one.type)
+            except PySparkTypeError:
+                raise ValueError(
+                    f"the steps make the field {one.name!r} of type {one.type}: allowed are types that Spark has, too"
+                ) from None
+        return from_arrow_schema(after)
 
     def parse(self, timezone: str, poison_limit: int | None, *, debug: bool = False) -> Parser:
         """Return what parses records and runs the steps; see `backend.sources.Source.parse` and `Steps`."""

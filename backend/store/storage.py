@@ -10,11 +10,24 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from backend.errors import StorageFailed
+from backend.errors import RewindError, StorageFailed
+from backend.texts import one_line
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _OTHER = frozenset({errno.EISDIR, errno.ENOTDIR})
+_OF_PROGRAMS: tuple[type[Exception], ...] = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NameError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
 _AGAIN = "then start the query again: it goes on after the last committed micro-batch"
 
 
@@ -29,6 +42,28 @@ def storage_failed(error: OSError, where: str, again: str = _AGAIN) -> StorageFa
     else:
         what, command = "a disk or filesystem failed", f"check it (dmesg, mount), {again}"
     return StorageFailed(what, where=where, why=str(error), command=command)
+
+
+@contextmanager
+def reached(where: str) -> Iterator[None]:
+    """Name what a client of a remote filesystem raises in here; many have kinds of their own, which are no `OSError`.
+
+    A file that is missing, or is there already, is the caller's to judge, and so are errors of a program.
+
+    Raises:
+        StorageFailed: Of everything else.
+    """
+    try:
+        with storage(where):
+            yield
+    except (OSError, RewindError):
+        raise
+    except _OF_PROGRAMS:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {one_line(str(error))}"
+        command = f"see that it can be reached and lets this process in, {_AGAIN}"
+        raise StorageFailed("a filesystem failed", where=where, why=why, command=command) from error
 
 
 @contextmanager

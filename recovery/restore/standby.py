@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from backend.boundary import crossing
-from backend.errors import RewindError, StateCorrupted, StoreLocked
+from backend.errors import StateCorrupted, StoreLocked
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import cores, run_on_tasks
 from backend.store.protocol import Staged
@@ -147,7 +147,7 @@ def _on_this_disk(number: int, jobs: list[ShardJob], commits: list[Commit], wher
                 continue
             try:
                 given = keep_copy(job, commit, MOST_BYTES)
-            except (RewindError, OSError) as error:
+            except Exception as error:  # filesystems raise kinds of their own
                 failed[job.shard] = f"{job.where}: {error}"
                 continue
             fetched, behind = fetched + given.fetched, behind or given.behind

@@ -66,6 +66,7 @@ class Housekeeping:
         self._keep, self._every, self._checkpoint = keep_versions, every, checkpoint
         self._made: dict[int, deque[Commit]] = {}
         self._marks: dict[int, list[Commit]] | None = None
+        self._unjudged: set[int] = set()
         self._first: dict[int, int] = {}
         self._lock = threading.Lock()
         self._next = every
@@ -149,10 +150,12 @@ class Housekeeping:
         """Give the commits that were written down, of the history that this start goes on with."""
         if self._marks is None:
             self._marks = self._read()
-            with self._lock:
-                first = dict(self._first)
-            for shard, marks in self._marks.items():
-                self._marks[shard] = [mark for mark in marks if mark.version < first.get(shard, 0)]
+            self._unjudged = set(self._marks)
+        with self._lock:
+            first = {shard: self._first[shard] for shard in self._unjudged & self._first.keys()}
+        for shard, version in first.items():  # a shard that queues has made none yet
+            self._marks[shard] = [mark for mark in self._marks[shard] if mark.version < version]
+        self._unjudged -= first.keys()
         return self._marks
 
     def _read(self) -> dict[int, list[Commit]]:

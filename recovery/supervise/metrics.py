@@ -88,14 +88,21 @@ def serve_metrics(
     Returns:
         What ends it.
     """
-    collector = ProgressCollector(lambda: query.progress)
-    registry.register(collector)
     server, thread = start_http_server(port, addr=address, registry=registry)
+    collector = ProgressCollector(lambda: query.progress)
 
     def close() -> None:
+        registry.unregister(collector)
+        end()
+
+    def end() -> None:
         server.shutdown()
         server.server_close()
         thread.join()
-        registry.unregister(collector)
 
+    try:
+        registry.register(collector)
+    except ValueError:  # another query's are there
+        end()
+        raise
     return close

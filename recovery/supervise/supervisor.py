@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,8 @@ class RewindQuery:
         self._stopping = threading.Event()
         self._done = threading.Event()
         self._publishing: set[int] = set()
+        self._counted = -1, Counter[str]()
+        """Of the newest micro-batch."""
         self._gate, self._ending = threading.Lock(), False
         self._drained: dict[int, tuple[int, int]] = {}  # shard -> micro-batch that drained, and for which request
         self._asked: int | None = None
@@ -276,19 +279,27 @@ class RewindQuery:
                 self._check_lease()
                 self._plan.watch()
                 shards = self._plan.publish(frames, version)
+            self._published(version, shards)
         except Exception as error:
             if self._stopping.is_set():
                 raise InterruptedError(INTERRUPTED) from None
             self._raised = error  # Spark's query carries only text
             raise MicroBatchFailed(read(error).text) from None
+        self._plan.beside.pace(self._stopping.wait)
+        if self._plan.window_ends is not None:
+            self._plan.window_ends.published([shard.get("metrics", {}) for shard in shards])
+            self._plan.window_ends.hold(self._stopping.wait)
+
+    def _published(self, version: int, shards: list[dict[str, Any]]) -> None:
+        """Take note of a micro-batch that is out."""
         progress = self.progress
         progress.version, progress.waiting = version, ""
-        progress.micro_batches += 1
+        counted = Counter(micro_batches=1)
         for shard in shards:
             metrics = shard.get("metrics", {})
-            progress.rows += int(metrics.get("rows", 0))
-            progress.results += int(shard.get("results", 0))
-            progress.errors += int(shard.get("errors", 0))
+            counted["rows"] += int(metrics.get("rows", 0))
+            counted["results"] += int(shard.get("results", 0))
+            counted["errors"] += int(shard.get("errors", 0))
             if metrics.get("changelog_lost"):
                 based(int(shard["shard"]), str(metrics["changelog_lost"]))
             self._plan.beside.published(int(shard["shard"]), version, metrics)
@@ -297,18 +308,19 @@ class RewindQuery:
             if metrics.get("drained", -1) == version and self._plan.targets is not None:
                 self._drained[int(shard["shard"])] = version, self._plan.drain_of(version)
             tries = moves(metrics)
-            progress.adopted += "adopted" in metrics
-            progress.moves += sum(not one.failed for one in tries)
+            counted["adopted"] += "adopted" in metrics
+            counted["moves"] += sum(not one.failed for one in tries)
             relay(tries, self._plan.listeners)
+        known, before = self._counted
+        for name in counted:  # one that Spark runs again is counted once
+            more = counted[name] - (before[name] if known == version else 0)
+            setattr(progress, name, getattr(progress, name) + more)
+        self._counted = version, counted
         progress.last = shards
         progress.queued = {shard: queued.count for shard, queued in self._plan.beside.shards.items()}
         progress.warnings = warnings_of(version, shards)
         for warning in progress.warnings:
             log.warning("%s", warning)
-        self._plan.beside.pace(self._stopping.wait)
-        if self._plan.window_ends is not None:
-            self._plan.window_ends.published([shard.get("metrics", {}) for shard in shards])
-            self._plan.window_ends.hold(self._stopping.wait)
 
     def _until_stopped(self) -> None:
         """Hold a micro-batch that begins behind the end of the input until Spark knows that the query is stopped.
@@ -492,7 +504,7 @@ class RewindQuery:
         """Prune behind a commit; what cannot be deleted now is deleted behind a later one."""
         try:
             self._plan.housekeeping.maintain(committed)
-        except (OSError, RewindError) as error:
+        except Exception as error:  # filesystems raise kinds of their own
             log.warning("old files are not pruned now: %s", summary(error))
 
     def _announce(self, progress: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import struct
 from decimal import Decimal
 from typing import Any
 
@@ -393,9 +394,9 @@ def test_top_k_takes_nan_as_greatest() -> None:
 
 
 def test_nan_is_one_value_of_a_set() -> None:
-    table = messages(x=[NAN, 1.0, NAN])
+    table = messages(x=[NAN, 1.0, -NAN, struct.unpack("<d", struct.pack("<Q", 0x7FF8_0000_0000_0001))[0]])
     plan = agg.compile_full({"r": agg.collect_set("x")}, table.schema)
-    found = plan.result(table, np.zeros(3, np.int64), 1)["r"].to_pylist()[0]
+    found = plan.result(table, np.zeros(4, np.int64), 1)["r"].to_pylist()[0]
     assert len(found) == 2
     assert found[0] == 1.0
     assert math.isnan(found[1])
@@ -469,6 +470,14 @@ def test_bad_aggregates_fail_when_compiled(aggregates: dict[str, Any], says: str
         agg.compile_full(aggregates, schema)
 
 
+@pytest.mark.parametrize("kind", [agg.sum_, agg.mean])
+@pytest.mark.parametrize("part", ["sum", "squares"])
+def test_two_aggregates_that_would_keep_one_partial_result_are_refused(kind: Any, part: str) -> None:
+    schema = pa.schema({"x": pa.float64()})
+    with pytest.raises(ValueError, match=rf"'a' and 'a\.{part}' both keep a partial result 'a\.{part}"):
+        agg.compile_incremental({"a": agg.variance("x"), f"a.{part}": kind("x")}, schema)
+
+
 def test_a_full_state_aggregate_is_refused_as_incremental() -> None:
     with pytest.raises(ValueError, match="median needs all messages"):
         agg.compile_incremental({"r": agg.median("x")}, pa.schema({"x": pa.int64()}))
@@ -485,6 +494,12 @@ def test_a_full_state_aggregate_is_refused_as_incremental() -> None:
         (lambda: agg.approx_distinct("x", precision=40), "precision=40"),
         (lambda: agg.reducer("x", init=0, add=max, merge=max, output=pa.int64()), "init=0"),  # type: ignore[arg-type]
         (lambda: agg.reducer("x", init=int, add=max, merge=max, output="int"), "output='int'"),
+        (lambda: agg.reducer("x", init=int, add=max, merge=max, output=pa.int64(), state=42), "state=42"),
+        (
+            lambda: agg.reducer("x", init=int, add=max, merge=max, output=pa.month_day_nano_interval()),
+            "reducer: output: month_day_nano_interval cannot be written",
+        ),
+        (lambda: agg.first("x", ignore_nulls="no"), "ignore_nulls='no'"),  # type: ignore[arg-type]
         (lambda: agg.over_all(function=len, output=pa.int64()), "at least one field"),
         (lambda: agg.over_all("x", function=3, output=pa.int64()), "function=3"),  # type: ignore[arg-type]
     ],

@@ -70,6 +70,28 @@ def test_it_prunes_though_no_start_sees_as_many_commits_as_spark_keeps(tmp_path)
     assert min(entry.commit.version for entry in changelog.entries(0)) >= 48
 
 
+def test_a_shard_that_queues_at_a_start_keeps_what_was_noted_of_it(tmp_path):
+    changelog, place = open_changelog(str(tmp_path / "log")), str(tmp_path / "checkpoint")
+
+    def keeper():
+        return Housekeeping(
+            lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=1, checkpoint=place
+        )
+
+    before = keeper()
+    noted = [Commit(version, f"{version:032x}") for version in range(3)]
+    for commit in noted:
+        before.made(3, commit)
+        before.maintain(commit.version)
+    queueing = keeper()
+    queueing.made(0, Commit(5, "b" * 32))
+    queueing.maintain(5)
+    assert keeper()._known()[3] == noted[1:]
+    queueing.made(3, Commit(2, "c" * 32))  # adopted, in a history that was rolled back to micro-batch 1
+    queueing.maintain(6)
+    assert keeper()._known()[3] == [noted[1], Commit(2, "c" * 32)]
+
+
 def test_what_was_noted_of_a_history_that_was_rolled_back_is_forgotten(tmp_path):
     changelog, place = open_changelog(str(tmp_path / "log")), str(tmp_path / "checkpoint")
 

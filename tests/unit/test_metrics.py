@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import urllib.request
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from recovery.supervise.metrics import serve_metrics
@@ -22,8 +24,6 @@ class Query:
 
 def test_progress_is_served_as_it_is_when_asked():
     query, registry = Query(), CollectorRegistry()
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -49,3 +49,18 @@ def test_progress_is_served_as_it_is_when_asked():
         'rewind_shard_operate_ms{shard="0"} 1.5',
     }
     assert list(registry.collect()) == []
+
+
+def test_a_port_that_is_taken_leaves_nothing_behind():
+    registry = CollectorRegistry(auto_describe=True)  # as the one that is taken by default
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(OSError, match="in use"):
+            serve_metrics(Query(), port=other.getsockname()[1], registry=registry)
+    assert list(registry.collect()) == []
+    close = serve_metrics(Query(), port=0, registry=registry)
+    with pytest.raises(ValueError, match="Duplicated"):
+        serve_metrics(Query(), port=0, registry=registry)
+    close()
+    serve_metrics(Query(), port=0, registry=registry)()

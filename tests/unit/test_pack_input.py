@@ -182,3 +182,13 @@ def test_event_times_of_every_type_in_berlin(kind: pa.DataType, value: object, e
     found = millis(pa.array([value, None, value], kind), "Europe/Berlin").to_pylist()
     wanted = None if expected is None else (expected - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     assert found == [wanted, None, wanted]
+
+
+def test_a_date_that_no_timestamp_says_is_an_event_time_all_the_same() -> None:
+    """Days from 1970 of 32 bits go to the year 5,881,580; beyond 294,246 they begin at midnight of UTC."""
+    days = pa.array([2**31 - 1, 15_891, None, -(2**31)], pa.int32()).cast(pa.date32())
+    berlin = int(datetime(2013, 7, 4, 22, tzinfo=UTC).timestamp() * 1000)
+    assert millis(days, "Europe/Berlin").to_pylist() == [(2**31 - 1) * 86_400_000, berlin, None, -(2**31) * 86_400_000]
+    edge = 106_751_991  # the last whole day in microseconds
+    near = pa.array([edge + more for more in (-3, -2, -1, 0, 1)], pa.int32()).cast(pa.date32())
+    assert millis(near, "UTC").to_pylist() == [(edge + more) * 86_400_000 for more in (-3, -2, -1, 0, 1)]

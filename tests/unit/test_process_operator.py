@@ -335,6 +335,11 @@ def test_results_may_be_a_batch_or_nothing() -> None:
         (lambda: ProcessOperator(print, pa.schema([("batch", pa.int32())])), ValueError, "batch"),
         (lambda: ProcessOperator(print, pa.schema([("a", pa.int32())] * 2)), ValueError, "twice"),
         (
+            lambda: ProcessOperator(print, pa.schema([("a", pa.struct([]))])),
+            ValueError,
+            "result: a: struct<> cannot be",
+        ),
+        (
             lambda: ProcessOperator(print, RESULT, stores=[key_value_store(str(n)) for n in range(MAX_STORES + 1)]),
             ValueError,
             "at most 191",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.errors import PointerDamaged
+from backend.errors import PointerDamaged, StorageFailed
 from recovery.commit.spark_files import read_spark_file
 from recovery.failures import Kind, Link, QueryFailed, damaged_state, read
 from recovery.supervise.patience import Patience
@@ -183,3 +183,21 @@ def test_a_file_of_sparks_is_read_with_the_checksum_that_lies_beside_it(tmp_path
     file.write_bytes(b"123456789" * 2)
     sums.unlink()
     assert read_spark_file(str(tmp_path), "offsets/3") == b"123456789" * 2
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        Link("org.apache.hadoop.security.AccessControlException", "Permission denied: user=job, access=WRITE", io=True),
+        Link("java.nio.file.AccessDeniedException", "/c/commits", io=True),
+        Link(GONE, "/c/commits/.7.tmp (Permission denied)", io=True),
+        Link(GONE, "/c/commits/.7.tmp (Read-only file system)", io=True),
+    ],
+)
+def test_a_right_that_spark_lacks_is_waited_for_and_told_as_that(link: Link) -> None:
+    """Not as processes of Spark that die."""
+    failure = read(QueryFailed("a query failed", (OUTER, link)))
+    assert failure.kind is Kind.PASSES
+    assert isinstance(failure.error, StorageFailed)
+    assert "does not let Spark read or write" in failure.error.what
+    assert link.text in failure.error.why

@@ -183,6 +183,12 @@ def test_a_step_that_depends_on_cuts_is_named() -> None:
         steps_of(*steps, debug=True)(parsed(rows))
 
 
+def test_steps_are_compared_under_cuts_also_with_times_that_python_has_not() -> None:
+    far = Step("with_columns", {"at": lambda t: pc.add(t["x"], 400_000_000_000_000_000).cast(pa.timestamp("us"))})
+    got = steps_of(far, debug=True)(parsed([(0, offset, offset, "") for offset in range(5)]))
+    assert got["verdict"].to_pylist() == [PASSED] * 5
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from backend.errors import RewindError, StorageFailed
 from backend.store.storage import storage
-from recovery.files import open_files
+from recovery import failures
+from recovery.files import RemoteFiles, open_files
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,70 @@ def test_what_it_refuses_is_named(number: int, says: str) -> None:
 def test_a_missing_file_is_the_callers_to_judge(kind: type[OSError]) -> None:
     with pytest.raises(kind), storage("x"):
         raise kind
+
+
+class ClientError(Exception):
+    """As botocore's, aiohttp's and Google's clients have them: no `OSError`."""
+
+
+CALLS: dict[str, tuple[str, Callable[[RemoteFiles], object]]] = {
+    "list": ("ls", lambda there: there.list("a")),
+    "folders": ("ls", lambda there: there.folders("a")),
+    "read": ("cat_file", lambda there: there.read("a/b")),
+    "head": ("cat_file", lambda there: there.head("a/b", 3)),
+    "chunks": ("open", lambda there: list(there.chunks("a/b"))),
+    "delete": ("rm_file", lambda there: there.delete(["a/b"])),
+    "delete_folder": ("rm", lambda there: there.delete_folder("a")),
+    "write": ("open", lambda there: there.write("a/c", [b"x"])),
+    "get": ("open", lambda there: there.get("a/b", Path("nowhere"), link=False)),
+}
+
+
+@pytest.mark.parametrize("raised", [ClientError("slow down"), OSError(errno.EBUSY, "slow down"), TimeoutError("slow")])
+@pytest.mark.parametrize("call", CALLS)
+def test_whatever_a_remote_filesystem_raises_is_named_and_passes(
+    call: str, raised: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = RemoteFiles("memory://slow")
+    there.write("a/b", [b"content"])
+    name, ask = CALLS[call]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(MemoryFileSystem, name, refuse)
+    with pytest.raises(StorageFailed, match="slow") as caught:
+        ask(there)
+    assert "slow/a" in caught.value.where
+    assert failures.read(caught.value).kind is failures.Kind.PASSES
+
+
+@pytest.mark.parametrize("raised", [ClientError("mine"), OSError("mine"), KeyError("mine")])
+def test_what_the_bytes_giver_raises_is_not_the_filesystems(raised: Exception) -> None:
+    there = RemoteFiles("memory://givers")
+    there.write("b", [b"old"])
+
+    def chunks() -> Iterator[bytes]:
+        yield b"half"
+        raise raised
+
+    with pytest.raises(type(raised), match="mine") as caught:
+        there.write("b", chunks())
+    assert caught.value is raised
+    assert there.read("b") == b"old"
+
+
+def test_a_missing_remote_file_is_the_callers_to_judge(tmp_path: Path) -> None:
+    there = RemoteFiles("memory://missing")
+    for ask in (lambda: there.read("a"), lambda: there.head("a", 1), lambda: list(there.chunks("a"))):
+        with pytest.raises(FileNotFoundError):
+            ask()
+    with pytest.raises(FileNotFoundError):
+        there.get("a", tmp_path / "a", link=False)
+    assert not (tmp_path / "a").exists()
+    there.delete(["a"])
+    there.delete_folder("a")
+    assert there.list("a") == {}
 
 
 def test_a_directory_where_a_file_must_be(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import threading
 import traceback
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -537,6 +538,44 @@ def test_what_a_shard_tells_of_a_micro_batch_reaches_housekeeping_and_listeners(
     assert (told.rows, told.moves, told.restores, told.adopted) == (7, 1, 0, 1)
 
 
+def test_a_micro_batch_that_spark_runs_again_is_counted_once() -> None:
+    def publish_some(publish: Callable[[Any, int], None]) -> Failing:
+        for version in (2, 3, 3, 4, 4, 4):
+            publish(None, version)
+        return Failing(None)
+
+    plan = one_shard(start_query=publish_some, publish=lambda frames, version: [summary(0, 2, 1, {"rows": 10})])
+    query = RewindQuery(plan)
+    assert query.await_termination(30)
+    told = query.progress
+    assert (told.version, told.micro_batches, told.rows, told.results, told.errors) == (4, 3, 30, 6, 3)
+
+
+def test_what_fails_behind_a_publication_is_the_micro_batchs_failure() -> None:
+    """By its name: such as a read of Spark's log of which a filesystem gives nothing for a moment."""
+    away = StorageFailed("a filesystem failed", where="s3://bucket")
+    seen: list[Exception] = []
+
+    def gone(version: int) -> int:
+        raise away
+
+    def publish_some(publish: Callable[[Any, int], None]) -> Failing:
+        try:
+            publish(None, 3)
+        except Exception as error:
+            seen.append(error)
+        return Failing(None)
+
+    metrics = {"rows": 1, "drained": 3}
+    plan = one_shard(
+        start_query=publish_some, publish=lambda *_: [summary(0, 1, 0, metrics)], drain_of=gone, targets={("t", 0): 1}
+    )
+    query = RewindQuery(plan)
+    query.stop()
+    assert [type(error) for error in seen] == [supervisor.MicroBatchFailed]
+    assert query._raised is away
+
+
 def test_a_micro_batch_that_is_mostly_refused_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     metrics = [
         {"received": 6, "errors": 4, "errors_in_future": 4, "leaps": 2, "leap": "t-0, offset 7: by 9 ms"},
@@ -638,7 +677,7 @@ def test_a_micro_batch_that_begins_while_the_end_is_found_is_published_before_th
     done: list[str] = []
     query = RewindQuery.__new__(RewindQuery)
     query._ending, query._stopping = False, threading.Event()
-    query._publishing = set()
+    query._publishing, query._counted = set(), (-1, Counter())
     query._query = SimpleNamespace(isActive=True, stop=lambda: done.append("stopped"))  # type: ignore[assignment]
     query._plan = SimpleNamespace(  # type: ignore[assignment]
         publish=lambda *_: done.append("published") or [],

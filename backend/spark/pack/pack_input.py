@@ -23,6 +23,9 @@ from backend.spark.pack.hashing import xxhash64
 from backend.steps import VERDICT
 from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes
 
+DAY_MS = 86_400_000
+_DATES_MS = (2**63 - 1) // 1_000 - 2 * DAY_MS
+"""Dates up to there have a first moment, in microseconds, in each time zone."""
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Ints = npt.NDArray[np.int64]
 GATHERED_ROWS, GATHERED_BYTES = 100_000, 16 * 1024 * 1024
@@ -169,6 +172,12 @@ def millis(times: pa.Array, timezone: str) -> pa.Array:
     """
     if pa.types.is_integer(times.type):
         return times.cast(pa.int64())
+    if pa.types.is_date(times.type):
+        days = times.cast(pa.int32() if pa.types.is_date32(times.type) else pa.int64()).cast(pa.int64())
+        own = days if pa.types.is_date64(times.type) else pc.multiply(days, DAY_MS)
+        beyond = pc.fill_null(pc.greater(pc.abs(own), _DATES_MS), False)
+        if pc.any(beyond).as_py():  # no timestamp says them, and no zone has rules for them
+            return pc.if_else(beyond, own, millis(pc.if_else(beyond, None, times), timezone))
     if pa.types.is_date(times.type) or times.type.tz is None:
         times = instants(times.cast(pa.timestamp("us")), timezone)
     per_ms = {"s": 0, "ms": 1, "us": 1_000, "ns": 1_000_000}[times.type.unit]
