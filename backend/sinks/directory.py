@@ -113,6 +113,12 @@ class VersionedDirectory:
         found = self._owner(query)
         return found is not None and found.get("query") == query and found.get("holds", self.holds) == self.holds
 
+    @property
+    def owner(self) -> str:
+        """The query whose output it holds; "" where nothing says it. Raises as `open` for the file that says it."""
+        found = self._owner("")
+        return "" if found is None else str(found.get("query"))
+
     def _owner(self, query: str) -> dict[str, Any] | None:
         owner = self.root / _PRIVATE / _OWNER
         try:

@@ -20,7 +20,7 @@ from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
 
 from backend.errors import SinkUnavailable
-from backend.sinks.table_rows import ROW_KEY
+from backend.sinks.table_rows import ROW_KEY, dated
 from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_owner, reaching, two_names
 from backend.sinks.tables import KINDS
 
@@ -92,7 +92,7 @@ class IcebergOutput:
     def append(self, paths: Sequence[str], rows: Iterator[pa.RecordBatch], record: Record) -> None:
         """Append in one commit."""
         with reaching(self.place), self._table.transaction() as change:
-            change.append(pa.Table.from_batches(rows), snapshot_properties=self._about(record))
+            change.append(_dated(pa.Table.from_batches(rows)), snapshot_properties=self._about(record))
             self._note(change, record)
 
     def replace(self, rows: pa.Table, gone: pa.Array, bounded: str | None, record: Record) -> None:
@@ -101,7 +101,7 @@ class IcebergOutput:
         if bounded is not None:  # files outside are passed over
             ends = pc.min_max(rows.column(bounded).cast(pa.int64())).as_py()
             keys = And(keys, And(GreaterThanOrEqual(bounded, ends["min"]), LessThanOrEqual(bounded, ends["max"])))
-        stays = rows.filter(pc.invert(gone))
+        stays = _dated(rows.filter(pc.invert(gone)))
         with reaching(self.place), self._table.transaction() as change:
             change.overwrite(stays, overwrite_filter=keys, snapshot_properties=self._about(record))
             self._note(change, record)
@@ -117,3 +117,8 @@ class IcebergOutput:
     @staticmethod
     def _note(change: Transaction, record: Record) -> None:
         change.set_properties({PREFIX + name: str(value) for name, value in record._asdict().items()})
+
+
+def _dated(rows: pa.Table) -> pa.Table:
+    """Return rows whose times the library has dates for: it looks at the least and the greatest of each file."""
+    return pa.table([dated(column) for column in rows.columns], schema=rows.schema)

@@ -22,17 +22,13 @@ from sqlalchemy.pool import NullPool
 
 from backend.errors import SinkConflict
 from backend.python_rows import python_values
-from backend.sinks.table_rows import ROW_KEY
+from backend.sinks.table_rows import ROW_KEY, dated
 from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_owner, reaching, two_names
 from backend.sinks.tables import KINDS
 
 COMMITS = "rewind_commits"
 _CHUNK_ROWS = 500
 """Rows of one statement: databases bound its parameters."""
-_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""The years 1 to 9999, in microseconds since the epoch."""
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-"""The same in days."""
 
 
 def sql_tables(url: str, table: str, errors: str | None, schema: str | None, options: Mapping[str, Any]) -> KeyedSink:
@@ -42,9 +38,11 @@ def sql_tables(url: str, table: str, errors: str | None, schema: str | None, opt
         raise ValueError(f"schema={schema!r}: must be the name of a schema, or None")
     try:
         engine = sa.create_engine(url, poolclass=NullPool, hide_parameters=True)
-    except (ArgumentError, NoSuchModuleError, ImportError, AttributeError) as error:
+    except (ArgumentError, NoSuchModuleError, ImportError, AttributeError, ValueError) as error:
         why = "its driver is not installed" if isinstance(error, ImportError) else "not a database that is known"
         raise ValueError(f"url: {why}: allowed is what SQLAlchemy takes, such as postgresql+psycopg://...") from None
+    if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
+        raise ValueError("url: SQLite in memory is gone with each connection: allowed is a file, sqlite:///<path>")
     place = engine.url.render_as_string(hide_password=True)
     tables = {kind: SqlOutput(engine, names[kind], schema) for kind in KINDS}
     return KeyedSink(tables, {"kind": "sql", "url": place, "schema": schema, **names}, **options)
@@ -173,15 +171,7 @@ def _type(field: pa.Field, unique: str) -> Any:
 def _values(column: pa.Array) -> list[Any]:
     """Return a column's values as a driver takes them."""
     kind, types = column.type, pa.types
-    if types.is_timestamp(kind):
-        ticks = column.cast(pa.int64())
-        within = pc.and_(pc.greater_equal(ticks, _FIRST_US), pc.less_equal(ticks, _LAST_US))
-        return pc.if_else(within, column, pa.scalar(None, kind)).to_pylist()  # type: ignore[no-any-return]
-    if types.is_date32(kind):
-        days = column.cast(pa.int32())
-        within = pc.and_(pc.greater_equal(days, _FIRST_DAY), pc.less_equal(days, _LAST_DAY))
-        return pc.if_else(within, column, pa.scalar(None, kind)).to_pylist()  # type: ignore[no-any-return]
-    values = python_values(column)
+    values = python_values(dated(column))
     if types.is_nested(kind):
         values = [None if value is None else json.dumps(value, default=_text) for value in values]
     if types.is_nested(kind) or types.is_string(kind):

@@ -73,6 +73,23 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind, safe=not pa.types.is_timestamp(kind))
 
 
+_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
+"""The years 1 to 9999, in seconds since the epoch."""
+_DAY_S = 86_400
+
+
+def dated(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return a column of `plain`, null where it has a time or date outside of the years 1 to 9999."""
+    if pa.types.is_timestamp(column.type):
+        ticks, first, last = column.cast(pa.int64()), _FIRST_S * 1_000_000, _LAST_S * 1_000_000 + 999_999
+    elif pa.types.is_date32(column.type):
+        ticks, first, last = column.cast(pa.int32()), _FIRST_S // _DAY_S, _LAST_S // _DAY_S
+    else:
+        return column
+    within = pc.and_(pc.greater_equal(ticks, first), pc.less_equal(ticks, last))
+    return pc.if_else(within, column, pa.scalar(None, column.type))
+
+
 def row_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
     """Return `ROW_KEY` of rows as the operator's time has it, in milliseconds: equal where all the columns are."""
     parts = [_ticks(rows.column(name)) for name in names]
@@ -80,7 +97,8 @@ def row_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
 
 
 def _ticks(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+    kind = column.type
+    return column.cast(pa.int64(), safe=False) if pa.types.is_timestamp(kind) or pa.types.is_uint64(kind) else column
 
 
 def newest(rows: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -22,7 +22,7 @@ from backend.batch import Operator, published_name
 from backend.errors import ManifestMismatch, RewindError, SinkConflict, SinkUnavailable
 from backend.sinks.outbox import OutboxSink, Written
 from backend.sinks.record import check_whole
-from backend.sinks.table_rows import ROW_KEY, START, newest, plain, plain_type, row_keys, withdrawn
+from backend.sinks.table_rows import ROW_KEY, START, dated, newest, plain, plain_type, row_keys, withdrawn
 from backend.sinks.tables import KINDS, RESULTS
 from backend.texts import one_line
 from backend.windows.operator import WindowOperator
@@ -216,7 +216,8 @@ class KeyedSink(TableSink):
         rows = newest(pa.Table.from_batches(written.batches(kind)), self._key)
         gone = withdrawn(rows, self._windows)
         rows = pa.Table.from_batches([plain(batch, self._schemas[kind]) for batch in rows.to_batches()])
-        bounded = START in self._key and not rows.column(START).null_count
+        # such bounds tell a library which files to pass over: those that it has a date for
+        bounded = START in self._key and not dated(rows.column(START)).null_count
         self._results.replace(rows, gone, START if bounded else None, made)
 
 

@@ -72,11 +72,16 @@ def plan_reset(
     mark = half_reset.read_mark(location)
     if mark is not None:
         home = _home(local_dir, mark.query_id)
+        theirs = [
+            output for output in mark.outputs if VersionedDirectory(output).owner not in ("", mark.owners.get(output))
+        ]
+        directories = tuple(output for output in mark.outputs if output not in theirs)
         stays: tuple[str, ...] = (
             *(() if home is not None else ("local state: the checkpoint does not say any more which it is",)),
-            *_others(mark.outputs),
+            *(f"{output}: another query has begun to write there" for output in theirs),
+            *_others(directories),
         )
-        return Reset(location, home, mark.outputs, _paths(location, home, mark.outputs), stays, (), local_only=False)
+        return Reset(location, home, directories, _paths(location, home, directories), stays, (), local_only=False)
     opened = Checkpoint(location, local_dir)
     home = _home(local_dir, _query_id(opened))
     if local_only:
@@ -115,7 +120,11 @@ def carry_out(plan: Reset) -> None:
         with _locks(plan.home):
             if not plan.local_only:
                 query_id = plan.home.name if plan.home is not None else None
-                half_reset.write_mark(plan.location, half_reset.Mark(query_id, plan.outputs))
+                known = half_reset.read_mark(plan.location)
+                owners = {} if known is None else dict(known.owners)
+                now = {output: VersionedDirectory(output).owner for output in plan.outputs}
+                owners |= {output: owner for output, owner in now.items() if owner}
+                half_reset.write_mark(plan.location, half_reset.Mark(query_id, plan.outputs, owners))
             if plan.home is not None and plan.home.is_dir():
                 shutil.rmtree(plan.home)
             for output in plan.outputs:

@@ -152,7 +152,7 @@ def test_a_job_without_spark(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sinks_into_tables(tmp_path: Path) -> None:
     places = {
-        "postgresql+psycopg://host/database": "sqlite://",
+        "postgresql+psycopg://host/database": "sqlite:///windows.db",
         "/catalog.db": "/:memory:",
         "/data/warehouse": str(tmp_path),
     }

@@ -19,6 +19,7 @@ from recovery.commit import lease
 from recovery.commit import reset_mark as half_reset
 from recovery.commit.manifest import Manifest, read_manifest, write_manifest
 from recovery.commit.outputs import forget_outputs, output_id, write_outputs
+from recovery.inspect import reset
 from recovery.inspect.reset import carry_out, plan_reset
 from tests.support.windows import QUERY
 
@@ -125,6 +126,33 @@ def test_reset_killed_after_every_deletion_can_be_called_again(
     assert all("/lease/" in name for name in left_in(tmp_path / str(kills))), "which nobody gave back"
     assert refused > 20
     assert kills > 30
+
+
+def test_a_reset_that_goes_on_leaves_what_another_query_has_begun_meanwhile(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = copied(template, tmp_path / "one")
+    location = str(home / "checkpoint")
+
+    def die(files: Any) -> None:
+        raise Killed
+
+    plan = plan_reset(location, home / "local", outputs=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(reset, "_delete_checkpoint", die)
+        with pytest.raises(Killed):
+            carry_out(plan)
+    assert not (home / "errors").exists()
+    ParquetSink(home / "results", home / "errors").open("a" * 32)
+    for name in ("results", "errors"):
+        (home / name / "batch=0").mkdir()
+        (home / name / "batch=0" / "a.parquet").write_text("another's")
+    again = plan_reset(location, home / "local", outputs=True)
+    assert again.outputs == ()
+    assert f"{home / 'results'}: another query has begun to write there" in again.stays
+    carry_out(again)
+    assert (home / "results" / "batch=0" / "a.parquet").read_text() == "another's"
+    assert not (home / "checkpoint" / "rewind" / "manifest.json").exists()
 
 
 def test_reset_leaves_a_query_alone_that_begins_right_after_it(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from backend.aggregates import count
-from backend.batch import EDGES
+from backend.batch import EDGES, ERROR_SCHEMA
 from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable
 from backend.process import ProcessOperator
 from backend.sinks import delta_sink, iceberg_sink, sql_sink
@@ -296,6 +296,44 @@ def test_times_that_have_no_date_stay_apart(case: Case, tmp_path: Path) -> None:
     assert sorted(row[5] for row in case.results() if row[3] is None) == [2, 4]
 
 
+FAR_MS = {"the year 55,840": 1_700_000_000_000_000, "before year 1": -62_135_596_800_001, "late": 9_200_000_000_000_000}
+
+
+@pytest.mark.parametrize("far", FAR_MS.values(), ids=FAR_MS)
+@pytest.mark.parametrize("mode", ["log", "newest"])
+def test_times_outside_of_the_years_1_to_9999_stop_no_query(case: Case, tmp_path: Path, mode: str, far: int) -> None:
+    """Microseconds hold them, and some libraries have no date for them."""
+    sink = begun(case, tmp_path, mode=mode)
+    for version, n in enumerate((1, 2)):
+        made = frame(0, version, [("full", 0, far, "JFK", n, 0.5), ("full", 0, 0, "JFK", 10 * n, 0.5)], [])
+        refused = {
+            "topic": "t",
+            "stream": 0,
+            "partition": 0,
+            "offset": version,
+            "event_time": far,
+            "reason": "in_future",
+        }
+        errors = pack(pa.Table.from_pylist([refused], schema=ERROR_SCHEMA))
+        told = {"shard": 0, "version": version, "results": made["results"], "errors": errors, "metrics": "{}"}
+        Player(lambda: sink, "", None, 0).publish(sink, version, [told])  # type: ignore[arg-type]
+    rows = [(row[3], row[5]) for row in case.results()]
+    assert sorted(n for _, n in rows) == ([1, 2, 10, 20] if mode == "log" else [2, 20])
+    assert {at for at, n in rows if n >= 10} == {0}
+    assert {at for at, n in rows if n < 10} <= {None, far}
+    assert len(case.errors()) == 2
+
+
+def test_a_key_of_64_bits_without_a_sign_is_one_for_each_value(case: Case, tmp_path: Path) -> None:
+    job = process(pa.schema([("user", pa.uint64()), ("n", pa.int64())]))
+    sink = begun(case, tmp_path, job=job, key="user")
+    users = [0, 1, 2**63 - 1, 2**63, 2**64 - 1]
+    for version in range(2):
+        made = {"user": users, "n": [version * 10 + n for n in range(5)]}
+        published(sink, version, pack(pa.table(made, schema=job.result_schema)))
+    assert sorted(case.query("SELECT n FROM results")) == [(10,), (11,), (12,), (13,), (14,)]
+
+
 def process(result: pa.Schema) -> ProcessOperator:
     return ProcessOperator(lambda batch, context: None, result, stores=[], fields=[])
 
@@ -473,3 +511,12 @@ def test_a_password_is_told_nowhere_and_an_outage_is_waited_for(tmp_path: Path) 
     with pytest.raises(ValueError, match="url: not a database that is known") as bad:
         sql_sink("nothing:secret", "windows")
     assert "secret" not in str(bad.value)
+    with pytest.raises(ValueError, match="url: not a database that is known") as bad:
+        sql_sink("postgresql+psycopg://u:secret@here:port/d", "windows")
+    assert "secret" not in str(bad.value)
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite://"])
+def test_a_database_that_each_connection_has_anew_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="url: SQLite in memory"):
+        sql_sink(url, "windows")
