@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import MAX_TIME, MIN_TIME, OFFSET, TIME, SourcePartition
+from backend.python_rows import python_values
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.aligned.kind import Aligned
@@ -159,7 +160,7 @@ def _tuple_sessions(kind: TupleSessions, work: Workspace, start: int, end: int) 
 
 
 def _keys(arrays: list[pa.Array], count: int) -> list[tuple[Any, ...]]:
-    return list(zip(*(array.to_pylist() for array in arrays), strict=True)) if arrays else [()] * count
+    return list(zip(*map(python_values, arrays), strict=True)) if arrays else [()] * count
 
 
 def messages(

@@ -112,13 +112,21 @@ def corrupt_staged(out: Path, chance: random.Random) -> Done:
 
 
 def corrupt_changelog(out: Path, chance: random.Random) -> Done:
-    """Flip a byte in a changelog record that the committed state needs."""
+    """Flip a byte in a changelog record that the committed state needs.
+
+    Raises:
+        ValueError: The changelog is not in files.
+    """
     path = _record(out, chance, newest=False)
     return _flip(path, chance, 0, path.stat().st_size), (int(path.parent.name),)
 
 
 def cut_changelog(out: Path, chance: random.Random) -> Done:
-    """Delete the changelog's record of a shard's committed commit."""
+    """Delete the changelog's record of a shard's committed commit.
+
+    Raises:
+        ValueError: The changelog is not in files.
+    """
     path = _record(out, chance, newest=True)
     path.unlink()
     return f"{path} deleted", (int(path.parent.name),)
@@ -128,11 +136,21 @@ def _record(out: Path, chance: random.Random, *, newest: bool) -> Path:
     checkpoint = _checkpoint(out)
     shard = chance.choice(list(checkpoint.shards))
     commit = _committed(checkpoint, shard)
-    if not newest:
-        lineage = checkpoint.changelog.read(shard, commit).record
-        commit = chance.choice([commit, *lineage.ancestors])
     folder = out / CHECKPOINT / "rewind" / "changelog" / str(shard)
-    return folder / f"{commit.name}.delta"
+    if not folder.is_dir():
+        raise ValueError(
+            f"the changelog is at {checkpoint.changelog_uri}: this drill damages one beside the checkpoint"
+        )
+    if newest:
+        return folder / f"{commit.name}.delta"
+    needed = []
+    for one in [commit, *checkpoint.changelog.read(shard, commit).record.ancestors]:
+        if (folder / f"{one.name}.base").exists():  # nothing before is needed, and it is in the deltas, too
+            break
+        needed.append(folder / f"{one.name}.delta")
+    if not needed:
+        raise ValueError(f"every row of shard {shard} is in a base as of its last commit: try another seed")
+    return chance.choice(needed)
 
 
 def _committed(checkpoint: Checkpoint, shard: int) -> Commit:

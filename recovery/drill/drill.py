@@ -143,7 +143,7 @@ class Drill:
         run, why = Run(), ""
         try:
             out = self._carry_out(scenario, run)
-        except ValueError as error:
+        except (ValueError, OSError, RewindError) as error:
             out, why = self.out / scenario.name, str(error)
         run.seconds = time.time() - started
         return self._judge(scenario, out, run, control, why)
@@ -224,7 +224,7 @@ class Drill:
         broken_at = time.time()
         self._listen(runner, run)
         if lost is not None:
-            run.broken_at = broken_at
+            run.version, run.broken_at = lost, broken_at
             self._note(run, "killed", at=broken_at, what=f"executor killed in micro-batch {run.version}, its disk lost")
         return out
 

@@ -182,22 +182,26 @@ def strike_restore(runner: Runner) -> bool:
     return _hold(runner, taken(runner.order).exists, runner.kill)
 
 
-def strike_host(runner: Runner, out: Path, disks: Path, at: int) -> str | None:
-    """Kill the executor that is inside micro-batch `at` with its workers, and delete its disk.
+def strike_host(runner: Runner, out: Path, disks: Path, at: int) -> int | None:
+    """Kill the executor that is inside a micro-batch with its workers, and delete its disk.
 
     Args:
         runner: Runs the job.
         out: The job's directory.
         disks: Executors have theirs below it.
-        at: The micro-batch.
+        at: The micro-batch, or the next one that allows it.
 
     Returns:
-        The executor's disk; None when the job ended by itself.
+        The micro-batch in which it died; None when the job ended by itself.
     """
     found: list[Path] = []
+    version = at
 
     def there() -> bool:
-        here = [one for one in disks.glob("*/executor-*") if inside(one / LOCAL, at, query_id(out))]
+        nonlocal version
+        while _committed(out, version):
+            version += 1
+        here = [one for one in disks.glob("*/executor-*") if inside(one / LOCAL, version, query_id(out))]
         found[:] = [disk for disk in here if _executor(runner, disk)]
         return bool(found)
 
@@ -207,7 +211,7 @@ def strike_host(runner: Runner, out: Path, disks: Path, at: int) -> str | None:
         each(family, "kill")
         shutil.rmtree(found[0] / LOCAL, ignore_errors=True)
 
-    return found[0].name if _hold(runner, there, lose) else None
+    return version if _hold(runner, there, lose) else None
 
 
 def _executor(runner: Runner, disk: Path) -> list[psutil.Process]:

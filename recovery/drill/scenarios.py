@@ -159,7 +159,7 @@ def choose(names: Sequence[str]) -> list[Scenario]:
     for name in names:
         if name not in known:
             raise ValueError(f"scenario={name!r}: allowed are {', '.join(known)}")
-    return [known[name] for name in names] if names else list(CATALOGUE)
+    return [known[name] for name in dict.fromkeys(names)] if names else list(CATALOGUE)
 
 
 def in_order(scenarios: Sequence[Scenario]) -> list[Scenario]:

@@ -5,6 +5,7 @@ Floats are rounded in their last digits, and nothing that depends on the wall cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow.dataset
 import xxhash
 
 from backend.batch import RESULT_FIELDS, published_name
+from backend.python_rows import python_values
 from backend.store.protocol import Region
 from backend.windows.definitions import Window
 from recovery.inspect.checkpoint_view import Checkpoint
@@ -24,6 +26,8 @@ NOT_COMPARED = ("reason", "revision", "shard", "version", "sequence", "batch", "
 CLOCKED = frozenset({Region.COMMIT, Region.REVISIONS, Region.OPERATOR})
 """Regions whose rows hold batch times or sequence numbers."""
 MAX_SAMPLES = 5
+_NAN = math.nan
+"""One object: rows are equal where their parts are the same or equal."""
 
 Row = tuple[Any, ...]
 
@@ -197,12 +201,12 @@ def _rows(table: pa.Table, names: Sequence[str]) -> list[Row]:
 
 
 def _plain(column: pa.ChunkedArray) -> list[Any]:
-    return [_rounded(value) for value in column.to_pylist()]
+    return [_rounded(value) for value in python_values(column)]
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.{FLOAT_DIGITS}g}")
+        return _NAN if math.isnan(value) else float(f"{value:.{FLOAT_DIGITS}g}")
     if isinstance(value, list):
         return tuple(_rounded(item) for item in value)
     if isinstance(value, dict):

@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from backend.batch import NO_TIME
 from backend.errors import RewindError, message_of
+from backend.python_rows import python_rows
 from backend.texts import visible
 from recovery.commit.pointer import CommitRecord
 from recovery.inspect.checkpoint_view import Checkpoint, ShardView, region_name
@@ -113,7 +114,8 @@ def moment(time_ms: int) -> str | None:
     if time_ms == NO_TIME:
         return None
     try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+        return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):
         return str(time_ms)
 
@@ -274,19 +276,19 @@ def write_rows(parts: Sequence[pa.Table], limit: int, form: str, as_of: Sequence
     table = whole.slice(0, limit)
     more = whole.num_rows > limit
     if form == "json":
-        print_json({"rows": readable_rows(table.to_pylist()), "more": more, "as_of": as_of})
+        print_json({"rows": readable_rows(python_rows(table)), "more": more, "as_of": as_of})
         return
     for shard in as_of:
         Console(stderr=True).print(plain(_as_of(shard)), soft_wrap=True)
     if form == "table":
-        show_rows(Console(), readable_rows(table.to_pylist()))
+        show_rows(Console(), readable_rows(python_rows(table)))
     elif form == "parquet":
         pq.write_table(table, pa.PythonFile(sys.stdout.buffer, mode="w"))
     else:
         text = visible if sys.stdout.isatty() else str
         out = csv.writer(sys.stdout, lineterminator="\n")
         out.writerow(text(name) for name in table.column_names)
-        for row in readable_rows(table.to_pylist()):
+        for row in readable_rows(python_rows(table)):
             out.writerow("" if cell is None else text(_flat(cell)) for cell in row.values())
     if more:
         Console(stderr=True).print(_MORE)

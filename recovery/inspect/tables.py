@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME, TIME
@@ -20,6 +22,7 @@ from backend.joins.options import SIDES
 from backend.joins.spec import JoinSpec
 from backend.joins.views import SideView
 from backend.keys import decode_columns
+from backend.python_rows import python_values
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Region, region_range
@@ -57,6 +60,21 @@ WINDOWS = pa.schema(
 )
 """Panes: start inclusive, end exclusive, in ms; `offsets` is `stream/partition:first-last` per source partition."""
 
+_OWN = frozenset(
+    (
+        "shard",
+        "start",
+        "end",
+        "expires",
+        "messages",
+        "offsets",
+        "start_offset",
+        "last_offset",
+        "partial_bytes",
+        "commit",
+    )
+)
+"""Columns of these tables and of no job: a field of one of these names has `_` behind it, and is no time of ours."""
 _EDGES = {True: ("start", "end"), False: ("start_offset", "last_offset")}
 """Of windows that are kept one by one: by event time, or by number of messages."""
 
@@ -80,16 +98,48 @@ class Wanted:
     version: int | None = None
 
     def __post_init__(self) -> None:
-        if self.version is not None and self.table == "messages":
+        if self.table == "messages":
+            self.check_newest()
+
+    def check_newest(self) -> None:
+        """Refuse a version of messages.
+
+        Raises:
+            ValueError: One is given.
+        """
+        if self.version is not None:
             raise ValueError("version: messages are only as of what this host's database is at; allowed is none")
 
+    def check_whole(self) -> None:
+        """Refuse to choose among rows that are shown as bytes.
+
+        Raises:
+            ValueError: A time or a key is given.
+        """
+        if self.start is not None or self.end is not None or self.key is not None:
+            raise ValueError("from, to, key: rows that are shown as bytes have no times and keys; allowed are none")
+
     def has_key(self, *fields: object) -> bool:
-        """Tell whether a key is wanted."""
-        return self.key is None or any(self.key in str(field) for field in fields)
+        """Tell whether a key is wanted, by its fields as they are shown."""
+        return self.key is None or any(self.key in shown(field) for field in fields if field is not None)
 
     def within(self, low: int, high: int) -> bool:
         """Tell whether a half-open range of event time meets the wanted one."""
         return (self.end is None or low < self.end) and (self.start is None or high > self.start)
+
+
+def shown(value: object) -> str:
+    """Return a value of a field as `rewind show` has it."""
+    return value.hex() if isinstance(value, bytes) else value.isoformat() if isinstance(value, date) else str(value)
+
+
+def column_of(name: str) -> str:
+    """Return the column of a job's field.
+
+    >>> column_of("user"), column_of("start")
+    ('user', 'start_')
+    """
+    return f"{name}_" if name in _OWN else name
 
 
 def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
@@ -107,6 +157,7 @@ def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
         "rows": _rows,
     }
     if wanted.table in SIDES and known_join(_entry(checkpoint)) is not None:
+        wanted.check_newest()
         return _messages(checkpoint, shard, wanted)
     found = readers.get(wanted.table)
     return found(checkpoint, shard, wanted) if found is not None else _store(checkpoint, shard, wanted)
@@ -158,13 +209,16 @@ def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Ta
     low = wanted.start if wanted.start is not None else MIN_TIME
     high = wanted.end if wanted.end is not None else MAX_TIME
     listed = views.windows(operator.kind, Workspace(found[0], found[1].bounds), low, high)
-    names, (first, last) = _key_names(operator), _EDGES[by_time]
+    names, (first, last) = [column_of(name) for name in _key_names(operator)], _EDGES[by_time]
     rows = [
         {
             "shard": shard,
             first: view.start,
             last: view.end,
-            **dict(zip(names, view.key or (), strict=False)),
+            **{
+                name: _stored(value, schema.field(name).type)
+                for name, value in zip(names, view.key or (), strict=False)
+            },
             "messages": view.messages,
             "offsets": " ".join(f"{s}/{p}:{low}-{high}" for (s, p), (low, high) in sorted(view.offsets.items())),
         }
@@ -172,6 +226,14 @@ def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Ta
         if wanted.has_key(*(view.key or ("",)))
     ]
     return pa.Table.from_pylist(rows, schema)
+
+
+def _stored(value: Any, kind: pa.DataType) -> Any:
+    """Return a time that Python has no date for, which is text then, as the number that Arrow takes."""
+    if not isinstance(value, str) or not pa.types.is_temporal(kind):
+        return value
+    unit = kind.unit if pa.types.is_timestamp(kind) else "D"
+    return int(np.datetime64(value.removesuffix("Z")).astype(f"datetime64[{unit}]").astype(np.int64))
 
 
 def _store(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
@@ -206,11 +268,11 @@ def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
         {
             "shard": pa.repeat(pa.scalar(shard, pa.int32()), len(keys)),
             "start": pa.array(starts, pa.int64()),
-            **{name: column for (name, _), column in zip(fields, columns, strict=True)},
+            **{column_of(name): column for (name, _), column in zip(fields, columns, strict=True)},
             "partial_bytes": pa.array([len(value) for value in values], pa.int64()),
         }
     )
-    texts = zip(*(column.to_pylist() for column in columns), strict=True) if columns else [()] * len(keys)
+    texts = zip(*map(python_values, columns), strict=True) if columns else [()] * len(keys)
     keep = [
         wanted.within(start, start + 1) and wanted.has_key(*text)
         for start, text in zip(starts.tolist(), texts, strict=True)
@@ -235,6 +297,7 @@ def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     if record is not None:
         checkpoint.shown[shard] = record
     commit = record.commit.name if record is not None else None
+    table = table.rename_columns([column_of(name) for name in table.column_names])
     table = table.append_column("shard", pa.repeat(pa.scalar(shard, pa.int32()), table.num_rows))
     return table.append_column("commit", pa.repeat(pa.scalar(commit, pa.string()), table.num_rows))
 
@@ -246,14 +309,15 @@ def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecor
     try:
         operator = window_operator(_entry(checkpoint))
     except ValueError:  # the job's own types or functions: the bytes, then
-        keys, values = store.scan_arrays(*region_range(Region.MESSAGES))
-        return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+        wanted.check_whole()
+        stored, values = store.scan_arrays(*region_range(Region.MESSAGES))
+        return pa.table({"key": pa.array(stored, pa.binary()), "value": pa.array(values, pa.binary())})
     low = wanted.start if wanted.start is not None else MIN_TIME
     high = wanted.end if wanted.end is not None else MAX_TIME
     by_time = operator.spec.window.by_time  # by number of messages the view counts in offsets
     work = Workspace(store, record.bounds if record is not None else {})
     table = views.messages(operator.kind, work, *((low, high) if by_time else (MIN_TIME, MAX_TIME)))
-    keys = [table[name].to_pylist() for name in _key_names(operator) if name in table.column_names]
+    keys = [python_values(table[name]) for name in _key_names(operator) if name in table.column_names]
     times = table[TIME].to_pylist() if TIME in table.column_names else [None] * table.num_rows
     keep = [
         (time is None or wanted.within(time, time + 1)) and wanted.has_key(*(field[at] for field in keys))
@@ -266,7 +330,7 @@ def _side_rows(join: JoinSpec, work: Workspace, wanted: Wanted) -> pa.Table:
     """Give the messages of a join's side that can still be joined."""
     side = join.sides[SIDES.index(wanted.table)]
     table = SideView(join, side, work).get_messages(MIN_TIME, MAX_TIME)
-    keys = [table[name].to_pylist() for name in side.on]
+    keys = [python_values(table[name]) for name in side.on]
     keep = [
         wanted.within(time, time + 1) and wanted.has_key(*(field[at] for field in keys))
         for at, time in enumerate(table[TIME].to_pylist())
@@ -275,6 +339,7 @@ def _side_rows(join: JoinSpec, work: Workspace, wanted: Wanted) -> pa.Table:
 
 
 def _rows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
+    wanted.check_whole()
     found = _committed(checkpoint, shard, wanted)
     rows = [
         {"shard": shard, "region": region_name(key[0]), "key": key, "value": value}
@@ -290,7 +355,7 @@ def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
         ValueError: There is no such table for this job.
     """
     operator = _entry(checkpoint)
-    keys = [pa.field(name, type_of(kind)) for name, kind in operator.get("keys", [])]
+    keys = [pa.field(column_of(name), type_of(kind)) for name, kind in operator.get("keys", [])]
     if table == "windows" and _is_paned(checkpoint):
         return WINDOWS
     if table == "windows" and operator.get("operator") == "window":

@@ -103,6 +103,8 @@ class Topics:
             for deleted in self._admin().delete_topics(self._names).values():
                 try:
                     deleted.result(WAIT_S)
+                except TimeoutError:
+                    continue
                 except KafkaException as error:
                     if not error.args[0].retriable() and error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                         raise

@@ -477,6 +477,7 @@ def test_a_damaged_manifest_is_named(little: Little) -> None:
         (0, "1970-01-01T00:00:00.000Z"),
         (-1, "1969-12-31T23:59:59.999Z"),
         (NO_TIME, None),
+        (253_370_764_800_001, "9999-01-01T00:00:00.001Z"),  # more digits than a float has
         (2**62, str(2**62)),
     ],
 )

@@ -114,6 +114,9 @@ def test_what_a_table_cannot_tell_is_refused(made: Callable[[str], Path]) -> Non
     said = " ".join(show(made("tumbling"), "windows", "--key", "anna", code=2).split())
     assert "key='anna': a row of this table is a window with all its keys: allowed is none" in said
     assert {row["k"] for row in show(made("tumbling"), "aggregates", "--key", "anna")} == {"anna"}
+    for options in (["--key", "anna"], ["--from", "1970-01-01"], ["--to", "1970-01-02"]):
+        said = " ".join(show(made("session"), "rows", *options, code=2).split())
+        assert "from, to, key: rows that are shown as bytes have no times and keys; allowed are none" in said
 
 
 @pytest.mark.parametrize("name", ["sliding", "session", "by number"])
@@ -164,7 +167,66 @@ def test_sides_of_a_join(tmp_path: Path) -> None:
     assert [row["x"] for row in show(home, "right")] == [40]
     assert [row["x"] for row in show(home, "left", "--key", "anna", "--from", "1970-01-01T00:00:02")] == [30]
     assert "unused" not in left[0]
+    assert "version: messages are only as of" in " ".join(show(home, "right", "--version", "0", code=2).split())
     assert "allowed are left, right, rows" in " ".join(show(home, "windows", code=2).split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"), [("session", "windows"), ("tumbling", "aggregates"), ("session", "messages")]
+)
+def test_keys_are_chosen_as_they_are_shown(kind: str, table: str, tmp_path: Path) -> None:
+    """Bytes as hex, times in ISO 8601, those that Python has not too; no key is none of them."""
+    stamp = pa.timestamp("us", "UTC")
+    fields = pa.schema([("k", pa.binary()), ("d", stamp)])
+    far = 400_000_000_000_000_000  # microseconds: a year of five digits
+    rows = [(b"\xde\xad", 0), (None, far), (b"None", None)]
+    window = win.session("12 s") if kind == "session" else win.tumbling("12 s")
+    wanted = {"n": agg.count(), "own": agg.over_all("d", function=len, output=pa.int64())}
+    spec = window_spec(window, fields, wanted, keys=["k", "d"], retention="1 hour", max_ahead=None)
+    operator = WindowOperator(spec)
+    tester = OperatorTester(operator, fields, tmp_path, now_ms=9_000)
+    tester.send([{"_time": 1_000, "k": k, "d": pa.scalar(at, pa.int64()).cast(stamp)} for k, at in rows])
+    tester.batch()
+    tester.batch()
+    location = tmp_path / "checkpoint"
+    entries = {"operator": operator.describe(), "changelog": str(tmp_path / "changelog")}
+    write_manifest(str(location), Manifest(1, (0,), entries))
+    (location / "metadata").write_text(json.dumps({"id": QUERY_ID}))
+    (location / "commits").mkdir()
+    for version in range(2):
+        (location / "commits" / str(version)).write_text("v1")
+    told = show(tmp_path, table)
+    assert {(row["k"] or "", row["d"] or "") for row in told} == {
+        ("", "14645-06-30T15:06:40.000000Z"), ("4e6f6e65", ""), ("dead", "1970-01-01T00:00:00+00:00")
+    }  # fmt: skip
+    assert {row["k"] for row in show(tmp_path, table, "--key", "dead")} == {"dead"}
+    assert {row["k"] for row in show(tmp_path, table, "--key", "1970-01-01T")} == {"dead"}
+    assert show(tmp_path, table, "--key", "None") == []
+
+
+@pytest.mark.parametrize("key", ["start", "messages", "expires", "shard", "partial_bytes"])
+@pytest.mark.parametrize("kind", ["session", "tumbling"])
+def test_fields_called_like_a_tables_own_columns_are_told_apart(key: str, kind: str, tmp_path: Path) -> None:
+    fields = pa.schema([(key, pa.int64()), ("end", pa.int64())])
+    window = win.session("12 s") if kind == "session" else win.tumbling("12 s")
+    wanted = {"n": agg.count(), "own": agg.over_all("end", function=len, output=pa.int64())}
+    spec = window_spec(window, fields, wanted, keys=[key], retention="1 hour", max_ahead=None)
+    operator = WindowOperator(spec)
+    tester = OperatorTester(operator, fields, tmp_path, now_ms=9_000)
+    tester.send([{"_time": 1_000, key: 7, "end": 9}])
+    tester.batch()
+    tester.batch()
+    location = tmp_path / "checkpoint"
+    entries = {"operator": operator.describe(), "changelog": str(tmp_path / "changelog")}
+    write_manifest(str(location), Manifest(1, (0,), entries))
+    (location / "metadata").write_text(json.dumps({"id": QUERY_ID}))
+    (location / "commits").mkdir()
+    for version in range(2):
+        (location / "commits" / str(version)).write_text("v1")
+    (row,) = show(tmp_path, "windows" if kind == "session" else "aggregates")
+    assert (row[f"{key}_"], row["start"]) == (7, moment(1 if kind == "session" else 0))
+    (row,) = show(tmp_path, "messages")
+    assert (row[f"{key}_"], row["end_"], row["_time"]) == (7, 9, moment(1))
 
 
 STORES = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -9,8 +10,9 @@ import pytest
 
 from backend.batch import EDGES
 from backend.windows.definitions import Window, sliding, tumbling
+from recovery.drill.run import Run, unmoved
 from recovery.drill.scenarios import CATALOGUE, choose
-from recovery.inspect.compare import Output, compare, last_revisions, window_columns
+from recovery.inspect.compare import Output, _rounded, compare, last_revisions, window_columns
 
 PLACE = ("window_start", "window_end", "k")
 ROW = {"reason": "full", "revision": 0, "window_start": 0, "window_end": 10, "k": "a", "n": 1, "mean": 0.1, "shard": 0}
@@ -42,6 +44,12 @@ def test_the_last_digits_of_floats_do_not_count() -> None:
     two, _ = last_revisions(table({"mean": 0.3}), PLACE)
     three, _ = last_revisions(table({"mean": 0.3001}), PLACE)
     assert one == two != three
+
+
+def test_nan_is_equal_to_itself() -> None:
+    one, other = ([_rounded(value) for value in (math.nan, -math.nan, [math.nan, 1.0])] for _ in range(2))
+    assert one == other
+    assert _rounded(math.nan) != _rounded(0.0)
 
 
 def test_windows_by_number_are_known_by_their_messages() -> None:
@@ -114,6 +122,7 @@ def test_nothing_is_not_equal_to_nothing() -> None:
 
 def test_scenarios_are_chosen_by_name() -> None:
     assert [one.name for one in choose(["zombie", "lose-all"])] == ["zombie", "lose-all"]
+    assert [one.name for one in choose(["lose-all", "zombie", "lose-all"])] == ["lose-all", "zombie"]
     assert choose([]) == list(CATALOGUE)
     with pytest.raises(ValueError, match="lose-all"):
         choose(["lose-everything"])
@@ -133,3 +142,24 @@ def test_an_output_without_a_single_row_has_no_columns_to_read(tmp_path):
 
     (tmp_path / "errors").mkdir()
     assert _rows(_table(tmp_path / "errors"), ("stream", "partition")) == []
+
+
+def fetched(at: float, shard: int) -> dict[str, Any]:
+    return {"event": "fetched", "at": at, "shard": shard}
+
+
+def test_moves_before_an_executor_is_lost_prove_nothing() -> None:
+    (scenario,) = choose(["lose-executor-with-snapshots"])
+    early = Run(events=[fetched(1.0, 0)], broken_at=10.0)
+    assert "0 times, at least 1 expected" in unmoved(scenario, early)
+    assert unmoved(scenario, Run(events=[fetched(1.0, 0), fetched(11.0, 0)], broken_at=10.0)) == ""
+
+
+def test_with_turns_each_shard_moves() -> None:
+    (scenario,) = choose(["move"])
+    progress = [{"event": "progress", "at": 2.0 + at, "version": at} for at in range(5)]
+    ended = {"event": "ended", "at": 9.0, "commits": {"0": "", "1": ""}}
+    one = Run(events=[*progress, *(fetched(3.0, 0) for _ in range(6)), ended], broken_at=1.0)
+    assert unmoved(scenario, one) == "never moved: 1"
+    both = Run(events=[*progress, *(fetched(3.0, at % 2) for at in range(6)), ended], broken_at=1.0)
+    assert unmoved(scenario, both) == ""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from backend.rocks import RocksStore
 from backend.store.protocol import Changes
+from recovery.commit.pointer import Commit
 from recovery.drill import damage as drill_damage
-from recovery.drill.job import LOCAL
+from recovery.drill.job import CHECKPOINT, LOCAL
 
 
 @pytest.fixture
@@ -48,3 +51,37 @@ def test_a_damage_that_nobody_can_notice_is_no_drill(out: Path, monkeypatch: pyt
     monkeypatch.setattr(drill_damage, "_flip", lambda *_: "nothing flipped")
     with pytest.raises(ValueError, match="does not find it"):
         drill_damage.corrupt_database(out, random.Random(0))
+
+
+class Log:
+    """A changelog of one shard, whose newest commit builds on all others."""
+
+    shards = (0,)
+    changelog_uri = "kafka://here:9092/log"
+    commits = tuple(Commit(version, f"{version:032x}") for version in range(6))
+
+    @property
+    def changelog(self) -> Any:
+        return self
+
+    def committed(self, shard: int) -> Commit:
+        return self.commits[-1]
+
+    def read(self, shard: int, commit: Commit) -> Any:
+        return SimpleNamespace(record=SimpleNamespace(ancestors=self.commits[-2::-1]))
+
+
+def test_a_record_of_the_changelog_is_damaged_that_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill_damage, "_checkpoint", lambda out: Log())
+    with pytest.raises(ValueError, match="the changelog is at kafka://here:9092/log"):
+        drill_damage.corrupt_changelog(tmp_path, random.Random(0))
+    folder = tmp_path / CHECKPOINT / "rewind" / "changelog" / "0"
+    folder.mkdir(parents=True)
+    for commit in Log.commits[2:]:
+        (folder / f"{commit.name}.delta").write_bytes(b"record")
+    (folder / f"{Log.commits[3].name}.base").write_bytes(b"base")
+    chosen = {drill_damage._record(tmp_path, random.Random(seed), newest=False) for seed in range(40)}
+    assert chosen == {folder / f"{commit.name}.delta" for commit in Log.commits[4:]}
+    (folder / f"{Log.commits[5].name}.base").write_bytes(b"base")
+    with pytest.raises(ValueError, match="try another seed"):
+        drill_damage.corrupt_changelog(tmp_path, random.Random(0))

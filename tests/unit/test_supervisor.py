@@ -551,6 +551,20 @@ def test_a_micro_batch_that_spark_runs_again_is_counted_once() -> None:
     assert (told.version, told.micro_batches, told.rows, told.results, told.errors) == (4, 3, 30, 6, 3)
 
 
+def test_tidying_ends_no_query(caplog: pytest.LogCaptureFixture) -> None:
+    class HttpError(Exception):
+        """As a filesystem's client has it."""
+
+    def refuse(committed: int) -> None:
+        raise HttpError("slow down")
+
+    query = RewindQuery(one_shard(start_query=lambda publish: Failing(None)))
+    query._plan = SimpleNamespace(housekeeping=SimpleNamespace(maintain=refuse))  # type: ignore[assignment]
+    query._maintain(7)
+    assert "old files are not pruned now" in caplog.text
+    assert "slow down" in caplog.text
+
+
 def test_what_fails_behind_a_publication_is_the_micro_batchs_failure() -> None:
     """By its name: such as a read of Spark's log of which a filesystem gives nothing for a moment."""
     away = StorageFailed("a filesystem failed", where="s3://bucket")
