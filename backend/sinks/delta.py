@@ -53,6 +53,12 @@ class DeltaOutput:
         self._owner, self._schema = "", pa.schema([])
         self._at: deltalake.DeltaTable | None = None
 
+    def owner(self) -> str | None:
+        """Read whose it is."""
+        with reaching(self.place):
+            found = deltalake.DeltaTable.is_deltatable(self.place, self._storage)
+            return self._load().metadata().configuration.get(OWNER) if found else None
+
     def open(self, schema: pa.Schema, owner: str) -> None:
         """Make the table where there is none, and mark it."""
         with reaching(self.place):

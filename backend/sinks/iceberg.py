@@ -66,6 +66,14 @@ class IcebergOutput:
         self._owner = ""
         self._at: IcebergTable | None = None
 
+    def owner(self) -> str | None:
+        """Read whose it is."""
+        with reaching(self.place):
+            try:
+                return self._catalog.load_table(self._name).properties.get(OWNER)
+            except NoSuchTableError:
+                return None
+
     def open(self, schema: pa.Schema, owner: str) -> None:
         """Make the table where there is none, and mark it."""
         with reaching(self.place):

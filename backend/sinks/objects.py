@@ -72,6 +72,12 @@ class ObjectOutput:
         self._fs, self._root = fsspec.core.url_to_fs(place)
         self._owner = ""
 
+    def owner(self) -> str | None:
+        """Read whose it is."""
+        with reaching(self.place):
+            found = self._newest()
+        return found.owner if found is not None else None
+
     def open(self, schema: pa.Schema, owner: str) -> None:
         """Mark the directory where it has no mark."""
         with reaching(self.place):

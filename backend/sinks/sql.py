@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -72,6 +73,17 @@ class SqlOutput:
         )
         self._table: sa.Table | None = None
         self._last = Record()
+
+    def owner(self) -> str | None:
+        """Read whose it is."""
+        url = self._engine.url
+        if url.get_backend_name() == "sqlite" and not Path(str(url.database).removeprefix("file:")).exists():
+            return None  # asked, SQLite would make the file
+        with reaching(self.place), self._engine.connect() as connection:
+            known = sa.inspect(connection)
+            if not all(known.has_table(name, self._schema) for name in (COMMITS, self._name)):
+                return None
+            return connection.scalar(sa.select(self._commits.c.owner).where(self._mine))
 
     def open(self, schema: pa.Schema, owner: str) -> None:
         """Make the table where there is none, and its row of the commits."""

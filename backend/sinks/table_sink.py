@@ -46,6 +46,9 @@ class Table(Protocol):
     def place(self) -> str:
         """Where it is, for errors; nothing secret."""
 
+    def owner(self) -> str | None:
+        """Read whose the table is; None where there is no table, or no mark on it. Touches nothing."""
+
     def open(self, schema: pa.Schema, owner: str) -> None:
         """Make the table where there is none, and mark it as an owner's; see `check_owner` and `check_columns`."""
 
@@ -105,6 +108,14 @@ class TableSink(OutboxSink):
         """Return local directories, by option."""
         local = {kind: table.place for kind, table in self._tables.items()}
         return {kind: place for kind, place in local.items() if place.startswith(os.sep)}
+
+    def holds(self, query: str) -> bool:
+        """Check whether both tables are a query's already, wherever they are; touches nothing.
+
+        Raises:
+            SinkUnavailable: One does not answer.
+        """
+        return all(table.owner() == f"{query}/{kind}" for kind, table in self._tables.items())
 
     def open(self, query: str) -> None:
         """Take both tables for the query.

@@ -5,8 +5,8 @@ the sink says of itself (`Sink.describe`); null once the user wants others, whic
 another name for the query (`output_id`): the outputs before them, listed in `before`, are then refused like another
 query's.
 
-Directories may move: one that holds this query's output, by its own mark, is the same under any path. Topics are known
-by their names. A function (`foreach_sink`) is the user's matter; so is a sink of the user's own. A checkpoint of
+Directories and tables may move: those that hold this query's output, by their own marks, are the same under any path,
+catalog or URL, as long as the mode and the key stay. Topics are known by their names. A function (`foreach_sink`) is the user's matter; so is a sink of the user's own. A checkpoint of
 release 0.1 has no such file: its next start writes it.
 """
 
@@ -34,11 +34,13 @@ _NOTHING_YET = '{"format": 1, "number": 1, "outputs": null}'
 _PLACES = {
     "parquet": ("results", "errors"),
     "kafka": ("results", "errors", "commits"),
-    "delta": ("results", "errors", "mode", "key"),
-    "iceberg": ("catalog", "results", "errors", "mode", "key"),
-    "sql": ("url", "schema", "results", "errors", "mode", "key"),
+    "delta": ("results", "errors"),
+    "iceberg": ("catalog", "results", "errors"),
+    "sql": ("url", "schema", "results", "errors"),
 }
 """What names an output, per kind of sink."""
+_FIXED = ("mode", "key")
+"""What the rows that are out mean: it stays, wherever they have moved."""
 
 
 def check_outputs(checkpoint: str, query: str, sink: Sink) -> None:
@@ -61,14 +63,15 @@ def check_outputs(checkpoint: str, query: str, sink: Sink) -> None:
     if _named(before) == _named(now):
         return
     holds = getattr(sink, "holds", None)
-    if before.get("kind") == now.get("kind") and holds is not None and holds(query):
+    same = all(before.get(name) == now.get(name) for name in ("kind", *_FIXED))
+    if same and holds is not None and holds(query):
         log.warning("the output has moved: it was %s, is %s", _text(before), _text(now))
         return
     raise ManifestMismatch(
         "the output is another one than this query has written to",
         where=checkpoint,
-        why=f"it was {_text(before)}; it is {_text(now)}, which does not hold this query's output",
-        command=f"give the output as it was (moved directories with all that is in them), or, to go on in new ones:"
+        why=f"it was {_text(before)}; it is {_text(now)}" + (", which does not hold this query's output" if same else ""),
+        command=f"give the output as it was (what moved with all that is in it), or, to go on in new ones:"
         f" rewind outputs {quote(checkpoint)} --new",
     )
 
@@ -165,13 +168,19 @@ def _write(checkpoint: str, number: int, outputs: dict[str, Any] | None, before:
 
 def _named(outputs: Mapping[str, Any]) -> list[Any]:
     kind = outputs.get("kind")
-    return [kind, *(outputs.get(name) for name in _PLACES.get(str(kind), ()))]
+    return [kind, *(outputs.get(name) for name in _told(kind))]
 
 
 def _text(outputs: Mapping[str, Any]) -> str:
     kind = outputs.get("kind")
-    places = ", ".join(f"{name} {outputs[name]}" for name in _PLACES.get(str(kind), ()) if outputs.get(name))
+    places = ", ".join(f"{name} {outputs[name]}" for name in _told(kind) if outputs.get(name))
     return f"{kind}" + (f" ({places})" if places else "")
+
+
+def _told(kind: object) -> tuple[str, ...]:
+    """Return what makes an output the one that it is; nothing of a kind of the user's own."""
+    places = _PLACES.get(str(kind), ())
+    return (*places, *_FIXED) if places else ()
 
 
 def _json(value: Mapping[str, object]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from backend.sinks.tables import pack
 from backend.windows.definitions import Window, hopping, session, sliding, tumbling
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
+from recovery.commit.outputs import check_outputs, write_outputs
 from tests.support.sink_story import (
     FIELDS,
     MINUTE_MS,
@@ -167,6 +169,46 @@ def test_a_table_of_another_query_or_with_rows_of_somebody_is_refused(case: Case
     other = process(pa.schema([("user", pa.string())]))
     with pytest.raises(ManifestMismatch, match="it has no user"):
         begun(case, tmp_path, planned=0, job=other)
+
+
+def moved(kind: str, home: Path) -> Callable[..., Any]:
+    """Move a sink's tables; give what makes a sink over where they are now, by options."""
+    if kind == "delta":
+        (home / "windows").rename(home / "moved")
+        (home / "windows-errors").rename(home / "moved-errors")
+        return partial(delta_sink, home / "moved")
+    if kind == "iceberg":
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        catalog = SqlCatalog("c", uri=f"sqlite:///{home}/catalog.db", warehouse=f"file://{home}/warehouse")
+        for name in ("windows", "windows_errors"):
+            catalog.rename_table(f"db.{name}", f"db.moved_{name}")
+        return partial(iceberg_sink, "db.moved_windows", catalog=catalog, errors="db.moved_windows_errors")
+    (home / "out.db").rename(home / "moved.db")
+    return partial(sql_sink, f"sqlite+pysqlite:///{home}/moved.db", "windows")
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_tables_that_moved_are_the_querys_and_no_others(kind: str, tmp_path: Path) -> None:
+    case = CASES[kind](tmp_path)
+    assert not case.make().holds("q")
+    if kind != "iceberg":  # whose catalog is there
+        assert not list(tmp_path.iterdir()), "asked for, and made"
+    checkpoint = tmp_path / "checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "0").touch()
+    write_outputs(str(checkpoint), begun(case, tmp_path, planned=0))
+    there = moved(kind, tmp_path)
+    with pytest.raises(ManifestMismatch, match="does not hold this query's output"):
+        check_outputs(str(checkpoint), "p", there())
+    with pytest.raises(ManifestMismatch, match=r"mode newest\);"):
+        check_outputs(str(checkpoint), "q", there(mode="newest"))
+    check_outputs(str(checkpoint), "q", there())
+    begun(Case(there, case.query), tmp_path, planned=0)
+    begun(case, tmp_path, planned=0, query="p")  # a new table is in the old place
+    write_outputs(str(checkpoint), there())
+    with pytest.raises(ManifestMismatch, match="does not hold this query's output"):
+        check_outputs(str(checkpoint), "q", case.make())
 
 
 def table_of_ones_own(kind: str, home: Path, fields: list[pa.Field]) -> Case:
