@@ -70,9 +70,10 @@ class IcebergOutput:
         """Read whose it is."""
         with reaching(self.place):
             try:
-                return self._catalog.load_table(self._name).properties.get(OWNER)
+                found: str | None = self._catalog.load_table(self._name).properties.get(OWNER)
             except NoSuchTableError:
                 return None
+            return found
 
     def open(self, schema: pa.Schema, owner: str) -> None:
         """Make the table where there is none, and mark it."""

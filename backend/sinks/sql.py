@@ -83,7 +83,8 @@ class SqlOutput:
             known = sa.inspect(connection)
             if not all(known.has_table(name, self._schema) for name in (COMMITS, self._name)):
                 return None
-            return connection.scalar(sa.select(self._commits.c.owner).where(self._mine))
+            owner: str | None = connection.scalar(sa.select(self._commits.c.owner).where(self._mine))
+            return owner
 
     def open(self, schema: pa.Schema, owner: str) -> None:
         """Make the table where there is none, and its row of the commits."""

@@ -6,8 +6,9 @@ another name for the query (`output_id`): the outputs before them, listed in `be
 query's.
 
 Directories and tables may move: those that hold this query's output, by their own marks, are the same under any path,
-catalog or URL, as long as the mode and the key stay. Topics are known by their names. A function (`foreach_sink`) is the user's matter; so is a sink of the user's own. A checkpoint of
-release 0.1 has no such file: its next start writes it.
+catalog or URL, as long as the mode and the key stay. Topics are known by their names. A function (`foreach_sink`) is
+the user's matter; so is a sink of the user's own. A checkpoint of release 0.1 has no such file: its next start writes
+it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def check_outputs(checkpoint: str, query: str, sink: Sink) -> None:
     raise ManifestMismatch(
         "the output is another one than this query has written to",
         where=checkpoint,
-        why=f"it was {_text(before)}; it is {_text(now)}" + (", which does not hold this query's output" if same else ""),
+        why=f"it was {_text(before)}; it is {_text(now)}"
+        + (", which does not hold this query's output" if same else ""),
         command=f"give the output as it was (what moved with all that is in it), or, to go on in new ones:"
         f" rewind outputs {quote(checkpoint)} --new",
     )

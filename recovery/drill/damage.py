@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from backend.errors import RewindError
 from recovery.commit.pointer import Commit
@@ -13,8 +14,20 @@ from recovery.drill.job import CHECKPOINT, LOCAL
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.restore.probe import check_database
 
-Done = tuple[str, tuple[int, ...]]
-"""What was done, for the report, and the shards that it was done to."""
+
+class Done(NamedTuple):
+    """What was done.
+
+    Attributes:
+        what: For the report.
+        shards: Whose local state it was done to.
+        file: The file that was damaged.
+    """
+
+    what: str
+    shards: tuple[int, ...]
+    file: str = ""
+
 
 Damage = Callable[[Path, random.Random], Done]
 """Does something to a dead job's directory."""
@@ -28,14 +41,14 @@ def lose_all(out: Path, chance: random.Random) -> Done:
     length = sum(path.stat().st_size for path in (out / LOCAL).rglob("*") if path.is_file())
     shards = tuple(int(home.name) for home in _shards(out / LOCAL))
     shutil.rmtree(out / LOCAL)
-    return f"all local state deleted: {length:,} bytes", shards
+    return Done(f"all local state deleted: {length:,} bytes", shards)
 
 
 def lose_shard(out: Path, chance: random.Random) -> Done:
     """Delete one shard's local state."""
     home = chance.choice(_shards(out / LOCAL))
     shutil.rmtree(home)
-    return f"local state of shard {home.name} deleted", (int(home.name),)
+    return Done(f"local state of shard {home.name} deleted", (int(home.name),))
 
 
 def corrupt_database(out: Path, chance: random.Random) -> Done:
@@ -53,7 +66,7 @@ def corrupt_database(out: Path, chance: random.Random) -> Done:
         said = _flip(path, chance, 0, len(sound) // 2)
         found = _damage_found(path.parent)
         if found is not None:
-            return f"{said}; a check names it: {found}", (int(home.name),)
+            return Done(f"{said}; a check names it: {found}", (int(home.name),), str(path))
         path.write_bytes(sound)
     raise ValueError(f"{home}: a bit flipped in any of {len(files)} files, and a check of them does not find it")
 
@@ -88,7 +101,7 @@ def old_database(out: Path, chance: random.Random) -> Done:
     shutil.rmtree(new.path / "db")
     shutil.copytree(old.path / "db", new.path / "db")
     text = f"database of shard {shard} put back from micro-batch {new.commit.version} to {old.commit.version}"
-    return text, (shard,)
+    return Done(text, (shard,))
 
 
 def corrupt_staged(out: Path, chance: random.Random) -> Done:
@@ -108,7 +121,7 @@ def corrupt_staged(out: Path, chance: random.Random) -> Done:
     shard = chance.choice(waiting)
     commit = _committed(checkpoint, shard)
     (path,) = (out / LOCAL).glob(f"*/{shard}/*/staged/{commit.name}.sst")
-    return _flip(path, chance, 0, path.stat().st_size), (shard,)
+    return Done(_flip(path, chance, 0, path.stat().st_size), (shard,), str(path))
 
 
 def corrupt_changelog(out: Path, chance: random.Random) -> Done:
@@ -118,7 +131,7 @@ def corrupt_changelog(out: Path, chance: random.Random) -> Done:
         ValueError: The changelog is not in files.
     """
     path = _record(out, chance, newest=False)
-    return _flip(path, chance, 0, path.stat().st_size), (int(path.parent.name),)
+    return Done(_flip(path, chance, 0, path.stat().st_size), (int(path.parent.name),), str(path))
 
 
 def cut_changelog(out: Path, chance: random.Random) -> Done:
@@ -129,7 +142,7 @@ def cut_changelog(out: Path, chance: random.Random) -> Done:
     """
     path = _record(out, chance, newest=True)
     path.unlink()
-    return f"{path} deleted", (int(path.parent.name),)
+    return Done(f"{path} deleted", (int(path.parent.name),), str(path))
 
 
 def _record(out: Path, chance: random.Random, *, newest: bool) -> Path:

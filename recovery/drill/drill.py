@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.errors import RewindError, UserCodeFailed, code_of
+from backend.errors import RewindError, UserCodeFailed
 from recovery.commit.pointer import Commit
 from recovery.drill.job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, HOSTS, LOCAL, OFFSETS, RESULTS
 from recovery.drill.process import BEFORE, Runner, snapshot, strike, strike_host, strike_restore
-from recovery.drill.run import Run, unmoved, wrongly_restored
+from recovery.drill.run import Run, misnamed, unmoved, wrongly_restored
 from recovery.drill.scenarios import DAYS, Scenario
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.inspect.compare import Difference, Output, compare, read_output
@@ -165,7 +165,7 @@ class Drill:
         out = self.out / scenario.name
         shutil.copytree(self.out / f"killed-{scenario.killed}", out)
         if scenario.damage is not None:
-            what, run.damaged = scenario.damage(out, chance)
+            what, run.damaged, run.file = scenario.damage(out, chance)
             self._note(run, "damaged", what=what)
         if scenario.kill_point:
             self._kill_restore(scenario, run, out)
@@ -243,9 +243,7 @@ class Drill:
         if why:
             pass
         elif scenario.error:
-            code = code_of(run.error)
-            found = code or run.error or "no error"
-            why = "" if code == scenario.error else f"ended with {found}, not {scenario.error}"
+            why = misnamed(scenario, run)
         elif run.error:
             why = f"failed: {run.error}"
         elif scenario.zombie:
@@ -285,8 +283,11 @@ class Drill:
         bad = {shard: outcome for shard, outcome in outcomes.items() if outcome != "StateAhead"}
         if bad:
             return f"zombies were not refused: {bad}"
-        before, after = (snapshot(one / CHECKPOINT / "rewind" / "changelog") for one in (self.out / "control", out))
-        return "" if before.keys() == after.keys() else "a zombie wrote to the changelog"
+        places = {"changelog": f"{CHECKPOINT}/rewind/changelog", "results": RESULTS, "errors": ERRORS}
+        wrote = [
+            what for what, place in places.items() if snapshot(self.out / "control" / place) != snapshot(out / place)
+        ]
+        return f"a zombie wrote to {', '.join(wrote)}" if wrote else ""
 
     # ----------------------------------------------------------------------------------------------------- processes
 

@@ -2,8 +2,9 @@
 
 It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "alternate": ...,
 "zombie": ...}`. What happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready`
-(Spark is up), then per run `begun`, `started`, `progress`, `restoring`, `suspended`, `restored`, `fetched` (a task took
-its shard's state from snapshots, which is no restore), `ended` or `failed`, and `idle`.
+(Spark is up), then per run `begun`, `aged` (where its sources begin now), `started`, `progress`, `restoring`,
+`suspended`, `restored`, `fetched` (a task took its shard's state from snapshots, which is no restore), `ended` or
+`failed`, and `idle`.
 """
 
 from __future__ import annotations
@@ -270,6 +271,8 @@ def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
             return
         if asked.get("aged"):
             pipeline = aged(pipeline, float(asked["aged"]))
+            left = {key: first for side in pipeline.streams for key, (first, _) in side.source.offsets(spark).items()}
+            tell("aged", left={f"{topic} partition {number}": first for (topic, number), first in left.items()})
         run(spark, pipeline, out, hosts=bool(asked.get("hosts")), alternate=bool(asked.get("alternate")))
     except Exception as error:
         tell("failed", error=said(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from backend.errors import code_of
 from recovery.drill.scenarios import ALL, Scenario
 
 
@@ -19,6 +20,7 @@ class Run:
         version: The micro-batch in which it was broken, -1 when it was not.
         broken_at: When it was broken, None when it was not.
         damaged: Shards whose local state was damaged.
+        file: The file that was damaged, as an error must name it; empty when none was, or it was not one alone.
     """
 
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -27,6 +29,7 @@ class Run:
     version: int = -1
     broken_at: float | None = None
     damaged: tuple[int, ...] = ()
+    file: str = ""
 
     def first(self, event: str, after: float = 0.0) -> float | None:
         """Give when an event first happened after a time."""
@@ -35,6 +38,19 @@ class Run:
     def last(self, event: str) -> float | None:
         """Give when an event last happened."""
         return next((one["at"] for one in reversed(self.events) if one["event"] == event), None)
+
+
+def misnamed(scenario: Scenario, run: Run) -> str:
+    """Say what is wrong with the error that a run ended in; empty when it is the one that it must end in."""
+    code = code_of(run.error)
+    if code != scenario.error:
+        return f"ended with {code or run.error or 'no error'}, not {scenario.error}"
+    left: dict[str, int] = next((event["left"] for event in run.events if event["event"] == "aged"), {})
+    if run.file and run.file not in run.error:
+        return f"ended with an error that does not name {run.file}: {run.error}"
+    if scenario.aged and not any(name in run.error and str(first) in run.error for name, first in left.items()):
+        return f"ended with an error that names no partition that aged: {run.error}"
+    return ""
 
 
 def wrongly_restored(scenario: Scenario, run: Run) -> str:

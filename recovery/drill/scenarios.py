@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from recovery.drill.damage import (
     Damage,
+    Done,
     corrupt_changelog,
     corrupt_database,
     corrupt_staged,
@@ -31,7 +34,7 @@ class Scenario:
         text: What happens, one sentence.
         killed: The whole job is killed: `inside` a micro-batch, with files staged and not committed, or `between`,
             right after a commit, when its staged files wait to be ingested. Empty: it is not.
-        damage: Done to the dead job's directory; gives what was done, and to which shards.
+        damage: Done to the dead job's directory.
         kill_point: A Python worker dies at this point of an attempt; with `killed` the driver too, with a worker that
             dies at this point of the restore.
         hosts: The job runs on two executors with a disk each, and snapshots are on. With `alternate` the other executor
@@ -42,7 +45,8 @@ class Scenario:
         zombie: Attempts with old pointers come back after the run.
         restores: `all` damaged shards must be restored, `some` of them may be (a damage that nothing reads is not
             noticed), or `none`: nothing that is not damaged is ever restored.
-        error: Code of the error that it must end in; empty when it must end equal.
+        error: Code of the error that it must end in, which names the damaged file, or a source partition that aged;
+            empty when it must end equal.
     """
 
     name: str
@@ -59,9 +63,9 @@ class Scenario:
 
 
 def _both(*damages: Damage) -> Damage:
-    def damage(*args: object) -> tuple[str, tuple[int, ...]]:
-        done = [one(*args) for one in damages]  # type: ignore[arg-type]
-        return "; ".join(text for text, _ in done), done[0][1]
+    def damage(out: Path, chance: random.Random) -> Done:
+        done = [one(out, chance) for one in damages]
+        return Done("; ".join(one.what for one in done), done[0].shards, done[-1].file)
 
     return damage
 

@@ -494,7 +494,7 @@ def next_attempt(little: Little, shard: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_drills_damage_to_local_state_is_noticed(little: Little, seed: int, damage: drill_damage.Damage) -> None:
     """A damage that no attempt would meet proves nothing."""
-    told, shards = damage(little.location.parent, random.Random(seed))
+    told, shards, _ = damage(little.location.parent, random.Random(seed))
     noticed = []
     for shard in little.done:
         try:
@@ -508,7 +508,7 @@ def test_a_drills_damage_to_local_state_is_noticed(little: Little, seed: int, da
 @pytest.mark.parametrize("seed", range(3))
 def test_a_drills_damage_to_the_changelog_is_noticed(little: Little, seed: int) -> None:
     home = little.location.parent
-    told, _ = drill_damage.corrupt_changelog(home, random.Random(seed))
+    told, *_ = drill_damage.corrupt_changelog(home, random.Random(seed))
     problems = levels(little.run("verify", code=1), "problem")
     assert any(Path(problem["where"]).name in told for problem in problems)
 

@@ -30,7 +30,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_flipped_byte_is_one_that_a_check_finds(out: Path, seed: int) -> None:
-    told, shards = drill_damage.corrupt_database(out, random.Random(seed))
+    told, shards, _ = drill_damage.corrupt_database(out, random.Random(seed))
     assert "flipped; a check names it: StateCorrupted" in told
     assert shards == (0,)
 
@@ -41,7 +41,7 @@ def test_a_file_that_no_read_touches_is_put_back_and_another_one_damaged(out: Pa
     left = database / "999999.sst"  # of a process that was killed before it deleted what it had merged
     left.write_bytes(random.Random(2).randbytes(2 * live.stat().st_size))
     before, length = left.read_bytes(), live.stat().st_size
-    told, _ = drill_damage.corrupt_database(out, random.Random(0))
+    told, *_ = drill_damage.corrupt_database(out, random.Random(0))
     assert f"of {live} flipped; a check names it: StateCorrupted" in told
     assert left.read_bytes() == before
     assert live.stat().st_size == length

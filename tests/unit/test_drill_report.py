@@ -13,7 +13,7 @@ from rich.console import Console
 from backend.errors import UserCodeFailed
 from recovery.drill.drill import Drill, Verdict
 from recovery.drill.report import drill_json, show_drill, write_html
-from recovery.drill.run import Run
+from recovery.drill.run import Run, misnamed
 from recovery.drill.scenarios import choose
 from recovery.inspect.compare import Output, compare
 from tests.unit.test_text_from_data import HOSTILE
@@ -46,6 +46,27 @@ def page(tmp_path: Path) -> tuple[dict[str, Any], str]:
     data = drill_json(drill, verdicts)
     write_html(tmp_path / "report.html", data)
     return data, (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("[rewind:HistoryLost] gone; why: departures partition 1: the earliest is 629, /log/0/a.delta", ""),
+        ("[rewind:HistoryLost] gone; where: shard 0; why: departures partition 1: the earliest is 629, /log/0/b.delta",
+         "does not name /log/0/a.delta"),
+        ("[rewind:HistoryLost] gone; where: shard 0; why: departures partition 1: the earliest is 20, /log/0/a.delta",
+         "names no partition that aged"),
+        ("[rewind:StateCorrupted] /log/0/a.delta", "ended with StateCorrupted, not HistoryLost"),
+        ("", "ended with no error, not HistoryLost"),
+    ],
+)  # fmt: skip
+def test_an_error_must_name_what_was_damaged(error: str, why: str) -> None:
+    (scenario,) = choose(["source-aged"])
+    left = {"departures partition 0": 500, "departures partition 1": 629}
+    run = Run(events=[{"event": "aged", "at": 1.0, "left": left}], error=error, file="/log/0/a.delta")
+    found = misnamed(scenario, run)
+    assert why in found
+    assert bool(why) == bool(found)
 
 
 def test_times_losses_and_digests_are_told(tmp_path: Path) -> None:
