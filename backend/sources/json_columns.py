@@ -77,6 +77,12 @@ _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 _RULED = datetime(2038, 1, 1)
 """From here on pyarrow has no daylight saving: it knows what was written down, and no rules."""
 _MICRO = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1)
+_FIRST_US, _LAST_US = (_FIRST_S + 86_400) * 1_000_000, (_LAST_S - 86_400) * 1_000_000
+"""Of these local times Python has dates, and pyarrow an instant in every zone."""
+_CYCLE_US = 146_097 * 86_400 * 1_000_000
+"""Four hundred years: the calendar begins anew, on the same day of the week."""
+_MOST_US = 2**63 - 1
 
 _REST, _HALF = (1 << 29) - 1, 1 << 28
 """Of a float's 64 bits those that 32 do not have, and what they are half-way between two."""
@@ -445,7 +451,7 @@ def instant(local: datetime, zone: tzinfo) -> int:
 
 
 def instants(local: pa.Array, timezone: str) -> pa.Array:
-    """Return local times (`timestamp[us]`) as instants, as `instant` does.
+    """Return local times (`timestamp[us]`) as instants, as `instant` does; the first or the last one of what is beyond.
 
     Args:
         local: Without a zone.
@@ -453,18 +459,24 @@ def instants(local: pa.Array, timezone: str) -> pa.Array:
     """
     kind = pa.timestamp("us", "UTC")
     zone = zone_of(timezone)
+    given = np.asarray(pc.fill_null(local.cast(pa.int64()), 0), np.int64)
     if not isinstance(zone, ZoneInfo):
         apart = int((zone.utcoffset(None) or timedelta()) / _MICRO)
-        return pc.subtract(local.cast(pa.int64()), apart).cast(kind)
-    found = pc.assume_timezone(local, zone.key, ambiguous="earliest", nonexistent="latest").cast(kind)
+        there = np.clip(given, -_MOST_US + max(apart, 0), _MOST_US + min(apart, 0)) - apart
+        return pa.array(there, mask=np.asarray(local.is_null())).cast(kind)
+    near = pc.if_else(pa.array((given >= _FIRST_US) & (given <= _LAST_US)), local, pa.scalar(None, local.type))
+    found = pc.assume_timezone(near, zone.key, ambiguous="earliest", nonexistent="latest").cast(kind)
     back = pc.local_timestamp(found.cast(pa.timestamp("us", zone.key)))
     other = pc.or_(pc.not_equal(back, local), pc.greater_equal(local, pa.scalar(_RULED, pa.timestamp("us"))))
-    rows = np.flatnonzero(np.asarray(pc.fill_null(other, False)))
+    rows = np.flatnonzero(np.asarray(pc.and_(local.is_valid(), pc.fill_null(other, True))))
     if not len(rows):
         return found
     ticks = found.cast(pa.int64()).to_pylist()
-    for row, moment in zip(rows.tolist(), local.take(pa.array(rows)).to_pylist(), strict=True):
-        ticks[row] = instant(moment, zone)
+    for row, moment in zip(rows.tolist(), given[rows].tolist(), strict=True):
+        # Python has dates of ten thousand years: what is beyond has a zone's rules as so many cycles before or after
+        cycles = max(0, -((_LAST_US - moment) // _CYCLE_US)) - max(0, -((moment - _FIRST_US) // _CYCLE_US))
+        at = instant(_EPOCH + (moment - cycles * _CYCLE_US) * _MICRO, zone) + cycles * _CYCLE_US
+        ticks[row] = min(max(at, -_MOST_US), _MOST_US)
     return pa.array(ticks, pa.int64()).cast(kind)
 
 

@@ -12,13 +12,13 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from backend.errors import PointerDamaged, StateCorrupted, StoreLocked, UnknownFormat
+from backend.errors import ManifestMismatch, PointerDamaged, StateCorrupted, StoreLocked, UnknownFormat
 from backend.sinks.directory import VersionedDirectory
 from backend.texts import source_partition, visible
 from recovery.commit import lease, manifest
@@ -42,6 +42,7 @@ class Reset:
         stays: What a reader might expect to go, and stays, and what that means for the next start.
         offsets: Source offsets that are consumed already and will be read again, or are lost: one sentence each.
         local_only: Only the local state goes.
+        owners: Which query the outputs are of; "" where that is not known any more.
     """
 
     location: str
@@ -51,6 +52,7 @@ class Reset:
     stays: tuple[str, ...]
     offsets: tuple[str, ...]
     local_only: bool
+    owners: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_reset(
@@ -75,13 +77,14 @@ def plan_reset(
         theirs = [
             output for output in mark.outputs if VersionedDirectory(output).owner not in ("", mark.owners.get(output))
         ]
-        directories = tuple(output for output in mark.outputs if output not in theirs)
+        directories = {one: mark.owners.get(one, "") for one in mark.outputs if one not in theirs}
         stays: tuple[str, ...] = (
             *(() if home is not None else ("local state: the checkpoint does not say any more which it is",)),
-            *(f"{output}: another query has begun to write there" for output in theirs),
+            *(f"{output}: query {VersionedDirectory(output).owner} writes there" for output in theirs),
             *_others(directories),
         )
-        return Reset(location, home, directories, _paths(location, home, directories), stays, (), local_only=False)
+        paths = _paths(location, home, tuple(directories))
+        return Reset(location, home, tuple(directories), paths, stays, (), local_only=False, owners=directories)
     opened = Checkpoint(location, local_dir)
     home = _home(local_dir, _query_id(opened))
     if local_only:
@@ -98,11 +101,12 @@ def plan_reset(
     return Reset(
         location,
         home,
-        directories,
-        _paths(location, home, directories),
+        tuple(directories),
+        _paths(location, home, tuple(directories)),
         tuple(notes),
         tuple(_offsets(opened)) if home is not None else (),
         local_only=False,
+        owners=directories,
     )
 
 
@@ -111,6 +115,7 @@ def carry_out(plan: Reset) -> None:
 
     Raises:
         CheckpointInUse: A query or another command holds the checkpoint; nothing was deleted.
+        ManifestMismatch: An output has become another query's since it was listed; nothing was deleted.
         StoreLocked: A task works on a shard on this host; nothing was deleted.
     """
     files = open_files(plan.location)
@@ -120,11 +125,8 @@ def carry_out(plan: Reset) -> None:
         with _locks(plan.home):
             if not plan.local_only:
                 query_id = plan.home.name if plan.home is not None else None
-                known = half_reset.read_mark(plan.location)
-                owners = {} if known is None else dict(known.owners)
-                now = {output: VersionedDirectory(output).owner for output in plan.outputs}
-                owners |= {output: owner for output, owner in now.items() if owner}
-                half_reset.write_mark(plan.location, half_reset.Mark(query_id, plan.outputs, owners))
+                _check_owners(plan)
+                half_reset.write_mark(plan.location, half_reset.Mark(query_id, plan.outputs, plan.owners))
             if plan.home is not None and plan.home.is_dir():
                 shutil.rmtree(plan.home)
             for output in plan.outputs:
@@ -136,6 +138,18 @@ def carry_out(plan: Reset) -> None:
         taken.release(forget=gone)
     if gone and not files.list(lease.DIRECTORY):  # the empty folders, unless a new query has begun there
         files.delete_folder("")
+
+
+def _check_owners(plan: Reset) -> None:
+    for output, owner in plan.owners.items():
+        now = VersionedDirectory(output).owner
+        if now not in ("", owner):
+            raise ManifestMismatch(
+                "an output has become another query's since the reset listed it",
+                where=output,
+                why=f"query {now} writes there; listed was {owner or 'nobody'}",
+                command=f"rewind reset {quote(plan.location)} again: it leaves what is another's",
+            )
 
 
 def _delete_checkpoint(files: Files) -> None:
@@ -155,9 +169,9 @@ def _delete_checkpoint(files: Files) -> None:
         files.delete([name])
 
 
-def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[tuple[str, ...], list[str]]:
-    """Return the directories to delete, and what is said of outputs that stay."""
-    found: list[str] = []
+def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[dict[str, str], list[str]]:
+    """Return the directories to delete, with whose they are, and what is said of outputs that stay."""
+    found: dict[str, str] = {}
     notes: list[str] = []
     try:
         written = all_outputs(opened.location, str(opened.manifest.entries.get("query", "")))
@@ -169,12 +183,12 @@ def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[tuple[str, ...], list
     for query, known in written:
         if known.get("kind") == "parquet":
             places = [(known[holds], holds) for holds in ("results", "errors")]
-            found += [place for place, holds in places if VersionedDirectory(place, holds).is_of(query)]
+            found |= {place: query for place, holds in places if VersionedDirectory(place, holds).is_of(query)}
         elif known.get("kind") == "kafka" and known.get("commits"):
             topics = f"{known['results']}, {known['errors']}, {known['commits']}"
             notes.append(f"topics {topics}: they refuse a new query: give that one others, or delete all three")
     if delete and found:
-        return tuple(found), notes
+        return found, notes
     if delete:
         known_as = [known for _, known in written]
         raise ValueError(f"--outputs: the checkpoint names no directories of its own output (its outputs: {known_as})")
@@ -184,7 +198,7 @@ def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[tuple[str, ...], list
             f" directories, or delete them with it: rewind reset {quote(opened.location)} --outputs"
         )
     others = "results and errors: directories and topics of this query refuse a new one: give that one others"
-    return (), notes or [others]
+    return {}, notes or [others]
 
 
 def _offsets(opened: Checkpoint) -> Iterator[str]:
@@ -220,7 +234,7 @@ def _paths(location: str | None, home: Path | None, outputs: tuple[str, ...]) ->
     return (*sizes, *([] if location is None else [(location, None)]))
 
 
-def _others(outputs: tuple[str, ...]) -> list[str]:
+def _others(outputs: Iterable[str]) -> list[str]:
     """Say of directories that are to be deleted what in them is not the query's, and so stays."""
     found = {output: VersionedDirectory(output).parts()[1] for output in outputs}
     return [

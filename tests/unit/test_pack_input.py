@@ -192,3 +192,26 @@ def test_a_date_that_no_timestamp_says_is_an_event_time_all_the_same() -> None:
     edge = 106_751_991  # the last whole day in microseconds
     near = pa.array([edge + more for more in (-3, -2, -1, 0, 1)], pa.int32()).cast(pa.date32())
     assert millis(near, "UTC").to_pylist() == [(edge + more) * 86_400_000 for more in (-3, -2, -1, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("zone", "winter", "summer", "last", "first"),
+    [
+        ("Europe/Berlin", 1, 2, 9_223_372_033_254_775, -9_223_372_036_854_776),
+        ("-12:00", -12, -12, 9_223_372_036_854_775, -9_223_371_993_654_776),
+        ("+05:00", 5, 5, 9_223_372_018_854_775, -9_223_372_036_854_776),
+        ("UTC", 0, 0, 9_223_372_036_854_775, -9_223_372_036_854_776),
+    ],
+)
+def test_local_times_beyond_pythons_dates_have_the_zones_rules(
+    zone: str, winter: int, summer: int, last: int, first: int
+) -> None:
+    """The calendar begins anew every four hundred years; in the days of 10,000 a message must not end a job."""
+    day, cycle = 86_400_000, 146_097 * 86_400_000
+    january = int(datetime(2000, 1, 1, tzinfo=UTC).timestamp() * 1000)
+    days = [(january + 20 * cycle) // day, (january + 20 * cycle) // day + 182, (january + 25 * cycle) // day]
+    found = millis(pa.array(days, pa.int32()).cast(pa.date32()), zone).to_pylist()
+    hours = [winter, summer, winter]
+    assert found == [one * day - hour * 3_600_000 for one, hour in zip(days, hours, strict=True)]
+    ends = pa.array([2**63 - 1, -(2**63), None], pa.timestamp("us"))
+    assert millis(ends, zone).to_pylist() == [last, first, None]

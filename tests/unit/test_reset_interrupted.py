@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from backend.errors import ResetInterrupted, StateUnavailable
+from backend.errors import ManifestMismatch, ResetInterrupted, StateUnavailable
+from backend.sinks.directory import VersionedDirectory
 from backend.sinks.parquet import ParquetSink
 from recovery.cli import app
 from recovery.commit import lease
@@ -149,10 +150,38 @@ def test_a_reset_that_goes_on_leaves_what_another_query_has_begun_meanwhile(
         (home / name / "batch=0" / "a.parquet").write_text("another's")
     again = plan_reset(location, home / "local", outputs=True)
     assert again.outputs == ()
-    assert f"{home / 'results'}: another query has begun to write there" in again.stays
+    assert f"{home / 'results'}: query {'a' * 32} writes there" in again.stays
     carry_out(again)
     assert (home / "results" / "batch=0" / "a.parquet").read_text() == "another's"
     assert not (home / "checkpoint" / "rewind" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_output_that_another_query_takes_while_the_user_is_asked_stops_a_reset(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    home = copied(template, tmp_path / "one")
+    location = str(home / "checkpoint")
+
+    def die(files: Any) -> None:
+        raise Killed
+
+    if interrupted:
+        with monkeypatch.context() as patch:
+            patch.setattr(reset, "_delete_checkpoint", die)
+            with pytest.raises(Killed):
+                carry_out(plan_reset(location, home / "local", outputs=True))
+    plan = plan_reset(location, home / "local", outputs=True)
+    shutil.rmtree(home / "results", ignore_errors=True)
+    VersionedDirectory(home / "results", "results").open("a" * 32)
+    (home / "results" / "batch=0").mkdir()
+    with pytest.raises(ManifestMismatch, match="another query's since the reset listed it"):
+        carry_out(plan)
+    assert (home / "results" / "batch=0").exists()
+    assert (home / "checkpoint" / "rewind" / "manifest.json").exists()
+    if interrupted:  # called again it leaves what is another's, whoever was asked in between
+        carry_out(plan_reset(location, home / "local", outputs=True))
+        assert (home / "results" / "batch=0").exists()
 
 
 def test_reset_leaves_a_query_alone_that_begins_right_after_it(
