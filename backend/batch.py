@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from backend.store.workspace import Workspace
 
 NO_TIME = -(2**63)
-"""Stream time before the first message. Event times below `MIN_TIME` are refused as bad input."""
-MIN_TIME = -(2**62)
-MAX_TIME = 2**62
+"""Stream time before the first message."""
+MIN_TIME, MAX_TIME = -(2**62), 2**62
+"""Of times in stores; sums with a few durations stay inside int64."""
+MIN_EVENT_TIME, MAX_EVENT_TIME = -(2**60), 2**60
+"""Of messages; others are refused as bad input. So no window ends, or leaves retention, at `MAX_TIME`."""
+EVENT_TIMES = f"allowed are {MIN_EVENT_TIME} to {MAX_EVENT_TIME} ms"
 
 STREAM = "_stream"
 """uint16: number of the (side, topic) in the manifest; 0 for a single topic."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 _SPELLED_S = 30_000 * 31_556_952
@@ -32,6 +33,14 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     except (OverflowError, ValueError):
         values = [_value(value) for value in column]
     return values
+
+
+def arrow_value(value: Any, kind: pa.DataType) -> Any:
+    """Return a value of `python_values` as Arrow takes it: a time that is text as the number that it is."""
+    if not isinstance(value, str) or not pa.types.is_temporal(kind):
+        return value
+    unit = kind.unit if pa.types.is_timestamp(kind) else "D"
+    return int(np.datetime64(value.removesuffix("Z")).astype(f"datetime64[{unit}]").astype(np.int64))
 
 
 def _value(value: pa.Scalar) -> Any:

@@ -18,6 +18,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, TypeVar
 
@@ -468,9 +469,11 @@ class RemoteFiles:
 
     def get(self, name: str, target: Path, *, link: bool) -> None:
         """Download a file and fsync it."""
-        where = f"{self._uri}/{name}"
-        with reached(where), self._fs.open(self._path(name), "rb") as handle, storage(str(target)), _new(target) as out:
-            shutil.copyfileobj(handle, out, _COPY_BYTES)
+        chunks = self.chunks(name)
+        first = next(chunks, b"")  # a file that is missing leaves nothing here
+        with storage(str(target)), _new(target) as out:
+            for chunk in chain([first], chunks):
+                out.write(chunk)
             out.flush()
             os.fsync(out.fileno())
 

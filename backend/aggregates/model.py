@@ -143,7 +143,7 @@ def check_publishable(kind: pa.DataType, option: str) -> None:
     """
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([("x", kind)])).close()
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{option}: {kind} cannot be written to Parquet: {one_line(str(error))}") from None
 
 

@@ -39,7 +39,9 @@ def reducer(
         init: `init()` gives the state before any message.
         add: `add(state, *values)` gives the state after one more message; called in fold order.
         merge: `merge(earlier, later)` unites two states. Windows are put together from panes and sessions from
-            sessions, so it must be associative with `add`.
+            sessions, so it must be associative with `add`. Where messages come out of order, or from several source
+            partitions, which of them are added first depends on where micro-batches are cut: for a result that does
+            not, their order must not matter.
         result: `result(state)` gives the value to emit; the state itself by default.
         output: Arrow type of the result.
         state: Type of the state for decoding (a dataclass, a `msgspec.Struct`, `tuple[int, float]`, ...). Without it

@@ -28,9 +28,10 @@ import pyarrow as pa
 
 from backend.batch import (
     ERROR_SCHEMA,
-    MAX_TIME,
+    EVENT_TIMES,
+    MAX_EVENT_TIME,
     MESSAGE_FIELDS,
-    MIN_TIME,
+    MIN_EVENT_TIME,
     NO_TIME,
     MicroBatch,
     Operator,
@@ -201,7 +202,7 @@ class Context:
             OffsetsScattered: The offsets leave too many gaps; nothing was added.
         """
         after = dict(self._positions)
-        latest = MAX_TIME if self._max_ahead_ms is None else min(MAX_TIME, now + self._max_ahead_ms)
+        latest = MAX_EVENT_TIME if self._max_ahead_ms is None else min(MAX_EVENT_TIME, now + self._max_ahead_ms)
         fresh, refused = list[tuple[Message, int]](), list[tuple[Message, str, str]]()
         last: dict[SourcePartition, int] = {}
         begun: Counter[SourcePartition] = Counter()
@@ -223,7 +224,7 @@ class Context:
                 continue
             fresh.append((message, old.stream_time))
             reached = old.stream_time
-            if MIN_TIME <= message.time <= latest:
+            if MIN_EVENT_TIME <= message.time <= latest:
                 reached = max(reached, message.time)
             after[source] = Position(next_offset, reached, now)
         return fresh, refused, after
@@ -276,8 +277,8 @@ def _unfit_reason(message: Message, why: str) -> tuple[str, str]:
     when: object = message.time
     if when is None:
         return "no_event_time", "the event time is null"
-    if isinstance(when, Integral) and not MIN_TIME <= int(when) <= MAX_TIME:
-        return "out_of_range", f"allowed are {MIN_TIME} to {MAX_TIME} ms"
+    if isinstance(when, Integral) and not MIN_EVENT_TIME <= int(when) <= MAX_EVENT_TIME:
+        return "out_of_range", EVENT_TIMES
     return "malformed", why
 
 

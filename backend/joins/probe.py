@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import (
-    MAX_TIME,
-    MIN_TIME,
+    EVENT_TIMES,
+    MAX_EVENT_TIME,
+    MIN_EVENT_TIME,
     NO_TIME,
     OFFSET,
     PARTITION,
@@ -113,9 +114,9 @@ class Meeting:
         times = numbers(messages, TIME)
         messages = self._refuse(
             messages,
-            (times < MIN_TIME) | (times > MAX_TIME),
+            (times < MIN_EVENT_TIME) | (times > MAX_EVENT_TIME),
             "out_of_range",
-            f"allowed are {MIN_TIME} to {MAX_TIME} ms",
+            EVENT_TIMES,
         )
         if self.spec.max_ahead_ms is None:
             return messages

@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, Transaction
 
 from backend.places import check_apart
-from backend.sinks.table_rows import ROW_KEY
+from backend.sinks.table_rows import ROW_KEY, dated, unfit
 from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_owner, reaching
 from backend.sinks.tables import ERRORS, KINDS, RESULTS
 from recovery.files import check_place
@@ -52,6 +52,10 @@ class DeltaOutput:
         self.place, self._storage = place, storage_options
         self._owner, self._schema = "", pa.schema([])
         self._at: deltalake.DeltaTable | None = None
+
+    def unfit(self, schema: pa.Schema) -> str:
+        """Say which column it cannot have."""
+        return unfit(schema, times=False, cases=False)
 
     def owner(self) -> str | None:
         """Read whose it is."""
@@ -88,7 +92,7 @@ class DeltaOutput:
 
     def append(self, paths: Sequence[str], rows: Iterator[pa.RecordBatch], record: Record) -> None:
         """Append in one commit."""
-        reader = pa.RecordBatchReader.from_batches(self._schema, rows)
+        reader = pa.RecordBatchReader.from_batches(self._schema, map(_dated, rows))
         with reaching(self.place):
             deltalake.write_deltalake(
                 self._table,
@@ -105,7 +109,7 @@ class DeltaOutput:
         condition = " AND ".join(f"{_quoted('t', name)} = {_quoted('s', name)}" for name in matching)
         with reaching(self.place):
             merger = self._table.merge(
-                rows.append_column(_GONE, gone),
+                pa.Table.from_batches(map(_dated, rows.to_batches()), rows.schema).append_column(_GONE, gone),
                 condition,
                 source_alias="s",
                 target_alias="t",
@@ -135,6 +139,12 @@ class DeltaOutput:
             custom_metadata={OWNER: self._owner, "rewind.version": str(record.version)},
             app_transactions=[Transaction(name, value) for name, value in zip(self._names, values, strict=True)],
         )
+
+
+def _dated(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows whose dates the library can read back: it writes the least and the greatest of each file as text."""
+    columns = [dated(one) if pa.types.is_date(one.type) else one for one in rows.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def _quoted(side: str, name: str) -> str:

@@ -20,7 +20,7 @@ from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
 
 from backend.errors import SinkUnavailable
-from backend.sinks.table_rows import ROW_KEY, dated
+from backend.sinks.table_rows import ROW_KEY, dated, unfit
 from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_owner, reaching, two_names
 from backend.sinks.tables import KINDS
 
@@ -65,6 +65,10 @@ class IcebergOutput:
         self.place = f"{catalog.name}:{name}"
         self._owner = ""
         self._at: IcebergTable | None = None
+
+    def unfit(self, schema: pa.Schema) -> str:
+        """Say which column it cannot have."""
+        return unfit(schema, times=True, cases=True)
 
     def owner(self) -> str | None:
         """Read whose it is."""

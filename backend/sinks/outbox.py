@@ -29,6 +29,7 @@ from backend.sinks.record import Content, check_accepted
 from backend.sinks.sealing import Seal, Sealing, Writing, check_run
 from backend.sinks.table_rows import plain_schema
 from backend.sinks.tables import ERRORS, RESULTS, empty_outputs, merge_metrics, summary
+from backend.store.storage import reached
 from recovery.files import LocalFiles, make_directory, open_files
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Written:
         """Read an output's rows in order of (shard, sequence)."""
         for path in self.paths(kind):
             filesystem, name = fsspec.core.url_to_fs(path)
-            with filesystem.open(name, "rb") as handle:
+            with reached(path), filesystem.open(name, "rb") as handle:
                 yield from pq.ParquetFile(handle, page_checksum_verification=True).iter_batches(BATCH_ROWS)
 
     def summaries(self) -> list[dict[str, Any]]:

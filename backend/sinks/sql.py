@@ -23,7 +23,7 @@ from sqlalchemy.pool import NullPool
 
 from backend.errors import SinkConflict
 from backend.python_rows import python_values
-from backend.sinks.table_rows import ROW_KEY, dated
+from backend.sinks.table_rows import ROW_KEY, dated, unfit
 from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_owner, reaching, two_names
 from backend.sinks.tables import KINDS
 
@@ -42,7 +42,9 @@ def sql_tables(url: str, table: str, errors: str | None, schema: str | None, opt
     except (ArgumentError, NoSuchModuleError, ImportError, AttributeError, ValueError) as error:
         why = "its driver is not installed" if isinstance(error, ImportError) else "not a database that is known"
         raise ValueError(f"url: {why}: allowed is what SQLAlchemy takes, such as postgresql+psycopg://...") from None
-    if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
+    database, query = engine.url.database or "", engine.url.query
+    in_memory = database in ("", ":memory:") or database.startswith("file::memory:") or query.get("mode") == "memory"
+    if engine.dialect.name == "sqlite" and in_memory:
         raise ValueError("url: SQLite in memory is gone with each connection: allowed is a file, sqlite:///<path>")
     place = engine.url.render_as_string(hide_password=True)
     tables = {kind: SqlOutput(engine, names[kind], schema) for kind in KINDS}
@@ -73,6 +75,10 @@ class SqlOutput:
         )
         self._table: sa.Table | None = None
         self._last = Record()
+
+    def unfit(self, schema: pa.Schema) -> str:
+        """Say which column it cannot have."""
+        return unfit(schema, times=False, cases=self._engine.dialect.name in ("postgresql", "oracle"))
 
     def owner(self) -> str | None:
         """Read whose it is."""

@@ -22,6 +22,8 @@ _LAST_US = 2**63 - 1
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return a type that Delta, Iceberg and SQL have, in which every value of a type fits but times that are beyond.
 
+    Times of day and durations, and decimals of more than 38 digits, are not in all of them: see `unfit`.
+
     >>> plain_type(pa.uint16()), plain_type(pa.timestamp("ms", "UTC"))
     (DataType(int32), TimestampType(timestamp[us, tz=UTC]))
     """
@@ -34,9 +36,19 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.struct([pa.field(child.name, plain_type(child.type)) for child in kind])
     if types.is_map(kind):
         return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if _is_list(kind):
         return pa.list_(plain_type(kind.value_type))
+    if types.is_time(kind):
+        return pa.time64("us")
+    if types.is_decimal32(kind) or types.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
     return _PLAIN.get(kind, pa.binary() if types.is_fixed_size_binary(kind) else kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    views = types.is_list_view(kind) or types.is_large_list_view(kind)
+    return bool(views or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 _PLAIN = {
@@ -50,6 +62,9 @@ _PLAIN = {
     pa.float16(): pa.float32(),
     pa.large_string(): pa.string(),
     pa.large_binary(): pa.binary(),
+    pa.string_view(): pa.string(),
+    pa.binary_view(): pa.binary(),
+    pa.date64(): pa.date32(),
 }
 
 
@@ -58,19 +73,65 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
 
 
+def unfit(schema: pa.Schema, *, times: bool, cases: bool) -> str:
+    """Say which column a table cannot have; empty when it can have all.
+
+    Args:
+        schema: In plain types.
+        times: It has a type for times of day.
+        cases: It tells names apart that differ in upper and lower case only.
+    """
+    for field in schema:
+        if any(_unfit(kind, times) for kind in _leaves(field.type)):
+            return f"column {field.name!r}: {field.type} is no type that the table can have; cast it"
+    names = {} if cases else {name.lower(): name for name in schema.names}
+    for name in schema.names if names else ():
+        if names[name.lower()] != name:
+            return f"columns {name!r} and {names[name.lower()]!r}: the table takes them for one; rename one"
+    return ""
+
+
+def _unfit(kind: pa.DataType, times: bool) -> bool:
+    types = pa.types
+    return types.is_duration(kind) or types.is_decimal256(kind) or (types.is_time(kind) and not times)
+
+
+def _leaves(kind: pa.DataType) -> list[pa.DataType]:
+    """Return what a type is made of."""
+    children = [kind.field(at).type for at in range(kind.num_fields)]
+    return [leaf for child in children for leaf in _leaves(child)] if children else [kind]
+
+
 def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows in plain types; our own times that no timestamp of microseconds has are null."""
+    """Return rows in plain types; times that no timestamp of microseconds has are null."""
     columns = [_cast(batch.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(kind) and column.type.unit in ("s", "ms"):
+    """Return values in their plain type; fractions of a microsecond are cut off, wherever they are."""
+    types = pa.types
+    if types.is_dictionary(column.type):
+        return _cast(column.cast(column.type.value_type), kind)
+    if column.type == kind:
+        return column
+    if types.is_struct(kind):
+        children = [_cast(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+    if types.is_map(kind):
+        column = column.take(np.arange(len(column)))  # a slice has the offsets of what it was cut from
+        sides = _cast(column.keys, kind.key_type), _cast(column.items, kind.item_type)
+        return pa.MapArray.from_arrays(column.offsets, *sides, type=kind, mask=column.is_null())
+    if types.is_list(kind):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int32)
+        ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        return pa.ListArray.from_arrays(ends, _cast(column.flatten(), kind.value_type), kind, mask=column.is_null())
+    if types.is_timestamp(kind) and column.type.unit in ("s", "ms"):
         most = _LAST_US // {"s": 1_000_000, "ms": 1_000}[column.type.unit]
         ticks = column.cast(pa.int64())
         within = pc.and_(pc.less_equal(ticks, most), pc.greater_equal(ticks, -most))
         column = pc.if_else(within, column, pa.scalar(None, column.type))
-    return column.cast(kind, safe=not pa.types.is_timestamp(kind))
+    return column.cast(kind, safe=not types.is_temporal(kind))
 
 
 _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799

@@ -68,6 +68,9 @@ class Table(Protocol):
 class KeyedTable(Table, Protocol):
     """A table that can keep the newest row of each key."""
 
+    def unfit(self, schema: pa.Schema) -> str:
+        """Say which column, in plain types, it cannot have; empty when it can have all. Asks nobody."""
+
     def replace(self, rows: pa.Table, gone: pa.Array, bounded: str | None, record: Record) -> None:
         """Put rows in the place of those with the same `ROW_KEY`, and the record, in one commit.
 
@@ -204,6 +207,9 @@ class KeyedSink(TableSink):
             ValueError: The options do not fit the job, by name.
         """
         super().begin(outbox, operator)
+        why = self._results.unfit(self._schemas[RESULTS])
+        if why:
+            raise ValueError(f"{self._about['kind']}_sink: {why}")
         if self._mode != "newest":
             return
         self._windows = isinstance(operator, WindowOperator)

@@ -26,6 +26,7 @@ import xxhash
 
 from backend.errors import SourceDamaged, SourceGap, SourceInvalid
 from backend.sources import TopicPartition
+from backend.store.storage import answered
 
 REQUIRED = ("topic", "partition", "offset", "timestamp", "key", "value")
 BYTES, STRUCT = "bytes", "struct"
@@ -68,9 +69,11 @@ def readable(where: str) -> Iterator[None]:
 
     Raises:
         SourceDamaged: It is gone, torn, not to be read by this user, or a page does not match its checksum.
+        StorageFailed: Its filesystem does not answer.
     """
     try:
-        yield
+        with answered(where):
+            yield
     except FileNotFoundError as error:
         raise SourceDamaged(
             "a file of the archive is gone",

@@ -33,6 +33,7 @@ import pyarrow as pa
 from backend.errors import SourceDamaged, SourceGap, SourceInvalid, SourceUnavailable
 from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_footer import BYTES, STRUCT, FileEntry, read_entry, readable, stepped_back
+from backend.store.storage import reached
 from recovery.files import decode_struct
 
 FORMAT = 1
@@ -129,7 +130,12 @@ class Archive:
             UnknownFormat: The index file is of a newer release.
             SourceInvalid: A file lacks a column of the archive or has one of a type that is not accepted.
             SourceDamaged: A file cannot be read.
+            StorageFailed: The filesystem does not answer.
         """
+        with reached(self.uri):
+            return self._look()
+
+    def _look(self) -> dict[TopicPartition, PartitionIndex]:
         filesystem, root = fsspec.core.url_to_fs(self.uri)
         filesystem.invalidate_cache()  # another process may have written since
         if not filesystem.isdir(root):

@@ -35,7 +35,7 @@ _FILE = re.compile(r"batch=(\d+)/results-(\d+)-(\d+)-([0-9a-f]{16})(?:-[0-9a-f]{
 class ResultsArchive(Archive):
     """The index of a directory of results."""
 
-    def partitions(self) -> dict[TopicPartition, PartitionIndex]:
+    def _look(self) -> dict[TopicPartition, PartitionIndex]:
         """List the directory.
 
         Raises:

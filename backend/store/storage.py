@@ -10,12 +10,15 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
+
 from backend.errors import RewindError, StorageFailed
 from backend.texts import one_line
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _OTHER = frozenset({errno.EISDIR, errno.ENOTDIR})
+_SILENT = frozenset({errno.EAGAIN, errno.EBUSY, errno.EHOSTUNREACH, errno.EIO, errno.ENETUNREACH, errno.ESTALE})
 _OF_PROGRAMS: tuple[type[Exception], ...] = (
     ArithmeticError,
     AssertionError,
@@ -53,10 +56,26 @@ def reached(where: str) -> Iterator[None]:
     Raises:
         StorageFailed: Of everything else.
     """
+    with storage(where), answered(where):
+        yield
+
+
+@contextmanager
+def answered(where: str) -> Iterator[None]:
+    """Name what a client of a remote filesystem raises in here when that does not answer.
+
+    Every other `OSError` is the caller's to judge, such as what a library says of a file's content.
+
+    Raises:
+        StorageFailed: It did not.
+    """
     try:
-        with storage(where):
-            yield
-    except (OSError, RewindError):
+        yield
+    except OSError as error:
+        if not isinstance(error, ConnectionError | TimeoutError) and error.errno not in _SILENT:
+            raise
+        raise storage_failed(error, where) from error
+    except (RewindError, pa.ArrowException):
         raise
     except _OF_PROGRAMS:
         raise

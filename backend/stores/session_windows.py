@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME, TIME
 from backend.boundary import check_function
+from backend.python_rows import arrow_value, python_values
 from backend.stores.durations import Duration, milliseconds
 from backend.stores.named import event_time
 from backend.stores.session_store import MIN_SEGMENT_INTERVAL_MS, SessionKey, SessionOptions, SessionStore
@@ -212,8 +213,8 @@ class SessionAggregation:
 
         def fold(messages: pa.Table, context: _Context) -> pa.Table:
             processor = self.processor(context[self.store.name])
-            values = [None] * messages.num_rows if value is None else messages.column(value).to_pylist()
-            rows = zip(messages.column(key).to_pylist(), values, messages.column(TIME).to_pylist(), strict=True)
+            values = [None] * messages.num_rows if value is None else python_values(messages.column(value))
+            rows = zip(python_values(messages.column(key)), values, messages.column(TIME).to_pylist(), strict=True)
             return _table((update for row in rows for update in processor.process(*row)), schema)
 
         return fold
@@ -225,7 +226,11 @@ def _table(updates: Iterator[SessionUpdate], schema: pa.Schema) -> pa.Table:
         for session, value in updates
     ]
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    return pa.table([pa.array(column, one.type) for column, one in zip(columns, schema, strict=True)], schema=schema)
+    arrays = [
+        pa.array([arrow_value(value, one.type) for value in column], one.type)
+        for column, one in zip(columns, schema, strict=True)
+    ]
+    return pa.table(arrays, schema=schema)
 
 
 def aggregate(

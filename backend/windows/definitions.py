@@ -31,6 +31,8 @@ MAX_DURATION_MS = 2**58
 
 MAX_OVERLAP = 10_000
 """Upper bound of windows per message (size / step)."""
+MAX_PANES = 100_000
+"""Upper bound of panes per window (size / greatest common divisor of size and step)."""
 
 MAX_MESSAGES = 2**40
 """Upper bound of a size by number of messages."""
@@ -230,6 +232,12 @@ def hopping(
     length = duration_ms(_given("hopping", "size", size), "size")
     distance = duration_ms(_given("hopping", "step", step), "step")
     _check_step(length, distance, "step", "size")
+    panes = length // gcd(length, distance)
+    if panes > MAX_PANES:
+        raise ValueError(
+            f"step={step!r} with size={size!r}: a window would have {panes} panes, each as long as the greatest common"
+            f" divisor of both, {length // panes} ms; allowed are {MAX_PANES}: take a rounder step"
+        )
     return Window("hopping", "time", length, distance, _origin_ms(origin) % distance)
 
 

@@ -28,8 +28,9 @@ import pyarrow as pa
 from backend.batch import (
     ENDS_APART,
     ERROR_SCHEMA,
-    MAX_TIME,
-    MIN_TIME,
+    EVENT_TIMES,
+    MAX_EVENT_TIME,
+    MIN_EVENT_TIME,
     NEXT_END,
     NO_TIME,
     PLANNED,
@@ -176,7 +177,9 @@ class WindowOperator:
             return
         times = numbers(execution.messages, TIME)
         execution.refuse(
-            (times < MIN_TIME) | (times > MAX_TIME), "out_of_range", f"allowed are {MIN_TIME} to {MAX_TIME} ms"
+            (times < MIN_EVENT_TIME) | (times > MAX_EVENT_TIME),
+            "out_of_range",
+            EVENT_TIMES,
         )
         if self.spec.max_ahead_ms is not None:
             latest = execution.batch.time_ms + self.spec.max_ahead_ms

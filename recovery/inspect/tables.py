@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME, TIME
@@ -22,7 +21,7 @@ from backend.joins.options import SIDES
 from backend.joins.spec import JoinSpec
 from backend.joins.views import SideView
 from backend.keys import decode_columns
-from backend.python_rows import python_values
+from backend.python_rows import arrow_value, python_values
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Region, region_range
@@ -216,7 +215,7 @@ def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Ta
             first: view.start,
             last: view.end,
             **{
-                name: _stored(value, schema.field(name).type)
+                name: arrow_value(value, schema.field(name).type)
                 for name, value in zip(names, view.key or (), strict=False)
             },
             "messages": view.messages,
@@ -226,14 +225,6 @@ def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Ta
         if wanted.has_key(*(view.key or ("",)))
     ]
     return pa.Table.from_pylist(rows, schema)
-
-
-def _stored(value: Any, kind: pa.DataType) -> Any:
-    """Return a time that Python has no date for, which is text then, as the number that Arrow takes."""
-    if not isinstance(value, str) or not pa.types.is_temporal(kind):
-        return value
-    unit = kind.unit if pa.types.is_timestamp(kind) else "D"
-    return int(np.datetime64(value.removesuffix("Z")).astype(f"datetime64[{unit}]").astype(np.int64))
 
 
 def _store(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:

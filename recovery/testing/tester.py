@@ -30,9 +30,9 @@ import pyarrow as pa
 from backend.batch import (
     BEFORE,
     ERROR_SCHEMA,
-    MAX_TIME,
+    MAX_EVENT_TIME,
     MESSAGE_FIELDS,
-    MIN_TIME,
+    MIN_EVENT_TIME,
     NO_TIME,
     OFFSET,
     PARTITION,
@@ -243,7 +243,7 @@ class OperatorTester:
             (*key, offset)
             for key, topic in self._topics.items()
             for offset, row in enumerate(topic.sent)
-            if not MIN_TIME <= row[TIME] <= MAX_TIME
+            if not MIN_EVENT_TIME <= row[TIME] <= MAX_EVENT_TIME
         ]
         messages = accepted(self._table(everything, {}, out_of_range), history.record)
         chunks = []
@@ -326,7 +326,7 @@ class OperatorTester:
 
     def _refusal(self, row: Mapping[str, Any], stream: int) -> str | None:
         """Return why the pack stage would refuse a message by its times; None where it would not."""
-        if not MIN_TIME <= row[TIME] <= MAX_TIME:
+        if not MIN_EVENT_TIME <= row[TIME] <= MAX_EVENT_TIME:
             return "out_of_range"
         if self._max_ahead_ms is None:
             return None

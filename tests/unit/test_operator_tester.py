@@ -8,7 +8,20 @@ import sys
 import pyarrow as pa
 import pytest
 
-from backend import archive, collect_list, count, hopping, join, median, session, stream, sum_, tumbling
+from backend import (
+    archive,
+    collect_list,
+    count,
+    hopping,
+    join,
+    median,
+    policies,
+    session,
+    sliding,
+    stream,
+    sum_,
+    tumbling,
+)
 from backend.batch import NO_TIME
 from backend.errors import RestoreMismatch, StateUnavailable
 from backend.joins.operator import JoinOperator
@@ -305,6 +318,21 @@ def test_only_what_was_sent_can_be_tampered_with(tester, offset, stream):
     tester.batch([row(0, 1)])
     with pytest.raises(ValueError, match=f"offset={offset}: [01] messages were sent to partition 0 of stream {stream}"):
         tester.tamper(offset, row(0, 2), stream=stream)
+
+
+@pytest.mark.parametrize("window", [tumbling(1), sliding(1), sliding("1 day"), hopping(2, 1), session(1)])
+def test_the_latest_event_times_are_in_windows_and_later_ones_in_the_errors(window, tmp_path):
+    last = 2**60
+    windows = stream(archive("nowhere", value="at long, n long"), event_time="at").window(
+        window, retention=1000, max_ahead=None, policies=policies(late="each")
+    )
+    tester = OperatorTester(
+        windows.aggregate(ns=collect_list("n")), pa.schema([("at", pa.int64()), ("n", pa.int64())]), tmp_path
+    )
+    times = [-last, last - 2, last - 1, last, -last - 1, last + 1]
+    done = [tester.batch([{"at": at, "n": n}]) for n, at in enumerate(times)] + [tester.drain()]
+    assert [one["offset"] for each in done for one in each.errors.to_pylist()] == [4, 5]
+    assert {n for each in done for one in each.results.to_pylist() for n in one["ns"] or ()} == {0, 1, 2, 3}
 
 
 def test_a_restore_leaves_out_what_was_out_of_range(tmp_path):

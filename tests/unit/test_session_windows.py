@@ -155,6 +155,27 @@ def test_bad_arguments_are_refused() -> None:
         count(windows, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("kind", "far"), [(pa.timestamp("us"), 2**60), (pa.timestamp("ms", "UTC"), -(2**55)),
+                                           (pa.date32(), 3_000_000), (pa.date32(), -1_000_000)])  # fmt: skip
+def test_keys_and_values_that_python_has_no_date_for_are_counted_as_any(kind: pa.DataType, far: int) -> None:
+    def known(key: object, value: object, count: int) -> int:
+        return count + (value == key is not None)
+
+    seen = aggregate(int, known, lambda key, first, second: first + second, SessionWindows.inactivity_gap(5), "seen")
+    _, store = _bound(seen)
+    ticks = pa.array([far, 7, far], pa.int32() if pa.types.is_date32(kind) else pa.int64()).cast(kind)
+    messages = pa.table({"at": ticks, "_time": [10, 11, 12]})
+    results = seen.function("at", "at", key_type=kind, value_type=pa.int64())(messages, {"seen": store})
+    number = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+    shown = (results["reason"], results["key"].cast(number), results["value"])
+    assert list(zip(*(column.to_pylist() for column in shown), strict=True)) == [
+        ("update", far, 1),
+        ("update", 7, 1),
+        ("retracted", far, None),
+        ("update", far, 2),
+    ]
+
+
 def test_the_function_gives_a_changelog_of_sessions() -> None:
     visits = count(SessionWindows.inactivity_gap(5).until(100), "visits")
     _, store = _bound(visits)

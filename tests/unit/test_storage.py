@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from backend.errors import RewindError, StorageFailed
+from backend.sinks.outbox import Written
+from backend.sources.archive_index import Archive
+from backend.sources.results_files import ResultsArchive
 from backend.store.storage import storage
 from recovery import failures
 from recovery.files import RemoteFiles, open_files
@@ -77,6 +80,52 @@ def test_whatever_a_remote_filesystem_raises_is_named_and_passes(
         ask(there)
     assert "slow/a" in caught.value.where
     assert failures.read(caught.value).kind is failures.Kind.PASSES
+
+
+@pytest.mark.parametrize("raised", [ClientError("slow down"), OSError(errno.EBUSY, "slow down"), TimeoutError("slow")])
+@pytest.mark.parametrize(
+    ("source", "call"),
+    [*((Archive, call) for call in ("isdir", "find", "open")), (ResultsArchive, "isdir"), (ResultsArchive, "find"),
+     (Written, "open")],
+)  # fmt: skip
+def test_so_is_what_an_archive_and_an_outbox_are_read_through(
+    source: type, call: str, raised: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = MemoryFileSystem()
+    fs.pipe_file("/asked/a.parquet", b"PAR1")
+    if source is Written:
+        written = Written("memory://asked", [{"results_file": "a.parquet", "shard": 0}])
+        ask: Callable[[], object] = lambda: list(written.batches("results"))  # noqa: E731
+    else:
+        ask = source("memory://asked").partitions
+
+    def refuse(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(MemoryFileSystem, call, refuse)
+    with pytest.raises(StorageFailed, match="slow") as caught:
+        ask()
+    assert "asked" in caught.value.where
+    assert failures.read(caught.value).kind is failures.Kind.PASSES
+
+
+@pytest.mark.parametrize("raised", [ConnectionResetError("reset"), ClientError("reset")])
+def test_a_download_that_breaks_off_is_the_remote_filesystems_failure(
+    raised: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = RemoteFiles("memory://breaks")
+    there.write("a", [bytes(3_000_000)])
+    pieces = iter([b"one"])
+
+    def read(*_: object) -> bytes:
+        for piece in pieces:
+            return piece
+        raise raised
+
+    monkeypatch.setattr(MemoryFile, "read", read)
+    with pytest.raises(StorageFailed, match="reset") as caught:
+        there.get("a", tmp_path / "a", link=False)
+    assert "breaks/a" in caught.value.where
 
 
 @pytest.mark.parametrize("raised", [ClientError("mine"), OSError("mine"), KeyError("mine")])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from backend.aggregates import count
 from backend.batch import EDGES, ERROR_SCHEMA
 from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable
 from backend.process import ProcessOperator
-from backend.sinks import delta_sink, iceberg_sink, sql_sink
+from backend.sinks import delta_sink, iceberg_sink, sql_sink, table_rows
 from backend.sinks.tables import pack
 from backend.windows.definitions import Window, hopping, session, sliding, tumbling
 from backend.windows.operator import WindowOperator
@@ -259,7 +261,8 @@ def test_a_table_of_ones_own_takes_the_rows_or_is_refused(kind: str, tmp_path: P
 TYPES = [pa.bool_(), pa.int8(), pa.uint16(), pa.uint64(), pa.float32(), pa.large_string(), pa.binary(3), pa.date32(),
          pa.decimal128(20, 3), pa.timestamp("ns"), pa.timestamp("s", "Europe/Paris"), pa.large_list(pa.int16()),
          pa.struct([("a", pa.list_(pa.uint8()))]), pa.map_(pa.string(), pa.int64()),
-         pa.dictionary(pa.int8(), pa.string())]  # fmt: skip
+         pa.dictionary(pa.int8(), pa.string()), pa.date64(), pa.string_view(), pa.binary_view(), pa.decimal32(5, 2),
+         pa.list_view(pa.date64()), pa.map_(pa.string(), pa.list_(pa.timestamp("s")))]  # fmt: skip
 
 
 def test_a_table_with_columns_of_every_type_is_known_again(case: Case, tmp_path: Path) -> None:
@@ -558,7 +561,92 @@ def test_a_password_is_told_nowhere_and_an_outage_is_waited_for(tmp_path: Path) 
     assert "secret" not in str(bad.value)
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite://"])
+@pytest.mark.parametrize(
+    ("fields", "delta", "iceberg"),
+    [
+        ([("at", pa.time64("us"))], "column 'at': time64", None),
+        ([("at", pa.list_(pa.time32("s")))], "column 'at': list<item: time64", None),
+        (
+            [("at", pa.struct([("x", pa.duration("us"))]))],
+            "column 'at': struct<x: duration",
+            "column 'at': struct<x: dur",
+        ),
+        ([("n", pa.decimal256(50, 2))], "column 'n': decimal256", "column 'n': decimal256"),
+        ([("n", pa.int64()), ("N", pa.int64())], "columns 'n' and 'N'", None),
+    ],
+)
+def test_columns_that_a_table_cannot_have_are_a_bad_option(
+    case: Case, tmp_path: Path, fields: Any, delta: str, iceberg: str | None, request: pytest.FixtureRequest
+) -> None:
+    kind = request.node.callspec.params["case"]
+    said = iceberg if kind == "iceberg" else delta
+    there = set(tmp_path.iterdir())
+    if said is None:
+        begun(case, tmp_path, job=process(pa.schema(fields)))
+    else:
+        with pytest.raises(ValueError, match=rf"^{'sql' if kind == 'sqlite' else kind}_sink: {re.escape(said)}"):
+            begun(case, tmp_path, job=process(pa.schema(fields)))
+        assert set(tmp_path.iterdir()) <= there | {tmp_path / "catalog.db"}
+
+
+FAR_S = 2**53
+"""Seconds that no timestamp of microseconds has."""
+
+
+def test_times_within_lists_structs_and_maps_become_microseconds_as_others_do(case: Case, tmp_path: Path) -> None:
+    """What no timestamp has is null, fractions of a microsecond are cut off: neither ends the query."""
+    second = pa.timestamp("s")
+    fields: Any = [
+        ("l", pa.list_(second)),
+        ("s", pa.struct([("t", pa.timestamp("ns"))])),
+        ("m", pa.map_(pa.string(), second)),
+    ]
+    seconds = pa.array([7, FAR_S, 8, 9, FAR_S], second)
+    lists = pa.ListArray.from_arrays([0, 2, 2, 5], seconds, fields[0][1])
+    structs = pa.StructArray.from_arrays([pa.array([1_999, None, -1], pa.timestamp("ns"))], fields=list(fields[1][1]))
+    maps = pa.MapArray.from_arrays([0, 2, 2, 3], pa.array(["a", "b", "c"]), seconds[:3])
+    job = process(pa.schema(fields))
+    rows = pa.table([lists, structs, maps], schema=job.result_schema)
+    sink = begun(case, tmp_path, job=job)
+    batch = next(iter(rows.slice(1).to_batches()))
+    cast = table_rows.plain(batch, sink._schemas["results"].remove(0).remove(0).remove(0).remove(0))
+    assert [column.cast(pa.list_(pa.timestamp("us"))).to_pylist() for column in cast.columns[:1]] == [
+        [[], [moment(8), moment(9), None]]
+    ]
+    assert cast.column("s").to_pylist() == [{"t": None}, {"t": moment(0)}]
+    assert cast.column("m").to_pylist() == [[], [("c", moment(8))]]
+    published(sink, 0, pack(rows))
+    assert case.query("SELECT count(*) FROM results") == [(3,)]
+
+
+def moment(seconds: int) -> datetime:
+    return datetime(1970, 1, 1) + timedelta(seconds=seconds)
+
+
+def test_a_delta_table_with_a_date_that_python_has_not_is_read_back(tmp_path: Path) -> None:
+    """delta-rs writes the least and the greatest of a file into the log, as a text that it cannot read."""
+    case = delta(tmp_path)
+    job = process(pa.schema([("d", pa.date32()), ("user", pa.string())]))
+    for version, options in enumerate(({}, {"mode": "newest", "key": ["user"]})):
+        home = tmp_path / str(version)
+        case = delta(home)
+        days = pa.array([5_000_000, 0], pa.int32()).cast(pa.date32())
+        published(
+            begun(case, home, job=job, **options), 0, pack(pa.table([days, ["a", "b"]], schema=job.result_schema))
+        )
+        assert sorted(case.query('SELECT "user", d FROM results')) == [("a", None), ("b", date(1970, 1, 1))]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite+pysqlite://",
+        "sqlite:///file::memory:?uri=true",
+        "sqlite:///file:x?mode=memory&uri=true",
+    ],
+)
 def test_a_database_that_each_connection_has_anew_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="url: SQLite in memory"):
         sql_sink(url, "windows")

@@ -57,6 +57,10 @@ def test_negative_durations_where_they_are_allowed():
         (lambda: hopping("1 s", "2 s"), "step="),
         (lambda: hopping("1 s", -1), "step="),
         (lambda: hopping("1 day", 1), "step="),
+        (
+            lambda: hopping("7 days", "1 day 1 ms"),
+            "step='1 day 1 ms' with size='7 days': a window would have 604800000",
+        ),
         (lambda: hopping(messages=3), "every="),
         (lambda: hopping(messages=3, every=4), "every="),
         (sliding, "size="),

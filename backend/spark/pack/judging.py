@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from backend.batch import MAX_TIME, MIN_TIME
+from backend.batch import MAX_EVENT_TIME, MIN_EVENT_TIME
 
 IntArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -25,7 +25,7 @@ class Judged:
 
     Attributes:
         missing: There is no event time.
-        out_of_range: It is below `MIN_TIME` or above `MAX_TIME`.
+        out_of_range: It is below `MIN_EVENT_TIME` or above `MAX_EVENT_TIME`.
         ahead: It is too far ahead.
     """
 
@@ -47,7 +47,7 @@ def judge(times: pa.Array, timestamps: pa.Array, time_ms: int, max_ahead_ms: int
     own = _ints(timestamps, -1)
     if not len(known) or (not times.null_count and _all_good(known, own, time_ms, max_ahead_ms)):
         return None
-    out_of_range = (known < MIN_TIME) | (known > MAX_TIME)
+    out_of_range = (known < MIN_EVENT_TIME) | (known > MAX_EVENT_TIME)
     ahead = known > latest(own, time_ms, max_ahead_ms) if max_ahead_ms is not None else np.zeros(len(known), np.bool_)
     if not times.null_count and not ahead.any() and not out_of_range.any():
         return None
@@ -58,7 +58,7 @@ def judge(times: pa.Array, timestamps: pa.Array, time_ms: int, max_ahead_ms: int
 def _all_good(times: IntArray, own: IntArray, time_ms: int, max_ahead_ms: int | None) -> bool:
     """Return whether the ends tell that all are good: the usual case, without a comparison per row."""
     newest = int(times.max())
-    if int(times.min()) < MIN_TIME or newest > MAX_TIME:
+    if int(times.min()) < MIN_EVENT_TIME or newest > MAX_EVENT_TIME:
         return False
     if max_ahead_ms is None:
         return True

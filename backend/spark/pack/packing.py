@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from backend.aggregates.groups import stable_order
 from backend.batch import (
     ERROR_SCHEMA,
-    MAX_TIME,
+    EVENT_TIMES,
+    MAX_EVENT_TIME,
     MESSAGE_FIELDS,
-    MIN_TIME,
+    MIN_EVENT_TIME,
     NO_TIME,
     OFFSET,
     OWN_TIMESTAMP,
@@ -264,7 +265,7 @@ def _reasons(batch: pa.RecordBatch, time_ms: int, plan: PackPlan) -> npt.NDArray
 def is_good(batch: pa.RecordBatch) -> pa.BooleanArray:
     """Tell which source rows the pack stage accepts without looking at a clock: a replay takes these."""
     time = batch.column(TIME)
-    in_range = pc.and_(pc.greater_equal(time, MIN_TIME), pc.less_equal(time, MAX_TIME))
+    in_range = pc.and_(pc.greater_equal(time, MIN_EVENT_TIME), pc.less_equal(time, MAX_EVENT_TIME))
     good = pc.and_(pc.is_null(batch.column(MALFORMED_IN)), pc.fill_null(in_range, False))
     return pc.and_(good, pc.equal(batch.column(VERDICT_IN), PASSED)) if VERDICT_IN in batch.schema.names else good
 
@@ -321,7 +322,10 @@ def _details(bad: pa.RecordBatch, reasons: list[str], plan: PackPlan) -> pa.Arra
     time_ms = int(bad.column(BATCH_TIME_IN)[0].as_py())
     own = np.asarray(bad.column(TIMESTAMP_IN).fill_null(-1), np.int64)
     bounds = latest(own, time_ms, plan.max_ahead_ms or 0).tolist()
-    details = {"out_of_range": f"allowed are {MIN_TIME} to {MAX_TIME} ms", "no_event_time": "the event time is null"}
+    details = {
+        "out_of_range": EVENT_TIMES,
+        "no_event_time": "the event time is null",
+    }
     return pa.array(
         [
             f"later than {bound} ms, max_ahead after the record's own timestamp or the batch time"
