@@ -189,6 +189,9 @@ class ControlDamaged(RewindError):
 class StorageFailed(RewindError):
     """A disk or filesystem refused: full, broken, not ours. What is committed is not touched; the job can go on."""
 
+    unreadable = False
+    """The disk does not give what lies on it: known where it was raised, not on the driver."""
+
 
 class UserCodeFailed(RewindError):
     """A function of the user's raised; it is not tried again: the same messages would raise the same."""

@@ -251,6 +251,9 @@ class Steps:
             ValueInvalid: A step gave others than of an empty table.
         """
         try:
+            more = {*table.column_names} - {*self.schema.names, *COORDINATES}
+            if more:
+                raise KeyError(f"{', '.join(sorted(more))} came, too")
             return table.select(self.schema.names).cast(self.schema)
         except (KeyError, pa.ArrowException) as error:
             raise self._other_fields(table.schema, error) from error

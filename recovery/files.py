@@ -27,7 +27,7 @@ import msgspec
 
 from backend.errors import UNDECODABLE, UnknownFormat
 from backend.store.staging import sync
-from backend.store.storage import reached, storage
+from backend.store.storage import reached, storage, storage_failed
 
 TEMPORARY = ".tmp-"
 """Mark of a name that is not published yet: `<name>.tmp-<uuid>`; listings leave such names out."""
@@ -279,19 +279,19 @@ class LocalFiles:
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Iterate over a file's bytes."""
-        with (self.root / name).open("rb") as handle:
+        with storage(f"{self.root}/{name}"), (self.root / name).open("rb") as handle:
             yield from iter(lambda: handle.read(_COPY_BYTES), b"")
 
     def head(self, name: str, length: int) -> bytes:
         """Return the first bytes of a file."""
-        with (self.root / name).open("rb") as handle:
+        with storage(f"{self.root}/{name}"), (self.root / name).open("rb") as handle:
             return handle.read(length)
 
     def list(self, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
         """List a folder's files; files deleted meanwhile are left out."""
         found: dict[str, int] = {}
         try:
-            with os.scandir(self.root / folder) as entries:
+            with storage(f"{self.root}/{folder}"), os.scandir(self.root / folder) as entries:
                 for entry in entries:
                     if entry.is_file() and (TEMPORARY in entry.name) == temporary:
                         try:
@@ -305,14 +305,16 @@ class LocalFiles:
     def folders(self, folder: str = "") -> Sequence[str]:
         """List a folder's folders."""
         path = self.root / folder
-        return sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+        with storage(str(path)):
+            return sorted(entry.name for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files, then fsync their directories."""
         parents = set()
         for name in names:
             path = self.root / name
-            path.unlink(missing_ok=True)
+            with storage(str(path)):
+                path.unlink(missing_ok=True)
             parents.add(path.parent)
         for parent in parents:
             if parent.is_dir():
@@ -328,7 +330,7 @@ class LocalFiles:
                 shutil.rmtree(path)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or not left:
-                    raise
+                    raise storage_failed(error, str(path)) from error
         if path.parent.is_dir():
             sync(path.parent)
 

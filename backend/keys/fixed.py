@@ -67,7 +67,7 @@ def to_rows(keys: Sequence[bytes], width: int) -> Bytes2D:
         StateCorrupted: A key is not `width` bytes long.
     """
     joined = b"".join(keys)
-    if len(joined) != width * len(keys) or any(len(key) != width for key in keys[:1]):
+    if set(map(len, keys)) - {width}:
         bad = next((key for key in keys if len(key) != width), b"")
         raise undecodable(bad, f"{len(bad)} bytes, {width} were expected")
     return np.frombuffer(joined, np.uint8).reshape(len(keys), width)

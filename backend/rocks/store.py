@@ -206,11 +206,13 @@ class RocksStore:
 
         Raises:
             StateCorrupted: The file is missing or not the one that was staged; nothing was applied.
+            StorageFailed: The disk does not give it.
             UnknownFormat: A newer release staged it.
         """
         native = self._open
         verify(staged)
-        lengths = parts.part_lengths(staged.path)
+        with storage(str(staged.path)):
+            lengths = parts.part_lengths(staged.path)
         self._make_room(native)
         ingest = IngestExternalFileOptions()
         ingest.set_move_files(True)

@@ -77,7 +77,7 @@ _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 _RULED = datetime(2038, 1, 1)
 """From here on pyarrow has no daylight saving: it knows what was written down, and no rules."""
 _MICRO = timedelta(microseconds=1)
-_EPOCH = datetime(1970, 1, 1)
+_NAIVE_ZERO = _UNIX_EPOCH.replace(tzinfo=None)
 _FIRST_US, _LAST_US = (_FIRST_S + 86_400) * 1_000_000, (_LAST_S - 86_400) * 1_000_000
 """Of these local times Python has dates, and pyarrow an instant in every zone."""
 _CYCLE_US = 146_097 * 86_400 * 1_000_000
@@ -475,7 +475,7 @@ def instants(local: pa.Array, timezone: str) -> pa.Array:
     for row, moment in zip(rows.tolist(), given[rows].tolist(), strict=True):
         # Python has dates of ten thousand years: what is beyond has a zone's rules as so many cycles before or after
         cycles = max(0, -((_LAST_US - moment) // _CYCLE_US)) - max(0, -((moment - _FIRST_US) // _CYCLE_US))
-        at = instant(_EPOCH + (moment - cycles * _CYCLE_US) * _MICRO, zone) + cycles * _CYCLE_US
+        at = instant(_NAIVE_ZERO + (moment - cycles * _CYCLE_US) * _MICRO, zone) + cycles * _CYCLE_US
         ticks[row] = min(max(at, -_MOST_US), _MOST_US)
     return pa.array(ticks, pa.int64()).cast(kind)
 

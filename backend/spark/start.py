@@ -454,7 +454,10 @@ def terms_of(job: Job, settled: Manifest, checkpoint: str, queued: Sequence[int]
 
 
 def _local_dir(options: StartOptions) -> Path:
-    return Path(options.local_dir) if options.local_dir is not None else Path(tempfile.gettempdir()) / "rewind"
+    if options.local_dir is None:
+        return Path(tempfile.gettempdir()) / "rewind"
+    # a variable is each executor's own
+    return Path(options.local_dir) if "$" in str(options.local_dir) else Path(options.local_dir).absolute()
 
 
 def _places(

@@ -9,6 +9,7 @@ import xxhash
 
 from backend.errors import StateCorrupted
 from backend.store.protocol import Staged
+from backend.store.storage import storage
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -46,9 +47,11 @@ def verify(staged: Staged) -> None:
 
     Raises:
         StateCorrupted: The file is missing, or its length or digest differ.
+        StorageFailed: The disk does not give it.
     """
     try:
-        length, digest = file_digest(staged.path)
+        with storage(str(staged.path)):
+            length, digest = file_digest(staged.path)
     except FileNotFoundError as error:
         raise StateCorrupted("a staged file is missing", where=str(staged.path), command=VERIFY) from error
     if length != staged.length:

@@ -18,6 +18,8 @@ from backend.texts import one_line
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _OTHER = frozenset({errno.EISDIR, errno.ENOTDIR})
+_UNREADABLE = frozenset({errno.EIO, errno.ESTALE})
+"""Of a read: what is there cannot be had, as if it were not there."""
 _SILENT = frozenset({errno.EAGAIN, errno.EBUSY, errno.EHOSTUNREACH, errno.EIO, errno.ENETUNREACH, errno.ESTALE})
 _OF_PROGRAMS: tuple[type[Exception], ...] = (
     ArithmeticError,
@@ -44,7 +46,9 @@ def storage_failed(error: OSError, where: str, again: str = _AGAIN) -> StorageFa
         what, command = "a file lies where a directory must be, or the reverse", f"move it away (ls -ld), {again}"
     else:
         what, command = "a disk or filesystem failed", f"check it (dmesg, mount), {again}"
-    return StorageFailed(what, where=where, why=str(error), command=command)
+    failed = StorageFailed(what, where=where, why=str(error), command=command)
+    failed.unreadable = error.errno in _UNREADABLE
+    return failed
 
 
 @contextmanager

@@ -31,7 +31,7 @@ MAX_DURATION_MS = 2**58
 
 MAX_OVERLAP = 10_000
 """Upper bound of windows per message (size / step)."""
-MAX_PANES = 100_000
+MAX_PANES = 5_000_000
 """Upper bound of panes per window (size / greatest common divisor of size and step)."""
 
 MAX_MESSAGES = 2**40

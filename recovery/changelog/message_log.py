@@ -155,6 +155,7 @@ class MessageLog:
             f"{folder}/{name}"
             for name in self.files.list(folder)
             if name.endswith(SUFFIX)
+            and name[:20].isdecimal()
             and (commit := Commit.of_name(name.removesuffix(SUFFIX))) not in needed
             and commit.version <= oldest.commit.version
         ]

@@ -170,16 +170,16 @@ def _write(checkpoint: str, number: int, outputs: dict[str, Any] | None, before:
 
 def _named(outputs: Mapping[str, Any]) -> list[Any]:
     kind = outputs.get("kind")
-    return [kind, *(outputs.get(name) for name in _told(kind))]
+    return [kind, *(outputs.get(name) for name in _names_of(kind))]
 
 
 def _text(outputs: Mapping[str, Any]) -> str:
     kind = outputs.get("kind")
-    places = ", ".join(f"{name} {outputs[name]}" for name in _told(kind) if outputs.get(name))
+    places = ", ".join(f"{name} {outputs[name]}" for name in _names_of(kind) if outputs.get(name))
     return f"{kind}" + (f" ({places})" if places else "")
 
 
-def _told(kind: object) -> tuple[str, ...]:
+def _names_of(kind: object) -> tuple[str, ...]:
     """Return what makes an output the one that it is; nothing of a kind of the user's own."""
     places = _PLACES.get(str(kind), ())
     return (*places, *_FIXED) if places else ()

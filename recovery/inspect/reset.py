@@ -88,7 +88,7 @@ def plan_reset(
     opened = Checkpoint(location, local_dir)
     home = _home(local_dir, _query_id(opened))
     if local_only:
-        stays = ("results and errors", f"{location}: the next start restores from it")
+        stays = ("results and errors", f"{location}: the next start restores from it", *_none(home))
         return Reset(location, home, (), _paths(None, home, ()), stays, (), local_only=True)
     directories, notes = _outputs(opened, delete=outputs)
     notes += _others(directories)
@@ -96,8 +96,7 @@ def plan_reset(
         notes.append(
             f"{opened.changelog_uri}: it names this query, and a new one is refused there: delete it where it is"
         )
-    if home is None:
-        notes.append("local state: the checkpoint does not say which it is")
+    notes += ["local state: the checkpoint does not say which it is"] if home is None else _none(home)
     return Reset(
         location,
         home,
@@ -221,6 +220,11 @@ def _query_id(opened: Checkpoint) -> str | None:
 
 def _home(local_dir: Path | None, query_id: str | None) -> Path | None:
     return None if query_id is None else (local_dir or Path(tempfile.gettempdir()) / "rewind") / query_id
+
+
+def _none(home: Path | None) -> list[str]:
+    """Say where no local state was found: it may lie elsewhere."""
+    return [] if home is None or home.is_dir() else [f"local state: there is none of this query: {home} (--local-dir)"]
 
 
 def _paths(location: str | None, home: Path | None, outputs: tuple[str, ...]) -> tuple[tuple[str, int | None], ...]:

@@ -166,8 +166,9 @@ def catch_up(
     with RocksStore.open(directory, create=False, options=options or OPTIONS) as store:
         store.write(Changes([COMMIT_KEY], [None]))  # from here on it is at nothing, until it is proven
         for region in range(Region.COMMIT + 1, LAST_REGION):
-            if region not in REPLAYED:
-                store.delete_range(*region_range(region))
+            bounds = region_range(region)
+            if region not in REPLAYED and next(store.scan(*bounds), None) is not None:  # each delete is a file
+                store.delete_range(*bounds)
         _expire(store, history.record.bounds)
         return _fill(store, history, messages, operator, directory, run_bytes, started)
 

@@ -7,16 +7,17 @@ at a time: the staged file here, the same one among the snapshots, older snapsho
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field
 
-from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable
+from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.store.bounds import reclaim
 from backend.store.protocol import Staged
+from backend.store.storage import storage
 from recovery.commit.pointer import COMMIT_KEY, At, Commit, CommitRecord, Offer, Pointer, decode_record
 from recovery.commit.shard_directory import Generation, ShardDirectory
+from recovery.files import copy_file
 from recovery.killpoints import kill_point
 from recovery.listener import Listeners, RestoreListener, Restoring
 from recovery.restore.planner import (
@@ -139,13 +140,12 @@ class OpenShard:
                 kill_point("fetch", pointer.commit.version)
                 fresh = self.directory.new_generation()
                 restoring = Restoring(pointer.shard, pointer.commit.name, why or found.why, "snapshot")
-                why = self._try(pointer, found, generation, fresh, None, restoring)
+                why = self._fetch(pointer, found, generation, fresh, restoring)
                 if not why:
                     made = RocksStore.open(fresh.database, create=False)
                     kill_point("after_fetch", pointer.commit.version)
                     self.directory.adopt(fresh)
                     return _swept(pointer, fresh, made, -1)
-                self.directory.discard(fresh)
             elif looked or isinstance(found, Queue):
                 raise StateUnavailable(
                     f"the state of commit {pointer.commit.name} is not here",
@@ -185,6 +185,18 @@ class OpenShard:
         self.directory.adopt(fresh)
         return Opened(fresh, empty, None)
 
+    def _fetch(
+        self, pointer: Pointer, found: Fetch, current: Generation | None, fresh: Generation, restoring: Restoring
+    ) -> str:
+        """Carry out a plan in a new generation, as `_try` does; what does not lead to the pointer is deleted."""
+        why = "it was broken off"
+        try:
+            why = self._try(pointer, found, current, fresh, None, restoring)
+            return why
+        finally:
+            if why:
+                self.directory.discard(fresh)
+
     def _try(
         self,
         pointer: Pointer,
@@ -222,7 +234,7 @@ class OpenShard:
                 _check_row(pointer, target, read_commit_row(store))
         except RewindError as error:
             # a snapshot is a copy, done without whatever is wrong with it; a disk that fails here is not the snapshot's
-            if not isinstance(found, Fetch) and not isinstance(error, StateCorrupted):
+            if not isinstance(found, Fetch) and not is_damage(error):
                 raise
             self._note(found, piece)
             if not fetches:
@@ -249,7 +261,8 @@ class OpenShard:
         path = target.staged(step.commit)
         if step.local:
             if current is not None and current != target:
-                os.link(current.staged(step.commit), path)
+                with storage(str(path)):
+                    copy_file(current.staged(step.commit), path, link=True)
             return Staged(path, pointer.staged_length, pointer.staged_digest, 0)
         assert self.snapshots is not None, "an offer comes from snapshots"
         file = self.snapshots.fetch_step(pointer.shard, step.commit, path)
@@ -278,21 +291,27 @@ class OpenShard:
         return self.snapshots.fetched_bytes if self.snapshots is not None else 0
 
 
+def is_damage(error: BaseException) -> bool:
+    """Tell whether an error says that a local file is damaged, or that its disk does not give it: then others do."""
+    return isinstance(error, StateCorrupted) or (isinstance(error, StorageFailed) and error.unreadable)
+
+
 def _open_current(generation: Generation | None) -> tuple[RocksStore | None, Database]:
     if generation is None:
         return None, Nothing()
     try:
         store = RocksStore.open(generation.database, create=False)
-    except StateCorrupted as error:
+    except (StateCorrupted, StorageFailed) as error:
+        if not is_damage(error):
+            raise
         return None, Unreadable(str(error))
     try:
         row = read_commit_row(store)
-    except StateCorrupted as error:
+    except BaseException as error:
         store.close()
+        if not is_damage(error):
+            raise
         return None, Unreadable(str(error))
-    except BaseException:
-        store.close()
-        raise
     return store, At(row.commit if row is not None else None)
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.boundary import crossing
-from backend.errors import RewindError, StateAhead, StateCorrupted
+from backend.errors import RewindError, StateAhead
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import run_on_tasks
 from recovery.commit.pointer import CommitRecord, Pointer, decode, decode_record, encode, encode_record
 from recovery.commit.scratch import scratch_directory
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob
-from recovery.restore.open_shard import Opened, OpenShard, read_commit_row
+from recovery.restore.open_shard import Opened, OpenShard, is_damage, read_commit_row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,10 +85,9 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
             opened = _opened(job, directory, pointer)
             opened.store.close()
             check_database(opened.generation.database)
-        except StateCorrupted as error:
-            directory.condemn()
-            return str(error)
         except RewindError as error:
+            if is_damage(error):
+                directory.condemn()
             return str(error)
     return None
 

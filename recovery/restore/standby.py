@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from backend.boundary import crossing
-from backend.errors import StateCorrupted, StoreLocked
+from backend.errors import RewindError, StoreLocked
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import cores, run_on_tasks
 from backend.store.protocol import Staged
@@ -29,7 +29,7 @@ from recovery.commit.scratch import hold, scratch_directory
 from recovery.commit.shard_directory import Generation, ShardDirectory
 from recovery.files import make_directory
 from recovery.jobs import ShardJob
-from recovery.restore.open_shard import read_commit_row, reclaim_if_due
+from recovery.restore.open_shard import is_damage, read_commit_row, reclaim_if_due
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -242,5 +242,7 @@ def _here(directory: ShardDirectory) -> tuple[Generation | None, CommitRecord | 
     try:
         with RocksStore.open(generation.database, create=False) as store:
             return generation, read_commit_row(store)
-    except StateCorrupted:
+    except RewindError as error:
+        if not is_damage(error):
+            raise
         return generation, None

@@ -26,10 +26,11 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from backend.errors import UNDECODABLE, RewindError
+from backend.errors import UNDECODABLE, RewindError, StorageFailed
 from backend.rocks.blocks import check_blocks
 from backend.store.protocol import Staged
 from backend.store.staging import file_digest, sync
+from backend.store.storage import storage
 from recovery.commit.pointer import Commit, CommitRecord
 from recovery.files import Files, make_directory, open_files
 from recovery.killpoints import kill_point, passing
@@ -167,10 +168,10 @@ class Snapshots(SnapshotReader):
         name = manifest_name(commit, full=False)
         snapshot = self._steps.get((shard, name)) or self._manifest(shard, name)
         file = snapshot.files[0]
-        if target.exists():
-            if file_digest(target) == (file.length, file.digest):
-                return Staged(target, file.length, file.digest, 0)
-            target.unlink()
+        if _is_there(target, (file.length, file.digest)):
+            return Staged(target, file.length, file.digest, 0)
+        with storage(str(target)):
+            target.unlink(missing_ok=True)
         self._fetch_file(snapshot, file, target, link=True)
         sync(target.parent)
         return Staged(target, file.length, file.digest, 0)
@@ -222,12 +223,15 @@ class Snapshots(SnapshotReader):
         doomed += [
             name
             for name in self.files.list(str(shard))
-            if name.endswith(".step.sst") and int(name[:20]) <= oldest and f"{name[:-4]}.json" not in needed
+            if name.endswith(".step.sst")
+            and name[:20].isdecimal()
+            and int(name[:20]) <= oldest
+            and f"{name[:-4]}.json" not in needed
         ]
         doomed += [
             name  # a draft of a writer that died
             for name in self.files.list(str(shard), temporary=True)
-            if name[:20].isdecimal() and int(name[:20]) <= oldest
+            if not name[:20].isdecimal() or int(name[:20]) <= oldest  # without a number: the driver's own, which prunes
         ]
         folders = [
             f"{shard}/{name}"
@@ -303,3 +307,16 @@ class Snapshots(SnapshotReader):
             return damaged(f"{self.files.uri}/{where}", "a file of a snapshot is missing")
         found = (length, digest.hexdigest())
         return differs(f"{self.files.uri}/{where}", file, found) if found != (file.length, file.digest) else None
+
+
+def _is_there(path: Path, content: tuple[int, str]) -> bool:
+    """Tell whether a file has this length and digest; one that its disk does not give has not."""
+    try:
+        with storage(str(path)):
+            return file_digest(path) == content
+    except FileNotFoundError:
+        return False
+    except StorageFailed as error:
+        if not error.unreadable:
+            raise
+        return False

@@ -10,9 +10,9 @@ the local database, the staged files, the changelog and the restore are the prod
     tester.restore()                          # changelog and replay, counts and digests proven
     assert tester.batch().results.to_pylist() == [...]   # the rows of the crash come again, once
 
-What happens before a shard sees rows is not here: parsing, routing by key, and of the pack stage's checks `malformed`
-and `no_event_time`. `max_ahead` and the range of event times are checked as there: a message may give the record's own
-timestamp as `_timestamp`, if that is no field.
+What happens before a shard sees rows is not here: steps (a job that has some is refused), parsing, routing by key,
+and of the pack stage's checks `malformed` and `no_event_time`. `max_ahead` and the range of event times are checked
+as there: a message may give the record's own timestamp as `_timestamp`, if that is no field.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class OperatorTester:
         now_ms: Batch time of the first micro-batch.
 
     Raises:
-        ValueError: A schema too many, or too few, or what is none; an event time that is no name.
+        ValueError: A schema too many, or too few, or what is none; an event time that is no name; a job with steps.
     """
 
     def __init__(
@@ -276,10 +276,16 @@ class OperatorTester:
 
     def _take(self, job: Any) -> tuple[Operator, tuple[pa.Field, ...]]:
         """Take what a job says, unless it is refused; give its operator and the fields that it reads of messages."""
+        inputs: Sequence[Any] = getattr(job, "streams", ())
+        steps = [step.kind for one in inputs for step in one.steps]
+        if steps:
+            raise ValueError(
+                f"job={reprlib.repr(job)}: a tester does not run steps, it has {', '.join(steps)}: give the same job"
+                " without them, and messages with the fields that they make"
+            )
         operator: Operator = job.make(self._schemas, {}) if hasattr(job, "make") else job
         fields = self._fields(operator)
         self._max_ahead_ms: int | None = getattr(job, "max_ahead_ms", None)
-        inputs: Sequence[Any] = getattr(job, "streams", ())
         topics = [len(one.source.topics) for one in inputs] if len(inputs) > 1 else []
         self._left_streams, self._last_stream = (topics[0], sum(topics) - 1) if topics else (0, MAX_STREAM)
         named = self._event_time or [one.event_time for one in inputs] or self._event_times
@@ -383,6 +389,8 @@ class OperatorTester:
             if not _is_int64(time):
                 raise ValueError(f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds")
             stamp = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in names else None
+            if unknown := {*row} - {*names, *self._event_times, TIME, TIMESTAMP_IN} - _ADDED:
+                raise ValueError(f"message {dict(row)!r}: has {sorted(unknown)}; the fields are {[*names]}")
             if not (stamp is None or _is_int64(stamp)) or _ADDED & set(row):
                 said = f"{TIMESTAMP_IN!r} is the record's own timestamp in integer milliseconds or None"
                 raise ValueError(f"message {dict(row)!r}: {said}, and a message has none of {sorted(_ADDED)}")

@@ -24,7 +24,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from backend.batch import MAX_TIME, MESSAGE_FIELDS, MicroBatch, Positions
+from backend.batch import MAX_EVENT_TIME, MESSAGE_FIELDS, MicroBatch, Positions
 from backend.spark.pack import assembling, packing
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Region
@@ -92,7 +92,7 @@ class FrameWorld(World):
         return found if at < 0 else found.set_column(at, found.schema.field(at), pa.nulls(found.num_rows, pa.int64()))
 
     def _refused(self, message: Message, planned: Planned) -> str | None:
-        if message.time > MAX_TIME:
+        if message.time > MAX_EVENT_TIME:
             return "out_of_range"
         ahead = planned.spec.max_ahead_ms
         return "in_future" if ahead is not None and message.time > planned.time_ms + ahead else None
@@ -221,7 +221,7 @@ def _renumbered(messages: list[Message], *, unique: bool) -> list[Message]:
     found, seen = list[Message](), set[int]()
     for offset, message in enumerate(messages):
         time = message.time
-        while unique and time in seen and time <= MAX_TIME:
+        while unique and time in seen and time <= MAX_EVENT_TIME:
             time += 1
         seen.add(time)
         found.append(replace(message, offset=offset, time=time, partition=0))

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from backend import aggregates as agg
-from backend.batch import MAX_TIME, MIN_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.batch import MAX_EVENT_TIME, MIN_EVENT_TIME, OFFSET, PARTITION, STREAM, TIME
 from backend.spark.pack import assembling, frames, packing
 from backend.windows.definitions import tumbling
 from backend.windows.operator import WindowOperator
@@ -34,7 +34,18 @@ from recovery.jobs import ShardJob
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("f", pa.float64()), pa.field("x", pa.float64())])
 YEAR_1, YEAR_9999 = -62_135_596_800_000, 253_402_300_799_999
 NOW = 1_700_000_000_000
-ENDS = (-(2**63), -(2**63) + 1, 2**63 - 1, 2**63 - 2, MIN_TIME, MIN_TIME - 1, MAX_TIME, MAX_TIME + 1, 0, -1)
+ENDS = (
+    -(2**63),
+    -(2**63) + 1,
+    2**63 - 1,
+    2**63 - 2,
+    MIN_EVENT_TIME,
+    MIN_EVENT_TIME - 1,
+    MAX_EVENT_TIME,
+    MAX_EVENT_TIME + 1,
+    0,
+    -1,
+)
 KEYS = ("", "\0", "\0\1", "\x7f", "é" * 300, "\U0010ffff", "a" * 2_000, "null", "NaN", " ", "\n", "🦆", "a\0b")
 FLOATS = (float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 5e-324, 1.7e308, -1.7e308, 1.5)
 RAW = (
@@ -144,13 +155,17 @@ class Hostile:
                 assert (error["topic"], error["key"], error["value"]) == ("topic", message.key, message.raw)
             elif message.time is None:
                 assert error["reason"] == "no_event_time"
-            elif not MIN_TIME <= message.time <= MAX_TIME:
+            elif not MIN_EVENT_TIME <= message.time <= MAX_EVENT_TIME:
                 assert error["reason"] == "out_of_range"
             else:
                 assert error["reason"] in ("in_future", "out_of_retention"), error["reason"]
         refused = {(e["partition"], e["offset"]) for e in self.errors}
         for place, message in self.sent.items():
-            bad = message.malformed is not None or message.time is None or not MIN_TIME <= message.time <= MAX_TIME
+            bad = (
+                message.malformed is not None
+                or message.time is None
+                or not MIN_EVENT_TIME <= message.time <= MAX_EVENT_TIME
+            )
             assert not bad or place in refused, f"{message} was counted"
 
     def _arrow(self, rows: list[Sent], time_ms: int, drain: bool | None) -> pa.RecordBatch:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backend import aggregates as agg
-from backend.batch import MAX_TIME
+from backend.batch import MAX_EVENT_TIME
 from backend.errors import HistoryLost
 from backend.windows import definitions as win
 from backend.windows.operator import WindowOperator
@@ -144,7 +144,7 @@ def source_of(rng: random.Random, partitions: int) -> Source:
         partition = number % partitions if number < partitions else rng.randrange(partitions)
         time = newest + rng.choice((0, 1, 1, 2, 3, 5, 10, 12, 25, -1, -3, -8, -20, -40))
         if rng.random() < 0.03:
-            time = MAX_TIME + 1
+            time = MAX_EVENT_TIME + 1
         else:
             newest = max(newest, time)
         fields = {

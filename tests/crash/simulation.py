@@ -34,7 +34,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from backend.batch import ERROR_SCHEMA, MAX_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
+from backend.batch import ERROR_SCHEMA, MAX_EVENT_TIME, OFFSET, PARTITION, STREAM, TIME, Positions
 from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable, StorageFailed
 from backend.sinks.record import Contents, Digest, check_same, gathered
 from backend.spark.pack import assembling, frames, packing
@@ -408,7 +408,7 @@ class World(Faults):
         """Tell why the pack stage refuses a message, None when it does not."""
         if (message.partition, message.offset) in self.source.bad:
             return "malformed"
-        if message.time > MAX_TIME:
+        if message.time > MAX_EVENT_TIME:
             return "out_of_range"
         if planned.spec.max_ahead_ms is None:
             return None

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from backend import archive, count, max_, median, stream, tumbling
-from backend.batch import MAX_TIME, MIN_TIME
+from backend.batch import MAX_EVENT_TIME, MIN_EVENT_TIME
 from backend.sources.archive_files import write_archive
 from backend.windows.micro_batch import error_rows
 from tests.crash.faulty_disk import scratch
@@ -34,14 +34,14 @@ def test_fuzzed_streams() -> None:
 
 def test_one_message_of_the_far_future_expires_nothing(tmp_path: Path) -> None:
     job = Hostile(tmp_path)
-    far = [plain(1 + at, time) for at, time in enumerate((YEAR_9999, NOW + 86_400_001, MAX_TIME, *ENDS))]
+    far = [plain(1 + at, time) for at, time in enumerate((YEAR_9999, NOW + 86_400_001, MAX_EVENT_TIME, *ENDS))]
     job.batch([plain(0, NOW), *far, plain(90, NOW + 1), plain(91, NOW - 3_000_000)], NOW)
     job.batch([plain(100, NOW + 2)], NOW)
     job.batch([], NOW, drain=True)
     job.check()
     reasons = Counter(error["reason"] for error in job.errors)
     assert reasons["in_future"] == 4, "the largest event time is among them twice"
-    assert reasons["out_of_range"] == sum(not MIN_TIME <= time <= MAX_TIME for time in ENDS)
+    assert reasons["out_of_range"] == sum(not MIN_EVENT_TIME <= time <= MAX_EVENT_TIME for time in ENDS)
     assert sum(n for _, n in job.counted.values()) == 4, "those of today count"
 
 

@@ -222,6 +222,15 @@ def test_a_file_is_no_local_dir(home: Path, tmp_path: Path) -> None:
         assert (result.exit_code, "local_dir=" in result.stderr) == (2, True), result.output
 
 
+@pytest.mark.parametrize("words", [["--local-only"], []])
+def test_a_reset_that_finds_no_local_state_says_where_it_looked(home: Path, tmp_path: Path, words: list[str]) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    asked = ["reset", str(home / "checkpoint"), "--local-dir", str(elsewhere), "--dry-run", *words]
+    result = CliRunner().invoke(app, asked)
+    said = " ".join(result.stdout.split())
+    assert f"local state: there is none of this query: {elsewhere}" in said.replace("- ", "-"), said
+
+
 def test_no_is_an_answer(home: Path) -> None:
     words = ["reset", str(home / "checkpoint"), "--local-dir", str(home / "local")]
     result = CliRunner().invoke(app, words, input="n\n")

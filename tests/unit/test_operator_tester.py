@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from backend import (
@@ -333,6 +334,21 @@ def test_the_latest_event_times_are_in_windows_and_later_ones_in_the_errors(wind
     done = [tester.batch([{"at": at, "n": n}]) for n, at in enumerate(times)] + [tester.drain()]
     assert [one["offset"] for each in done for one in each.errors.to_pylist()] == [4, 5]
     assert {n for each in done for one in each.results.to_pylist() for n in one["ns"] or ()} == {0, 1, 2, 3}
+
+
+def test_a_job_with_steps_and_fields_that_no_message_has_are_refused(tmp_path):
+    """A filter that is not run would make a test of it green, or red, for nothing."""
+    source = stream(archive("nowhere", value="at long, n long"), event_time="at")
+    fields = pa.schema([("at", pa.int64()), ("n", pa.int64())])
+    job = source.where(pc.field("n") > 3).window(tumbling(10), retention=10).aggregate(c=count())
+    with pytest.raises(ValueError, match="does not run steps, it has where"):
+        OperatorTester(job, fields, tmp_path)
+    tester = OperatorTester(source.window(tumbling(10), retention=10).aggregate(c=count()), fields, tmp_path)
+    with pytest.raises(ValueError, match=r"does not run steps"):
+        tester.change(job)
+    with pytest.raises(ValueError, match=r"has \['m'\]; the fields are \['at', 'n'\]"):
+        tester.batch([{"at": 0, "n": 1}, {"at": 0, "m": 1}])
+    assert tester.drain().results.num_rows == 0
 
 
 def test_a_restore_leaves_out_what_was_out_of_range(tmp_path):

@@ -61,7 +61,7 @@ VALUES = [
     b'{"user": "cem"}',
     b'{"user": "dan", "at": %d}' % (NOW - 200 * DAY),
     b'{"user": "eve", "at": %d}' % (NOW - 200 * DAY + 1),  # a day ahead of when it was written, 201 days ago
-    b'{"user": "fay", "at": %d}' % 2**62,
+    b'{"user": "fay", "at": %d}' % 2**60,
 ]
 STAMPS = [NOW, NOW, NOW, NOW - 201 * DAY, NOW - 201 * DAY, NOW]
 

@@ -118,6 +118,10 @@ def test_rows_without_offsets_are_told_apart_by_their_number_in_the_batch() -> N
     ("function", "why"),
     [
         (
+            lambda table: table.append_column("z", table["x"]),
+            "z came, too.*of an empty table it gives x int64, name string, now it gave x int64, name string, z int64",
+        ),
+        (
             lambda table: table.drop_columns(["x"]),
             "of an empty table it gives x int64, name string, now it gave name string",
         ),

@@ -394,6 +394,14 @@ def test_the_start_of_a_query_that_has_run_waits_and_holds_nothing_meanwhile(mon
         start.start(nothing, nothing, "checkpoint", nothing, options)
 
 
+@pytest.mark.parametrize(
+    ("given", "used"), [("state", "{here}/state"), ("/a/b", "/a/b"), ("$DISK/state", "$DISK/state")]
+)
+def test_a_relative_local_dir_means_what_it_meant_when_it_was_given(given, used, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert str(start._local_dir(start.StartOptions(local_dir=given))) == used.format(here=tmp_path)
+
+
 def test_the_start_of_a_query_is_given_up_after_its_patience_by_name(monkeypatch) -> None:
     def plan(*_: Any) -> Any:
         raise SourceUnavailable("away", where="h:1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.aggregates import count, median
-from backend.batch import MAX_TIME, MIN_TIME
+from backend.batch import MAX_EVENT_TIME, MIN_EVENT_TIME
 from backend.windows.definitions import MAX_DURATION_MS, hopping, session, sliding, tumbling
 from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
@@ -27,8 +27,8 @@ def test_times_at_the_ends(window, aggregate, retention, keep):
     )
     s = OneShard(spec)
     rows = []
-    for offset, time in enumerate([MIN_TIME, MIN_TIME + 1, -1, 0, 1, MAX_TIME - 1, MAX_TIME]):
-        rows += s.batch([(offset, time, "a", 1)], 0, drain=time == MAX_TIME)
+    for offset, time in enumerate([MIN_EVENT_TIME, MIN_EVENT_TIME + 1, -1, 0, 1, MAX_EVENT_TIME - 1, MAX_EVENT_TIME]):
+        rows += s.batch([(offset, time, "a", 1)], 0, drain=time == MAX_EVENT_TIME)
         assert s.errors() == []
     counted = {row[2:4]: row[5] for row in rows}
     if window.kind in {"tumbling", "session"}:

@@ -1,0 +1,167 @@
+"""A disk that does not give a file is as if the file were not there: another copy is taken, or made."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backend.errors import StorageFailed
+from backend.rocks import RocksStore
+from backend.rocks.errors import translated
+from backend.store.protocol import Changes
+from recovery.changelog.message_log import MessageLog
+from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, encode_record
+from recovery.commit.shard_directory import Generation, ShardDirectory
+from recovery.files import LocalFiles
+from recovery.restore.open_shard import OpenShard
+from recovery.restore.probe import unusable
+from recovery.snapshots.publisher import Snapshots
+
+ROW = b"\x03a"
+EIO = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@dataclass
+class Shard:
+    """A shard at a commit that waits for its staged file, with a snapshot of that commit, whole or as a step."""
+
+    directory: ShardDirectory
+    snapshots: Snapshots
+    generation: Generation
+    pointer: Pointer
+
+    def open(self) -> bytes | None:
+        with self.directory.lock():
+            opened = OpenShard(self.directory, "here", self.snapshots).at(self.pointer)
+            with opened.store as store:
+                return store.get(ROW)
+
+    def look(self) -> str | None:
+        job: Any = SimpleNamespace(local_dir=self.directory.path.parent.parent, query_id="q", shard=0, lock_wait_s=1.0,
+                                   where="here", snapshots=self.snapshots, listeners=())  # fmt: skip
+        return unusable(job, self.pointer)
+
+
+def shard(home: Path, *, full: bool) -> Shard:
+    directory, snapshots = ShardDirectory(home / "local", "q", 0), Snapshots(home / "snapshots")
+    commit = Commit(0, "c" * 32)
+    record = CommitRecord(0, commit, None, 0, [], {})
+    changes = Changes([COMMIT_KEY, ROW], [encode_record(record), b"1"])
+    with directory.lock():
+        opened = OpenShard(directory, "here", snapshots).at(None)
+        with opened.store as store:
+            staged = store.stage(changes, opened.generation.staged(commit))
+    if full:
+        with RocksStore.open(home / "other") as store:
+            store.write(changes)
+            store.checkpoint(home / "copy")
+        snapshots.publish(record, home / "copy")
+    else:
+        snapshots.publish_step(record, staged)
+        for file in (home / "snapshots").rglob("*.sst"):  # on a disk of its own, where no link leads
+            content = file.read_bytes()
+            file.unlink()
+            file.write_bytes(content)
+    pointer = Pointer(0, commit, None, staged.length, staged.digest, [], {}, "")
+    return Shard(directory, snapshots, opened.generation, pointer)
+
+
+def broken_reads(monkeypatch: pytest.MonkeyPatch, bad: Callable[[Path], bool]) -> None:
+    sound = Path.open
+
+    def read(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if bad(path):
+            raise EIO
+        return sound(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", read)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_staged_file_that_the_disk_does_not_give_is_taken_from_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    made = shard(tmp_path, full=full)
+    own = made.generation.staged(made.pointer.commit)
+    number = own.stat().st_ino
+    broken_reads(monkeypatch, lambda path: path.exists() and path.stat().st_ino == number)
+    assert made.open() == b"1"
+    assert made.look() is None
+
+
+@pytest.mark.parametrize("error", ["IO error: While pread offset 0 len 53: /db/000008.sst: Input/output error"])
+def test_a_database_that_the_disk_does_not_give_is_taken_from_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    made = shard(tmp_path, full=True)
+    sound: Any = RocksStore.open.__func__  # type: ignore[attr-defined]
+
+    def broken(cls: Any, path: Path, *args: Any, **kwargs: Any) -> RocksStore:
+        if made.generation.path in Path(path).parents:
+            raise translated(Exception(error), Path(path))
+        return sound(cls, path, *args, **kwargs)
+
+    monkeypatch.setattr(RocksStore, "open", classmethod(broken))
+    assert made.open() == b"1"  # of the snapshot
+    made = shard(tmp_path / "second", full=True)
+    made.snapshots = Snapshots(tmp_path / "nothing")
+    made.generation.staged(made.pointer.commit).unlink()
+    assert "Input/output error" in (made.look() or "")
+    made.snapshots = Snapshots(tmp_path / "second" / "snapshots")  # as a restore makes one
+    assert made.open() == b"1"
+
+
+def test_a_full_disk_is_not_taken_for_a_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = shard(tmp_path, full=True)
+
+    def full(*_: object, **__: object) -> RocksStore:
+        raise translated(Exception("IO error: No space left on device: /db/LOG"), made.generation.path)
+
+    monkeypatch.setattr(RocksStore, "open", full)
+    with pytest.raises(StorageFailed, match="no room"):
+        made.open()
+    assert made.directory.current() is not None
+
+
+@pytest.mark.parametrize("call", ["chunks", "head", "list", "folders", "delete", "delete_folder"])
+def test_what_a_local_filesystem_refuses_is_named(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalFiles(tmp_path)
+    files.write("a/b", [b"x"])
+    calls: dict[str, tuple[Any, str, Callable[[], object]]] = {
+        "chunks": (Path, "open", lambda: list(files.chunks("a/b"))),
+        "head": (Path, "open", lambda: files.head("a/b", 1)),
+        "list": (os, "scandir", lambda: files.list("a")),
+        "folders": (Path, "iterdir", lambda: files.folders("a")),
+        "delete": (Path, "unlink", lambda: files.delete(["a/b"])),
+        "delete_folder": (os, "open", lambda: files.delete_folder("a")),
+    }
+    where, name, ask = calls[call]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise EIO
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, refuse)
+        with pytest.raises(StorageFailed, match="Input/output error"):
+            ask()
+    assert files.read("a/b") == b"x"
+
+
+def test_names_that_are_not_ours_and_drafts_stop_no_pruning(tmp_path: Path) -> None:
+    made = shard(tmp_path, full=False)
+    home = tmp_path / "snapshots" / "0"
+    (home / "foreign.step.sst").touch()
+    (home / "idle.json.tmp-1").touch()
+    made.snapshots.prune(0, [Commit(5, "d" * 32)])
+    assert (home / "foreign.step.sst").exists()
+    assert not (home / "idle.json.tmp-1").exists()
+    log = MessageLog(str(tmp_path / "log"), frozenset())
+    log.files.write("0/x.messages", [b""])
+    assert log.prune(CommitRecord(0, Commit(5, "d" * 32), None, 0, [], {})) == []
