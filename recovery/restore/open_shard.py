@@ -234,7 +234,8 @@ class OpenShard:
                 _check_row(pointer, target, read_commit_row(store))
         except RewindError as error:
             # a snapshot is a copy, done without whatever is wrong with it; a disk that fails here is not the snapshot's
-            if not isinstance(found, Fetch) and not is_damage(error):
+            damaged = is_damage(error) if piece is not None and piece.local else isinstance(error, StateCorrupted)
+            if not isinstance(found, Fetch) and not damaged:
                 raise
             self._note(found, piece)
             if not fetches:

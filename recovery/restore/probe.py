@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.boundary import crossing
-from backend.errors import RewindError, StateAhead
+from backend.errors import RewindError, StateAhead, StateCorrupted
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import run_on_tasks
 from recovery.commit.pointer import CommitRecord, Pointer, decode, decode_record, encode, encode_record
@@ -81,12 +81,14 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
     with directory.lock(job.lock_wait_s):
         if pointer is None and directory.current() is None:
             return None
+        opened = None
         try:
             opened = _opened(job, directory, pointer)
             opened.store.close()
             check_database(opened.generation.database)
         except RewindError as error:
-            if is_damage(error):
+            # before it is open, the disk that fails may be that of snapshots
+            if is_damage(error) if opened is not None else isinstance(error, StateCorrupted):
                 directory.condemn()
             return str(error)
     return None

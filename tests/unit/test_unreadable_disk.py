@@ -16,6 +16,7 @@ from backend.errors import StorageFailed
 from backend.rocks import RocksStore
 from backend.rocks.errors import translated
 from backend.store.protocol import Changes
+from backend.store.storage import storage
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, encode_record
 from recovery.commit.shard_directory import Generation, ShardDirectory
@@ -116,6 +117,29 @@ def test_a_database_that_the_disk_does_not_give_is_taken_from_snapshots(
     assert "Input/output error" in (made.look() or "")
     made.snapshots = Snapshots(tmp_path / "second" / "snapshots")  # as a restore makes one
     assert made.open() == b"1"
+
+
+def test_a_block_that_the_disk_does_not_give_is_found_before_a_task_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = shard(tmp_path, full=False)
+    assert made.open() == b"1"
+    broken_reads(monkeypatch, lambda path: path.suffix == ".sst" and made.generation.database in path.parents)
+    assert "Input/output error" in (made.look() or "")
+    assert made.directory.current() is None
+
+
+def test_snapshots_that_are_not_given_condemn_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = shard(tmp_path, full=True)
+    made.generation.staged(made.pointer.commit).unlink()
+
+    def broken(*_: object, **__: object) -> None:
+        with storage("s3://snapshots"):
+            raise EIO
+
+    monkeypatch.setattr(made.snapshots, "offers", broken)
+    assert "s3://snapshots" in (made.look() or "")
+    assert made.directory.current() is not None
 
 
 def test_a_full_disk_is_not_taken_for_a_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
