@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backend.errors import ChangelogDamaged, RewindError, UnknownFormat
+from backend.errors import ChangelogDamaged, RewindError, StorageFailed, UnknownFormat
 from recovery.changelog import FileChangelog
 from recovery.changelog.records import decode, encode_base, encode_delta
 from recovery.files import LocalFiles
@@ -183,7 +183,7 @@ def test_a_folder_is_deleted_although_another_still_writes_in_it(
         if ends:
             files.delete_folder("a")
         else:
-            with pytest.raises(OSError, match="not empty"):
+            with pytest.raises(StorageFailed, match="not empty"):
                 files.delete_folder("a")
             assert len(late) == 10, "not for ever"
     assert list(files.folders()) == ([] if ends else ["a"])
