@@ -21,7 +21,7 @@ import msgspec
 
 from backend.batch import SourcePartition
 from backend.boundary import crossing
-from backend.errors import RewindError
+from backend.errors import RewindError, StorageFailed
 from backend.spark.control import ask_to_adopt
 from backend.spark.session.jvm import context_of, cores, run_on_tasks
 from recovery.changelog import Changelog
@@ -337,7 +337,7 @@ def following(watch: Listeners, under_way: Mapping[int, Restoring], files: Files
         while not ended.wait(POLL_S):
             try:
                 look()
-            except OSError as error:
+            except (OSError, StorageFailed) as error:
                 log.warning("the progress of a restore is not known now: %s", error)
 
     thread = threading.Thread(target=follow, name="rewind-progress", daemon=True)
