@@ -10,7 +10,7 @@ the local database, the staged files, the changelog and the restore are the prod
     tester.restore()                          # changelog and replay, counts and digests proven
     assert tester.batch().results.to_pylist() == [...]   # the rows of the crash come again, once
 
-What happens before a shard sees rows is not here: steps (a job that has some is refused), parsing, routing by key,
+What happens before a shard sees rows is not here, but for steps, which are run: parsing, routing by key,
 and of the pack stage's checks `malformed` and `no_event_time`. `max_ahead` and the range of event times are checked
 as there: a message may give the record's own timestamp as `_timestamp`, if that is no field.
 """
@@ -44,8 +44,10 @@ from backend.batch import (
 )
 from backend.batch import SourcePartition as Key
 from backend.boundary import check_names, in_order
+from backend.python_rows import python_rows
 from backend.spark.pack.frames import TIMESTAMP_IN
 from backend.spark.pack.judging import latest
+from backend.steps import DROPPED, PASSED, VERDICT, Steps, schema_after
 from backend.windows.definitions import Duration, duration_ms
 from backend.windows.micro_batch import error_rows
 from recovery.attempt import Done, positions_of, run_attempt
@@ -59,6 +61,7 @@ from recovery.share import ShardInput
 QUERY_ID = "tester"
 _ADDED = frozenset(RESERVED) - {TIME}
 MAX_STREAM, MAX_PARTITION = 2**16 - 1, 2**31 - 1
+_DROPPED = "dropped by a step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,28 @@ class Emitted:
     metrics: Mapping[str, float | str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message that was sent.
+
+    Attributes:
+        row: As the operator reads it, with its event time; of one that did not come through the steps what was given.
+        given: The fields that it was sent with.
+        verdict: What the steps made of it, as `backend.steps` counts them.
+        detail: What a step raised.
+    """
+
+    row: dict[str, Any]
+    given: dict[str, Any]
+    verdict: int = PASSED
+    detail: str = ""
+
+
 @dataclass(slots=True)
 class _Topic:
     """One source partition: everything ever sent, and what no committed micro-batch has read yet."""
 
-    sent: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[_Message] = field(default_factory=list)
     next_offset: int = 0
 
 
@@ -89,8 +109,9 @@ class OperatorTester:
 
     Args:
         job: What `stream(...).window(...).aggregate(...)`, `join(...)` or `.process(...)` gives, or an `Operator`.
-        schema: Fields of a message; of a join two, left and right, unless both sides have the same. Of an `Operator`
-            one, with the names that it reads (of a join's `left.k`, `right.k`), which messages have then, too.
+        schema: Fields of a message, before the job's steps; of a join two, left and right, unless both sides have the
+            same. Of an `Operator` one, with the names that it reads (of a join's `left.k`, `right.k`), which messages
+            have then, too.
         directory: Local state and changelog; pytest's `tmp_path` for example.
         event_time: Field with the event time, integer milliseconds, of a join one for both sides or a list of two; by
             default the job's. Messages may give `_time` instead.
@@ -98,7 +119,8 @@ class OperatorTester:
         now_ms: Batch time of the first micro-batch.
 
     Raises:
-        ValueError: A schema too many, or too few, or what is none; an event time that is no name; a job with steps.
+        ValueError: A schema too many, or too few, or what is none; an event time that is no name; a step that does not
+            take the fields.
     """
 
     def __init__(
@@ -116,7 +138,9 @@ class OperatorTester:
                 f"job={reprlib.repr(job)}: allowed is what aggregate, join or process gives, or an Operator"
             )
         self._sides: tuple[str, ...] = getattr(job, "sides", ("",))
-        self._schemas = _schemas(schema, len(self._sides))
+        self._schemas = self._given = _schemas(schema, len(self._sides))
+        self._described: list[list[dict[str, Any]]] | None = None
+        self._steps: list[Steps] = []
         self._event_time = () if event_time is None else check_names("event_time", event_time, "a field")
         if len(self._event_time) not in (0, 1, len(self._sides)):
             raise ValueError(f"event_time={event_time!r}: allowed are None, a field, or a list of one per side")
@@ -154,8 +178,9 @@ class OperatorTester:
             ValueError: One has no event time, a value that its field cannot have, or what Rewind adds; there is no such
                 partition, or of a join no such stream. None is sent.
         """
-        messages = self._messages(rows, partition, stream)
-        self._topics.setdefault((stream, partition), _Topic()).sent.extend(messages)
+        known = self._topics.get((stream, partition), _Topic())
+        known.sent.extend(self._messages(rows, partition, stream, len(known.sent)))
+        self._topics[(stream, partition)] = known
 
     def batch(
         self, rows: Sequence[Mapping[str, Any]] = (), *, partition: int = 0, stream: int = 0, drain: bool = False
@@ -215,7 +240,7 @@ class OperatorTester:
             job: As for the tester itself.
 
         Raises:
-            ValueError: A join instead of something else, or the reverse.
+            ValueError: A join instead of something else, or the reverse; other steps.
         """
         if getattr(job, "sides", ("",)) != self._sides:
             raise ValueError(f"job={reprlib.repr(job)}: a join and what is none cannot go on with one checkpoint")
@@ -242,8 +267,8 @@ class OperatorTester:
         out_of_range = [
             (*key, offset)
             for key, topic in self._topics.items()
-            for offset, row in enumerate(topic.sent)
-            if not MIN_EVENT_TIME <= row[TIME] <= MAX_EVENT_TIME
+            for offset, one in enumerate(topic.sent)
+            if one.verdict != PASSED or not MIN_EVENT_TIME <= one.row[TIME] <= MAX_EVENT_TIME
         ]
         messages = accepted(self._table(everything, {}, out_of_range), history.record)
         chunks = []
@@ -266,25 +291,25 @@ class OperatorTester:
         Raises:
             ValueError: As of `send`, or the offset was never sent.
         """
-        [message] = self._messages([row], partition, stream)
         sent = self._topics.get((stream, partition), _Topic()).sent
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < len(sent):
             raise ValueError(
                 f"offset={offset!r}: {len(sent)} messages were sent to partition {partition} of stream {stream}"
             )
-        sent[offset] = message
+        [sent[offset]] = self._messages([row], partition, stream, offset)
 
     def _take(self, job: Any) -> tuple[Operator, tuple[pa.Field, ...]]:
         """Take what a job says, unless it is refused; give its operator and the fields that it reads of messages."""
         inputs: Sequence[Any] = getattr(job, "streams", ())
-        steps = [step.kind for one in inputs for step in one.steps]
-        if steps:
-            raise ValueError(
-                f"job={reprlib.repr(job)}: a tester does not run steps, it has {', '.join(steps)}: give the same job"
-                " without them, and messages with the fields that they make"
-            )
-        operator: Operator = job.make(self._schemas, {}) if hasattr(job, "make") else job
-        fields = self._fields(operator)
+        steps = [one.steps for one in inputs] if any(one.steps for one in inputs) else [()] * len(self._sides)
+        described = [[step.describe() for step in own] for own in steps]
+        if self._described not in (None, described):
+            raise ValueError(f"job={reprlib.repr(job)}: has other steps, which are no free option")
+        schemas = [schema_after(own, schema) for own, schema in zip(steps, self._given, strict=True)]
+        operator: Operator = job.make(schemas, {}) if hasattr(job, "make") else job
+        fields = self._fields(operator, schemas)
+        self._described, self._schemas = described, schemas
+        self._steps = [Steps(_same, own, schema) for own, schema in zip(steps, schemas, strict=True)]
         self._max_ahead_ms: int | None = getattr(job, "max_ahead_ms", None)
         topics = [len(one.source.topics) for one in inputs] if len(inputs) > 1 else []
         self._left_streams, self._last_stream = (topics[0], sum(topics) - 1) if topics else (0, MAX_STREAM)
@@ -293,11 +318,11 @@ class OperatorTester:
         self.operator = operator
         return operator, fields
 
-    def _fields(self, operator: Operator) -> tuple[pa.Field, ...]:
+    def _fields(self, operator: Operator, schemas: Sequence[pa.Schema]) -> tuple[pa.Field, ...]:
         """Give the fields that an operator reads of messages."""
         fields = {
             _named(side, f.name): f.with_name(_named(side, f.name))
-            for side, one in zip(self._sides, self._schemas, strict=True)
+            for side, one in zip(self._sides, schemas, strict=True)
             for f in one
         }
         unknown = [name for name in operator.input_fields if name not in fields]
@@ -315,40 +340,43 @@ class OperatorTester:
             for key, (start, end) in ranges.items():
                 old = after.get(key)
                 newest = old.stream_time if old is not None else NO_TIME
-                for offset, row in enumerate(self._topics[key].sent[start:end], start):
-                    if (reason := self._refusal(row, key[0])) is not None:
+                for offset, one in enumerate(self._topics[key].sent[start:end], start):
+                    if (reason := self._refusal(one, key[0])) is not None:
                         refused[(*key, offset)] = reason
                     else:
-                        newest = max(newest, row[TIME])
+                        newest = max(newest, one.row[TIME])
                 moved = old is None or end > old.next_offset
                 after[key] = Position(end, newest, self.now_ms if moved or old is None else old.active_ms)
             table = self._table(ranges, before, refused)
-            errors = [self._error(place, reason) for place, reason in refused.items()]
+            errors = [self._error(place, reason) for place, reason in refused.items() if reason != _DROPPED]
             self._refused = pa.concat_tables([ERROR_SCHEMA.empty_table(), *errors])
             ahead = tuple(place for place, reason in refused.items() if reason == "in_future")
             return ShardInput(self.now_ms, table if table.num_rows else None, after, ahead, drain=drain)
 
         return run_attempt(self._job, pointer, self._version, read)
 
-    def _refusal(self, row: Mapping[str, Any], stream: int) -> str | None:
-        """Return why the pack stage would refuse a message by its times; None where it would not."""
+    def _refusal(self, message: _Message, stream: int) -> str | None:
+        """Return why the pack stage would refuse a message by its times, or leave it out; None where it would not."""
+        row = message.row
+        if message.verdict != PASSED:
+            return _DROPPED if message.verdict == DROPPED else "poison"
         if not MIN_EVENT_TIME <= row[TIME] <= MAX_EVENT_TIME:
             return "out_of_range"
         if self._max_ahead_ms is None:
             return None
-        own = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in self._schemas[self._side(stream)].names else None
+        own = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in self._given[self._side(stream)].names else None
         [bound] = latest(np.array([-1 if own is None else own], np.int64), self.now_ms, self._max_ahead_ms).tolist()
         return "in_future" if row[TIME] > bound else None
 
     def _error(self, place: tuple[int, int, int], reason: str) -> pa.Table:
         """Return the row of the errors for a message that the pack stage would refuse."""
         stream, partition, offset = place
-        row, side = self._topics[(stream, partition)].sent[offset], self._side(stream)
-        known = {STREAM: stream, PARTITION: partition, OFFSET: offset, BEFORE: NO_TIME, TIME: row[TIME]}
-        values = [known[f.name] for f in MESSAGE_FIELDS] + [row.get(n) for n in self._names(side)]
-        schema = pa.schema([*MESSAGE_FIELDS, *self._schemas[side]])
+        one, given = self._topics[(stream, partition)].sent[offset], self._given[self._side(stream)]
+        known = {STREAM: stream, PARTITION: partition, OFFSET: offset, BEFORE: NO_TIME, TIME: one.row.get(TIME)}
+        values = [known[f.name] for f in MESSAGE_FIELDS] + [one.given.get(name) for name in given.names]
+        schema = pa.schema([*MESSAGE_FIELDS, *given])
         message = pa.table([pa.array([v], f.type) for v, f in zip(values, schema, strict=True)], schema=schema)
-        return error_rows(message, reason, "see max_ahead" if reason == "in_future" else "")
+        return error_rows(message, reason, "see max_ahead" if reason == "in_future" else one.detail)
 
     def _table(
         self,
@@ -362,16 +390,21 @@ class OperatorTester:
         for (stream, partition), (start, end) in sorted(ranges.items()):
             known = before.get((stream, partition))
             newest = known.stream_time if known is not None else NO_TIME
-            for offset, row in enumerate(self._topics[(stream, partition)].sent[start:end], start):
+            for offset, one in enumerate(self._topics[(stream, partition)].sent[start:end], start):
                 if (stream, partition, offset) in without:
                     continue
-                rows.append({STREAM: stream, PARTITION: partition, OFFSET: offset, BEFORE: newest, **row})
-                newest = max(newest, row[TIME])
+                rows.append({STREAM: stream, PARTITION: partition, OFFSET: offset, BEFORE: newest, **one.row})
+                newest = max(newest, one.row[TIME])
         columns = {name: [row.get(name) for row in rows] for name in schema.names}
         return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
 
-    def _messages(self, rows: Sequence[Mapping[str, Any]], partition: int, stream: int) -> list[dict[str, Any]]:
-        """Return messages as the shard sees them: with event time, their side before the names of their fields."""
+    def _messages(self, rows: Sequence[Mapping[str, Any]], partition: int, stream: int, first: int) -> list[_Message]:
+        """Return messages as the shard sees them: with event time, their side before the names of their fields.
+
+        Args:
+            rows, partition, stream: As for `send`.
+            first: Offset of the first one.
+        """
         listed = in_order(rows)
         if listed is None or not all(isinstance(row, Mapping) for row in listed):
             raise ValueError(f"rows={reprlib.repr(rows)}: allowed is a list of messages, each a dict of its fields")
@@ -380,27 +413,65 @@ class OperatorTester:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= greatest:
                 raise ValueError(f"{option}={number!r}: allowed are 0 to {greatest}")
         side = self._side(stream)
-        names = dict(zip(self._schemas[side].names, self._names(side), strict=True))
-        messages = []
-        for row in listed:
-            event_time = self._event_times[side]
-            name = TIME if TIME in row or event_time is None else event_time
-            time = row.get(name)
-            if not _is_int64(time):
-                raise ValueError(f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds")
-            stamp = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in names else None
-            if unknown := {*row} - {*names, *self._event_times, TIME, TIMESTAMP_IN} - _ADDED:
-                raise ValueError(f"message {dict(row)!r}: has {sorted(unknown)}; the fields are {[*names]}")
+        event_time = self._event_times[side]
+        self._check_rows(listed, side)
+        names, messages = dict(zip(self._schemas[side].names, self._names(side), strict=True)), []
+        stepped = self._stepped(listed, side, stream, partition, first)
+        for row, (made, verdict, detail) in zip(listed, stepped, strict=True):
+            known = {names.get(own, own): value for own, value in made.items()}
+            if verdict == PASSED:
+                known[TIME] = _time_of(row, made, event_time)
+            if TIMESTAMP_IN in row:
+                known[TIMESTAMP_IN] = row[TIMESTAMP_IN]
+            messages.append(_Message(known, dict(row), verdict, detail))
+        return messages
+
+    def _check_rows(self, rows: Sequence[Mapping[str, Any]], side: int) -> None:
+        """Refuse rows that cannot be messages of a side."""
+        given, event_time = self._given[side], self._event_times[side]
+        for row in rows:
+            stamp = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in given.names else None
+            if unknown := {*row} - {*given.names, *self._event_times, TIME, TIMESTAMP_IN} - _ADDED:
+                raise ValueError(f"message {dict(row)!r}: has {sorted(unknown)}; the fields are {given.names}")
             if not (stamp is None or _is_int64(stamp)) or _ADDED & set(row):
                 said = f"{TIMESTAMP_IN!r} is the record's own timestamp in integer milliseconds or None"
                 raise ValueError(f"message {dict(row)!r}: {said}, and a message has none of {sorted(_ADDED)}")
-            messages.append({names.get(own, own): value for own, value in row.items()} | {TIME: time})
-        for own in self._schemas[side]:
+            if not self._steps[side].steps:
+                _time_of(row, row, event_time)
+        for own in given:
             try:
-                pa.array([message.get(names[own.name]) for message in messages], own.type)
+                pa.array([row.get(own.name) for row in rows], own.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise ValueError(f"messages: field {own.name!r} of type {own.type}: {error}") from error
-        return messages
+
+    def _stepped(
+        self, rows: Sequence[Mapping[str, Any]], side: int, stream: int, partition: int, first: int
+    ) -> list[tuple[Mapping[str, Any], int, str]]:
+        """Return the fields that the steps make of each message, what became of it, and what a step raised."""
+        if not self._steps[side].steps or not rows:
+            return [(row, PASSED, "") for row in rows]
+        given, count = self._given[side], len(rows)
+        fields = [pa.array([row.get(own.name) for row in rows], own.type) for own in given]
+        stamps = pa.array([row.get(TIMESTAMP_IN) for row in rows], pa.timestamp("ms", "UTC"))
+        records = pa.RecordBatch.from_pydict(
+            {
+                "topic": pa.repeat(str(stream), count),
+                "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
+                "offset": pa.array(range(first, first + count), pa.int64()),
+                "timestamp": stamps.cast(pa.timestamp("us", "UTC")),
+                "key": pa.nulls(count, pa.binary()),
+                "fields": pa.StructArray.from_arrays(fields, fields=list(given)),
+                "raw": pa.nulls(count),
+                "malformed": pa.nulls(count, pa.string()),
+            }
+        )
+        done = self._steps[side](records)
+        made = python_rows(pa.table(done.column("fields").flatten(), self._schemas[side].names))
+        verdicts, details = done.column(VERDICT).to_pylist(), done.column("malformed").to_pylist()
+        return [
+            (one if verdict == PASSED else {}, verdict, detail or "")
+            for one, verdict, detail in zip(made, verdicts, details, strict=True)
+        ]
 
     def _side(self, stream: int) -> int:
         return int(len(self._sides) > 1 and stream >= self._left_streams)
@@ -408,6 +479,20 @@ class OperatorTester:
     def _names(self, side: int) -> list[str]:
         """Return the names under which an operator reads the fields of a side."""
         return [_named(self._sides[side], name) for name in self._schemas[side].names]
+
+
+def _same(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Parse nothing: messages come with their fields."""
+    return records
+
+
+def _time_of(row: Mapping[str, Any], made: Mapping[str, Any], event_time: str | None) -> int:
+    """Return a message's event time: `_time` that it was given, else the job's field behind the steps."""
+    name = TIME if TIME in row or event_time is None else event_time
+    time = row.get(TIME) if name == TIME else made.get(name)
+    if not isinstance(time, int) or not _is_int64(time):
+        raise ValueError(f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds")
+    return time
 
 
 def _is_int64(value: object) -> bool:

@@ -336,19 +336,75 @@ def test_the_latest_event_times_are_in_windows_and_later_ones_in_the_errors(wind
     assert {n for each in done for one in each.results.to_pylist() for n in one["ns"] or ()} == {0, 1, 2, 3}
 
 
-def test_a_job_with_steps_and_fields_that_no_message_has_are_refused(tmp_path):
-    """A filter that is not run would make a test of it green, or red, for nothing."""
-    source = stream(archive("nowhere", value="at long, n long"), event_time="at")
-    fields = pa.schema([("at", pa.int64()), ("n", pa.int64())])
-    job = source.where(pc.field("n") > 3).window(tumbling(10), retention=10).aggregate(c=count())
-    with pytest.raises(ValueError, match="does not run steps, it has where"):
-        OperatorTester(job, fields, tmp_path)
-    tester = OperatorTester(source.window(tumbling(10), retention=10).aggregate(c=count()), fields, tmp_path)
-    with pytest.raises(ValueError, match=r"does not run steps"):
-        tester.change(job)
+FIELDS = pa.schema([("at", pa.int64()), ("n", pa.int64())])
+
+
+def stepped(step, **aggregates):
+    source = step(stream(archive("nowhere", value="at long, n long"), event_time="at"))
+    return source.window(tumbling(100), retention=10, max_ahead=None).aggregate(ns=collect_list("n"), **aggregates)
+
+
+def test_steps_are_run_when_messages_are_read_and_when_they_are_replayed(tmp_path):
+    job = stepped(
+        lambda source: source.where(pc.field("n") > 3).with_columns(
+            at=pc.field("at") + 100, n=lambda t: pc.multiply(t["n"], 2)
+        )
+    )
+    tester = OperatorTester(job, FIELDS, tmp_path)
+    tester.crash([{"at": 0, "n": 1}, {"at": 1, "n": 5}])
+    tester.batch([{"at": 2, "n": 3}, {"at": 3, "n": 4}])
+    tester.lose_disk()
+    assert tester.restore().messages == 2
+    assert tester.drain().results.select(["window_start", "ns"]).to_pylist() == [{"window_start": 100, "ns": [10, 8]}]
+    tester.tamper(2, {"at": 2, "n": 4})  # it was dropped, and would come through now
+    tester.lose_disk()
+    with pytest.raises(RestoreMismatch):
+        tester.restore()
+
+
+def test_a_message_for_which_a_step_raises_is_in_the_errors_as_it_was_sent(tmp_path):
+    def halves(table):
+        if 7 in table["n"].to_pylist():
+            raise ValueError("seven")
+        return table.set_column(table.column_names.index("n"), "n", pc.divide(table["n"], 2))
+
+    tester = OperatorTester(stepped(lambda source: source.map_batches(halves, schema=FIELDS)), FIELDS, tmp_path)
+    done = tester.batch([{"at": 1, "n": 8}, {"at": 2, "n": 7}, {"at": 3, "n": 4}])
+    [error] = done.errors.to_pylist()
+    assert (error["offset"], error["reason"], error["value"]) == (1, "poison", b'{"at":2,"n":7}')
+    assert "ValueError: seven" in error["detail"]
+    tester.lose_disk()
+    assert tester.restore().messages == 2
+    assert tester.drain().results["ns"].to_pylist() == [[4, 2]]
+
+
+def test_a_step_sees_where_a_message_lies_and_what_its_own_timestamp_is(tmp_path):
+    def places(table):
+        return pc.add(table["_offset"], pc.multiply(table["_partition"].cast(pa.int64()), 100))
+
+    def own(table):
+        return table["_timestamp"].cast(pa.int64())
+
+    job = stepped(lambda source: source.with_columns(n=places, own=own), own=collect_list("own"))
+    tester = OperatorTester(job, FIELDS, tmp_path)
+    tester.send([{"at": 1, "n": 0, "_timestamp": 5}, {"at": 1, "n": 0}], partition=2)
+    tester.send([{"at": 1, "n": 0}], partition=2)
+    [row] = tester.drain().results.to_pylist()
+    assert (row["ns"], row["own"]) == ([200, 201, 202], [5_000])  # microseconds
+
+
+def test_other_steps_fields_that_no_message_has_and_steps_that_do_not_fit_are_refused(tmp_path):
+    tester = OperatorTester(stepped(lambda source: source.where(pc.field("n") > 3)), FIELDS, tmp_path)
+    tester.batch([{"at": 0, "n": 4}])
+    tester.change(stepped(lambda source: source.where(pc.field("n") > 3)))
+    for other in (lambda source: source, lambda source: source.where(pc.field("n") > 4)):
+        with pytest.raises(ValueError, match="has other steps, which are no free option"):
+            tester.change(stepped(other))
     with pytest.raises(ValueError, match=r"has \['m'\]; the fields are \['at', 'n'\]"):
         tester.batch([{"at": 0, "n": 1}, {"at": 0, "m": 1}])
-    assert tester.drain().results.num_rows == 0
+    with pytest.raises(ValueError, match=r"step 1, select.*no fields"):
+        OperatorTester(stepped(lambda source: source.select("m", "at")), FIELDS, tmp_path / "other")
+    assert tester.drain().results["ns"].to_pylist() == [[4]]
 
 
 def test_a_restore_leaves_out_what_was_out_of_range(tmp_path):
