@@ -115,7 +115,7 @@ def _judge(
         dead = np.maximum(dead, gone)
     skip = np.maximum(dead - first + 1, 0)
     refused = skip > last - first
-    also = "" if gone is None else ", or more than the retained messages ago"
+    also = "" if gone is None else ", or more than the retained messages ago, or left a shorter retention before"
     execution.refuse(
         refused, "out_of_retention", f"every window of it ended {retention_ms} ms or more before stream time{also}"
     )
