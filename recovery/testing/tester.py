@@ -47,6 +47,7 @@ from backend.boundary import check_names, in_order
 from backend.python_rows import python_rows
 from backend.spark.pack.frames import TIMESTAMP_IN
 from backend.spark.pack.judging import latest
+from backend.spark.pack.pack_input import millis
 from backend.steps import DROPPED, PASSED, VERDICT, Steps, schema_after
 from backend.windows.definitions import Duration, duration_ms
 from backend.windows.micro_batch import error_rows
@@ -113,8 +114,8 @@ class OperatorTester:
             same. Of an `Operator` one, with the names that it reads (of a join's `left.k`, `right.k`), which messages
             have then, too.
         directory: Local state and changelog; pytest's `tmp_path` for example.
-        event_time: Field with the event time, integer milliseconds, of a join one for both sides or a list of two; by
-            default the job's. Messages may give `_time` instead.
+        event_time: Field with the event time, integer milliseconds, a timestamp or a date (in UTC), of a join one for
+            both sides or a list of two; by default the job's. Messages may give `_time` instead.
         changelog: Where commits are logged; by default files in `directory`.
         now_ms: Batch time of the first micro-batch.
 
@@ -413,14 +414,13 @@ class OperatorTester:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= greatest:
                 raise ValueError(f"{option}={number!r}: allowed are 0 to {greatest}")
         side = self._side(stream)
-        event_time = self._event_times[side]
         self._check_rows(listed, side)
         names, messages = dict(zip(self._schemas[side].names, self._names(side), strict=True)), []
         stepped = self._stepped(listed, side, stream, partition, first)
         for row, (made, verdict, detail) in zip(listed, stepped, strict=True):
             known = {names.get(own, own): value for own, value in made.items()}
             if verdict == PASSED:
-                known[TIME] = _time_of(row, made, event_time)
+                known[TIME] = self._time(row, made, side)
             if TIMESTAMP_IN in row:
                 known[TIMESTAMP_IN] = row[TIMESTAMP_IN]
             messages.append(_Message(known, dict(row), verdict, detail))
@@ -428,7 +428,7 @@ class OperatorTester:
 
     def _check_rows(self, rows: Sequence[Mapping[str, Any]], side: int) -> None:
         """Refuse rows that cannot be messages of a side."""
-        given, event_time = self._given[side], self._event_times[side]
+        given = self._given[side]
         for row in rows:
             stamp = row.get(TIMESTAMP_IN) if TIMESTAMP_IN not in given.names else None
             if unknown := {*row} - {*given.names, *self._event_times, TIME, TIMESTAMP_IN} - _ADDED:
@@ -437,12 +437,26 @@ class OperatorTester:
                 said = f"{TIMESTAMP_IN!r} is the record's own timestamp in integer milliseconds or None"
                 raise ValueError(f"message {dict(row)!r}: {said}, and a message has none of {sorted(_ADDED)}")
             if not self._steps[side].steps:
-                _time_of(row, row, event_time)
+                self._time(row, row, side)
         for own in given:
             try:
                 pa.array([row.get(own.name) for row in rows], own.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise ValueError(f"messages: field {own.name!r} of type {own.type}: {error}") from error
+
+    def _time(self, row: Mapping[str, Any], made: Mapping[str, Any], side: int) -> int:
+        """Return a message's event time: `_time` that it was given, else the job's field behind the steps."""
+        field, schema = self._event_times[side], self._schemas[side]
+        if TIME in row or field is None:
+            name, time = TIME, row.get(TIME)
+        else:
+            name, time = field, made.get(field)
+            time = _milliseconds(time, schema.field(name).type) if name in schema.names else time
+        if not isinstance(time, int) or not _is_int64(time):
+            raise ValueError(
+                f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds, or a time of its type"
+            )
+        return time
 
     def _stepped(
         self, rows: Sequence[Mapping[str, Any]], side: int, stream: int, partition: int, first: int
@@ -486,13 +500,14 @@ def _same(records: pa.RecordBatch) -> pa.RecordBatch:
     return records
 
 
-def _time_of(row: Mapping[str, Any], made: Mapping[str, Any], event_time: str | None) -> int:
-    """Return a message's event time: `_time` that it was given, else the job's field behind the steps."""
-    name = TIME if TIME in row or event_time is None else event_time
-    time = row.get(TIME) if name == TIME else made.get(name)
-    if not isinstance(time, int) or not _is_int64(time):
-        raise ValueError(f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds")
-    return time
+def _milliseconds(value: object, kind: pa.DataType) -> object:
+    """Return an event time as integer milliseconds; what is none as it is."""
+    if value is None or not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return value
+    try:
+        return millis(pa.array([value], kind), "UTC")[0].as_py()
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return value
 
 
 def _is_int64(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, date, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -391,6 +392,28 @@ def test_a_step_sees_where_a_message_lies_and_what_its_own_timestamp_is(tmp_path
     tester.send([{"at": 1, "n": 0}], partition=2)
     [row] = tester.drain().results.to_pylist()
     assert (row["ns"], row["own"]) == ([200, 201, 202], [5_000])  # microseconds
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "time"),
+    [
+        (pa.timestamp("us", "UTC"), datetime(2026, 1, 2, 3, tzinfo=UTC), 1_767_322_800_000),
+        (pa.timestamp("us", "Europe/Berlin"), datetime(2026, 1, 2, 3, tzinfo=UTC), 1_767_322_800_000),
+        (pa.timestamp("ms"), datetime(2026, 1, 2, 3, 0, 0, 7_000), 1_767_322_800_007),
+        (pa.date32(), date(2026, 1, 2), 1_767_312_000_000),
+    ],
+)
+def test_event_times_are_given_as_their_field_has_them(kind, value, time, tmp_path):
+    source = stream(archive("nowhere", value="at timestamp, n long"), event_time="at")
+    schema = pa.schema([("at", kind), ("n", pa.int64())])
+    job = source.where(pc.field("n") > 0).window(tumbling(1), retention=0, max_ahead=None).aggregate(n=count())
+    plain = source.window(tumbling(1), retention=0, max_ahead=None).aggregate(n=count())
+    for name, one in (("steps", job), ("plain", plain)):
+        tester = OperatorTester(one, schema, tmp_path / name)
+        tester.send([{"at": value, "n": 1}])
+        assert tester.drain().results["window_start"].to_pylist() == [time]
+        with pytest.raises(ValueError, match="'at'"):
+            tester.send([{"at": "noon", "n": 1}])
 
 
 def test_other_steps_fields_that_no_message_has_and_steps_that_do_not_fit_are_refused(tmp_path):
