@@ -8,6 +8,7 @@ at a time: the staged file here, the same one among the snapshots, older snapsho
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable, StorageFailed
@@ -154,9 +155,18 @@ class OpenShard:
                     command=RESTORE_COMMAND,
                 )
             if self.snapshots is not None:
-                start = database if isinstance(database, At) else None
-                offers = self.snapshots.offers(pointer.shard, toward=pointer.commit, start=start, broken=self._broken)
+                offers = self._offers(self.snapshots, pointer, database, staged)
                 looked = True
+
+    def _offers(
+        self, snapshots: Snapshots, pointer: Pointer, database: Database, staged: Set[Commit]
+    ) -> tuple[Offer, ...]:
+        """Look at what leads to the commit; where its own step lies here alone, not uploaded, at what leads to that."""
+        start = database if isinstance(database, At) else None
+        offers = snapshots.offers(pointer.shard, toward=pointer.commit, start=start, broken=self._broken)
+        if offers or pointer.parent is None or not staged - self._damaged_here:
+            return offers
+        return snapshots.offers(pointer.shard, toward=pointer.parent, start=start, broken=self._broken)
 
     def _check_ahead(self, found: Ahead, store: RocksStore | None) -> None:
         """Refuse a database of this launch that is ahead; that of one before it is of a checkpoint that went back."""

@@ -500,6 +500,10 @@ def test_a_full_state_aggregate_is_refused_as_incremental() -> None:
             "reducer: output: month_day_nano_interval cannot be written",
         ),
         (lambda: agg.first("x", ignore_nulls="no"), "ignore_nulls='no'"),  # type: ignore[arg-type]
+        (
+            lambda: agg.over_all("x", function=len, output=pa.decimal128(5, -2)),
+            r"over_all: output: decimal128\(5, -2\) cannot be written",
+        ),
         (lambda: agg.over_all(function=len, output=pa.int64()), "at least one field"),
         (lambda: agg.over_all("x", function=3, output=pa.int64()), "function=3"),  # type: ignore[arg-type]
     ],

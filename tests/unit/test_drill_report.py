@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,27 @@ def test_an_error_must_name_what_was_damaged(error: str, why: str) -> None:
     found = misnamed(scenario, run)
     assert why in found
     assert bool(why) == bool(found)
+
+
+@pytest.mark.parametrize("place", ["checkpoint/rewind/changelog/0", "results", "errors"])
+def test_what_a_zombie_writes_or_touches_fails_the_drill(tmp_path: Path, place: str) -> None:
+    drill, out = Drill(tmp_path / "out", job=f"{SCRIPT}:job"), tmp_path / "out" / "zombies"
+    mine = drill.out / "control" / place / "batch=1"
+    mine.mkdir(parents=True)
+    (mine / "rows").write_bytes(b"1")
+    shutil.copytree(drill.out / "control", out)
+    run = Run(events=[{"event": "zombies", "at": 1.0, "outcomes": {"0": "StateAhead"}}])
+    assert drill._zombies(out, run) == ""
+    what = Path(place).name if place != "checkpoint/rewind/changelog/0" else "changelog"
+    (out / place / "batch=1" / "rows").touch()  # the same bytes again
+    assert drill._zombies(out, run) == f"a zombie wrote to {what}"
+    shutil.rmtree(out)
+    shutil.copytree(drill.out / "control", out)
+    (out / place / "batch=2").mkdir()
+    (out / place / "batch=2" / "rows").write_bytes(b"")
+    assert drill._zombies(out, run) == f"a zombie wrote to {what}"
+    run.events[0]["outcomes"] = {"0": "StateAhead", "1": "no error"}
+    assert "not refused: {'1': 'no error'}" in drill._zombies(out, run)
 
 
 def test_times_losses_and_digests_are_told(tmp_path: Path) -> None:

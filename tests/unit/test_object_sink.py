@@ -167,3 +167,14 @@ def test_bad_places_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="memory:// is seen by one process only"):
         parquet_sink("memory://a", "memory://b")
     assert isinstance(parquet_sink(f"file://{tmp_path}/a", tmp_path / "b"), ParquetSink)
+
+
+@pytest.mark.slow
+def test_a_moved_directory_is_known_by_its_mark(bucket: str) -> None:
+    """A job whose output has another place goes on where both directories there are its own."""
+    sink = parquet_sink(f"{bucket}/windows", f"{bucket}/bad")
+    assert not sink.holds("q")
+    begun(bucket)
+    assert sink.holds("q")
+    assert not sink.holds("p")
+    assert not parquet_sink(f"{bucket}/windows", f"{bucket}/other").holds("q")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backend.errors import StorageFailed
 from recovery.files import LocalFiles
 from recovery.listener import Listeners, Restoring
 from recovery.restore import all_shards as rebuild
+from tests.support.waiting import PATIENCE_S, until
 
 
 class Heard:
@@ -40,3 +43,24 @@ def test_each_chunk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert heard.batches == [(0, 12, 5)]
         files.write("run/1/3-bb.arrow", [b"1"])
     assert sorted(heard.batches) == [(0, 12, 5), (1, 3, 1)]
+
+
+def test_a_look_that_fails_ends_neither_the_following_nor_the_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuild, "POLL_S", 0.01)
+    failed, heard = threading.Event(), Heard()
+
+    class Failing(LocalFiles):
+        def list(self, folder: str = "") -> dict[str, int]:
+            if threading.current_thread() is not threading.main_thread() and not failed.is_set():
+                failed.set()
+                raise StorageFailed("s3://chunks does not answer")
+            return super().list(folder)
+
+    files = Failing(tmp_path)
+    with rebuild.following(Listeners([heard]), {0: Restoring(0, "c", "no local state", "replay")}, files, "run"):
+        assert failed.wait(PATIENCE_S)
+        files.write("run/0/12-aa.arrow", [b"12345"])
+        until(lambda: bool(heard.batches), what="a look behind the one that failed")
+    assert heard.batches == [(0, 12, 5)]

@@ -325,6 +325,21 @@ def test_an_older_copy_is_caught_up_with_what_came_since(tmp_path: Path) -> None
     assert told.length < sum(len(key) + len(value) for key, value in MESSAGES.items()), "only what came since"
 
 
+def test_what_is_not_there_is_not_deleted_range_by_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each delete of a range is a file of the database; there are 256 regions."""
+    ranges: list[bytes] = []
+    delete = RocksStore.delete_range
+
+    def noted(store: RocksStore, low: bytes, high: bytes) -> None:
+        ranges.append(low)
+        delete(store, low, high)
+
+    with RocksStore.open(older(tmp_path, MESSAGES)) as store:
+        monkeypatch.setattr(RocksStore, "delete_range", noted)
+        catch_up(committed(MESSAGES), [], Windows(), store, tmp_path / "db")
+    assert ranges == [b"\x03", b"\x07", b"\x40"]  # the regions of metadata that `older` has
+
+
 def test_an_older_copy_that_lacks_more_is_refused(tmp_path: Path) -> None:
     before = {key: MESSAGES[key] for key in sorted(MESSAGES)[: len(MESSAGES) // 2]}
     since = {key: value for key, value in MESSAGES.items() if key not in before}

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from backend.errors import StorageFailed
 from backend.rocks import RocksStore
+from backend.rocks.errors import translated
 from recovery import attempt
 from recovery.attempt import run_attempt
 from recovery.commit.option_sets import ByVersion
@@ -125,6 +127,30 @@ def test_a_takeover_during_the_fetch_wins(hosts, monkeypatch):
     monkeypatch.setattr(Snapshots, "fetch", taken_over_meanwhile)
     assert keep_copy(two, commit_of(pointer), MANY) == Given()
     assert at(two) == commit_of(pointer), "the older snapshot has not replaced what the takeover made"
+
+
+def test_a_copy_that_cannot_be_read_is_replaced_and_a_lock_of_the_disk_is_no_damage(hosts, monkeypatch):
+    one, two = hosts
+    pointer = ran(one, range(3))
+    kept(two, pointer)
+    bad = directory(two).current()
+    sound = RocksStore.open.__func__
+
+    def opened(message):
+        def broken(cls, path, *args, **kwargs):
+            if bad.path in path.parents:
+                raise translated(Exception(message), path)
+            return sound(cls, path, *args, **kwargs)
+
+        monkeypatch.setattr(RocksStore, "open", classmethod(broken))
+
+    opened("IO error: No space left on device: LOG")
+    with pytest.raises(StorageFailed, match="no room"):
+        keep_copy(two, commit_of(pointer), MANY)
+    opened("IO error: While pread offset 0 len 53: 000008.sst: Input/output error")
+    assert kept(two, pointer)
+    assert at(two) == commit_of(pointer)
+    assert directory(two).current() != bad
 
 
 def test_a_copy_reclaims_what_expired_as_often_as_its_owner(hosts, monkeypatch):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backend.errors import StorageFailed
+from backend.errors import RewindError, StorageFailed
 from backend.rocks import RocksStore
 from backend.rocks.errors import translated
 from backend.store.protocol import Changes
@@ -74,6 +74,25 @@ def shard(home: Path, *, full: bool) -> Shard:
     return Shard(directory, snapshots, opened.generation, pointer)
 
 
+def based(home: Path) -> Shard:
+    """A shard without its database: its staged file lies here and nowhere else, the commit before it is a snapshot."""
+    directory, snapshots = ShardDirectory(home / "local", "q", 0), Snapshots(home / "snapshots")
+    before, commit = Commit(0, "b" * 32), Commit(1, "c" * 32)
+    first = CommitRecord(0, before, None, 0, [], {})
+    with RocksStore.open(home / "other") as store:
+        store.write(Changes([COMMIT_KEY, ROW], [encode_record(first), b"0"]))
+        store.checkpoint(home / "copy")
+    snapshots.publish(first, home / "copy")
+    record = CommitRecord(0, commit, before, 0, [], {})
+    with directory.lock():
+        opened = OpenShard(directory, "here", snapshots).at(None)
+        with opened.store as store:
+            changes = Changes([COMMIT_KEY, ROW], [encode_record(record), b"1"])
+            staged = store.stage(changes, opened.generation.staged(commit))
+    pointer = Pointer(0, commit, before, staged.length, staged.digest, [], {}, "")
+    return Shard(directory, snapshots, opened.generation, pointer)
+
+
 def broken_reads(monkeypatch: pytest.MonkeyPatch, bad: Callable[[Path], bool]) -> None:
     sound = Path.open
 
@@ -95,6 +114,43 @@ def test_a_staged_file_that_the_disk_does_not_give_is_taken_from_snapshots(
     broken_reads(monkeypatch, lambda path: path.exists() and path.stat().st_ino == number)
     assert made.open() == b"1"
     assert made.look() is None
+
+
+def test_a_staged_file_that_is_here_alone_goes_onto_the_snapshot_before_it(tmp_path: Path) -> None:
+    made = based(tmp_path)
+    assert made.open() == b"1"
+    assert made.directory.current() != made.generation
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK])
+def test_a_filesystem_without_hard_links_gets_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    made = based(tmp_path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert made.open() == b"1"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_what_was_fetched_is_deleted_where_the_staged_file_does_not_come_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    made = based(tmp_path)
+    before = {path.name for path in made.directory.path.iterdir()}
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refuse)
+        with pytest.raises(RewindError, match=os.strerror(number)):
+            made.open()
+        assert {path.name for path in made.directory.path.iterdir()} == before
+    assert made.open() == b"1"
 
 
 @pytest.mark.parametrize("error", ["IO error: While pread offset 0 len 53: /db/000008.sst: Input/output error"])
