@@ -27,6 +27,7 @@ def consumer(settings: KafkaSettings, name: str, *, committed_only: bool, **more
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed" if committed_only else "read_uncommitted",
         "enable.partition.eof": True,
+        "fetch.wait.max.ms": 10,  # brokers hold the answer that says where the end is for so long
         "log_level": 0,
     }
     configuration = settings.for_client() | fixed | {key.replace("_", "."): value for key, value in more.items()}

@@ -41,7 +41,6 @@ class PartitionReader:
             "rewind-changelog",
             committed_only=False,
             auto_offset_reset="error",
-            fetch_wait_max_ms=10,
             queued_max_messages_kbytes=64 * 1024,
             check_crcs=True,
         )
