@@ -66,12 +66,12 @@ def check_outputs(checkpoint: str, query: str, sink: Sink) -> None:
     holds = getattr(sink, "holds", None)
     same = all(before.get(name) == now.get(name) for name in ("kind", *_FIXED))
     if same and holds is not None and holds(query):
-        log.warning("the output has moved: it was %s, is %s", _text(before), _text(now))
+        log.warning("the output has moved: it was %s, is %s", text_of(before), text_of(now))
         return
     raise ManifestMismatch(
         "the output is another one than this query has written to",
         where=checkpoint,
-        why=f"it was {_text(before)}; it is {_text(now)}"
+        why=f"it was {text_of(before)}; it is {text_of(now)}"
         + (", which does not hold this query's output" if same else ""),
         command=f"give the output as it was (what moved with all that is in it), or, to go on in new ones:"
         f" rewind outputs {quote(checkpoint)} --new",
@@ -173,7 +173,8 @@ def _named(outputs: Mapping[str, Any]) -> list[Any]:
     return [kind, *(outputs.get(name) for name in _names_of(kind))]
 
 
-def _text(outputs: Mapping[str, Any]) -> str:
+def text_of(outputs: Mapping[str, Any]) -> str:
+    """Name outputs for people: their kind, and what makes them the ones that they are."""
     kind = outputs.get("kind")
     places = ", ".join(f"{name} {outputs[name]}" for name in _names_of(kind) if outputs.get(name))
     return f"{kind}" + (f" ({places})" if places else "")

@@ -23,7 +23,7 @@ from backend.sinks.directory import VersionedDirectory
 from backend.texts import source_partition, visible
 from recovery.commit import lease, manifest
 from recovery.commit import reset_mark as half_reset
-from recovery.commit.outputs import all_outputs
+from recovery.commit.outputs import all_outputs, text_of
 from recovery.files import Files, open_files
 from recovery.inspect.checkpoint_view import Checkpoint
 
@@ -180,12 +180,14 @@ def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[dict[str, str], list[
         written = []
         notes.append(f"outputs, and which they are is not known ({error.what}, {error.where}): they refuse a new query")
     for query, known in written:
-        if known.get("kind") == "parquet":
+        if known.get("kind") == "parquet" and "://" not in known["results"]:
             places = [(known[holds], holds) for holds in ("results", "errors")]
             found |= {place: query for place, holds in places if VersionedDirectory(place, holds).is_of(query)}
         elif known.get("kind") == "kafka" and known.get("commits"):
             topics = f"{known['results']}, {known['errors']}, {known['commits']}"
             notes.append(f"topics {topics}: they refuse a new query: give that one others, or delete all three")
+        elif known.get("results"):
+            notes.append(f"{text_of(known)}: refuse a new query: give that one others, or delete both where they are")
     if delete and found:
         return found, notes
     if delete:

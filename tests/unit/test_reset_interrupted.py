@@ -255,6 +255,18 @@ def test_reset_knows_the_outputs_that_were_left_for_others(template: Path, tmp_p
     assert left_in(home) == []
 
 
+def test_reset_deletes_the_directories_and_names_the_tables_that_followed_them(template: Path, tmp_path: Path) -> None:
+    home = copied(template, tmp_path / "one")
+    checkpoint, path = str(home / "checkpoint"), home / "checkpoint" / "rewind" / "outputs.json"
+    forget_outputs(checkpoint)
+    outputs = {"kind": "sql", "url": "postgresql://h/d", "schema": "s", "results": "r", "errors": "e", "mode": "append"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"outputs": outputs}))
+    told = run(home, "reset", "--yes", "--outputs")
+    assert str(home / "results") in {one["path"] for one in told["deleted"]}
+    text = "sql (url postgresql://h/d, schema s, results r, errors e, mode append): refuse a new query"
+    assert any(one.startswith(text) for one in told["kept"])
+
+
 def test_reset_keeps_outputs_that_are_anothers(template: Path, tmp_path: Path) -> None:
     home = copied(template, tmp_path / "one")
     shutil.rmtree(home / "results")
@@ -269,6 +281,11 @@ def test_reset_keeps_outputs_that_are_anothers(template: Path, tmp_path: Path) -
     ("outputs", "said"),
     [
         ({"kind": "kafka", "results": "r", "errors": "e", "commits": "r-commits"}, "topics r, e, r-commits"),
+        (
+            {"kind": "delta", "results": "s3://a/r", "errors": "s3://a/e", "mode": "append"},
+            "delta (results s3://a/r, errors s3://a/e, mode append): refuse a new query",
+        ),
+        ({"kind": "parquet", "results": "s3://a/r", "errors": "s3://a/e"}, "delete both where they are"),
         ({"kind": "foreach", "function": "f"}, "give that one others"),
         (None, "give that one others"),
     ],
