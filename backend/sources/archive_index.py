@@ -21,6 +21,7 @@ a micro-batch is planned, the rows are checked when they are read, and a task th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -33,6 +34,7 @@ import pyarrow as pa
 from backend.errors import SourceDamaged, SourceGap, SourceInvalid, SourceUnavailable
 from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_footer import BYTES, STRUCT, FileEntry, read_entry, readable, stepped_back
+from backend.sources.listing import files_below, is_folder, is_shown
 from backend.store.storage import reached
 from recovery.files import decode_struct
 
@@ -138,7 +140,7 @@ class Archive:
     def _look(self) -> dict[TopicPartition, PartitionIndex]:
         filesystem, root = fsspec.core.url_to_fs(self.uri)
         filesystem.invalidate_cache()  # another process may have written since
-        if not filesystem.isdir(root):
+        if not is_folder(filesystem, root):
             raise SourceUnavailable(
                 "there is no archive", where=self.uri, command="check the path given to archive(...)"
             )
@@ -167,9 +169,18 @@ class Archive:
         return self._checked
 
     def write_index(self, gaps: Sequence[Gap] = ()) -> None:
-        """Write the index file: caches the footers and declares `gaps`. The archive must be free of other gaps."""
+        """Write the index file: caches the footers and declares `gaps`. The archive must be free of other gaps.
+
+        Raises:
+            StorageFailed: The filesystem does not answer.
+        """
+        with reached(self.uri):
+            self._write_index(gaps)
+
+    def _write_index(self, gaps: Sequence[Gap]) -> None:
         filesystem, root = fsspec.core.url_to_fs(self.uri)
-        if filesystem.exists(f"{root}/{INDEX_NAME}"):
+        filesystem.invalidate_cache()
+        with suppress(FileNotFoundError):
             filesystem.rm_file(f"{root}/{INDEX_NAME}")
         entries = []
         for path, stamp in _listed(filesystem, root)[0].items():
@@ -226,18 +237,17 @@ def _listed(filesystem: Any, root: str) -> tuple[dict[str, Stamp], Stamp | None]
         SourceInvalid: A link leads to a directory: what lies there would be passed over.
     """
     index, data = None, {}
-    for name, info in sorted(filesystem.find(root, detail=True).items()):
-        path = name[len(root) :].lstrip("/")
+    for path, info in files_below(filesystem, root).items():
         if path == INDEX_NAME:
             index = _stamp(info)
-        elif _is_shown(path) and info.get("islink") and filesystem.isdir(name):
+        elif is_shown(path) and info.get("islink") and is_folder(filesystem, info["name"]):
             raise SourceInvalid(
                 f"the archive has a link to a directory: {path}",
-                where=name,
+                where=info["name"],
                 why="links to directories are not followed, and its files would never be read",
                 command="link each file, or name the link with a leading _ or .",
             )
-        elif _is_shown(path) and path.endswith(".parquet"):
+        elif is_shown(path) and path.endswith(".parquet"):
             data[path] = _stamp(info)
     return data, index
 
@@ -354,7 +364,3 @@ def _stamp(info: Mapping[str, Any]) -> Stamp:
     at = info.get("mtime")
     changed = tuple(str(info.get(name)) for name in ("mtime", "LastModified", "ETag", "updated", "ino"))
     return Stamp(int(info["size"]), changed, float(at) if isinstance(at, int | float) else None)
-
-
-def _is_shown(path: str) -> bool:
-    return not any(part.startswith(("_", ".")) for part in path.split("/"))

@@ -27,6 +27,7 @@ from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_files import BATCH_ROWS, cast
 from backend.sources.archive_footer import STRUCT, FileEntry, Span, readable
 from backend.sources.archive_index import Archive, PartitionIndex, Slice, Stamp
+from backend.sources.listing import files_below, is_folder
 
 TOPIC = "results"
 _FILE = re.compile(r"batch=(\d+)/results-(\d+)-(\d+)-([0-9a-f]{16})(?:-[0-9a-f]{32})?\.parquet")
@@ -43,15 +44,14 @@ class ResultsArchive(Archive):
         """
         filesystem, root = fsspec.core.url_to_fs(self.uri)
         filesystem.invalidate_cache()
-        if not filesystem.isdir(root):
+        if not is_folder(filesystem, root):
             raise HistoryLost(
                 "there are no results of a job", where=self.uri, command="check the path given to results_of(...)"
             )
         newest = self._whole(filesystem, root)
-        listed = [name[len(root) :].lstrip("/") for name in filesystem.find(root)]
         found = sorted(
             (int(match[1]), int(match[2]), int(match[3]), match[4], path)
-            for path in listed
+            for path in files_below(filesystem, root)
             if (match := _FILE.fullmatch(path)) and (newest is None or int(match[1]) <= newest)
         )
         slices: dict[int, list[Slice]] = {}

@@ -431,7 +431,7 @@ def test_a_place_that_is_no_directory_or_refuses_is_named(tmp_path: Path, monkey
 
     sink = ParquetSink(tmp_path / "out", tmp_path / "err")
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(StorageFailed, match="does not let this process write"):
+    with pytest.raises(StorageFailed, match="does not let this process read or write"):
         sink.open("q")
 
 

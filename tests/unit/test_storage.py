@@ -25,8 +25,8 @@ from recovery.files import RemoteFiles, open_files
     [
         (errno.ENOSPC, "no room"),
         (errno.EDQUOT, "no room"),
-        (errno.EROFS, "does not let this process write"),
-        (errno.EACCES, "does not let this process write"),
+        (errno.EROFS, "does not let this process read or write"),
+        (errno.EACCES, "does not let this process read or write"),
         (errno.EISDIR, "a file lies where a directory must be, or the reverse"),
         (errno.ENOTDIR, "a file lies where a directory must be, or the reverse"),
         (errno.EIO, "a disk or filesystem failed"),
@@ -85,7 +85,7 @@ def test_whatever_a_remote_filesystem_raises_is_named_and_passes(
 @pytest.mark.parametrize("raised", [ClientError("slow down"), OSError(errno.EBUSY, "slow down"), TimeoutError("slow")])
 @pytest.mark.parametrize(
     ("source", "call"),
-    [*((Archive, call) for call in ("isdir", "find", "open")), (ResultsArchive, "isdir"), (ResultsArchive, "find"),
+    [*((Archive, call) for call in ("info", "find", "open")), (ResultsArchive, "info"), (ResultsArchive, "find"),
      (Written, "open")],
 )  # fmt: skip
 def test_so_is_what_an_archive_and_an_outbox_are_read_through(

@@ -1,0 +1,118 @@
+"""A directory is listed whole or not at all: what a filesystem does not give is never taken for what is not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from backend.errors import SourceUnavailable, StorageFailed
+from backend.sources.archive import archive
+from backend.sources.archive_index import Archive
+from backend.sources.listing import files_below, is_folder
+from backend.sources.results_files import ResultsArchive
+from recovery import failures
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, bad: Path, number: int = errno.EIO) -> None:
+    """Let no folder at or below a path be listed."""
+    sound = os.scandir
+
+    def scan(path: Any = ".") -> Any:
+        if Path(path) == bad or bad in Path(path).parents:
+            raise OSError(number, os.strerror(number), str(path))
+        return sound(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+
+
+def written(home: Path) -> None:
+    for partition in (0, 1):
+        rows = {
+            "topic": ["t"] * 2,
+            "partition": pa.array([partition] * 2, pa.int32()),
+            "offset": pa.array([0, 1], pa.int64()),
+            "timestamp": pa.array([0, 1], pa.timestamp("us", "UTC")),
+            "key": pa.array([b"", b""]),
+            "value": pa.array([b"{}", b"{}"]),
+        }
+        place = home / f"year=1/part={partition}"
+        place.mkdir(parents=True)
+        pq.write_table(pa.table(rows), place / "x.parquet")
+
+
+@pytest.mark.parametrize("bad", ["", "year=1", "year=1/part=1"])
+def test_a_folder_that_is_not_given_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
+    written(tmp_path)
+    reader, later = archive(tmp_path, format="raw").stream_reader(), archive(tmp_path, format="raw")
+    with monkeypatch.context() as patch:
+        refusing(patch, tmp_path / bad)
+        asked: list[Callable[[], object]] = [
+            reader.prepareForTriggerAvailableNow,
+            lambda: later.pieces(None, {("t", 1): [(0, 2)]}),
+            lambda: Archive(tmp_path).write_index(),
+        ]
+        for ask in asked:
+            with pytest.raises(StorageFailed, match="Input/output error") as caught:
+                ask()
+            assert failures.read(caught.value).kind is failures.Kind.PASSES
+    assert sorted(Archive(tmp_path).partitions()) == [("t", 0), ("t", 1)]
+
+
+def test_results_of_a_micro_batch_that_is_not_given_change_no_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in (0, 1):
+        place = tmp_path / f"batch={version}"
+        place.mkdir()
+        (place / f"results-00000-20-{'a' * 16}.parquet").touch()
+    with monkeypatch.context() as patch:
+        refusing(patch, tmp_path / "batch=0")
+        with pytest.raises(StorageFailed):
+            ResultsArchive(tmp_path).partitions()
+    (index,) = ResultsArchive(tmp_path).partitions().values()
+    assert [(piece.first, piece.last) for piece in index.slices] == [(0, 19), (20, 39)]
+
+
+def test_a_directory_that_cannot_be_looked_at_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SourceUnavailable, match="there is no archive"):
+        Archive(tmp_path / "nothing").partitions()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    monkeypatch.setattr(LocalFileSystem, "info", refuse)
+    with pytest.raises(StorageFailed):
+        Archive(tmp_path).partitions()
+
+
+def test_what_is_hidden_or_of_the_disk_or_goes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_attempts", ".snapshot", "lost+found", "a", "gone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.parquet").touch()
+    (tmp_path / "_index").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
+    sound = os.scandir
+
+    def scan(path: Any = ".") -> Any:
+        name = Path(path).name
+        assert name not in ("_attempts", ".snapshot", "lost+found"), "nobody may look in there"
+        if name == "gone":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return sound(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    filesystem = fsspec.filesystem("file")
+    assert list(files_below(filesystem, str(tmp_path))) == ["_index", "a/x.parquet", "link"]
+    assert is_folder(filesystem, str(tmp_path / "link"))
+    assert not is_folder(filesystem, str(tmp_path / "_index"))
