@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 import reprlib
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +42,7 @@ COORDINATES = {
 }
 """Columns that a step sees besides the fields, with their names in `backend.sources.COLUMNS`."""
 PASSED, DROPPED, POISON = 0, 1, 2
+_INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 VERDICT = "verdict"
 """Column behind `backend.sources.COLUMNS` that says what the steps made of a row."""
 DEFAULT_POISON_LIMIT = 100
@@ -123,6 +125,8 @@ class Step:
                               *(found.column(name) for name in COORDINATES)],
                              [*self.schema.names, *COORDINATES])  # fmt: skip
         own = [name for name in found.column_names if name not in COORDINATES]
+        # a frame of pandas that was sorted or filtered brings its index along, an empty one does not
+        own = [name for name in own if name in table.column_names or not _INDEX_OF_PANDAS.fullmatch(name)]
         return found.select([*own, *COORDINATES])
 
     def schema_after(self, schema: pa.Schema, name: str) -> pa.Schema:

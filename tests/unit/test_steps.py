@@ -140,6 +140,22 @@ def test_a_step_that_gives_other_fields_than_of_an_empty_table_is_named(function
         steps(parsed([(0, 0, 1, "a"), (0, 1, 2, "b")]))
 
 
+@pytest.mark.parametrize("xs", [[1, 2, 3], [3, 2, 1], [2, 9, 2]])
+def test_the_index_of_a_frame_of_pandas_is_no_field(xs: list[int]) -> None:
+    """A frame that was sorted or filtered has one in its Arrow table, an empty one has none."""
+
+    def some(table: pa.Table) -> pa.Table:
+        frame = table.to_pandas().sort_values("x")
+        return pa.Table.from_pandas(frame[frame["x"] > 1])
+
+    steps = steps_of(Step("select", {"x": None}), Step("map_batches", {"": some}))
+    assert steps.schema.names == ["x"]
+    got = steps(parsed([(0, at, x, "") for at, x in enumerate(xs)]))
+    assert [one and one["x"] for one in got["fields"].to_pylist()] == [x if x > 1 else None for x in xs]
+    own = pa.schema([("__index_level_0__", pa.int64())])
+    assert Step("map_batches", {"": lambda table: table}).schema_after(own, "step 1") == own
+
+
 def test_a_step_that_would_end_the_worker_is_an_error_of_its_message() -> None:
     def leaves(table: pa.Table) -> pa.Table:
         if 2 in table["x"].to_pylist():
