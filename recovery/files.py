@@ -173,7 +173,12 @@ def make_directory(path: Path) -> None:
 
 
 def copy_file(source: Path, target: Path, *, link: bool) -> None:
-    """Copy a local file to a new path and sync its bytes; `link`: by a hard link where that reaches."""
+    """Copy a local file to a new path and sync its bytes; `link`: by a hard link where that reaches.
+
+    Raises:
+        FileNotFoundError: There is no such file, or no directory for the new one.
+        StorageFailed: A disk refused; says which of both it was.
+    """
     if link:
         try:
             os.link(source, target)
@@ -183,9 +188,16 @@ def copy_file(source: Path, target: Path, *, link: bool) -> None:
             raise
         except OSError as error:
             if error.errno not in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
-                raise
-    with source.open("rb") as handle, _new(target) as out:
-        shutil.copyfileobj(handle, out, _COPY_BYTES)
+                raise storage_failed(error, str(target)) from error
+    _fill(target, _bytes_of(source))
+
+
+def _fill(target: Path, chunks: Iterator[bytes]) -> None:
+    """Write a new file and sync it; nothing is made where the first chunk does not come."""
+    first = next(chunks, b"")
+    with storage(str(target)), _new(target) as out:
+        for chunk in chain([first], chunks):
+            out.write(chunk)
         out.flush()
         os.fsync(out.fileno())
 
@@ -350,8 +362,7 @@ class LocalFiles:
 
     def get(self, name: str, target: Path, *, link: bool) -> None:
         """Link or copy a file to a local path."""
-        with storage(str(target)):
-            copy_file(self.root / name, target, link=link)
+        copy_file(self.root / name, target, link=link)
 
     def _target(self, name: str) -> Path:
         target = self.root / name
@@ -471,13 +482,7 @@ class RemoteFiles:
 
     def get(self, name: str, target: Path, *, link: bool) -> None:
         """Download a file and fsync it."""
-        chunks = self.chunks(name)
-        first = next(chunks, b"")  # a file that is missing leaves nothing here
-        with storage(str(target)), _new(target) as out:
-            for chunk in chain([first], chunks):
-                out.write(chunk)
-            out.flush()
-            os.fsync(out.fileno())
+        _fill(target, self.chunks(name))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root

@@ -15,7 +15,7 @@ from backend.store.storage import storage_failed
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Of what rocksdict writes itself."""
-_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
+_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE)
 _SIGNS = {number: os.strerror(number) for number in _NUMBERS}
 
 

@@ -41,7 +41,8 @@ def storage_failed(error: OSError, where: str, again: str = _AGAIN) -> StorageFa
     if error.errno in _FULL:
         what, command = "there is no room to write", f"make room there (df -h, df -i, quota -s), {again}"
     elif error.errno in _FORBIDDEN:
-        what, command = "a filesystem does not let this process read or write", f"see who owns what is there (ls -ld), {again}"
+        what = "a filesystem does not let this process read or write"
+        command = f"see who owns what is there (ls -ld), {again}"
     elif error.errno in _OTHER:
         what, command = "a file lies where a directory must be, or the reverse", f"move it away (ls -ld), {again}"
     else:

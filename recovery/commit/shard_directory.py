@@ -142,15 +142,19 @@ class ShardDirectory:
 
         Raises:
             StateCorrupted: `CURRENT` cannot be read.
+            StorageFailed: The filesystem refuses.
             UnknownFormat: Another release wrote it.
         """
         path = self.path / "CURRENT"
         try:
-            data = json.loads(path.read_bytes())
+            with storage(str(path)):
+                data = json.loads(path.read_bytes())
             written, name = data["format"], data["generation"]
         except FileNotFoundError:
             return None
-        except UNDECODABLE as error:
+        except (*UNDECODABLE, StorageFailed) as error:
+            if isinstance(error, StorageFailed) and not error.unreadable:
+                raise
             raise StateCorrupted("CURRENT cannot be read", where=str(path), why=str(error), command=VERIFY) from error
         if written != FORMAT:
             raise UnknownFormat(
@@ -162,7 +166,8 @@ class ShardDirectory:
         if not isinstance(name, str) or len(name) != 32 or not name.isalnum():
             raise StateCorrupted("CURRENT does not name a generation", where=str(path), why=repr(name), command=VERIFY)
         generation = Generation(self.path / name)
-        return generation if any(generation.database.glob("*")) else None
+        with storage(str(generation.database)):
+            return generation if any(generation.database.glob("*")) else None
 
     def new_generation(self) -> Generation:
         """Make the directories of a new generation; it becomes current with `adopt` only."""
@@ -182,7 +187,10 @@ class ShardDirectory:
 
     def condemn(self) -> None:
         """Put the current generation aside: the next attempt finds no local state; the files stay for inspection."""
-        with suppress(FileNotFoundError):  # the whole directory may be gone: what has been found is that
+        with (
+            suppress(FileNotFoundError),
+            storage(str(self.path)),
+        ):  # the whole directory may be gone: what has been found is that
             (self.path / "CURRENT").unlink()
             sync(self.path)
 

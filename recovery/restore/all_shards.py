@@ -327,27 +327,27 @@ def following(watch: Listeners, under_way: Mapping[int, Restoring], files: Files
     seen: set[str] = set()
 
     def look() -> None:
-        for shard, restoring in under_way.items():
-            for name, length in files.list(f"{run}/{shard}").items():
-                if name not in seen:
-                    seen.add(name)
-                    watch.batch(restoring, {}, int(name.partition("-")[0]), length)
+        try:
+            for shard, restoring in under_way.items():
+                for name, length in files.list(f"{run}/{shard}").items():
+                    if name not in seen:
+                        seen.add(name)
+                        watch.batch(restoring, {}, int(name.partition("-")[0]), length)
+        except (OSError, StorageFailed) as error:
+            log.warning("the progress of a restore is not known now: %s", error)
 
     def follow() -> None:
         while not ended.wait(POLL_S):
-            try:
-                look()
-            except (OSError, StorageFailed) as error:
-                log.warning("the progress of a restore is not known now: %s", error)
+            look()
 
     thread = threading.Thread(target=follow, name="rewind-progress", daemon=True)
     thread.start()
     try:
         yield
-        look()
     finally:
         ended.set()
         thread.join()
+    look()
 
 
 def wanted(chosen: Rebuild | CatchUp) -> CommitRecord:

@@ -272,8 +272,7 @@ class OpenShard:
         path = target.staged(step.commit)
         if step.local:
             if current is not None and current != target:
-                with storage(str(path)):
-                    copy_file(current.staged(step.commit), path, link=True)
+                copy_file(current.staged(step.commit), path, link=True)
             return Staged(path, pointer.staged_length, pointer.staged_digest, 0)
         assert self.snapshots is not None, "an offer comes from snapshots"
         file = self.snapshots.fetch_step(pointer.shard, step.commit, path)
@@ -330,9 +329,15 @@ def _staged(pointer: Pointer | None, generation: Generation | None) -> set[Commi
     """The pointer's own staged file, if one of the right length is here; its digest is checked when it is ingested."""
     if pointer is None or generation is None:
         return set()
+    path = generation.staged(pointer.commit)
     try:
-        length = generation.staged(pointer.commit).stat().st_size
+        with storage(str(path)):
+            length = path.stat().st_size
     except FileNotFoundError:
+        return set()
+    except StorageFailed as error:
+        if not is_damage(error):
+            raise
         return set()
     return {pointer.commit} if length == pointer.staged_length else set()
 

@@ -79,10 +79,10 @@ def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
     """Say why a shard cannot be opened at its pointer here; None when it can. What is ahead or damaged is put aside."""
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
     with directory.lock(job.lock_wait_s):
-        if pointer is None and directory.current() is None:
-            return None
         opened = None
         try:
+            if pointer is None and directory.current() is None:
+                return None
             opened = _opened(job, directory, pointer)
             opened.store.close()
             check_database(opened.generation.database)

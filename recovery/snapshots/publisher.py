@@ -289,10 +289,12 @@ class Snapshots(SnapshotReader):
             self.files.get(where, target, link=link)
         except FileNotFoundError as error:
             raise damaged(f"{self.files.uri}/{where}", "a file of a snapshot is missing") from error
-        found = file_digest(target)
+        with storage(str(target)):
+            found = file_digest(target)
+            if found != (file.length, file.digest):
+                target.unlink()
         self.fetched_bytes += found[0]
         if found != (file.length, file.digest):
-            target.unlink()
             raise differs(f"{self.files.uri}/{where}", file, found)
         kill_point("during_fetch", snapshot.commit.version)
 

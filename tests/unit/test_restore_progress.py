@@ -52,11 +52,11 @@ def test_a_look_that_fails_ends_neither_the_following_nor_the_restore(
     failed, heard = threading.Event(), Heard()
 
     class Failing(LocalFiles):
-        def list(self, folder: str = "") -> dict[str, int]:
+        def list(self, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
             if threading.current_thread() is not threading.main_thread() and not failed.is_set():
                 failed.set()
                 raise StorageFailed("s3://chunks does not answer")
-            return super().list(folder)
+            return super().list(folder, temporary=temporary)
 
     files = Failing(tmp_path)
     with rebuild.following(Listeners([heard]), {0: Restoring(0, "c", "no local state", "replay")}, files, "run"):
@@ -64,3 +64,13 @@ def test_a_look_that_fails_ends_neither_the_following_nor_the_restore(
         files.write("run/0/12-aa.arrow", [b"12345"])
         until(lambda: bool(heard.batches), what="a look behind the one that failed")
     assert heard.batches == [(0, 12, 5)]
+
+
+def test_a_restore_that_is_done_is_done_though_its_last_look_fails(tmp_path: Path) -> None:
+    class Failing(LocalFiles):
+        def list(self, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
+            raise StorageFailed("s3://chunks does not answer")
+
+    restoring = {0: Restoring(0, "c", "no local state", "replay")}
+    with rebuild.following(Listeners([Heard()]), restoring, Failing(tmp_path), "run"):
+        pass

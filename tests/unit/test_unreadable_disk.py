@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backend.errors import RewindError, StorageFailed
+from backend.errors import RewindError, StateCorrupted, StorageFailed
 from backend.rocks import RocksStore
 from backend.rocks.errors import translated
 from backend.store.protocol import Changes
@@ -20,7 +20,7 @@ from backend.store.storage import storage
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, encode_record
 from recovery.commit.shard_directory import Generation, ShardDirectory
-from recovery.files import LocalFiles
+from recovery.files import LocalFiles, RemoteFiles
 from recovery.restore.open_shard import OpenShard
 from recovery.restore.probe import unusable
 from recovery.snapshots.publisher import Snapshots
@@ -151,6 +151,75 @@ def test_what_was_fetched_is_deleted_where_the_staged_file_does_not_come_along(
             made.open()
         assert {path.name for path in made.directory.path.iterdir()} == before
     assert made.open() == b"1"
+
+
+def test_a_current_that_the_disk_does_not_give_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = shard(tmp_path, full=True)
+    sound, bad = Path.read_bytes, made.directory.path / "CURRENT"
+
+    def read(path: Path) -> bytes:
+        if path == bad and path.exists():
+            raise EIO
+        return sound(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read)
+        with pytest.raises(StateCorrupted, match=r"CURRENT cannot be read.*Input/output error"):
+            made.open()
+        assert "Input/output error" in (made.look() or "")
+        assert made.look() is None, "it was put aside, and a snapshot leads there"
+    assert made.open() == b"1"
+
+
+def test_a_current_that_is_not_given_before_the_first_commit_is_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = shard(tmp_path, full=False)
+    (made.directory.path / "CURRENT").write_bytes(b"{")
+    made.pointer = None  # type: ignore[assignment]
+    assert "CURRENT cannot be read" in (made.look() or "")
+    assert made.look() is None
+
+
+def test_a_staged_file_whose_length_the_disk_does_not_give_is_taken_from_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = shard(tmp_path, full=True)
+    sound, bad = Path.stat, made.generation.staged(made.pointer.commit)
+
+    def stat(path: Path, **how: Any) -> Any:
+        if path == bad:
+            raise EIO
+        return sound(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert made.open() == b"1"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_what_rocksdb_says_of_a_read_tells_whether_the_disk_gives_it(number: int) -> None:
+    text = f"IO error: While open a file for random read: /db/000012.sst: {os.strerror(number)}"
+    error = translated(Exception(text), Path("/db"))
+    assert isinstance(error, StorageFailed)
+    assert error.unreadable
+
+
+@pytest.mark.parametrize("call", ["get", "put", "upload"])
+def test_the_place_that_fails_in_a_copy_is_named(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "source" / "file", tmp_path / "target" / "file"
+    for one in (source, target):
+        one.parent.mkdir()
+    source.write_bytes(b"x")
+    broken_reads(monkeypatch, lambda path: path == source)
+    copies: dict[str, Callable[[], object]] = {
+        "get": lambda: LocalFiles(source.parent).get("file", target, link=False),
+        "put": lambda: LocalFiles(target.parent).put(source, "file", link=False),
+        "upload": lambda: RemoteFiles("memory://there").put(source, "file", link=False),
+    }
+    with pytest.raises(StorageFailed) as caught:
+        copies[call]()
+    assert caught.value.where == str(source)
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("error", ["IO error: While pread offset 0 len 53: /db/000008.sst: Input/output error"])
