@@ -337,6 +337,7 @@ def _open(
             keep_versions,
             checkpoint=checkpoint,
             message_log=message_log(checkpoint, job.logged) if job.logged else None,
+            committed=max(versions_in(checkpoint, "commits"), default=-1),
         ),
         shards=job.shards,
         targets=_ends(job, spark) if options.until == "end" else None,

@@ -51,6 +51,8 @@ class Housekeeping:
         checkpoint: Spark's checkpoint location, where shards queue their input; None: none does, and nothing is known
             of starts before.
         message_log: The logged messages; None where there are none.
+        committed: The newest version that Spark had committed when the query was started. What was written down of
+            later ones is of a history that was taken back: it is forgotten before this one makes its first commit.
     """
 
     def __init__(
@@ -61,13 +63,15 @@ class Housekeeping:
         every: int = EVERY_COMMITS,
         checkpoint: str | None = None,
         message_log: MessageLog | None = None,
+        committed: int = -1,
     ) -> None:
         self._changelog, self._snapshots, self._message_log = changelog, snapshots, message_log
         self._keep, self._every, self._checkpoint = keep_versions, every, checkpoint
         self._made: dict[int, deque[Commit]] = {}
-        self._marks: dict[int, list[Commit]] | None = None
-        self._unjudged: set[int] = set()
-        self._first: dict[int, int] = {}
+        written = self._read()
+        self._marks = {shard: [mark for mark in marks if mark.version <= committed] for shard, marks in written.items()}
+        if self._marks != written:
+            self._write()
         self._lock = threading.Lock()
         self._next = every
 
@@ -78,7 +82,6 @@ class Housekeeping:
         of its queue's is.
         """
         with self._lock:
-            self._first.setdefault(shard, commit.version)
             commits = self._made.setdefault(shard, deque())
             while commits and commits[-1].version >= commit.version:
                 commits.pop()
@@ -118,7 +121,7 @@ class Housekeeping:
         self._next = committed + self._every
         deleted: list[str] = []
         oldest = committed - self._keep
-        marks = self._known()
+        marks = self._marks
         for shard, keep in self._retained(committed, oldest).items():
             known = [mark for mark in marks.get(shard, ()) if mark != keep[-1]]
             before = [mark for mark in known if mark.version <= oldest][-1:]
@@ -145,18 +148,6 @@ class Housekeeping:
                 )
         self._write()
         return deleted
-
-    def _known(self) -> dict[int, list[Commit]]:
-        """Give the commits that were written down, of the history that this start goes on with."""
-        if self._marks is None:
-            self._marks = self._read()
-            self._unjudged = set(self._marks)
-        with self._lock:
-            first = {shard: self._first[shard] for shard in self._unjudged & self._first.keys()}
-        for shard, version in first.items():  # a shard that queues has made none yet
-            self._marks[shard] = [mark for mark in self._marks[shard] if mark.version < version]
-        self._unjudged -= first.keys()
-        return self._marks
 
     def _read(self) -> dict[int, list[Commit]]:
         """Read them; none where the file is not there, torn or another release's: nothing is pruned too early then."""

@@ -415,7 +415,9 @@ class Disturbed(Undisturbed):
 
     def housekeeping(self) -> Housekeeping:
         changelog = lambda: FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=3)  # noqa: E731
-        return Housekeeping(changelog, snapshots(self.checkpoint), KEEP, 1, checkpoint=self.checkpoint)
+        return Housekeeping(
+            changelog, snapshots(self.checkpoint), KEEP, 1, checkpoint=self.checkpoint, committed=len(self.states) - 1
+        )
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share

@@ -53,7 +53,12 @@ def test_it_prunes_though_no_start_sees_as_many_commits_as_spark_keeps(tmp_path)
     parent, made = None, []
     for start in range(10):
         keeper = Housekeeping(
-            lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=3, checkpoint=place
+            lambda: changelog,
+            Snapshots(str(tmp_path / "snapshots")),
+            keep_versions=10,
+            every=3,
+            checkpoint=place,
+            committed=start * 7 - 1,
         )
         for version in range(start * 7, start * 7 + 7):
             one = record(version, parent)
@@ -73,23 +78,30 @@ def test_it_prunes_though_no_start_sees_as_many_commits_as_spark_keeps(tmp_path)
 def test_a_shard_that_queues_at_a_start_keeps_what_was_noted_of_it(tmp_path):
     changelog, place = open_changelog(str(tmp_path / "log")), str(tmp_path / "checkpoint")
 
-    def keeper():
+    def keeper(committed):
         return Housekeeping(
-            lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=1, checkpoint=place
+            lambda: changelog,
+            Snapshots(str(tmp_path / "snapshots")),
+            keep_versions=10,
+            every=1,
+            checkpoint=place,
+            committed=committed,
         )
 
-    before = keeper()
+    before = keeper(-1)
     noted = [Commit(version, f"{version:032x}") for version in range(3)]
     for commit in noted:
         before.made(3, commit)
         before.maintain(commit.version)
-    queueing = keeper()
+    queueing = keeper(4)
     queueing.made(0, Commit(5, "b" * 32))
     queueing.maintain(5)
-    assert keeper()._known()[3] == noted[1:]
-    queueing.made(3, Commit(2, "c" * 32))  # adopted, in a history that was rolled back to micro-batch 1
+    assert keeper(5)._marks[3] == noted[1:]
+    queueing.made(3, Commit(6, "c" * 32))  # adopted
     queueing.maintain(6)
-    assert keeper()._known()[3] == [noted[1], Commit(2, "c" * 32)]
+    assert keeper(6)._marks[3] == [*noted[1:], Commit(6, "c" * 32)]
+    keeper(1)  # rolled back to micro-batch 1; this start dies before it has pruned anything
+    assert keeper(9)._marks[3] == [noted[1]]
 
 
 def test_what_was_noted_of_a_history_that_was_rolled_back_is_forgotten(tmp_path):
@@ -97,7 +109,12 @@ def test_what_was_noted_of_a_history_that_was_rolled_back_is_forgotten(tmp_path)
 
     def start(parent, versions):
         keeper = Housekeeping(
-            lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=3, checkpoint=place
+            lambda: changelog,
+            Snapshots(str(tmp_path / "snapshots")),
+            keep_versions=10,
+            every=3,
+            checkpoint=place,
+            committed=versions.start - 1,
         )
         for version in versions:
             one = record(version, parent)
@@ -116,13 +133,53 @@ def test_what_was_noted_of_a_history_that_was_rolled_back_is_forgotten(tmp_path)
         assert changelog.read(0, commit).values.to_pylist() == [str(commit.version).encode()]
 
 
+def test_a_history_that_was_taken_back_frees_no_messages_however_late_a_shard_commits_again(tmp_path):
+    """A shard that queues, or has no input, makes its first commit behind all that was noted of the old history."""
+    changelog, place = open_changelog(str(tmp_path / "log")), str(tmp_path / "checkpoint")
+    messages = MessageLog(str(tmp_path / "messages"), frozenset({0}))
+
+    def start(parent, first, versions):
+        keeper = Housekeeping(
+            lambda: changelog,
+            Snapshots(str(tmp_path / "snapshots")),
+            keep_versions=10,
+            every=3,
+            checkpoint=place,
+            message_log=messages,
+            committed=parent.commit.version if parent else -1,
+        )
+        for version in range(first, versions.start):
+            keeper.maintain(version)
+        for version in versions:
+            one = record(version, parent and parent.commit)
+            one = msgspec.structs.replace(one, commit=Commit(version, one.commit.uuid[:-1] + str(first % 10)))
+            columns = [[0], [0], [version << 32], [5], [1]]
+            segments = messages.append(
+                0, one.commit, parent.segments if parent else [], pa.table(columns, schema=pa.schema(MESSAGE_FIELDS))
+            )
+            parent = msgspec.structs.replace(one, segments=segments)
+            changelog.append(parent, Changes([b"\x03k"], [str(version).encode()]))
+            keeper.made(0, parent.commit)
+            keeper.maintain(version)
+            yield parent
+
+    *_, back = list(start(None, 0, range(20)))[:13]
+    for one in start(back, 13, range(25, 45)):
+        assert messages.verify(one) == [], "every segment that the commit names is there"
+
+
 def test_a_torn_note_of_what_was_committed_prunes_nothing_too_early(tmp_path):
     changelog, place = open_changelog(str(tmp_path / "log")), tmp_path / "checkpoint"
     (place / "rewind").mkdir(parents=True)
     for content in (b"", b"{", b'{"format": 9, "commits": {}}', b'{"format": 1, "commits": {"0": ["x"]}}'):
         (place / MARKS).write_bytes(content)
         keeper = Housekeeping(
-            lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=2, every=1, checkpoint=str(place)
+            lambda: changelog,
+            Snapshots(str(tmp_path / "snapshots")),
+            keep_versions=2,
+            every=1,
+            checkpoint=str(place),
+            committed=8,
         )
         keeper.made(0, Commit(9, "a" * 32))
         assert keeper.maintain(9) == []
