@@ -57,7 +57,7 @@ from recovery.queue.entries import Queue
 from recovery.queue.seals import DECISION, Decision
 from recovery.restore.open_shard import Opened, OpenShard
 from recovery.share import ShardInput
-from recovery.snapshots.uploads import begin_upload, has_gap, is_due, upload_step
+from recovery.snapshots.uploads import begin_upload, is_due, is_wanted, upload_step
 
 TAKEOVER_BYTES = 1 << 27
 """What a task fetches of snapshots at most, where it may queue its input instead: about a second of a fast network."""
@@ -445,6 +445,6 @@ def _upload(job: ShardJob, opened: Opened, record: CommitRecord, staged: Staged)
         return 0
     kill_point("upload", record.commit.version)
     row = opened.row
-    if row is not None and (is_due(row, job.snapshot_every) or has_gap(job.snapshots, job.shard)):
+    if row is not None and (is_due(row, job.snapshot_every) or is_wanted(job.snapshots, job.shard)):
         begin_upload(job.snapshots, opened.store, row, opened.generation.path)
     return upload_step(job.snapshots, record, staged)

@@ -2,8 +2,8 @@
 
 A *step* (the staged file) is waited for within a bound, so that the commit's state can usually be had elsewhere as soon
 as Spark commits it. A *full* snapshot is made of a hard-link checkpoint beside the next micro-batches, one at a time
-per worker process; a shard whose turn comes while one is under way waits for its next turn. After a step that did not
-get there nothing leads to later commits, so a full snapshot is due at once.
+per worker process; shards that are due while one is under way are served in the order in which they came to be due.
+After a step that did not get there nothing leads to later commits, so a full snapshot is due at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 import uuid
+from itertools import takewhile
 from pathlib import Path
 
 from backend.rocks import RocksStore
@@ -32,6 +33,8 @@ _steps: dict[tuple[str, int], threading.Thread] = {}
 """Uploads of steps that outlasted their commit, by base directory and shard."""
 _gaps: dict[tuple[str, int], int] = {}
 """Version of the newest step of a shard that did not get there, as far as this process knows."""
+_waiting: dict[tuple[str, int], int] = {}
+"""Shards whose snapshot is due and not begun, the one that waits longest first: the version at which it asked last."""
 
 
 def is_due(row: CommitRecord, every: int) -> bool:
@@ -45,9 +48,17 @@ def is_due(row: CommitRecord, every: int) -> bool:
     return row.commit.version // every != row.parent.version // every
 
 
-def has_gap(snapshots: Snapshots, shard: int) -> bool:
-    """Tell whether a step of a shard is missing, and no full snapshot has bridged that yet."""
-    return (snapshots.files.uri, shard) in _gaps
+def is_wanted(snapshots: Snapshots, shard: int) -> bool:
+    """Tell whether a snapshot that was due was not begun, or a step is missing and no full snapshot has bridged it."""
+    place = snapshots.files.uri, shard
+    return place in _gaps or place in _waiting
+
+
+def _is_next(place: tuple[str, int], version: int) -> bool:
+    """Tell whether no other shard here waits for longer; one that has not asked for a while works elsewhere now."""
+    _waiting[place] = version
+    others = takewhile(lambda other: other != place, _waiting)
+    return not any(other[0] == place[0] and _waiting[other] >= version - 1 for other in others)
 
 
 def upload_step(snapshots: Snapshots, record: CommitRecord, staged: Staged) -> int:
@@ -85,8 +96,10 @@ def begin_upload(snapshots: Snapshots, store: RocksStore, row: CommitRecord, scr
         row: Its commit.
         scratch: An existing directory on the database's filesystem; what dead uploads left there is removed.
     """
-    if not _busy.acquire(blocking=False):
+    place = snapshots.files.uri, row.shard
+    if not _is_next(place, row.commit.version) or not _busy.acquire(blocking=False):
         return None
+    del _waiting[place]
     copy = scratch / f"{_KIND}-{uuid.uuid4().hex}"
     try:
         sweep(scratch, _KIND)  # hard links in copies of dead uploads keep files that the database has deleted
