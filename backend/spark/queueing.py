@@ -111,8 +111,9 @@ def seal(started: Incarnation, lease: Lease, version: int, rows: Iterable[Mappin
         CheckpointTaken: A newer start has taken the checkpoint over.
     """
     decided = decisions_in(rows)
-    if decided:
+    if decided or version == started.planned:
         lease.check()
         kill_point("before_seal", version)
         write_seal(started.checkpoint, version, started.number, decided)
+        lease.check()  # who takes over from here on reads the seal; who did before knows nothing of it
         kill_point("after_seal", version)

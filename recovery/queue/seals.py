@@ -3,7 +3,8 @@
 A micro-batch that runs again must make the same rows. A shard that queued it made none, one that adopted made those of
 its queue too. So where a shard did either, that is written down after the tasks ran and before a sink brings anything
 out; a start hands it to the tasks of the micro-batch that Spark has planned and not committed. No seal: no shard did,
-or nothing of the micro-batch is out.
+or nothing of the micro-batch is out. One that says of a micro-batch which ran again that no shard did outlives the seal
+that a driver before, which stood still, writes too late.
 
 `<checkpoint>/rewind/seals/<version>-<incarnation>.json` (format 1): `{"format": 1, "shards": {"3": "queued"}}`; of a
 version the newest incarnation's counts, so a driver that was replaced overwrites nothing.
@@ -45,9 +46,7 @@ def decisions_in(rows: Iterable[Mapping[str, Any]]) -> dict[int, Decision]:
 
 
 def write_seal(checkpoint: str, version: int, incarnation: int, decided: Mapping[int, Decision]) -> None:
-    """Write what was decided in a micro-batch, if anything was; durable on return."""
-    if not decided:
-        return
+    """Write what was decided in a micro-batch; durable on return."""
     content = {"format": FORMAT, "shards": {str(shard): one.value for shard, one in sorted(decided.items())}}
     name = f"{DIRECTORY}/{version}-{incarnation}.json"
     open_files(checkpoint).write(name, [json.dumps(content).encode()])

@@ -450,7 +450,8 @@ class Disturbed(Undisturbed):
         decided = seals.decisions_in(
             [{"shard": s, "metrics": line} for s, (_, out) in made.items() for o in out for line in o["metrics"]]
         )
-        seals.write_seal(self.checkpoint, version, self.launch, decided)
+        if decided or version == self.planned:
+            seals.write_seal(self.checkpoint, version, self.launch, decided)
         rows = self.rows_of(made)
         if version in self.out:
             assert self.out[version] == rows, f"micro-batch {version} was published, ran again, and made other rows"

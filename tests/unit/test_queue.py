@@ -35,6 +35,7 @@ from backend.errors import (
 from backend.rocks import RocksStore
 from backend.sinks.tables import RESULTS, Numbering, pack
 from backend.sources.spark_offsets import positions_in
+from backend.spark import queueing
 from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
 from backend.spark.queueing import incarnation_of, queue_limit, seal
 from backend.windows.combined_rows import is_combined
@@ -217,8 +218,12 @@ def test_a_seal_is_read_back_the_newest_start_s_counts(tmp_path: Path) -> None:
     assert seals.read_seal(place, 7) == {1: Decision.ADOPTED}
     seals.write_seal(place, 7, 8, {0: Decision.QUEUED})  # a driver that was replaced
     assert seals.read_seal(place, 7) == {1: Decision.ADOPTED}
+    seals.write_seal(place, 8, 9, {0: Decision.QUEUED})
     seals.write_seal(place, 8, 10, {})
-    assert sorted(path.name for path in (tmp_path / seals.DIRECTORY).iterdir()) == ["7-10.json", "7-8.json", "7-9.json"]
+    assert seals.read_seal(place, 8) == {}
+    assert sorted(path.name for path in (tmp_path / seals.DIRECTORY).iterdir()) == [
+        *("7-10.json", "7-8.json", "7-9.json", "8-10.json", "8-9.json")
+    ]
     (tmp_path / seals.DIRECTORY / "7-10.json").write_text('{"format": 2, "shards": {}}')
     with pytest.raises(ControlDamaged, match="format 2"):
         seals.read_seal(place, 7)
@@ -1017,6 +1022,29 @@ def test_a_driver_that_was_replaced_seals_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointTaken):
         seal(started, lease, 7, [row])
     assert seals.read_seal(place, 7) == {}
+    lease.release()
+
+
+def test_a_driver_that_is_replaced_while_it_seals_publishes_nothing_and_binds_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still between its look at the lease and its seal; the driver that took over ran the micro-batch."""
+    place, operators = str(tmp_path), ByVersion.always(CountingOperator())
+    lease = take(place, "the old driver")
+    queued = {"shard": 0, "metrics": json.dumps({seals.DECISION: "queued"})}
+    write = queueing.write_seal
+
+    def late(*given: Any) -> None:
+        _take_over(place)
+        new = SimpleNamespace(check=lambda: None)
+        monkeypatch.setattr(queueing, "write_seal", write)
+        seal(Incarnation(place, 2, operators, True, 7, {}), new, 7, [{"shard": 0, "metrics": "{}"}])  # type: ignore[arg-type]
+        write(*given)
+
+    monkeypatch.setattr(queueing, "write_seal", late)
+    with pytest.raises(CheckpointTaken):
+        seal(Incarnation(place, 1, operators, True, -1, {}), lease, 7, [queued])
+    assert seals.read_seal(place, 7) == {}, "shard 0 ran it, and what it made is out"
     lease.release()
 
 
