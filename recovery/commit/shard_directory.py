@@ -5,6 +5,7 @@ Layout (format 1)::
     <local_dir>/<query id>/<shard>/
         LOCK                      held (flock) by the task attempt that works on the shard; names its holder
         CURRENT                   JSON {"format": 1, "generation": "<uuid4 hex>"}, replaced atomically
+        ASIDE                     the CURRENT of a generation that was found damaged; it stays until another is adopted
         <generation>/db/          the RocksDB
         <generation>/staged/      <version>_<uuid>.sst, written and not yet confirmed, or kept for stale copies
 
@@ -35,6 +36,7 @@ from recovery.commit.pointer import Commit
 from recovery.files import TEMPORARY, LocalFiles, make_directory
 
 FORMAT = 1
+ASIDE = "ASIDE"
 _NAME = re.compile(r"\d{20}_[0-9a-f]{32}")
 _HOLDER_BYTES = 24
 """Of what names the lock's holder, whoever it is: more than a process id needs."""
@@ -145,7 +147,16 @@ class ShardDirectory:
             StorageFailed: The filesystem refuses.
             UnknownFormat: Another release wrote it.
         """
-        path = self.path / "CURRENT"
+        name = self._named("CURRENT")
+        if name is None:
+            return None
+        generation = Generation(self.path / name)
+        with storage(str(generation.database)):
+            return generation if any(generation.database.glob("*")) else None
+
+    def _named(self, file: str) -> str | None:
+        """Give the generation that a file names, None when there is no such file; raises what `current` does."""
+        path = self.path / file
         try:
             with storage(str(path)):
                 data = json.loads(path.read_bytes())
@@ -155,26 +166,38 @@ class ShardDirectory:
         except (*UNDECODABLE, StorageFailed) as error:
             if isinstance(error, StorageFailed) and not error.unreadable:
                 raise
-            raise StateCorrupted("CURRENT cannot be read", where=str(path), why=str(error), command=VERIFY) from error
+            raise StateCorrupted(f"{file} cannot be read", where=str(path), why=str(error), command=VERIFY) from error
         if written != FORMAT:
             raise UnknownFormat(
-                "CURRENT has an unknown format",
+                f"{file} has an unknown format",
                 where=str(path),
                 why=f"{written!r}, this release reads {FORMAT}",
                 command="install the release that wrote it",
             )
         if not isinstance(name, str) or len(name) != 32 or not name.isalnum():
-            raise StateCorrupted("CURRENT does not name a generation", where=str(path), why=repr(name), command=VERIFY)
-        generation = Generation(self.path / name)
-        with storage(str(generation.database)):
-            return generation if any(generation.database.glob("*")) else None
+            raise StateCorrupted(f"{file} does not name a generation", where=str(path), why=repr(name), command=VERIFY)
+        return name
 
     def new_generation(self) -> Generation:
-        """Make the directories of a new generation; it becomes current with `adopt` only."""
+        """Make the directories of a new generation; it becomes current with `adopt` only.
+
+        What attempts that died have left of theirs is removed: the caller holds the lock.
+        """
+        self._sweep()
         generation = Generation(self.path / uuid.uuid4().hex)
         with storage(str(generation.path)):
             make_directory(generation.path / "staged")
         return generation
+
+    def _sweep(self) -> None:
+        try:
+            stays = {self._named(file) for file in ("CURRENT", ASIDE)}
+        except (StateCorrupted, UnknownFormat):
+            return  # which one was put aside is not known: `adopt` removes them all
+        with storage(str(self.path)):
+            for other in self.path.iterdir():
+                if other.is_dir() and other.name not in stays:
+                    shutil.rmtree(other, ignore_errors=True)
 
     def adopt(self, generation: Generation) -> None:
         """Make a generation current, atomically, then remove the others (disposable copies, by definition)."""
@@ -182,16 +205,14 @@ class ShardDirectory:
         for other in self.path.iterdir():
             if other.is_dir() and other.name != generation.uuid:
                 shutil.rmtree(other, ignore_errors=True)
-            elif other.name.startswith(f"CURRENT{TEMPORARY}"):  # of a process that died while it wrote
-                other.unlink(missing_ok=True)
+            elif other.name == ASIDE or other.name.startswith(f"CURRENT{TEMPORARY}"):
+                other.unlink(missing_ok=True)  # what it names is gone, or it is of a process that died while it wrote
 
     def condemn(self) -> None:
         """Put the current generation aside: the next attempt finds no local state; the files stay for inspection."""
-        with (
-            suppress(FileNotFoundError),
-            storage(str(self.path)),
-        ):  # the whole directory may be gone: what has been found is that
-            (self.path / "CURRENT").unlink()
+        # the whole directory may be gone: what has been found is that
+        with suppress(FileNotFoundError), storage(str(self.path)):
+            (self.path / "CURRENT").replace(self.path / ASIDE)
             sync(self.path)
 
     def discard(self, generation: Generation) -> None:

@@ -387,6 +387,32 @@ def test_drafts_of_a_process_that_died_while_it_adopted_are_removed_by_the_next(
         assert sorted(path.name for path in here.path.iterdir() if path.is_file()) == ["CURRENT", "LOCK"]
 
 
+def test_what_attempts_left_that_died_while_they_fetched_is_removed_and_what_was_put_aside_stays(job, tmp_path):
+    """A snapshot that is fetched again and again, each time killed, must not fill the disk."""
+    here, snapshots = directory(job), Snapshots(str(tmp_path / "snapshots"))
+    job = replace(job, snapshots=snapshots, snapshot_every=100)
+    pointer = run_attempt(job, None, 0, given([0])).pointer
+    pointer = run_attempt(job, pointer, 1, given([1])).pointer  # begins the upload of the first commit
+    wait_for_uploads()
+    damaged = here.current()
+    here.condemn()
+    sound = Snapshots.fetch_step
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            Snapshots.fetch_step = lambda *_: os._exit(9)
+            run_attempt(job, pointer, 2, given([2]))
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert Snapshots.fetch_step is sound
+    left = {path.name for path in here.path.iterdir() if path.is_dir()}
+    assert damaged.uuid in left, "for inspection"
+    assert len(left) == 2, "and what the last one that died has left"
+    done = run_attempt(job, pointer, 2, given([2]))
+    assert counted(done) == {"a": 3}
+    assert {path.name for path in here.path.iterdir()} == {"CURRENT", "LOCK", here.current().uuid}
+
+
 def test_a_state_newer_than_the_pointer_is_left_alone(job):
     first = run_attempt(job, None, 0, given([0])).pointer
     second = run_attempt(job, first, 1, given([1])).pointer
