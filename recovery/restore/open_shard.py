@@ -243,9 +243,10 @@ class OpenShard:
                 piece = None if found.snapshot is not None else piece
                 _check_row(pointer, target, read_commit_row(store))
         except RewindError as error:
-            # a snapshot is a copy, done without whatever is wrong with it; a disk that fails here is not the snapshot's
-            damaged = is_damage(error) if piece is not None and piece.local else isinstance(error, StateCorrupted)
-            if not isinstance(found, Fetch) and not damaged:
+            # a snapshot is a copy, done without whatever is wrong with it; what refuses for a time is waited for
+            copied = isinstance(found, Fetch) or (piece is not None and piece.local)
+            damaged = is_damage(error) if copied else isinstance(error, StateCorrupted)
+            if not damaged and (not isinstance(found, Fetch) or isinstance(error, StorageFailed)):
                 raise
             self._note(found, piece)
             if not fetches:

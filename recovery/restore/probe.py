@@ -127,7 +127,7 @@ def share(job: ShardJob, pointer: Pointer) -> bool:
     """Publish the state of a shard that lies here as a snapshot of its commit, for other hosts.
 
     Returns:
-        False when there is one already, or no place for snapshots.
+        False when there is a sound one already, or no place for snapshots.
 
     Raises:
         StateUnavailable: The state does not lie here.
@@ -136,13 +136,12 @@ def share(job: ShardJob, pointer: Pointer) -> bool:
     with directory.lock(job.lock_wait_s):
         opened = OpenShard(directory, job.where, job.snapshots, job.listeners).at(pointer)
         try:
-            offers = job.snapshots.offers(job.shard, toward=pointer.commit) if job.snapshots is not None else ()
-            if job.snapshots is None or any(offer.full and offer.commit == pointer.commit for offer in offers):
+            if job.snapshots is None or job.snapshots.is_sound(job.shard, pointer.commit):
                 return False
             assert opened.row is not None, "a pointer's database has a commit row"
             with scratch_directory(job.local_dir / job.query_id, "share") as scratch:
                 opened.store.checkpoint(scratch / "copy")
-                job.snapshots.publish(opened.row, scratch / "copy")
+                job.snapshots.publish(opened.row, scratch / "copy", check=True)
         finally:
             opened.store.close()
     return True

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from backend.errors import UNDECODABLE, RewindError, StorageFailed
+from backend.errors import UNDECODABLE, RewindError, StateCorrupted, StorageFailed, UnknownFormat
 from backend.rocks.blocks import check_blocks
 from backend.store.protocol import Staged
 from backend.store.staging import file_digest, sync
@@ -175,6 +175,14 @@ class Snapshots(SnapshotReader):
         self._fetch_file(snapshot, file, target, link=True)
         sync(target.parent)
         return Staged(target, file.length, file.digest, 0)
+
+    def is_sound(self, shard: int, commit: Commit) -> bool:
+        """Tell whether a full snapshot of a commit is there, and each of its files is what its manifest says."""
+        try:
+            snapshot = self._manifest(shard, manifest_name(commit, full=True))
+        except (StateCorrupted, UnknownFormat):
+            return False
+        return all(self._check(where_of(snapshot, file), file) is None for file in snapshot.files)
 
     def verify(self, shard: int) -> list[RewindError]:
         """Check every file of every snapshot against its manifest; give what is wrong."""

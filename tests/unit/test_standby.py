@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 
 import pytest
 
-from backend.errors import StorageFailed
+from backend.errors import StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.rocks.errors import translated
+from backend.store.storage import storage
 from recovery import attempt
 from recovery.attempt import run_attempt
 from recovery.commit.option_sets import ByVersion
 from recovery.commit.pointer import decode
-from recovery.files import open_files
+from recovery.files import LocalFiles, open_files
 from recovery.queue.entries import Queue
 from recovery.restore import open_shard
 from recovery.restore.open_shard import RECLAIM_EVERY, read_commit_row
+from recovery.restore.probe import share
 from recovery.restore.standby import Given, keep_copy
 from recovery.snapshots.publisher import Snapshots
 from tests.unit.test_attempt import counted, directory, given, job, wait_for_uploads  # noqa: F401
@@ -171,6 +175,52 @@ def test_a_copy_reclaims_what_expired_as_often_as_its_owner(hosts, monkeypatch):
         pointer = ran(one, [version], pointer)
         copied()
     assert reclaimed == [RECLAIM_EVERY, 2 * RECLAIM_EVERY]
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+def test_a_damaged_snapshot_is_published_anew_from_where_the_state_is_whole(hosts, tmp_path, manifest):
+    one, two = hosts
+    pointer = ran(one, range(3))
+    assert share(one, pointer)
+    assert not share(one, pointer)
+    for file in (tmp_path / "snapshots" / "0" / "shared").iterdir():
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.unlink()  # a hard link of the database's own
+        file.write_bytes(data)
+    for file in (tmp_path / "snapshots" / "0").glob("*.step.json"):
+        file.unlink()
+    with pytest.raises(StateUnavailable):
+        run_attempt(two, pointer, 3, given([3]))
+    if not manifest:
+        for file in (tmp_path / "snapshots" / "0").glob("*.full.json"):
+            file.unlink()
+    assert share(one, pointer)
+    assert counted(run_attempt(two, pointer, 3, given([3]))) == {"a": 4}
+
+
+@pytest.mark.parametrize("queues", [True, False])
+@pytest.mark.parametrize(
+    ("number", "says"), [(errno.ENOSPC, "no room"), (errno.ETIMEDOUT, "disk or filesystem failed")]
+)
+def test_what_refuses_for_a_time_is_no_broken_snapshot(hosts, tmp_path, monkeypatch, queues, number, says):
+    """It is waited for: a shard that queues for it would be replayed, one that is restored for it given up soon."""
+    one, two = hosts
+    pointer = ran(one, range(3))
+    assert share(one, pointer)
+    if queues:
+        two = replace(two, queue=Queue(open_files(tmp_path / "queue"), ByVersion.always(two.operator), begins=True))
+
+    def refuse(files, name, target, *, link):
+        with storage(str(target)):
+            raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFiles, "get", refuse)
+        with pytest.raises(StorageFailed, match=says):
+            run_attempt(two, pointer, 3, given([3]))
+    assert directory(two).current() is None
+    assert counted(run_attempt(two, pointer, 3, given([3]))) == {"a": 4}
 
 
 def test_steps_too_many_for_a_task_are_left_to_a_queue_too(hosts, tmp_path, monkeypatch):
