@@ -70,19 +70,20 @@ class Ran:
     Attributes:
         version: Its version: rows keep it.
         before: Positions as committed before it.
-        given: The shard's share of it.
+        read: Gives the shard's share of it; of one that was queued it is decoded anew, so that one is at a time.
         outcome: What it came to.
+        count: Messages that came with it.
+        drain: As in `ShardInput`.
+        in_future: As in `ShardInput`.
     """
 
     version: int
     before: Positions
-    given: ShardInput
+    read: Callable[[], ShardInput]
     outcome: Outcome
-
-    @property
-    def count(self) -> int:
-        """Messages that came with it."""
-        return int(counts(self.given.messages).sum()) if self.given.messages is not None else 0
+    count: int
+    drain: bool
+    in_future: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(slots=True)
@@ -156,7 +157,7 @@ def run_attempt(
             command="rewind verify <checkpoint>",
         )
     given = read(positions_of(pointer))
-    own = _Share(version, job.operator, positions_of(pointer), given)
+    own = _Share(version, job.operator, positions_of(pointer), lambda: given)
     queue = job.queue
     if queue is None or pointer is None:
         return _run(job, pointer, version, [own], watch)
@@ -192,13 +193,13 @@ class _Share:
         version: Its version.
         operator: Under the options of that version.
         before: Positions as committed before it.
-        given: The shard's share of it.
+        read: Gives the shard's share of it.
     """
 
     version: int
     operator: Operator
     before: Positions
-    given: ShardInput
+    read: Callable[[], ShardInput]
 
 
 def _put(job: ShardJob, queue: Queue, pointer: Pointer, version: int, given: ShardInput, why: str = "") -> Done:
@@ -277,7 +278,7 @@ def _operate(
     due = pointer.next_due_ms if pointer is not None else None
     with watch.step("operate"):
         for share in shares:
-            given = share.given
+            given = share.read()
             if not given.came and (due is None or due > given.time_ms):
                 continue
             messages = given.messages
@@ -287,12 +288,13 @@ def _operate(
                 share.version, given.time_ms, messages, share.before, given.after, given.drain, given.timestamps
             )
             outcome = share.operator.process(batch, work)
-            ran.append(Ran(share.version, share.before, given, outcome))
+            count = int(counts(messages).sum())
+            ran.append(Ran(share.version, share.before, share.read, outcome, count, given.drain, given.in_future))
             due = outcome.next_due_ms
     commit = Commit(version, uuid.uuid4().hex)
     with watch.step("messages"):
         segments = _log_messages(job, commit, row, ran)
-    record = _record(job, commit, row, shares[-1].given, work, ran, segments)
+    record = _record(job, commit, row, given, work, ran, segments)
     changes = work.changes()
     with watch.step("stage"):
         kill_point("before_stage", version)
@@ -309,7 +311,7 @@ def _operate(
     if pointer is not None:
         kill_point("prune", version)
         directory.prune(generation, pointer.commit, job.retain)
-    drains = any(one.given.drain for one in ran)
+    drains = any(one.drain for one in ran)
     new = Pointer(
         shard=job.shard,
         commit=commit,
@@ -367,7 +369,7 @@ def _log_messages(job: ShardJob, commit: Commit, row: CommitRecord | None, ran: 
     segments = row.segments if row is not None else []
     if job.message_log is None or not ran:
         return segments
-    came = [one.given.messages for one in ran if one.given.messages is not None]
+    came = [messages for one in ran if (messages := one.read().messages) is not None]
     whole = pa.concat_tables(came) if came else pa.schema([*MESSAGE_FIELDS, *job.message_fields]).empty_table()
     before = needed(segments, ran[-1].outcome.replay_from, job.message_log.streams)
     return job.message_log.append(job.shard, commit, before, whole)
@@ -391,7 +393,7 @@ def _record(
         rejected = sorted(
             {
                 (s, p, offset)
-                for s, p, offset in (*rejected, *outcome.rejected, *one.given.in_future)
+                for s, p, offset in (*rejected, *outcome.rejected, *one.in_future)
                 if (s, p) in replay_from and offset >= replay_from[(s, p)]
             }
         )

@@ -206,10 +206,11 @@ def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pa.Rec
     errors: list[bytes | None] = []
     received, bad, leap_count, farthest = 0, [], 0, None
     for one in done.ran:
-        refused = located(one.outcome.errors.cast(ERROR_SCHEMA), plan.topics, one.given)
-        bad.append(pa.concat_tables([one.given.errors, refused]))
-        received += one.given.errors.num_rows + one.count
-        leap = leaps(one.given, one.before, plan.max_ahead_ms)
+        given = one.read()
+        refused = located(one.outcome.errors.cast(ERROR_SCHEMA), plan.topics, given)
+        bad.append(pa.concat_tables([given.errors, refused]))
+        received += given.errors.num_rows + one.count
+        leap = leaps(given, one.before, plan.max_ahead_ms)
         leap_count += leap.count if leap is not None else 0
         farthest = leap or farthest
         results.append(to_ipc(one.outcome.results) if one.outcome.results.num_rows else None)

@@ -98,9 +98,8 @@ class Entry(msgspec.Struct, frozen=True):
     errors: bytes | None
     format: int = FORMAT
 
-    @property
     def given(self) -> ShardInput:
-        """The shard's share of the micro-batch."""
+        """Decode the shard's share of the micro-batch."""
         messages = _from_ipc(self.messages) if self.messages is not None else None
         timestamps = None
         name = OWN_TIMESTAMP if self.format > 2 else _OLD_TIMESTAMP
@@ -435,7 +434,8 @@ def prune_entries(files: Files, shard: int, oldest: Commit) -> list[str]:
     Returns:
         The names deleted.
     """
-    names = [f"{shard}/{name}" for name in files.list(str(shard)) if name[:20].isdecimal()]
+    there = (*files.list(str(shard)), *files.list(str(shard), temporary=True))  # a task that died left a draft
+    names = [f"{shard}/{name}" for name in there if name[:20].isdecimal()]
     gone = [name for name in names if int(name.rpartition("/")[2][:20]) <= oldest.version]
     files.delete(gone)
     return gone

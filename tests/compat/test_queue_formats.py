@@ -102,7 +102,7 @@ def test_messages_come_out_of_combined_rows_as_they_were_queued(file: Path, tmp_
     data = file.read_bytes()
     named = msgspec.structs.replace(QUEUED, staged_length=len(data), staged_digest=xxhash.xxh3_128_hexdigest(data))
     [entry] = read_queue(open_files(tmp_path), named)
-    messages = entry.given.messages
+    messages = entry.given().messages
     assert messages is not None
     assert messages["_count"].to_pylist() == [1, 2]
     told = messages_of(messages).to_pylist()
@@ -138,8 +138,8 @@ def test_an_entry_that_was_made_again_is_read_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "2").mkdir()
     shutil.copy(AGAIN, tmp_path / "2" / f"{NEXT.name}.entry")
     [entry] = read_queue(open_files(tmp_path), pointer)
-    assert entry.given.messages == given().messages
-    assert (entry.commit, entry.given.errors, entry.in_future) == (NEXT, given().errors, [(0, 1, 5)])
+    assert entry.given().messages == given().messages
+    assert (entry.commit, entry.given().errors, entry.in_future) == (NEXT, given().errors, [(0, 1, 5)])
 
 
 def test_the_entry_is_read_as_it_was(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_entry_is_read_as_it_was(tmp_path: Path) -> None:
     [entry] = read_queue(open_files(tmp_path), QUEUED)
     assert (entry.commit, entry.parent, entry.since, entry.came) == (NEXT, None, COMMIT, True)
     assert entry.positions == {(0, 1): Position(5, 40, 1_000)}
-    given = entry.given
+    given = entry.given()
     assert (given.time_ms, given.drain, given.in_future, given.after) == (2_000, True, ((0, 1, 5),), {(0, 1): AFTER})
     assert given.messages is not None
     assert given.messages.to_pylist() == [
@@ -163,7 +163,7 @@ def test_what_is_written_today_is_read_back_the_same(tmp_path: Path) -> None:
     found = put(tmp_path)
     assert (found.commit, found.since, found.queued) == (NEXT, SINCE, 1)
     [entry] = read_queue(open_files(tmp_path), found)
-    assert entry.given.errors.num_rows == 1
+    assert entry.given().errors.num_rows == 1
 
 
 NAMED = ("_timestamp", "_own timestamp_", "_key")
@@ -181,8 +181,8 @@ def test_a_field_may_have_the_name_of_the_timestamps(name: str, stamped: bool, t
     )
     pointer = put(tmp_path, queued)
     [entry] = read_queue(open_files(tmp_path), pointer)
-    assert (entry.given.messages, entry.given.timestamps) == (queued.messages, queued.timestamps)
-    assert content_of(entry.given, combined=False) == content_of(queued, combined=False)
+    assert (entry.given().messages, entry.given().timestamps) == (queued.messages, queued.timestamps)
+    assert content_of(entry.given(), combined=False) == content_of(queued, combined=False)
     assert pointer.entries[0].content == content_of(queued, combined=False)
 
 
@@ -192,10 +192,10 @@ def test_an_entry_with_such_a_field_is_read_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "2" / f"{NEXT.name}.entry").write_bytes(data)
     named = msgspec.structs.replace(QUEUED, staged_length=len(data), staged_digest=xxhash.xxh3_128_hexdigest(data))
     [entry] = read_queue(open_files(tmp_path), named)
-    assert entry.given.messages is not None
-    assert entry.given.messages.drop_columns(["_timestamp"]) == given().messages
-    assert entry.given.messages["_timestamp"].to_pylist() == ["a field"]
-    assert entry.given.timestamps == given().timestamps
+    assert entry.given().messages is not None
+    assert entry.given().messages.drop_columns(["_timestamp"]) == given().messages
+    assert entry.given().messages["_timestamp"].to_pylist() == ["a field"]
+    assert entry.given().timestamps == given().timestamps
 
 
 def test_newer_formats_are_refused_by_name(tmp_path: Path) -> None:

@@ -571,8 +571,8 @@ def _sent_errors(done: Done) -> list[pa.Table]:
     """Return the errors of an attempt as its task sends them: those of the pack stage, then the operator's."""
     found = []
     for one in done.ran:
-        own = assembling.located(one.outcome.errors.cast(ERROR_SCHEMA), {0: "topic"}, one.given)
-        found += [one.given.errors, own]
+        own = assembling.located(one.outcome.errors.cast(ERROR_SCHEMA), {0: "topic"}, one.read())
+        found += [one.read().errors, own]
     return found
 
 

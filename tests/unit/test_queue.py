@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import weakref
 from base64 import b64decode
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -50,7 +51,7 @@ from recovery.commit.pointer import At, Commit, Offer, Pointer, RestoringPointer
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import open_files
 from recovery.jobs import Incarnation, ShardJob, of_incarnation
-from recovery.queue import seals
+from recovery.queue import entries, seals
 from recovery.queue.entries import Link, Queue, entries_behind, read_queue
 from recovery.queue.seals import Decision
 from recovery.restore import all_shards, replay
@@ -490,6 +491,30 @@ def test_what_queues_goes_on_when_the_option_is_gone(job: ShardJob) -> None:
     assert run_attempt(replace(job, queue=replace(job.queue, begins=False)), third, 3, given([5])).ran == []  # type: ignore[type-var]
 
 
+def test_the_micro_batches_of_a_queue_are_decoded_one_at_a_time(job: ShardJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is queued is bounded as it lies in the files; all of it decoded may be many times that."""
+    first, pointer = queued_twice(job)
+    for version in range(3, 8):
+        pointer = run_attempt(job, pointer, version, given([version + 2], 4_000)).pointer  # type: ignore[assignment]
+    restore(job, first, [0, 1])
+    decoded: list[weakref.ref[pa.Table]] = []
+    beside: list[int] = []
+    decode_ipc = entries._from_ipc
+
+    def noted(data: bytes) -> pa.Table:
+        beside.append(sum(one() is not None for one in decoded))
+        table = decode_ipc(data)
+        decoded.append(weakref.ref(table))
+        return table
+
+    monkeypatch.setattr(entries, "_from_ipc", noted)
+    done = run_attempt(job, pointer, 8, given([10], adopt=first.commit.name))
+    assert [one.count for one in done.ran] == [1, 2, 1, 1, 1, 1, 1, 1]
+    assert len(beside) == 7
+    assert max(beside) <= 1
+    assert [one.read().messages["_offset"].to_pylist() for one in done.ran[:2]] == [[2], [3, 4]]  # type: ignore[index]
+
+
 # -- rule 3: entries ------------------------------------------------------------------------------------------------
 
 
@@ -502,7 +527,7 @@ def test_the_queue_is_followed_by_commits_and_orphans_are_read_by_nobody(job: Sh
     assert found[0].parent is None
     assert found[1].parent == Link(found[0].commit, *_file(job, found[0].commit))
     assert (found[1].since, found[1].time_ms) == (first.commit, 3_000)
-    assert found[1].given.messages["_offset"].to_pylist() == [3, 4]  # type: ignore[index]
+    assert found[1].given().messages["_offset"].to_pylist() == [3, 4]  # type: ignore[index]
 
 
 def _file(job: ShardJob, commit: Commit) -> tuple[int, str]:
@@ -727,10 +752,13 @@ def test_what_a_retained_queue_begins_with_is_kept(job: ShardJob) -> None:
     keeper.maintain(5)
     assert len(read_queue(queue.files, third)) == 2
     assert any(offer.full and offer.commit == first.commit for offer in job.snapshots.offers(0))
+    folder = place / "rewind" / "queue" / "0"
+    for version in (2, 9):
+        (folder / f"{version:020d}_{'b' * 32}.entry.tmp-1").touch()  # of tasks that died while they wrote
     pointer = run_attempt(job, pointer, 6, given([8])).pointer
     keeper.made(0, pointer.commit)
     keeper.maintain(6)  # version 3, the adoption, is the oldest one retained
-    assert queue.files.list("0") == {}
+    assert [path.name[:20] for path in folder.iterdir()] == [f"{9:020d}"]
 
 
 # -- the driver -----------------------------------------------------------------------------------------------------
@@ -1092,9 +1120,9 @@ def test_combined_messages_are_queued_as_they_are(job: ShardJob) -> None:
     first = run_attempt(job, None, 0, given([0])).pointer
     assert job.queue is not None
     [entry] = read_queue(job.queue.files, job.queue.put(first, 1, share, COMMIT))
-    assert entry.given.messages.equals(share.messages)  # type: ignore[union-attr]
-    assert entry.given.timestamps == share.timestamps
-    assert (entry.given.with_values, entry.given.after) == (False, share.after)
+    assert entry.given().messages.equals(share.messages)  # type: ignore[union-attr]
+    assert entry.given().timestamps == share.timestamps
+    assert (entry.given().with_values, entry.given().after) == (False, share.after)
 
 
 def test_an_adoption_logs_the_messages_of_its_queue_that_nobody_can_read_again(job: ShardJob) -> None:

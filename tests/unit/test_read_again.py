@@ -111,10 +111,10 @@ def test_what_is_made_again_is_what_was_queued(files: Files) -> None:
     held = {(0, 0): (0, 20)}
     assert make_again(files, pointer, job(), held, source(*TIMES, bad=11)) == 3
     found = read_queue(files, decode(encode(pointer)))  # type: ignore[arg-type]
-    assert [told(one.given) for one in found] == [told(one) for one in given]
-    assert [told(one.given) for one in found] == [told(one.given) for one in before]
+    assert [told(one.given()) for one in found] == [told(one) for one in given]
+    assert [told(one.given()) for one in found] == [told(one.given()) for one in before]
     assert [(e.parent, e.since, e.before) for e in found] == [(e.parent, e.since, e.before) for e in before]
-    assert [e["offset"] for e in found[0].given.errors.to_pylist()] == [11]
+    assert [e["offset"] for e in found[0].given().errors.to_pylist()] == [11]
     assert make_again(files, pointer, job(), held, source()) == 0
 
 
@@ -208,7 +208,7 @@ def test_combined_messages_are_made_again_one_by_one_and_count_the_same(files: F
 
     make_again(files, pointer, job(), {(0, 0): (10, 16)}, read)
     [entry] = read_queue(files, pointer)
-    again = entry.given
+    again = entry.given()
     assert again.messages is not None
     assert again.messages.column("_offset").to_pylist() == [10, 11, 12, 13, 14, 15]
     assert (again.with_values, again.after) == (False, given.after)
@@ -239,7 +239,7 @@ def test_a_source_partition_that_brought_nothing_before_is_read_from_where_the_q
         make_again(files, pointer, job(), held, read)
     assert make_again(files, pointer, job(), held, read, {(0, 0): 10}) == 1
     [entry] = read_queue(files, pointer)
-    assert told(entry.given) == told(given)
+    assert told(entry.given()) == told(given)
 
 
 def test_a_pointer_knows_of_the_oldest_entries_where_all_are_too_much(
