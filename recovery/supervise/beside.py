@@ -137,11 +137,19 @@ class Beside:
             counts = [queued.count for shard, queued in self.shards.items() if not self._was_asked(shard, queued)]
         return min(SLOWEST_S, PACE_S * max(counts, default=0))
 
-    def restored(self) -> None:
-        """Take note that all was restored with no task running, and that shards were asked to adopt."""
+    def restored(self, committed: int) -> None:
+        """Take note that all was restored with no task running, and that shards were asked to adopt.
+
+        Args:
+            committed: The newest committed micro-batch: shards that began to queue after it were not asked.
+        """
         with self._lock:
             self._refused.clear()
-            self._asked = {shard: (queued.since.commit, queued.count) for shard, queued in self.shards.items()}
+            self._asked = {
+                shard: (queued.since.commit, queued.count)
+                for shard, queued in self.shards.items()
+                if queued.begun <= committed
+            }
 
     def join(self) -> None:
         """Wait for the restore that runs: what failed is found again by the next one."""

@@ -855,7 +855,7 @@ def test_micro_batches_come_the_more_slowly_the_more_a_shard_has_queued(monkeypa
     clock[0] += 5  # a trigger of its own is long enough
     assert waited() == 0.0
     assert waited(stopped=True) < 0.1
-    beside.restored()  # asked to adopt: at once
+    beside.restored(50)  # asked to adopt: at once
     assert waited() == 0.0
 
 
@@ -964,8 +964,18 @@ def test_a_queue_has_bounds() -> None:
         beside.published(0, 5, reported(FIRST, queued, length))
         with pytest.raises(StateUnavailable, match=f"{queued} micro-batches, {length} bytes"):
             beside.look(5)
-        beside.restored()  # with no task running; it was asked to adopt
+        beside.restored(5)  # with no task running; it was asked to adopt
         beside.look(6)
+
+
+def test_a_shard_whose_first_queued_micro_batch_was_not_committed_is_asked_by_nobody_and_restored_beside() -> None:
+    due: list[Any] = []
+    beside = Beside(lambda shards, _: due.append(dict(shards)), 10**9, 50, {})
+    beside.published(0, 5, reported(FIRST, 1))  # it is out, and its commit fails: the pointer knows of no queue
+    beside.restored(4)
+    beside.published(0, 5, reported(FIRST, 1))  # again, under its seal
+    run_to_its_end(beside, 5)
+    assert due == [{0: FIRST}]
 
 
 def test_what_ends_a_restore_beside_the_query_ends_the_query() -> None:
