@@ -813,7 +813,9 @@ def one_shard(**more: Any) -> QueryPlan:
     return QueryPlan(**known | more)
 
 
-def test_a_queue_that_is_too_long_stops_the_query_for_a_restore_once() -> None:
+def test_a_queue_that_is_too_long_stops_the_query_for_a_restore_once(tmp_path: Path) -> None:
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "5").write_text("v1")
     queries: list[Any] = [Busy(), Failing(None)]
     restored: list[str] = []
     beside = Beside(lambda *_: None, 100, 10, {})
@@ -823,6 +825,7 @@ def test_a_queue_that_is_too_long_stops_the_query_for_a_restore_once() -> None:
         start_query=lambda publish: queries.pop(0),
         restore=lambda why: restored.append(why) or 1,  # type: ignore[func-returns-value]
         beside=beside,
+        checkpoint=str(tmp_path),
     )
     query = RewindQuery(plan)
     assert query.await_termination(30)
@@ -858,7 +861,7 @@ def test_nothing_is_restored_or_started_while_a_restore_runs_beside() -> None:
         def look(self, *_: object) -> None:
             """Begin nothing."""
 
-        def restored(self) -> None:
+        def restored(self, committed: int) -> None:
             events.append("asked")
 
         def join(self) -> None:
