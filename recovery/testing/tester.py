@@ -20,6 +20,7 @@ from __future__ import annotations
 import reprlib
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,12 @@ from backend.batch import (
 )
 from backend.batch import SourcePartition as Key
 from backend.boundary import check_names, in_order
+from backend.errors import SourceUnavailable
 from backend.python_rows import python_rows
 from backend.spark.pack.frames import TIMESTAMP_IN
 from backend.spark.pack.judging import latest
 from backend.spark.pack.pack_input import millis
-from backend.steps import DROPPED, PASSED, VERDICT, Steps, schema_after
+from backend.steps import DEFAULT_POISON_LIMIT, DROPPED, PASSED, VERDICT, Steps, schema_after
 from backend.windows.definitions import Duration, duration_ms
 from backend.windows.micro_batch import error_rows
 from recovery.attempt import Done, positions_of, run_attempt
@@ -178,6 +180,7 @@ class OperatorTester:
         Raises:
             ValueError: One has no event time, a value that its field cannot have, or what Rewind adds; there is no such
                 partition, or of a join no such stream. None is sent.
+            UserCodeFailed: A step raised for more messages in a row than `poison_limit` is by default.
         """
         known = self._topics.get((stream, partition), _Topic())
         known.sent.extend(self._messages(rows, partition, stream, len(known.sent)))
@@ -264,14 +267,15 @@ class OperatorTester:
         if pointer is None:
             raise ValueError("restore: nothing was committed yet")
         history = self._job.changelog.read(0, pointer.commit)
-        everything = {key: (0, len(topic.sent)) for key, topic in self._topics.items()}
+        sent = {key: self._read_again(key, topic.sent) for key, topic in self._topics.items()}
         out_of_range = [
             (*key, offset)
-            for key, topic in self._topics.items()
-            for offset, one in enumerate(topic.sent)
+            for key, again in sent.items()
+            for offset, one in enumerate(again)
             if one.verdict != PASSED or not MIN_EVENT_TIME <= one.row[TIME] <= MAX_EVENT_TIME
         ]
-        messages = accepted(self._table(everything, {}, out_of_range), history.record)
+        everything = {key: (0, len(again)) for key, again in sent.items()}
+        messages = accepted(self._table(sent, everything, {}, out_of_range), history.record)
         chunks = []
         if messages.num_rows:
             chunks.append(above_bounds(self.operator.replay_rows(messages), history.record.bounds))
@@ -312,6 +316,10 @@ class OperatorTester:
         self._described, self._schemas = described, schemas
         self._steps = [Steps(_same, own, schema) for own, schema in zip(steps, schemas, strict=True)]
         self._max_ahead_ms: int | None = getattr(job, "max_ahead_ms", None)
+        self._topic_names: dict[int, str] = {}
+        if any(steps):
+            with suppress(SourceUnavailable):  # of a source that is not there steps see the stream's number
+                self._topic_names = dict(enumerate(topic for one in inputs for topic in one.source.topics))
         topics = [len(one.source.topics) for one in inputs] if len(inputs) > 1 else []
         self._left_streams, self._last_stream = (topics[0], sum(topics) - 1) if topics else (0, MAX_STREAM)
         named = self._event_time or [one.event_time for one in inputs] or self._event_times
@@ -348,7 +356,7 @@ class OperatorTester:
                         newest = max(newest, one.row[TIME])
                 moved = old is None or end > old.next_offset
                 after[key] = Position(end, newest, self.now_ms if moved or old is None else old.active_ms)
-            table = self._table(ranges, before, refused)
+            table = self._table({key: self._topics[key].sent for key in ranges}, ranges, before, refused)
             errors = [self._error(place, reason) for place, reason in refused.items() if reason != _DROPPED]
             self._refused = pa.concat_tables([ERROR_SCHEMA.empty_table(), *errors])
             ahead = tuple(place for place, reason in refused.items() if reason == "in_future")
@@ -381,6 +389,7 @@ class OperatorTester:
 
     def _table(
         self,
+        sent: Mapping[Key, Sequence[_Message]],
         ranges: Mapping[Key, tuple[int, int]],
         before: Mapping[Key, Position],
         without: Collection[tuple[int, int, int]] = (),
@@ -391,7 +400,7 @@ class OperatorTester:
         for (stream, partition), (start, end) in sorted(ranges.items()):
             known = before.get((stream, partition))
             newest = known.stream_time if known is not None else NO_TIME
-            for offset, one in enumerate(self._topics[(stream, partition)].sent[start:end], start):
+            for offset, one in enumerate(sent[(stream, partition)][start:end], start):
                 if (stream, partition, offset) in without:
                     continue
                 rows.append({STREAM: stream, PARTITION: partition, OFFSET: offset, BEFORE: newest, **one.row})
@@ -399,12 +408,20 @@ class OperatorTester:
         columns = {name: [row.get(name) for row in rows] for name in schema.names}
         return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
 
-    def _messages(self, rows: Sequence[Mapping[str, Any]], partition: int, stream: int, first: int) -> list[_Message]:
+    def _messages(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        partition: int,
+        stream: int,
+        first: int,
+        poison_limit: int | None = DEFAULT_POISON_LIMIT,
+    ) -> list[_Message]:
         """Return messages as the shard sees them: with event time, their side before the names of their fields.
 
         Args:
             rows, partition, stream: As for `send`.
             first: Offset of the first one.
+            poison_limit: See `Steps`.
         """
         listed = in_order(rows)
         if listed is None or not all(isinstance(row, Mapping) for row in listed):
@@ -416,7 +433,8 @@ class OperatorTester:
         side = self._side(stream)
         self._check_rows(listed, side)
         names, messages = dict(zip(self._schemas[side].names, self._names(side), strict=True)), []
-        stepped = self._stepped(listed, side, stream, partition, first)
+        stepped = self._stepped(listed, replace(self._steps[side], poison_limit=poison_limit, _raised={}),
+                                side, stream, partition, first)  # fmt: skip
         for row, (made, verdict, detail) in zip(listed, stepped, strict=True):
             known = {names.get(own, own): value for own, value in made.items()}
             if verdict == PASSED:
@@ -425,6 +443,12 @@ class OperatorTester:
                 known[TIMESTAMP_IN] = row[TIMESTAMP_IN]
             messages.append(_Message(known, dict(row), verdict, detail))
         return messages
+
+    def _read_again(self, key: Key, sent: Sequence[_Message]) -> Sequence[_Message]:
+        """Return messages as a replay reads them: steps are run again, and whatever they raise is no end of it."""
+        if not self._steps[self._side(key[0])].steps:
+            return sent
+        return self._messages([one.given for one in sent], key[1], key[0], 0, poison_limit=None)
 
     def _check_rows(self, rows: Sequence[Mapping[str, Any]], side: int) -> None:
         """Refuse rows that cannot be messages of a side."""
@@ -440,6 +464,8 @@ class OperatorTester:
                 self._time(row, row, side)
         for own in given:
             try:
+                if any(_has_fraction(row.get(own.name), own.type) for row in rows):
+                    raise ValueError("a number with a fraction")
                 pa.array([row.get(own.name) for row in rows], own.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise ValueError(f"messages: field {own.name!r} of type {own.type}: {error}") from error
@@ -459,17 +485,17 @@ class OperatorTester:
         return time
 
     def _stepped(
-        self, rows: Sequence[Mapping[str, Any]], side: int, stream: int, partition: int, first: int
+        self, rows: Sequence[Mapping[str, Any]], steps: Steps, side: int, stream: int, partition: int, first: int
     ) -> list[tuple[Mapping[str, Any], int, str]]:
         """Return the fields that the steps make of each message, what became of it, and what a step raised."""
-        if not self._steps[side].steps or not rows:
+        if not steps.steps or not rows:
             return [(row, PASSED, "") for row in rows]
         given, count = self._given[side], len(rows)
         fields = [pa.array([row.get(own.name) for row in rows], own.type) for own in given]
         stamps = pa.array([row.get(TIMESTAMP_IN) for row in rows], pa.timestamp("ms", "UTC"))
         records = pa.RecordBatch.from_pydict(
             {
-                "topic": pa.repeat(str(stream), count),
+                "topic": pa.repeat(self._topic_names.get(stream, str(stream)), count),
                 "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
                 "offset": pa.array(range(first, first + count), pa.int64()),
                 "timestamp": stamps.cast(pa.timestamp("us", "UTC")),
@@ -479,7 +505,7 @@ class OperatorTester:
                 "malformed": pa.nulls(count, pa.string()),
             }
         )
-        done = self._steps[side](records)
+        done = steps(records)
         made = python_rows(pa.table(done.column("fields").flatten(), self._schemas[side].names))
         verdicts, details = done.column(VERDICT).to_pylist(), done.column("malformed").to_pylist()
         return [
@@ -508,6 +534,17 @@ def _milliseconds(value: object, kind: pa.DataType) -> object:
         return millis(pa.array([value], kind), "UTC")[0].as_py()
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return value
+
+
+def _has_fraction(value: object, kind: pa.DataType) -> bool:
+    """Tell whether a number with a fraction stands where a whole one must: Arrow would cut it off."""
+    if pa.types.is_integer(kind):
+        return isinstance(value, float) and not value.is_integer()
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        return any(_has_fraction(value.get(one.name), one.type) for one in kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return any(_has_fraction(one, kind.value_type) for one in in_order(value) or ())
+    return False
 
 
 def _is_int64(value: object) -> bool:

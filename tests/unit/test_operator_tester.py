@@ -25,7 +25,7 @@ from backend import (
     tumbling,
 )
 from backend.batch import NO_TIME
-from backend.errors import RestoreMismatch, StateUnavailable
+from backend.errors import RestoreMismatch, StateUnavailable, UserCodeFailed
 from backend.joins.operator import JoinOperator
 from backend.joins.spec import join_spec
 from recovery.testing import OperatorTester
@@ -440,3 +440,60 @@ def test_a_restore_leaves_out_what_was_out_of_range(tmp_path):
     assert done.errors["reason"].to_pylist() == ["out_of_range"]
     tester.lose_disk()
     assert tester.restore().messages == 2
+
+
+def test_a_step_that_makes_something_else_of_a_message_that_is_replayed_is_found(tmp_path):
+    calls = []
+
+    def unsteady(table):
+        calls.append(table.num_rows)
+        return pc.add(table["n"], len(calls))
+
+    tester = OperatorTester(stepped(lambda source: source.with_columns(n=unsteady)), FIELDS, tmp_path)
+    tester.batch([{"at": 1, "n": 1}, {"at": 2, "n": 1}])
+    tester.lose_disk()
+    with pytest.raises(RestoreMismatch):
+        tester.restore()
+
+
+def test_a_step_sees_the_name_of_the_topic(tmp_path):
+    source = stream(archive("nowhere", value="at long, n long", topics=["a", "b"]), event_time="at")
+    job = source.where(pc.field("_topic") == "b").window(tumbling(100), retention=10, max_ahead=None)
+    tester = OperatorTester(job.aggregate(ns=collect_list("n")), FIELDS, tmp_path)
+    tester.send([{"at": 1, "n": 1}], stream=0)
+    tester.send([{"at": 1, "n": 2}], stream=1)
+    assert tester.drain().results["ns"].to_pylist() == [[2]]
+
+
+def test_messages_for_which_a_step_raises_are_counted_anew_with_each_call(tmp_path):
+    def never(table):
+        if table.num_rows and pc.any(pc.equal(table["n"], -1)).as_py():
+            raise KeyError("n")
+        return pc.greater(table["n"], 0)
+
+    tester = OperatorTester(stepped(lambda source: source.where(never)), FIELDS, tmp_path)
+    for _ in range(3):
+        assert tester.batch([{"at": 1, "n": -1}] * 40).errors.num_rows == 40
+    with pytest.raises(UserCodeFailed, match="poison_limit=100"):
+        tester.send([{"at": 1, "n": -1}] * 101)
+    tester.lose_disk()
+    assert tester.restore().messages == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 1.5),
+        (pa.list_(pa.int32()), [1, -0.9]),
+        (pa.struct([("x", pa.uint8())]), {"x": 0.5}),
+        (pa.large_list(pa.struct([("x", pa.int16())])), [{"x": 1.0}, {"x": 2.5}]),
+    ],
+)
+def test_a_number_with_a_fraction_for_a_whole_one_is_refused_not_cut_off(kind, value, tmp_path):
+    schema = pa.schema([("at", pa.int64()), ("n", kind)])
+    source = stream(archive("nowhere", value="at long, n long"), event_time="at")
+    job = source.window(tumbling(1), retention=0, max_ahead=None).aggregate(rows=count())
+    tester = OperatorTester(job, schema, tmp_path)
+    with pytest.raises(ValueError, match=r"field 'n' of type .*: a number with a fraction"):
+        tester.send([{"at": 1, "n": value}])
+    assert tester.drain().results.num_rows == 0
