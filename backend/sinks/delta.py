@@ -55,7 +55,14 @@ class DeltaOutput:
 
     def unfit(self, schema: pa.Schema) -> str:
         """Say which column it cannot have."""
-        return unfit(schema, times=False, cases=False)
+        why = unfit(schema, times=False, cases=False, within=True)
+        zoneless = {field.name: _zoneless(field.type) for field in schema}
+        if why or {False} in zoneless.values() or {False, True} in zoneless.values():
+            return why
+        bad = next((name for name, places in zoneless.items() if places), None)  # delta-rs does not look into maps
+        return (
+            f"column {bad!r}: times without a time zone within a map cannot be the only ones; cast them" if bad else ""
+        )
 
     def owner(self) -> str | None:
         """Read whose it is."""
@@ -151,3 +158,11 @@ def _quoted(side: str, name: str) -> str:
     """Return a column for the parser of conditions, whatever its name."""
     escaped = name.replace('"', '""')
     return f'{side}."{escaped}"'
+
+
+def _zoneless(kind: pa.DataType, *, within: bool = False) -> set[bool]:
+    """Tell where timestamps without a time zone stand in a type: within a map, or not."""
+    if pa.types.is_timestamp(kind):
+        return {within} if kind.tz is None else set()
+    within = within or pa.types.is_map(kind)
+    return {place for at in range(kind.num_fields) for place in _zoneless(kind.field(at).type, within=within)}

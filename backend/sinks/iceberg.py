@@ -8,6 +8,7 @@ fails: `commit.retry.num-retries` of the table is 0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,9 @@ def iceberg_tables(
     else:
         raise ValueError("catalog: must be the name of a catalog, its properties, or one of pyiceberg's")
     tables = {kind: IcebergOutput(found, names[kind]) for kind in KINDS}
-    return KeyedSink(tables, {"kind": "iceberg", "catalog": found.name, **names}, **options)
+    # catalogs that are given by their properties all have one name
+    uri = re.sub("//[^/]*@", "//", str(found.properties.get("uri", "")))
+    return KeyedSink(tables, {"kind": "iceberg", "catalog": found.name, "uri": uri, **names}, **options)
 
 
 class IcebergOutput:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,12 +44,18 @@ def sql_tables(url: str, table: str, errors: str | None, schema: str | None, opt
         why = "its driver is not installed" if isinstance(error, ImportError) else "not a database that is known"
         raise ValueError(f"url: {why}: allowed is what SQLAlchemy takes, such as postgresql+psycopg://...") from None
     database, query = engine.url.database or "", engine.url.query
-    in_memory = database in ("", ":memory:") or database.startswith("file::memory:") or query.get("mode") == "memory"
+    in_memory = not database or _file_of(database) in ("", ":memory:") or query.get("mode") == "memory"
+    in_memory |= query.get("vfs") == "memdb"
     if engine.dialect.name == "sqlite" and in_memory:
         raise ValueError("url: SQLite in memory is gone with each connection: allowed is a file, sqlite:///<path>")
     place = engine.url.render_as_string(hide_password=True)
     tables = {kind: SqlOutput(engine, names[kind], schema) for kind in KINDS}
     return KeyedSink(tables, {"kind": "sql", "url": place, "schema": schema, **names}, **options)
+
+
+def _file_of(database: str) -> str:
+    """Return the path of an SQLite database, which may be given as a URI of a file."""
+    return unquote(urlsplit(database).path) if database.startswith("file:") else database
 
 
 class SqlOutput:
@@ -83,7 +90,7 @@ class SqlOutput:
     def owner(self) -> str | None:
         """Read whose it is."""
         url = self._engine.url
-        if url.get_backend_name() == "sqlite" and not Path(str(url.database).removeprefix("file:")).exists():
+        if url.get_backend_name() == "sqlite" and not Path(_file_of(str(url.database))).exists():
             return None  # asked, SQLite would make the file
         with reaching(self.place), self._engine.connect() as connection:
             known = sa.inspect(connection)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -73,21 +73,23 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
 
 
-def unfit(schema: pa.Schema, *, times: bool, cases: bool) -> str:
+def unfit(schema: pa.Schema, *, times: bool, cases: bool, within: bool = False) -> str:
     """Say which column a table cannot have; empty when it can have all.
 
     Args:
         schema: In plain types.
         times: It has a type for times of day.
         cases: It tells names apart that differ in upper and lower case only.
+        within: Where it does not, it does not for fields within a column either.
     """
     for field in schema:
         if any(_unfit(kind, times) for kind in _leaves(field.type)):
             return f"column {field.name!r}: {field.type} is no type that the table can have; cast it"
-    names = {} if cases else {name.lower(): name for name in schema.names}
-    for name in schema.names if names else ():
-        if names[name.lower()] != name:
-            return f"columns {name!r} and {names[name.lower()]!r}: the table takes them for one; rename one"
+    for names in [] if cases else [schema.names, *(_structs(schema) if within else [])]:
+        last = {name.lower(): name for name in names}
+        for name in names:
+            if last[name.lower()] != name:
+                return f"columns {name!r} and {last[name.lower()]!r}: the table takes them for one; rename one"
     return ""
 
 
@@ -102,8 +104,15 @@ def _leaves(kind: pa.DataType) -> list[pa.DataType]:
     return [leaf for child in children for leaf in _leaves(child)] if children else [kind]
 
 
+def _structs(fields: Iterable[pa.Field]) -> list[list[str]]:
+    """Return the names of the fields of each struct within."""
+    kinds = [field.type for field in fields]
+    own = [[one.name for one in kind] for kind in kinds if pa.types.is_struct(kind)]
+    return own + [names for kind in kinds for names in _structs(kind.field(at) for at in range(kind.num_fields))]
+
+
 def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows in plain types; times that no timestamp of microseconds has are null."""
+    """Return rows in plain types; times that no timestamp of microseconds has are null, a map with one as a key is."""
     columns = [_cast(batch.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -120,8 +129,13 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
     if types.is_map(kind):
         column = column.take(np.arange(len(column)))  # a slice has the offsets of what it was cut from
-        sides = _cast(column.keys, kind.key_type), _cast(column.items, kind.item_type)
-        return pa.MapArray.from_arrays(column.offsets, *sides, type=kind, mask=column.is_null())
+        keys, items, mask = _cast(column.keys, kind.key_type), _cast(column.items, kind.item_type), column.is_null()
+        if keys.null_count:  # a key cannot be null
+            bad = np.flatnonzero(np.asarray(keys.is_null()))
+            absent = np.array(mask)
+            absent[np.searchsorted(np.asarray(column.offsets), bad, "right") - 1] = True
+            keys, mask = pc.fill_null(keys, pa.scalar(0, keys.type)), pa.array(absent)
+        return pa.MapArray.from_arrays(column.offsets, keys, items, type=kind, mask=mask)
     if types.is_list(kind):
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int32)
         ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())

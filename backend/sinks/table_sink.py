@@ -207,9 +207,7 @@ class KeyedSink(TableSink):
             ValueError: The options do not fit the job, by name.
         """
         super().begin(outbox, operator)
-        why = self._results.unfit(self._schemas[RESULTS])
-        if why:
-            raise ValueError(f"{self._about['kind']}_sink: {why}")
+        self._check_fit()
         if self._mode != "newest":
             return
         self._windows = isinstance(operator, WindowOperator)
@@ -225,6 +223,12 @@ class KeyedSink(TableSink):
         except ValueError as error:
             raise ValueError(f"key={list(self._key)}: {error}") from None
         self._schemas[RESULTS] = self._schemas[RESULTS].append(pa.field(ROW_KEY, pa.string()))
+        self._check_fit()
+
+    def _check_fit(self) -> None:
+        why = self._results.unfit(self._schemas[RESULTS])
+        if why:
+            raise ValueError(f"{self._about['kind']}_sink: {why}")
 
     def _commit(self, kind: str, written: Written, made: Record) -> None:
         if kind != RESULTS or self._mode != "newest":

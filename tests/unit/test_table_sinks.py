@@ -589,6 +589,23 @@ def test_columns_that_a_table_cannot_have_are_a_bad_option(
         assert set(tmp_path.iterdir()) <= there | {tmp_path / "catalog.db"}
 
 
+def test_names_that_a_table_takes_for_one_are_found_within_columns_and_beside_its_own(
+    case: Case, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    kind = request.node.callspec.params["case"]
+    structs = process(pa.schema([("n", pa.list_(pa.struct([("x", pa.int64()), ("X", pa.int64())])))]))
+    if kind == "delta":
+        with pytest.raises(ValueError, match="columns 'x' and 'X': the table takes them for one"):
+            begun(case, tmp_path, job=structs)
+    else:  # an Iceberg table tells them apart, SQL has them as a text
+        begun(case, tmp_path, job=structs)
+    own = process(pa.schema([("ROW_KEY", pa.string())]))
+    if kind == "iceberg":
+        return
+    with pytest.raises(ValueError, match="columns 'ROW_KEY' and 'row_key'"):
+        begun(case, tmp_path, job=own, mode="newest", key=["ROW_KEY"])
+
+
 FAR_S = 2**53
 """Seconds that no timestamp of microseconds has."""
 
@@ -619,6 +636,58 @@ def test_times_within_lists_structs_and_maps_become_microseconds_as_others_do(ca
     assert case.query("SELECT count(*) FROM results") == [(3,)]
 
 
+def test_a_delta_table_whose_only_times_without_a_zone_are_in_a_map_is_refused(tmp_path: Path) -> None:
+    at = pa.timestamp("us")
+    for number, kind in enumerate((pa.map_(at, pa.int64()), pa.list_(pa.map_(pa.string(), at)))):
+        home = tmp_path / str(number)
+        with pytest.raises(ValueError, match="column 'm': times without a time zone within a map"):
+            begun(delta(home), home, job=process(pa.schema([("m", kind)])))
+        begun(delta(home), home, job=process(pa.schema([("m", kind), ("at", at)])))
+
+
+def test_a_map_with_a_key_that_no_timestamp_has_is_null(case: Case, tmp_path: Path) -> None:
+    kind = pa.map_(pa.timestamp("s", "UTC"), pa.int64())
+    job = process(pa.schema([("m", kind)]))
+    keys = pa.array([7, FAR_S, 8, 9], pa.timestamp("s", "UTC"))
+    maps = pa.MapArray.from_arrays([0, 0, 2, 3, 4], keys, pa.array([1, 2, 3, 4]), type=kind)
+    rows = pa.table([maps], schema=job.result_schema)
+    plain = pa.schema([("m", pa.map_(pa.timestamp("us", "UTC"), pa.int64()))])
+    cast = table_rows.plain(next(iter(rows.slice(1).to_batches())), plain)
+    there = [one and [(at.replace(tzinfo=None), n) for at, n in one] for one in cast.column("m").to_pylist()]
+    assert there == [None, [(moment(8), 3)], [(moment(9), 4)]]
+    published(begun(case, tmp_path, job=job), 0, pack(rows))
+    assert case.query("SELECT count(*) FROM results") == [(4,)]
+
+
+def test_a_database_by_the_uri_of_a_file_is_found_where_it_is(tmp_path: Path) -> None:
+    home = tmp_path / "a b"
+    home.mkdir()
+    quoted = str(home).replace(" ", "%20")
+    for number, database in enumerate((f"{home}/0.db", f"file:{quoted}/1.db", f"file://localhost{quoted}/2.db")):
+        sink = sql_sink(f"sqlite:///{database}{'?uri=true' if number else ''}", "windows")
+        assert not sink.holds("q")
+        assert not (home / f"{number}.db").exists()
+        begun(Case(lambda sink=sink, **_: sink, lambda _: []), tmp_path)  # type: ignore[misc]
+        assert sink.holds("q")
+        assert (home / f"{number}.db").exists()
+
+
+def test_catalogs_that_are_given_by_their_properties_are_told_apart(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "0").touch()
+
+    def sink(name: str) -> Any:
+        (tmp_path / name).mkdir(exist_ok=True)
+        uri = f"sqlite:///{tmp_path}/{name}/catalog.db"
+        return iceberg_sink("db.t", catalog={"type": "sql", "uri": uri, "warehouse": f"file://{tmp_path}/{name}"})
+
+    write_outputs(str(checkpoint), sink("one"))
+    check_outputs(str(checkpoint), "q", sink("one"))
+    with pytest.raises(ManifestMismatch, match="does not hold this query's output"):
+        check_outputs(str(checkpoint), "q", sink("two"))
+
+
 def moment(seconds: int) -> datetime:
     return datetime(1970, 1, 1) + timedelta(seconds=seconds)
 
@@ -645,6 +714,8 @@ def test_a_delta_table_with_a_date_that_python_has_not_is_read_back(tmp_path: Pa
         "sqlite+pysqlite://",
         "sqlite:///file::memory:?uri=true",
         "sqlite:///file:x?mode=memory&uri=true",
+        "sqlite:///file:/x?vfs=memdb&uri=true",
+        "sqlite:///file:?uri=true",
     ],
 )
 def test_a_database_that_each_connection_has_anew_is_refused(url: str) -> None:
