@@ -1,4 +1,5 @@
-"""Rows as Python has them; times that it has no date for (of the years before 1 and after 9999) are text, ISO 8601.
+"""Rows as Python has them; times that it has no date for (of the years before 1 and after 9999) are text, ISO 8601, in
+UTC where they have a time zone.
 
 Those for which Arrow has no text (its years are of 16 bits, and beyond them others) are integers, counted from 1970 in
 their unit. Each value is looked at alone: what a row is does not depend on the rows beside it.
@@ -39,7 +40,7 @@ def arrow_value(value: Any, kind: pa.DataType) -> Any:
     """Return a value of `python_values` as Arrow takes it: a time that is text as the number that it is."""
     if not isinstance(value, str) or not pa.types.is_temporal(kind):
         return value
-    unit = kind.unit if pa.types.is_timestamp(kind) else "D"
+    unit = kind.unit if pa.types.is_timestamp(kind) else "ms" if pa.types.is_date64(kind) else "D"
     return int(np.datetime64(value.removesuffix("Z")).astype(f"datetime64[{unit}]").astype(np.int64))
 
 
@@ -57,7 +58,11 @@ def _value(value: pa.Scalar) -> Any:
         return value.as_py()
     except (OverflowError, ValueError):
         ticks: int = value.value
-        return value.cast(pa.string()).as_py().replace(" ", "T", 1) if abs(ticks) < spelled(kind) else ticks
+        if abs(ticks) >= spelled(kind):
+            return ticks
+        if types.is_timestamp(kind) and kind.tz is not None:
+            value = value.cast(pa.timestamp(kind.unit, "UTC"))
+        return value.cast(pa.string()).as_py().replace(" ", "T", 1)
 
 
 def spelled(kind: pa.DataType) -> int:

@@ -133,12 +133,12 @@ def shown(value: object) -> str:
 
 
 def column_of(name: str) -> str:
-    """Return the column of a job's field.
+    """Return the column of a job's field: no two fields have one.
 
-    >>> column_of("user"), column_of("start")
-    ('user', 'start_')
+    >>> column_of("user"), column_of("start"), column_of("start_")
+    ('user', 'start_', 'start__')
     """
-    return f"{name}_" if name in _OWN else name
+    return f"{name}_" if name.rstrip("_") in _OWN else name
 
 
 def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:

@@ -15,7 +15,7 @@ from backend.errors import SinkConflict, UnknownFormat
 from backend.kafka_client.admin import TopicIdentity
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
-from backend.python_rows import python_values
+from backend.python_rows import arrow_value, python_values
 from backend.sinks import kafka_sink
 from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.commits import Published, decode, encode
@@ -224,3 +224,23 @@ def test_an_output_that_was_made_again_while_rows_were_on_their_way_for_long_is_
     with pytest.raises(SinkConflict, match="an output topic was deleted and made again; where: h:1/r;"):
         writer.open("q", {"r": Output("one", 10_000)})
     assert log[-7:] == ["send", "ask", "finish", "ask", "answer", "abort_transaction", "drop"]
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "+01:00"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_times_that_python_has_no_date_for_come_back_as_they_were(unit: str, zone: str | None) -> None:
+    per_second, kind = {"s": 1, "ms": 10**3, "us": 10**6}[unit], pa.timestamp(unit, zone)
+    for seconds in (-63_000_000_000, -63_000_000_001, 253_433_836_800, 900_000_000_000, 2**43):
+        column = pa.array([seconds * per_second], pa.int64()).cast(kind)
+        [found] = python_values(column)
+        assert pa.array([arrow_value(found, kind)], kind).equals(column)
+    [text] = python_values(pa.array([-63_000_000_000], pa.int64()).cast(pa.timestamp("s", "Europe/Berlin")))
+    assert text == "-0027-08-11T08:00:00Z"  # 10,005 days less 8 hours before 0001-01-01, by hand
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.date64()])
+def test_dates_that_python_has_not_come_back_as_they_were(kind: pa.DataType) -> None:
+    for days in (-800_000, 2_933_262, 12_000_000):
+        column = pa.array([days], pa.int32()).cast(pa.date32()).cast(kind)
+        [found] = python_values(column)
+        assert pa.array([arrow_value(found, kind)], kind).equals(column)
