@@ -53,6 +53,7 @@ from recovery.commit.option_sets import ByVersion, sets_from, versions_in
 from recovery.commit.outputs import check_outputs, output_id, write_outputs
 from recovery.commit.pointer import Pointer, RestoringPointer
 from recovery.commit.relocation import check_alone, settle_in
+from recovery.commit.spark_files import check_state
 from recovery.failures import UNREACHABLE, Failure, Kind, text_of
 from recovery.files import open_files
 from recovery.jobs import ShardJob, message_log, of_incarnation, shard_job, snapshots
@@ -270,7 +271,11 @@ def _open(
     settled = settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
     watch = SourceWatch(checkpoint, [side.source for side in job.inputs])
     watch.look()
-    look = partial(check_resumable, checkpoint, [side.source for side in job.inputs])
+
+    def look() -> None:
+        check_state(checkpoint, job.shards)
+        check_resumable(checkpoint, [side.source for side in job.inputs])
+
     look()
     settle_in(checkpoint)
     local_dir = _local_dir(options)

@@ -194,7 +194,7 @@ class ShardDirectory:
             stays = {self._named(file) for file in ("CURRENT", ASIDE)}
         except (StateCorrupted, UnknownFormat):
             return  # which one was put aside is not known: `adopt` removes them all
-        with storage(str(self.path)):
+        with suppress(FileNotFoundError), storage(str(self.path)):
             for other in self.path.iterdir():
                 if other.is_dir() and other.name not in stays:
                     shutil.rmtree(other, ignore_errors=True)

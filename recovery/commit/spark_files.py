@@ -17,6 +17,8 @@ from recovery.files import LocalFiles, open_files
 
 METADATA = "metadata"
 """Spark's file with the query's id."""
+STATE = "state/0"
+"""Of the query's one stateful operator: a folder per shard, and the operator's metadata."""
 _MAGIC = b"crc\0"
 _HEAD = 8
 
@@ -90,3 +92,27 @@ def damaged_spark_files(checkpoint: str, *, every: bool = False) -> Iterator[Poi
             yield error
         except FileNotFoundError:  # a query runs, and has let go of it
             continue
+
+
+def check_state(checkpoint: str, shards: int) -> None:
+    """Check that Spark's state has its parts, once a micro-batch is committed: Spark names no folder that is gone.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        shards: Number of shards.
+
+    Raises:
+        PointerDamaged: A part is not there.
+    """
+    if not versions_in(checkpoint, "commits"):
+        return
+    there = open_files(checkpoint).folders(STATE)
+    gone = [name for name in ("_metadata", *map(str, range(shards))) if name not in there]
+    if gone:
+        raise PointerDamaged(
+            "parts of Spark's state, which has the pointers, are gone",
+            where=f"{checkpoint}/{STATE}",
+            why=f"{len(gone)} of its folders are not there: {', '.join(gone[:5])}{', ...' if len(gone) > 5 else ''}",
+            command="with no query running, put the checkpoint's folder state back from a copy of the checkpoint, made"
+            " at its newest micro-batch; or go back to an older copy of the whole checkpoint",
+        )

@@ -24,7 +24,7 @@ from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
 from recovery.commit.outputs import read_outputs
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
-from recovery.commit.spark_files import damaged_spark_files
+from recovery.commit.spark_files import check_state, damaged_spark_files
 from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy
 from recovery.jobs import message_log
 from recovery.restore.prove import check_messages
@@ -111,6 +111,10 @@ def _sparks_logs(checkpoint: Checkpoint) -> Iterator[Finding]:
 
     for damaged in damaged_spark_files(checkpoint.location, every=True):
         yield _of(damaged, PROBLEM, "Spark's logs")
+    try:
+        check_state(checkpoint.location, len(checkpoint.shards))
+    except PointerDamaged as error:
+        yield _of(error, PROBLEM, "Spark's state")
     if not versions:
         logged = [entry.commit.version for shard in checkpoint.shards for entry in checkpoint.changelog.entries(shard)]
         newest = max([*planned, *logged], default=0)
@@ -134,7 +138,11 @@ def _changelog(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> Ite
         yield _of(error, NOTE if orphan else PROBLEM, "changelog")
     if not wrong:
         count = len(checkpoint.changelog.entries(shard))
-        yield Finding(SOUND, "changelog", f"shard {shard}", f"{count} records match their checksums")
+        if count or not checkpoint.versions():
+            yield Finding(SOUND, "changelog", f"shard {shard}", f"{count} records match their checksums")
+        else:
+            text = "it has no record: right only of a shard that never had a message (--spark says whether it has one)"
+            yield _note("changelog", f"shard {shard}", text)
 
 
 def _lineage(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> set[str] | None:

@@ -33,6 +33,7 @@ from recovery.commit.pointer import Commit, CommitRecord, Pointer, decode
 from recovery.commit.relocation import check_settled
 from recovery.commit.scratch import scratch_directory
 from recovery.commit.shard_directory import ShardDirectory
+from recovery.commit.spark_files import check_state
 from recovery.failures import damaged_state, losses_named
 from recovery.files import Files, open_files
 from recovery.jobs import ShardJob, snapshots
@@ -119,6 +120,7 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
     """
     if not _commits(checkpoint):
         return {}
+    check_state(checkpoint, shards)
     check_settled(checkpoint)
     spark.streams.active  # noqa: B018 - starts Spark's state store coordinator, which the reader asks for
     session = apart(spark, shards, 1024, checkpoint)

@@ -51,8 +51,8 @@ def make_checkpoint(home: Path, operator: Operator, fields: tuple[pa.Field, ...]
     entries = {"operator": operator.describe(), "changelog": "rewind/changelog", "streams": streams}
     write_manifest(str(location), Manifest(1, (0,), entries))
     (location / "metadata").write_text(json.dumps({"id": QUERY}))
-    for log in ("offsets", "commits"):
-        (location / log).mkdir()
+    for folder in ("offsets", "commits", "state/0/_metadata", "state/0/0"):
+        (location / folder).mkdir(parents=True)
     changelog = open_changelog(str(location / "rewind" / "changelog"))
     job = ShardJob(QUERY, 0, home / "local", operator, fields, changelog)
     pointer: Pointer | None = None

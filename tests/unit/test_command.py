@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
-from backend.errors import StateCorrupted, StateUnavailable
+from backend.errors import PointerDamaged, StateCorrupted, StateUnavailable
 from backend.rocks import RocksStore
 from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog import open_changelog
@@ -29,6 +29,7 @@ from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.pointer import Commit
 from recovery.commit.shard_directory import ShardDirectory
+from recovery.commit.spark_files import check_state
 from recovery.drill import damage as drill_damage
 from recovery.drill.drill import Drill, Verdict
 from recovery.drill.run import Run
@@ -62,6 +63,8 @@ class Little:
             Manifest(2, (0, 1), entries),
         )
         (self.location / "metadata").write_text(json.dumps({"id": QUERY}))
+        for name in ("_metadata", "0", "1"):
+            (self.location / "state" / "0" / name).mkdir(parents=True)
         for version in range(4):
             for shard in self.done:
                 self.attempt(shard, version)
@@ -309,6 +312,33 @@ def test_verify_looks_at_what_spark_goes_on_from(
     assert problem["where"] == f"{little.location}/{where}"
     assert what in problem["what"]
     assert "rewind reset" in problem["next"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"), [("state", "3 of its folders .* _metadata, 0, 1"), ("state/0/1", "1 of its .*: 1"),
+                       ("state/0/_metadata", "1 of its .*: _metadata")],
+)  # fmt: skip
+def test_parts_of_sparks_state_that_are_gone_are_a_problem_by_name(little: Little, gone: str, said: str) -> None:
+    """Spark says of it: requirement failed, assertion failed."""
+    shutil.rmtree(little.location / gone)
+    [problem] = levels(little.run("verify", code=1), "problem")
+    assert (problem["check"], problem["where"]) == ("Spark's state", f"{little.location}/state/0")
+    assert re.search(said, problem["what"])
+    assert "put the checkpoint's folder state back" in problem["next"]
+    with pytest.raises(PointerDamaged, match=said):
+        check_state(str(little.location), 2)
+    shutil.rmtree(little.location / "commits")
+    check_state(str(little.location), 2)  # nothing is committed
+
+
+def test_a_changelog_without_a_record_is_not_called_sound(little: Little) -> None:
+    shutil.rmtree(little.location / "rewind" / "changelog" / "0")
+    shutil.rmtree(little.local)
+    found = little.run("verify")
+    [note] = [one for one in levels(found, "note") if one["check"] == "changelog"]
+    assert note["where"] == "shard 0"
+    assert "it has no record" in note["what"]
+    assert [one["where"] for one in levels(found, "sound")] == ["shard 1"]
 
 
 @pytest.mark.parametrize("name", ["metadata", "offsets/3", "commits/2"])
