@@ -32,7 +32,7 @@ from backend.batch import (
     Positions,
     SourcePartition,
 )
-from backend.errors import PointerDamaged, StateCorrupted, StateUnavailable
+from backend.errors import PointerDamaged, RewindError, StateCorrupted, StateUnavailable
 from backend.rocks import RocksStore
 from backend.store.protocol import LOGGED_FROM, Changes, Staged
 from backend.store.workspace import Workspace
@@ -171,7 +171,7 @@ def run_attempt(
         except (StateUnavailable, StateCorrupted) as error:
             if not queue.may_begin(version):
                 raise
-            return _put(job, queue, pointer, version, given, str(error))
+            return _put(job, queue, pointer, version, given, _cause(error))
     if given.adopt != pointer.since.commit.name:
         return _put(job, queue, pointer, version, given)
     entries = queue.read(pointer)
@@ -182,7 +182,12 @@ def run_attempt(
     except (StateUnavailable, StateCorrupted) as error:
         if sealed is Decision.ADOPTED:
             raise
-        return _put(job, queue, pointer, version, given, str(error))
+        return _put(job, queue, pointer, version, given, _cause(error))
+
+
+def _cause(error: RewindError) -> str:
+    """Return what an error says happened: nobody need do anything about it."""
+    return f"{error.what}: {error.why}" if error.why else error.what
 
 
 @dataclass(frozen=True, slots=True)

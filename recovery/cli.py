@@ -184,7 +184,7 @@ def verify(
 @named_errors
 def show(
     checkpoint: Location,
-    table: Annotated[str, typer.Argument(help=TABLES_HELP, autocompletion=_tables)] = "windows",
+    table: Annotated[str | None, typer.Argument(help=TABLES_HELP, autocompletion=_tables)] = None,
     shard: Annotated[list[int] | None, typer.Option("--shard", help="only these; may be given again")] = None,
     start: Annotated[datetime | None, typer.Option("--from", help="event time, inclusive, UTC; or expiration")] = None,
     end: Annotated[datetime | None, typer.Option("--to", help="event time, exclusive, UTC")] = None,
@@ -197,14 +197,15 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show state by event time and key, without stopping the job."""
-    from recovery.inspect.tables import Wanted, all_shards, chosen_columns
+    from recovery.inspect.tables import Wanted, all_shards, chosen_columns, tables_of
 
     if form is Format.PARQUET and sys.stdout.isatty():
         raise ValueError("--format=parquet: not on a terminal; redirect it to a file, or use --format table, json, csv")
     if as_json and form not in (Format.TABLE, Format.JSON):
         raise ValueError(f"--format={form.value}: not with --json")
-    wanted = Wanted(table, report.milliseconds(start), report.milliseconds(end), key, version)
     opened = Checkpoint(checkpoint, local_dir)
+    named = table if table is not None else tables_of(opened)[0]
+    wanted = Wanted(named, report.milliseconds(start), report.milliseconds(end), key, version)
     if unknown := sorted(set(shard or ()) - set(opened.shards)):
         raise ValueError(f"--shard={unknown[0]}: allowed are 0 to {len(opened.shards) - 1}")
     parts: list[Any] = []

@@ -129,7 +129,7 @@ class Checkpoint:
                 "this is not a checkpoint of Rewind",
                 where=self.location,
                 why="there is no rewind/manifest.json",
-                command="rewind inspect <checkpoint>, with the checkpoint that start() was given",
+                command="give the checkpoint that start() was given",
             )
         self.manifest: Manifest = manifest
         self.changelog: Changelog = open_changelog(self.changelog_uri)

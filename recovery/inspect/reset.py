@@ -196,7 +196,7 @@ def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[dict[str, str], list[
     if found:
         notes.append(
             f"{', '.join(found)}: they hold this query's output, and refuse a new query's: give that one other"
-            f" directories, or delete them with it: rewind reset {quote(opened.location)} --outputs"
+            f" directories; rewind reset {quote(opened.location)} --outputs deletes them, while the checkpoint is there"
         )
     others = "results and errors: directories and topics of this query refuse a new one: give that one others"
     return {}, notes or [others]

@@ -50,7 +50,8 @@ def prove(store: RocksStore, record: CommitRecord, proofs: Sequence[Proof]) -> i
         "the replayed messages are not the ones that were committed",
         where=f"shard {record.shard}, commit {record.commit.name}",
         why="; ".join(wrong[:_NAMED_DIFFERENCES]) + more,
-        command="rewind verify <checkpoint> --against-source; rewind reset <checkpoint> accepts the loss, begins anew",
+        command="rewind verify <checkpoint> --against-source <module:function>; rewind reset <checkpoint> accepts the"
+        " loss, begins anew",
     )
 
 

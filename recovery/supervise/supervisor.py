@@ -156,6 +156,9 @@ class RewindQuery:
     """A running job: Spark's query and the supervisor around it.
 
     Made by `start()`. The supervisor is a daemon thread of the driver; it ends with the query.
+
+    Attributes:
+        progress: A `Progress`: what the query has done and does now, for people and monitoring.
     """
 
     def __init__(self, plan: QueryPlan) -> None:

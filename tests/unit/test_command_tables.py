@@ -163,6 +163,7 @@ def join_checkpoint(home: Path) -> Path:
 def test_sides_of_a_join(tmp_path: Path) -> None:
     home = join_checkpoint(tmp_path)
     left = show(home, "left")
+    assert show(home) == left, "the first table of the job"
     assert [(row["_offset"], row["k"], row["x"]) for row in left] == [(0, "anna", 10), (1, "bert", 20), (2, "anna", 30)]
     assert [row["x"] for row in show(home, "right")] == [40]
     assert [row["x"] for row in show(home, "left", "--key", "anna", "--from", "1970-01-01T00:00:02")] == [30]

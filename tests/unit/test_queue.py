@@ -618,6 +618,7 @@ def test_a_row_of_another_commit_does_nothing_and_one_that_cannot_be_honoured_qu
     done = run_attempt(job, third, 3, given([5], adopt=first.commit.name))
     assert done.ran == []
     assert "is not here" in str(done.metrics["queued_why"])
+    assert "next:" not in str(done.metrics["queued_why"]), "nobody need do anything"
 
 
 def test_a_state_that_is_found_changes_nothing_by_itself(job: ShardJob) -> None:
