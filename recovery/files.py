@@ -184,7 +184,7 @@ def copy_file(source: Path, target: Path, *, link: bool) -> None:
             os.link(source, target)
             target.chmod(0o600)
             return
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
             raise
         except OSError as error:
             if error.errno not in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}:

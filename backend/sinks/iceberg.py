@@ -51,8 +51,17 @@ def iceberg_tables(
         raise ValueError("catalog: must be the name of a catalog, its properties, or one of pyiceberg's")
     tables = {kind: IcebergOutput(found, names[kind]) for kind in KINDS}
     # catalogs that are given by their properties all have one name
-    uri = re.sub("//[^/]*@", "//", str(found.properties.get("uri", "")))
-    return KeyedSink(tables, {"kind": "iceberg", "catalog": found.name, "uri": uri, **names}, **options)
+    where = {name: _without_secrets(found.properties.get(name, "")) for name in ("uri", "warehouse")}
+    return KeyedSink(tables, {"kind": "iceberg", "catalog": found.name, **where, **names}, **options)
+
+
+def _without_secrets(uri: object) -> str:
+    """Return a URI without user, password and query.
+
+    >>> _without_secrets("postgresql+psycopg://app:s3/cr?t@db/cat?user=app&password=s3cret")
+    'postgresql+psycopg://db/cat'
+    """
+    return re.sub("//.*@", "//", str(uri)).partition("?")[0]
 
 
 class IcebergOutput:

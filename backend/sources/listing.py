@@ -6,6 +6,7 @@ look at for none: files behind an outage that passes would be as if they had nev
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,15 +18,19 @@ _OF_FSCK = "lost+found"
 
 
 def is_folder(filesystem: Any, path: str) -> bool:
-    """Tell whether there is a directory at a path.
+    """Tell whether there is a directory at a path; a link that leads nowhere is none.
 
     Raises:
         OSError: The filesystem does not say; remote ones may raise what they like.
     """
+    if filesystem.isdir(path):  # some know that by a listing alone
+        return True
     try:
         return bool(filesystem.info(path)["type"] == "directory")
-    except FileNotFoundError:
-        return False
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
 
 
 def is_shown(path: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +101,12 @@ class Sealing:
         """
         # what queued in a micro-batch that runs again queues again, also where nothing may begin to, and adopts later
         self._needed = self._needed or started.queues or bool(started.sealed)
+        sealed = partial(seal, started, self._lease)
         if self._needed:
-            seal_by(self._sink, partial(seal, started, self._lease))
+            seal_by(self._sink, sealed)
+        elif started.planned >= 0:
+            with suppress(ValueError):  # a driver before, which stood still, may yet seal what this one runs again
+                seal_by(self._sink, sealed)
 
 
 def seal(started: Incarnation, lease: Lease, version: int, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -36,7 +36,7 @@ _PLACES = {
     "parquet": ("results", "errors"),
     "kafka": ("results", "errors", "commits"),
     "delta": ("results", "errors"),
-    "iceberg": ("catalog", "uri", "results", "errors"),
+    "iceberg": ("catalog", "uri", "warehouse", "results", "errors"),
     "sql": ("url", "schema", "results", "errors"),
 }
 """What names an output, per kind of sink."""

@@ -151,8 +151,11 @@ class ShardDirectory:
         if name is None:
             return None
         generation = Generation(self.path / name)
-        with storage(str(generation.database)):
-            return generation if any(generation.database.glob("*")) else None
+        try:
+            with storage(str(generation.database)), os.scandir(generation.database) as there:
+                return generation if any(there) else None
+        except FileNotFoundError:
+            return None
 
     def _named(self, file: str) -> str | None:
         """Give the generation that a file names, None when there is no such file; raises what `current` does."""

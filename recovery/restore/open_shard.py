@@ -247,6 +247,8 @@ class OpenShard:
             copied = isinstance(found, Fetch) or (piece is not None and piece.local)
             damaged = is_damage(error) if copied else isinstance(error, StateCorrupted)
             if not damaged and (not isinstance(found, Fetch) or isinstance(error, StorageFailed)):
+                if fetches:
+                    watch.suspended(restoring, str(error))
                 raise
             self._note(found, piece)
             if not fetches:

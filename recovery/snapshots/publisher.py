@@ -182,6 +182,10 @@ class Snapshots(SnapshotReader):
             snapshot = self._manifest(shard, manifest_name(commit, full=True))
         except (StateCorrupted, UnknownFormat):
             return False
+        except StorageFailed as error:
+            if not error.unreadable:
+                raise
+            return False
         return all(self._check(where_of(snapshot, file), file) is None for file in snapshot.files)
 
     def verify(self, shard: int) -> list[RewindError]:
@@ -315,6 +319,10 @@ class Snapshots(SnapshotReader):
                 length += len(chunk)
         except FileNotFoundError:
             return damaged(f"{self.files.uri}/{where}", "a file of a snapshot is missing")
+        except StorageFailed as error:
+            if not error.unreadable:
+                raise
+            return error
         found = (length, digest.hexdigest())
         return differs(f"{self.files.uri}/{where}", file, found) if found != (file.length, file.digest) else None
 

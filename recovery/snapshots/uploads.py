@@ -33,6 +33,8 @@ _steps: dict[tuple[str, int], threading.Thread] = {}
 """Uploads of steps that outlasted their commit, by base directory and shard."""
 _gaps: dict[tuple[str, int], int] = {}
 """Version of the newest step of a shard that did not get there, as far as this process knows."""
+_under_way: set[tuple[str, int]] = set()
+"""Shards whose snapshot is being uploaded."""
 _waiting: dict[tuple[str, int], int] = {}
 """Shards whose snapshot is due and not begun, the one that waits longest first: the version at which it asked last."""
 
@@ -97,9 +99,10 @@ def begin_upload(snapshots: Snapshots, store: RocksStore, row: CommitRecord, scr
         scratch: An existing directory on the database's filesystem; what dead uploads left there is removed.
     """
     place = snapshots.files.uri, row.shard
-    if not _is_next(place, row.commit.version) or not _busy.acquire(blocking=False):
+    if place in _under_way or not _is_next(place, row.commit.version) or not _busy.acquire(blocking=False):
         return None
     del _waiting[place]
+    _under_way.add(place)
     copy = scratch / f"{_KIND}-{uuid.uuid4().hex}"
     try:
         sweep(scratch, _KIND)  # hard links in copies of dead uploads keep files that the database has deleted
@@ -109,6 +112,7 @@ def begin_upload(snapshots: Snapshots, store: RocksStore, row: CommitRecord, scr
         thread = threading.Thread(target=_upload, args=(snapshots, row, copy, lock), name="rewind-upload", daemon=True)
         thread.start()
     except Exception as error:  # a full disk, above all
+        _under_way.discard(place)
         _busy.release()
         log.warning("shard %d: snapshot of commit %s was not begun: %s", row.shard, row.commit.name, error)
         shutil.rmtree(copy, ignore_errors=True)
@@ -117,9 +121,9 @@ def begin_upload(snapshots: Snapshots, store: RocksStore, row: CommitRecord, scr
 
 
 def _upload(snapshots: Snapshots, row: CommitRecord, copy: Path, lock: int) -> None:
+    place = snapshots.files.uri, row.shard
     try:
         snapshots.publish(row, copy)
-        place = snapshots.files.uri, row.shard
         if _gaps.get(place, -1) <= row.commit.version:
             _gaps.pop(place, None)
     except Exception as error:  # filesystems raise kinds of their own
@@ -127,4 +131,5 @@ def _upload(snapshots: Snapshots, row: CommitRecord, copy: Path, lock: int) -> N
     finally:
         shutil.rmtree(copy, ignore_errors=True)
         os.close(lock)
+        _under_way.discard(place)
         _busy.release()

@@ -17,11 +17,13 @@ as there: a message may give the record's own timestamp as `_timestamp`, if that
 
 from __future__ import annotations
 
+import math
 import reprlib
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ from backend.batch import (
 from backend.batch import SourcePartition as Key
 from backend.boundary import check_names, in_order
 from backend.errors import SourceUnavailable
-from backend.python_rows import python_rows
+from backend.python_rows import arrow_value, python_rows
 from backend.spark.pack.frames import TIMESTAMP_IN
 from backend.spark.pack.judging import latest
 from backend.spark.pack.pack_input import millis
@@ -414,14 +416,15 @@ class OperatorTester:
         partition: int,
         stream: int,
         first: int,
-        poison_limit: int | None = DEFAULT_POISON_LIMIT,
+        *,
+        replayed: bool = False,
     ) -> list[_Message]:
         """Return messages as the shard sees them: with event time, their side before the names of their fields.
 
         Args:
             rows, partition, stream: As for `send`.
             first: Offset of the first one.
-            poison_limit: See `Steps`.
+            replayed: They are read again: nothing that steps make of them is an error here.
         """
         listed = in_order(rows)
         if listed is None or not all(isinstance(row, Mapping) for row in listed):
@@ -433,12 +436,16 @@ class OperatorTester:
         side = self._side(stream)
         self._check_rows(listed, side)
         names, messages = dict(zip(self._schemas[side].names, self._names(side), strict=True)), []
-        stepped = self._stepped(listed, replace(self._steps[side], poison_limit=poison_limit, _raised={}),
-                                side, stream, partition, first)  # fmt: skip
-        for row, (made, verdict, detail) in zip(listed, stepped, strict=True):
+        limit = None if replayed else DEFAULT_POISON_LIMIT
+        steps = replace(self._steps[side], poison_limit=limit, _raised={})
+        for row, (made, came, detail) in zip(
+            listed, self._stepped(listed, steps, side, stream, partition, first), strict=True
+        ):
             known = {names.get(own, own): value for own, value in made.items()}
+            time = self._replayed_time(row, made, side) if replayed else None
+            verdict = came if came != PASSED or not replayed or time is not None else DROPPED
             if verdict == PASSED:
-                known[TIME] = self._time(row, made, side)
+                known[TIME] = time if time is not None else self._time(row, made, side)
             if TIMESTAMP_IN in row:
                 known[TIMESTAMP_IN] = row[TIMESTAMP_IN]
             messages.append(_Message(known, dict(row), verdict, detail))
@@ -448,7 +455,7 @@ class OperatorTester:
         """Return messages as a replay reads them: steps are run again, and whatever they raise is no end of it."""
         if not self._steps[self._side(key[0])].steps:
             return sent
-        return self._messages([one.given for one in sent], key[1], key[0], 0, poison_limit=None)
+        return self._messages([one.given for one in sent], key[1], key[0], 0, replayed=True)
 
     def _check_rows(self, rows: Sequence[Mapping[str, Any]], side: int) -> None:
         """Refuse rows that cannot be messages of a side."""
@@ -484,6 +491,13 @@ class OperatorTester:
             )
         return time
 
+    def _replayed_time(self, row: Mapping[str, Any], made: Mapping[str, Any], side: int) -> int | None:
+        """Return what `_time` does; None where a replay finds none: the message is not the one that was committed."""
+        try:
+            return self._time(row, made, side)
+        except ValueError:
+            return None
+
     def _stepped(
         self, rows: Sequence[Mapping[str, Any]], steps: Steps, side: int, stream: int, partition: int, first: int
     ) -> list[tuple[Mapping[str, Any], int, str]]:
@@ -506,7 +520,11 @@ class OperatorTester:
             }
         )
         done = steps(records)
-        made = python_rows(pa.table(done.column("fields").flatten(), self._schemas[side].names))
+        fields_of = {one.name: one.type for one in self._schemas[side]}
+        made = [
+            {name: arrow_value(value, fields_of[name]) for name, value in row.items()}
+            for row in python_rows(pa.table(done.column("fields").flatten(), self._schemas[side].names))
+        ]
         verdicts, details = done.column(VERDICT).to_pylist(), done.column("malformed").to_pylist()
         return [
             (one if verdict == PASSED else {}, verdict, detail or "")
@@ -537,13 +555,23 @@ def _milliseconds(value: object, kind: pa.DataType) -> object:
 
 
 def _has_fraction(value: object, kind: pa.DataType) -> bool:
-    """Tell whether a number with a fraction stands where a whole one must: Arrow would cut it off."""
-    if pa.types.is_integer(kind):
-        return isinstance(value, float) and not value.is_integer()
-    if pa.types.is_struct(kind) and isinstance(value, Mapping):
-        return any(_has_fraction(value.get(one.name), one.type) for one in kind)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return any(_has_fraction(one, kind.value_type) for one in in_order(value) or ())
+    """Tell whether a number with a fraction stands where a whole one must, a time too: Arrow would cut it off."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _has_fraction(value, kind.value_type)
+    if types.is_integer(kind) or types.is_temporal(kind):
+        number = isinstance(value, float | Decimal | np.floating)
+        return number and math.isfinite(value) and value != int(value)  # type: ignore[arg-type,call-overload]
+    if types.is_map(kind):
+        pairs = value.items() if isinstance(value, Mapping) else in_order(value) or ()
+        sides = (kind.key_type, kind.item_type)
+        return any(_has_fraction(one, side) for pair in pairs for one, side in zip(pair, sides, strict=False))
+    if types.is_struct(kind):
+        known = value.items() if isinstance(value, Mapping) else in_order(value) or ()
+        fields = {one.name: one.type for one in kind}
+        return any(name in fields and _has_fraction(one, fields[name]) for name, one in known)
+    if kind.num_fields == 1:  # lists of all kinds
+        return any(_has_fraction(one, kind.field(0).type) for one in in_order(value) or ())
     return False
 
 

@@ -116,3 +116,31 @@ def test_what_is_hidden_or_of_the_disk_or_goes_meanwhile_is_passed_over(
     assert list(files_below(filesystem, str(tmp_path))) == ["_index", "a/x.parquet", "link"]
     assert is_folder(filesystem, str(tmp_path / "link"))
     assert not is_folder(filesystem, str(tmp_path / "_index"))
+
+
+class ByListing:
+    """Knows a directory by what lies in it; nobody may look at its name (S3 with rights on what lies below alone)."""
+
+    def __init__(self, there: bool) -> None:
+        self.there = there
+
+    def isdir(self, path: str) -> bool:
+        return self.there
+
+    def info(self, path: str) -> dict[str, Any]:
+        raise PermissionError("Forbidden")
+
+
+def test_a_directory_is_taken_from_who_knows_it_by_a_listing_alone() -> None:
+    assert is_folder(ByListing(True), "bucket/archive")
+    with pytest.raises(PermissionError):
+        is_folder(ByListing(False), "bucket/archive")
+
+
+def test_links_that_lead_nowhere_are_no_directories(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "below").symlink_to(tmp_path / "file" / "x")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    filesystem = fsspec.filesystem("file")
+    assert not is_folder(filesystem, str(tmp_path / "below"))
+    assert not is_folder(filesystem, str(tmp_path / "loop"))

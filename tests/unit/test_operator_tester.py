@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import UTC, date, datetime
+from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -484,6 +486,15 @@ def test_messages_for_which_a_step_raises_are_counted_anew_with_each_call(tmp_pa
     ("kind", "value"),
     [
         (pa.int64(), 1.5),
+        (pa.int64(), Decimal("1.5")),
+        (pa.int64(), np.float32(1.5)),
+        (pa.date32(), 1.5),
+        (pa.timestamp("ms"), 1.5),
+        (pa.map_(pa.string(), pa.int64()), {"a": 1.5}),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1.5)]),
+        (pa.struct([("x", pa.int64())]), [("x", 1.5)]),
+        (pa.dictionary(pa.int32(), pa.int64()), 1.5),
+        (pa.list_view(pa.int64()), [1.5]),
         (pa.list_(pa.int32()), [1, -0.9]),
         (pa.struct([("x", pa.uint8())]), {"x": 0.5}),
         (pa.large_list(pa.struct([("x", pa.int16())])), [{"x": 1.0}, {"x": 2.5}]),
@@ -497,3 +508,30 @@ def test_a_number_with_a_fraction_for_a_whole_one_is_refused_not_cut_off(kind, v
     with pytest.raises(ValueError, match=r"field 'n' of type .*: a number with a fraction"):
         tester.send([{"at": 1, "n": value}])
     assert tester.drain().results.num_rows == 0
+
+
+def test_times_that_python_has_no_date_for_go_through_steps(tmp_path):
+    schema = pa.schema([("at", pa.timestamp("ms", "UTC")), ("n", pa.int64())])
+    source = stream(archive("nowhere", value="at timestamp, n long"), event_time="at")
+    job = source.where(pc.field("n") > 0).window(tumbling(1000), retention=0, max_ahead=None).aggregate(n=count())
+    tester = OperatorTester(job, schema, tmp_path)
+    far = 253_402_300_800_000  # 10000-01-01
+    tester.send([{"at": far, "n": 1}])
+    assert tester.drain().results["window_start"].to_pylist() == [far]
+    tester.lose_disk()
+    assert tester.restore().messages == 0
+
+
+def test_a_replay_in_which_a_message_has_no_time_is_a_mismatch(tmp_path):
+    calls = []
+
+    def forgets(table):
+        calls.append(1)
+        return table["at"] if len(calls) < 4 else pa.nulls(table.num_rows, pa.int64())
+
+    tester = OperatorTester(stepped(lambda source: source.with_columns(at=forgets)), FIELDS, tmp_path)
+    while len(calls) < 3:
+        tester.batch([{"at": 1, "n": 1}])
+    tester.lose_disk()
+    with pytest.raises(RestoreMismatch):
+        tester.restore()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -177,6 +179,28 @@ def test_a_copy_reclaims_what_expired_as_often_as_its_owner(hosts, monkeypatch):
     assert reclaimed == [RECLAIM_EVERY, 2 * RECLAIM_EVERY]
 
 
+@pytest.mark.parametrize("suffix", [".sst", ".json"])
+def test_a_snapshot_that_its_disk_does_not_give_is_published_anew(hosts, monkeypatch, suffix):
+    one, two = hosts
+    pointer = ran(one, range(3))
+    assert share(one, pointer)
+    bad = {path for path in one.snapshots.files.root.rglob(f"*{suffix}") if ".step." not in path.name}
+    sound = Path.open
+
+    def read(path, mode="r", *args, **kwargs):
+        if path in bad and "r" in mode:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return sound(path, mode, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", read)
+        if suffix == ".json":
+            patch.setattr(Path, "read_bytes", lambda path: read(path, "rb").read())
+        assert not one.snapshots.is_sound(0, commit_of(pointer))
+    assert one.snapshots.is_sound(0, commit_of(pointer))
+    assert counted(run_attempt(two, pointer, 3, given([3]))) == {"a": 4}
+
+
 @pytest.mark.parametrize("manifest", [True, False])
 def test_a_damaged_snapshot_is_published_anew_from_where_the_state_is_whole(hosts, tmp_path, manifest):
     one, two = hosts
@@ -217,8 +241,10 @@ def test_what_refuses_for_a_time_is_no_broken_snapshot(hosts, tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalFiles, "get", refuse)
+        heard = MagicMock()
         with pytest.raises(StorageFailed, match=says):
-            run_attempt(two, pointer, 3, given([3]))
+            run_attempt(replace(two, listeners=(heard,)), pointer, 3, given([3]))
+        assert [call[0] for call in heard.method_calls] == ["start", "suspended"]
     assert directory(two).current() is None
     assert counted(run_attempt(two, pointer, 3, given([3]))) == {"a": 4}
 

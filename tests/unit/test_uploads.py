@@ -55,3 +55,18 @@ def test_a_shard_that_works_elsewhere_now_holds_nobody_up(ask: Callable[[int, in
         assert not ask(1, 3)
     assert not ask(1, 4), "shard 0 may come yet"
     assert ask(1, 5)
+
+
+def test_a_shard_whose_snapshot_is_under_way_does_not_wait_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[int, int], bool]
+) -> None:
+    """A step of it is missing, so it asks at each commit until the snapshot is there."""
+    place = str(tmp_path / "snapshots"), 0
+    monkeypatch.setattr(uploads, "_under_way", {place})
+    with RocksStore.open(tmp_path / "db") as store:
+        row = CommitRecord(0, Commit(4, "4" * 32), None, 0, [], {})
+        assert uploads.begin_upload(Snapshots(tmp_path / "snapshots"), store, row, tmp_path) is None
+    assert not uploads._waiting
+    monkeypatch.setattr(uploads, "_under_way", set())
+    assert ask(0, 5)
+    assert not uploads._under_way
