@@ -29,6 +29,7 @@ from backend.boundary import check_function, user_code
 from backend.chunks import one_chunk
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.python_rows import python_rows
+from backend.readable import readable
 from backend.texts import one_line
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ COORDINATES = {
 }
 """Columns that a step sees besides the fields, with their names in `backend.sources.COLUMNS`."""
 PASSED, DROPPED, POISON = 0, 1, 2
+_MOST_US = 2**63 - 1
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 VERDICT = "verdict"
 """Column behind `backend.sources.COLUMNS` that says what the steps made of a row."""
@@ -196,6 +198,9 @@ class Steps:
     def __call__(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """Parse records, and run the steps; gives `backend.sources.COLUMNS` and `VERDICT`."""
         rows = self.parse(records)
+        fields, malformed = readable(rows.column("fields"), rows.column("malformed"))
+        for name, column in (("fields", fields), ("malformed", malformed)):
+            rows = rows.set_column(rows.schema.get_field_index(name), name, column)
         good, table, places = self._table(rows)
         verdict = np.where(np.asarray(rows.column("malformed").is_null()), DROPPED, 0).astype(np.int8)
         reasons = rows.column("malformed").to_pylist()
@@ -215,6 +220,10 @@ class Steps:
             if not parts:
                 break  # no function is asked about no rows
         at = good[self._rows(places, table)]
+        for row in self._beyond(table) if len(at) else ():
+            verdict[at[row]], reasons[at[row]] = POISON, f"{self._where}: a time that no timestamp has"
+        within = np.flatnonzero(verdict[at] != POISON)
+        at, table = at[within], table.take(pa.array(within))
         verdict[at] = PASSED
         values = self._values(table) if len(at) else self.schema.empty_table()
         columns = [_spread(one, at, rows.num_rows) for one in values.columns]
@@ -258,9 +267,22 @@ class Steps:
             more = {*table.column_names} - {*self.schema.names, *COORDINATES}
             if more:
                 raise KeyError(f"{', '.join(sorted(more))} came, too")
-            return table.select(self.schema.names).cast(self.schema)
+            # fractions of a microsecond are cut off: what a timestamp has no room for is found before
+            columns = [_in_micros(table.column(name)) for name in self.schema.names]
+            return pa.table(columns, self.schema.names).cast(self.schema)
         except (KeyError, pa.ArrowException) as error:
             raise self._other_fields(table.schema, error) from error
+
+    def _beyond(self, table: pa.Table) -> list[int]:
+        """Return the rows with a time that no timestamp of microseconds has."""
+        rows: set[int] = set()
+        for name in self.schema.names:
+            if name in table.column_names and pa.types.is_timestamp(table.column(name).type):
+                column = table.column(name)
+                most = _MOST_US // {"s": 1_000_000, "ms": 1_000}.get(column.type.unit, 1)
+                ticks = np.asarray(pc.fill_null(column.cast(pa.int64()), 0))
+                rows.update(np.flatnonzero((ticks > most) | (ticks < -most)).tolist() if most < _MOST_US else ())
+        return sorted(rows)
 
     def _joined(self, parts: Sequence[pa.Table]) -> pa.Table:
         """Return parts of a batch as one; a part may have integers where another one has fractions.
@@ -352,6 +374,15 @@ class Steps:
                     why=f"{given.num_rows} rows at once, and cut before rows {cuts}, gave different rows",
                     command="let it look at each row alone: a replay cuts elsewhere",
                 )
+
+
+def _in_micros(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return timestamps of nanoseconds in microseconds, rounded down; everything else as it is."""
+    if not pa.types.is_timestamp(column.type) or column.type.unit != "ns":
+        return column
+    whole = np.asarray(pc.fill_null(column.cast(pa.int64()), 0)) // 1_000
+    kind = pa.timestamp("us", column.type.tz)
+    return pa.chunked_array([pa.array(whole, mask=np.asarray(column.is_null())).cast(kind)])
 
 
 def _said(fields: Iterable[pa.Field]) -> str:

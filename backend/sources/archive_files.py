@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from backend.errors import SourceInvalid
 from backend.sources import OffsetRange
 from backend.sources.archive_footer import REQUIRED, readable
 from backend.sources.archive_index import Archive, Gap, Slice, check_rows, covered, gap_error
 from backend.sources.formats import MALFORMED
+from backend.texts import one_line
 
 BATCH_ROWS = 131_072
 """Rows of one Arrow batch handed to Spark: large, because each batch costs a round trip."""
@@ -81,7 +83,7 @@ def read_range(
                 rows = _rows_of(batch, topic, partition, start, end)
                 expected = check_rows(rows.column("offset"), expected, gaps, piece.path, topic, partition)
                 if rows.num_rows:
-                    yield cast(rows, schema)
+                    yield cast(rows, schema, where)
         stop = min(end, piece.last + 1)
         if covered(gaps, expected, stop) != max(0, stop - expected):
             raise gap_error(piece.path, topic, partition, expected, stop)
@@ -175,19 +177,33 @@ def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end:
     return batch if mask.true_count == len(mask) else batch.filter(mask)
 
 
-def cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def cast(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """Return rows of a file in the types of a schema.
 
     A timestamp that Spark has no timestamp for is null. So is a value that does not fit; `MALFORMED` says why.
+
+    Raises:
+        SourceInvalid: The file has a column of a type that is never read as the schema's.
     """
     columns: dict[str, pa.Array] = {}
     for field in schema:
-        if field.name == "timestamp":
-            columns[field.name], _ = _fitting(batch.column(field.name), field.type)
-        elif field.name == "value" and MALFORMED in schema.names:
-            columns[field.name], columns[MALFORMED] = _fitting(batch.column(field.name), field.type)
-        elif field.name != MALFORMED:
-            columns[field.name] = _as(batch.column(field.name), field.type)
+        if field.name == MALFORMED:
+            continue
+        column = batch.column(field.name)
+        try:
+            if field.name == "timestamp":
+                columns[field.name], _ = _fitting(column, field.type)
+            elif field.name == "value" and MALFORMED in schema.names:
+                columns[field.name], columns[MALFORMED] = _fitting(column, field.type)
+            else:
+                columns[field.name] = _as(column, field.type)
+        except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise SourceInvalid(
+                f"a file has a column {field.name} of a type that cannot be read as the declared one",
+                where=where,
+                why=f"{column.type}; declared {field.type}: {one_line(str(error))}",
+                command="declare the types that the files have, in the value= of archive(...)",
+            ) from error
     return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
 
 
@@ -226,6 +242,16 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
             for field in kind
         ]
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=column.is_null())
+    if pa.types.is_list(kind) and _is_list(column.type):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int32)
+        ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        return pa.ListArray.from_arrays(ends, _as(column.flatten(), kind.value_type), kind, mask=column.is_null())
+    if pa.types.is_map(kind) and pa.types.is_map(column.type):
+        column = column.take(np.arange(len(column)))  # a slice has the offsets of what it was cut from
+        sides = _as(column.keys, kind.key_type), _as(column.items, kind.item_type)
+        return pa.MapArray.from_arrays(column.offsets, *sides, type=kind, mask=column.is_null())
+    if pa.types.is_decimal128(kind) and pa.types.is_integer(column.type):
+        column = column.cast(pa.decimal256(20 + max(0, kind.scale), kind.scale))  # room for the widest of integers
     if pa.types.is_timestamp(kind):
         if pa.types.is_integer(column.type):
             column = column.cast(pa.int64()).cast(pa.timestamp("ms", tz="UTC"))  # milliseconds, as Kafka has them
@@ -238,6 +264,10 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_binary(column.type):
         column = column.cast(pa.binary())
     return column.cast(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def write_archive(

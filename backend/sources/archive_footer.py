@@ -114,7 +114,13 @@ def read_entry(handle: Any, path: str, size: int) -> FileEntry:
         group = parquet.metadata.row_group(number)
         if group.num_rows == 0:
             continue
-        for span in _span_of_statistics(group) or _spans_of_rows(parquet.read_row_group(number, REQUIRED[:3]), path):
+        try:
+            found = _span_of_statistics(group) or _spans_of_rows(parquet.read_row_group(number, REQUIRED[:3]), path)
+        except (UnicodeDecodeError, pa.ArrowInvalid) as error:
+            raise _invalid(
+                path, "a topic is no text, or a number is none that a partition or offset has", str(error)
+            ) from error
+        for span in found:
             known = spans.get((span.topic, span.partition))
             if known is not None:
                 if span.first <= known.last:
@@ -124,6 +130,8 @@ def read_entry(handle: Any, path: str, size: int) -> FileEntry:
     for span in spans.values():
         if span.first < 0 or span.partition < 0:
             raise _invalid(path, "partitions and offsets must be at least 0", f"{span.partition} and {span.first}")
+        if span.last >= 2**63 - 1 or span.partition >= 2**31:
+            raise _invalid(path, "partitions have 31 bits, offsets 63", f"{span.partition} and {span.last}")
     handle.seek(size - _TAIL)
     length = int.from_bytes(handle.read(4), "little")
     handle.seek(size - _TAIL - length)

@@ -206,7 +206,7 @@ def check_seen(
             )
     for old in seen.files:
         now = files.get(old.path)
-        same = now is None or (now.digest == old.digest and now.bytes == old.bytes) or "" in (now.digest, old.digest)
+        same = now is None or (now.bytes == old.bytes and (now.digest == old.digest or "" in (now.digest, old.digest)))
         begun = [span for span in old.spans if span.first < positions.get((span.topic, span.partition), span.first)]
         if now is None and begun and all_stay:
             raise SourceWentBack(

@@ -34,9 +34,9 @@ import struct
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import ROUND_HALF_UP, Context, Decimal
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import numpy as np
 import pyarrow as pa
@@ -55,14 +55,15 @@ MAX_DEPTH = 500
 _OPENED, _CLOSED, _BREAK = b"{}\n"
 _CONSTANT = re.compile(rb"[:,\[]\s*[-+]?(?:NaN|Inf)")
 _MINUS_ZERO = re.compile(rb"-0(?![.\deE])")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_INTEGER = re.compile(r"-?\d+")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
-_DATE = re.compile(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)  # to the end where it does not end: looked at once
+_INTEGER = re.compile(r"-?\d+", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
+_DATE = re.compile(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.DOTALL | re.ASCII)
 _TIMESTAMP = re.compile(
-    r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?[ ]?(.+)?)?)?)?)?"
+    r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?[ ]?(.+)?)?)?)?)?",
+    re.ASCII,
 )
-_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?([0-5]\d))?(?::?([0-5]\d))?")
+_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?([0-5]\d))?(?::?([0-5]\d))?", re.ASCII)
 _PLAIN_DATE = r"^[12]\d{3}-\d\d-\d\d$"
 _PLAIN_TIME = r"^[12]\d{3}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?"
 _ZONE = r"(Z|[+-](0\d|1[0-7]):[0-5]\d)$"
@@ -356,12 +357,26 @@ def _text(value: Any) -> str:
 
 
 def _spelled(value: Any) -> str:
-    """Return the JSON of what was parsed, without blanks, numbers as they were spelled."""
-    if type(value) is dict:
-        return "{" + ",".join(f"{_spelled(str(name))}:{_spelled(one)}" for name, one in value.items()) + "}"
-    if type(value) is list:
-        return "[" + ",".join(map(_spelled, value)) + "]"
-    return str(value) if type(value) is _Number else json.dumps(value, ensure_ascii=False)
+    """Return the JSON of what was parsed, without blanks, numbers as they were spelled; however deep it is."""
+    parts: list[str] = []
+    left: list[tuple[bool, Any]] = [(False, value)]
+    while left:
+        ready, one = left.pop()
+        if ready:
+            parts.append(one)
+        elif type(one) is dict:
+            left.append((True, "}"))
+            for at, (name, inner) in reversed([*enumerate(one.items())]):
+                left += [(False, inner), (True, f"{',' * (at > 0)}{json.dumps(str(name), ensure_ascii=False)}:")]
+            parts.append("{")
+        elif type(one) is list:
+            left.append((True, "]"))
+            for at, inner in reversed([*enumerate(one)]):
+                left += [(False, inner), (True, "," * (at > 0))]
+            parts.append("[")
+        else:
+            parts.append(str(one) if type(one) is _Number else json.dumps(one, ensure_ascii=False))
+    return "".join(parts)
 
 
 def _boolean(value: Any) -> bool:
@@ -442,7 +457,10 @@ def _timestamp(zone: tzinfo | None, value: Any) -> int:
         raise Malformed
     own = _zone(place) if place is not None else zone or UTC
     micros = int(((fraction or "") + "000000")[:6])
-    return instant(datetime(year, month, day, hour, minute, second, micros), own)
+    found_us = instant(datetime(year, month, day, hour, minute, second, micros), own)
+    if not _FIRST_S <= found_us // 1_000_000 <= _LAST_S:  # in years 1 to 9999 there, not in UTC
+        raise Malformed
+    return found_us
 
 
 def instant(local: datetime, zone: tzinfo) -> int:
@@ -487,6 +505,12 @@ def _zone(text: str) -> tzinfo:
         raise Malformed(text) from error
 
 
+@cache
+def _regions() -> frozenset[str]:
+    """Return the names of regions: not what a host calls its own, nor files beside them."""
+    return frozenset(available_timezones() - {"localtime", "posixrules", "Factory"})
+
+
 @lru_cache(maxsize=64)
 def zone_of(name: str) -> tzinfo:
     """Return a time zone by its name as Java has it: a region, an offset, `Z`.
@@ -504,7 +528,8 @@ def zone_of(name: str) -> tzinfo:
             return timezone(-apart if sign == "-" else apart)
     else:
         try:
-            return ZoneInfo(name)
+            if name in _regions():
+                return ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             pass
     raise ValueError(f"spark.sql.session.timeZone={name!r}: is no time zone")

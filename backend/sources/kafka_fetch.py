@@ -136,7 +136,7 @@ def _records(messages: list[Any], topic: str, partition: int, following: int, en
         offsets = offsets[: int(np.searchsorted(offsets, end))]
         messages = messages[: len(offsets)]
     times = np.fromiter((message.timestamp()[1] for message in messages), np.int64, len(messages))
-    at = pa.array(times, mask=(times > _LAST_MS) | (times < -_LAST_MS)).cast(pa.timestamp("ms", "UTC"))
+    at = pa.array(times, mask=(times > _LAST_MS) | (times < 0)).cast(pa.timestamp("ms", "UTC"))  # -1: it has none
     columns = [
         pa.repeat(pa.scalar(topic), len(messages)),
         pa.repeat(pa.scalar(partition, pa.int32()), len(messages)),

@@ -117,4 +117,4 @@ def read_results(
                 within = pc.and_(pc.greater_equal(offsets, wanted[0]), pc.less(offsets, wanted[1]))
                 rows = pa.RecordBatch.from_pydict(columns).filter(within)
                 if rows.num_rows:
-                    yield cast(rows, schema)
+                    yield cast(rows, schema, where)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from backend.sources.archive import ArchiveSource, archive
 from backend.sources.archive_files import WRITE_SCHEMA, read_range, write_archive
 from backend.sources.archive_index import INDEX_NAME, Archive
 from backend.sources.archive_reader import ArchiveStreamReader
-from backend.sources.formats import ValueFormat
+from backend.sources.formats import MALFORMED, ValueFormat
 
 
 def messages(offsets: list[int], *, topic: str = "t", partition: int = 0, value: bytes = b"v") -> pa.Table:
@@ -141,6 +142,27 @@ def test_a_file_that_is_replaced_after_it_was_read_is_named(
     put(tmp_path / "a", "a.parquet", [0, 1, 2])
     put(tmp_path / "a", "b.parquet", [3])
     assert go_on(query) == [(0, 3)]
+
+
+def test_a_file_that_is_replaced_is_named_also_where_an_index_has_no_digests(tmp_path: Path, go_on: Any) -> None:
+    """As other tools, and releases before, have written it."""
+
+    def index() -> None:
+        Archive(tmp_path / "a").write_index()
+        path = tmp_path / "a" / INDEX_NAME
+        content = json.loads(path.read_text())
+        for entry in content["files"]:
+            del entry["digest"]
+        path.write_text(json.dumps(content))
+
+    put(tmp_path / "a", "a.parquet", [0, 1, 2])
+    index()
+    query = Query(tmp_path)
+    query.run()
+    put(tmp_path / "a", "a.parquet", [0, 1, 2, 3, 4], value=b"other")
+    index()
+    with pytest.raises(SourceWentBack, match=r"a\.parquet; why: it held t-0 0 to 2 "):
+        go_on(query)
 
 
 def test_files_that_are_not_begun_may_change_and_read_ones_may_go(tmp_path: Path) -> None:
@@ -324,6 +346,82 @@ def test_a_time_in_nanoseconds_is_rounded_down(tmp_path: Path) -> None:
     slices, gaps = Archive(str(tmp_path / "a")).partitions()["t", 0].cut(0, 2)
     [batch] = read_range(str(tmp_path / "a"), "t", 0, (0, 2), slices, gaps, schema)
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [-1, 1]
+
+
+def typed(home: Path, value: pa.Array, declared: pa.DataType) -> pa.RecordBatch:
+    """Read a field `x` of one message as another type."""
+    home.mkdir(exist_ok=True)
+    rows = messages([0]).set_column(5, "value", pa.StructArray.from_arrays([value], ["x"]))
+    pq.write_table(rows, home / "a.parquet")
+    schema = WRITE_SCHEMA.set(5, pa.field("value", pa.struct([("x", declared)]))).append(
+        pa.field(MALFORMED, pa.string())
+    )
+    slices, gaps = Archive(str(home)).partitions()["t", 0].cut(0, 1)
+    [batch] = read_range(str(home), "t", 0, (0, 1), slices, gaps, schema)
+    return batch
+
+
+AT = pa.timestamp("us", "UTC")
+MOMENT = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "declared", "found"),
+    [
+        (pa.array([1_700_000_000_000]), AT, MOMENT),
+        (pa.array([[1_700_000_000_000, None]]), pa.list_(AT), [MOMENT, None]),
+        (pa.array([[("a", 1_700_000_000_000)]], pa.map_(pa.string(), pa.int64())), pa.map_(pa.string(), AT),
+         [("a", MOMENT)]),
+        (pa.array([[-1, 1_999]], pa.list_(pa.timestamp("ns"))), pa.list_(pa.timestamp("us")),
+         [datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime(1970, 1, 1, 0, 0, 0, 1)]),
+        (pa.array([[7]], pa.large_list(pa.int32())), pa.list_(pa.int64()), [7]),
+        (pa.array([[7, 8]], pa.list_(pa.int32(), 2)), pa.list_(pa.int64()), [7, 8]),
+        (pa.array([2], pa.int32()), pa.decimal128(10, 2), Decimal("2.00")),
+        (pa.array([-2]), pa.decimal128(18, 0), Decimal(-2)),
+        (pa.array([2**64 - 1], pa.uint64()), pa.decimal128(22, 2), Decimal(2**64 - 1)),
+        (pa.array([10**8], pa.int32()), pa.decimal128(10, 2), None),
+    ],
+)  # fmt: skip
+def test_a_typed_value_is_read_as_its_declared_type_wherever_it_is(
+    tmp_path: Path, value: pa.Array, declared: pa.DataType, found: object
+) -> None:
+    batch = typed(tmp_path / "a", value, declared)
+    if found is None:
+        assert "does not fit its field 'x'" in batch.column(MALFORMED)[0].as_py()
+        return
+    assert batch.column("value").to_pylist() == [{"x": found}]
+    assert batch.column(MALFORMED).to_pylist() == [None]
+
+
+@pytest.mark.parametrize(
+    ("value", "declared"),
+    [
+        (pa.array([[1]]), pa.int64()),
+        (pa.array([{"a": 1}]), pa.string()),
+        (pa.array([True]), pa.timestamp("us")),
+    ],
+)
+def test_types_that_are_never_read_as_one_another_are_no_damage(
+    tmp_path: Path, value: pa.Array, declared: pa.DataType
+) -> None:
+    with pytest.raises(SourceInvalid, match=r"a\.parquet.*declare the types that the files have"):
+        typed(tmp_path / "a", value, declared)
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("topic", pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"], pa.binary()).buffers())),
+        ("offset", pa.array([2**63], pa.uint64())),
+        ("partition", pa.array([2**31])),
+    ],
+)
+def test_places_that_no_message_has_are_named_with_their_file(tmp_path: Path, column: str, values: pa.Array) -> None:
+    rows = messages([0])
+    rows = rows.set_column(rows.schema.get_field_index(column), column, values)
+    pq.write_table(rows, tmp_path / "a.parquet")
+    with pytest.raises(SourceInvalid, match=r"archive file a\.parquet"):
+        Archive(tmp_path).partitions()
 
 
 def test_fields_that_a_file_does_not_have_are_null(tmp_path: Path) -> None:

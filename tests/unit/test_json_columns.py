@@ -14,6 +14,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
+from backend.sources import json_columns
 from backend.sources.avro import AvroDecoder, fields_of
 from backend.sources.formats import Parse
 from backend.sources.json_columns import JsonColumns
@@ -252,3 +253,48 @@ def test_an_avro_value_of_a_wider_type_is_malformed_and_not_those_beside_it() ->
 def test_what_is_no_avro_schema_is_said(schema: str) -> None:
     with pytest.raises(ValueError, match="value="):
         fields_of(schema)
+
+
+@pytest.mark.parametrize("deep", [b'{"a":', b"["])
+def test_a_text_of_something_nested_is_its_json_however_deep_the_caller_stands(deep: bytes) -> None:
+    closed = {b'{"a":': b"}", b"[": b"]"}[deep]
+    inner = deep * 400 + b"1" + closed * 400
+    value = b'{"s":' + inner + b"}"
+
+    def stand(frames: int) -> list[dict[str, Any] | None]:
+        return stand(frames - 1) if frames else said([b'{"s":1,"n":x}', value, b"{}"])
+
+    for frames in (0, 300):
+        _, found, _ = stand(frames)
+        assert found is not None
+        assert found["s"] == inner.decode()
+
+
+def test_the_json_of_something_nested_is_spelled_as_json_is() -> None:
+    value = '{"a":[1,"x\\n",{"b":{},"c":[],"":null}],"\\u00e4":-0.50}'
+    [found] = said([b'{"s":' + value.encode() + b"}"])
+    assert found is not None
+    assert found["s"] == value.replace("\\u00e4", "\u00e4")
+
+
+def test_a_text_that_does_not_end_is_looked_at_once() -> None:
+    text = '"' + '\\"' * 5_000
+    assert len(json_columns._STRING.findall(text)) == 1
+    assert json_columns._depth("[[" + text + "[") == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.date32(), '"\u0662\u0660\u0661\u0663-01-05"'),
+        (pa.decimal128(5, 2), '"\u0661\u0662"'),
+        (pa.timestamp("us", "UTC"), '"2013-01-05T10:11:1\u0662"'),
+        (pa.timestamp("us", "UTC"), '"2013-01-05T10:11:12 localtime"'),
+        (pa.timestamp("us", "UTC"), '"2013-01-05T10:11:12 posixrules"'),
+        (pa.timestamp("us", "UTC"), '"2013-01-05T10:11:12 right/Europe/Berlin"'),
+        (pa.timestamp("us", "UTC"), '"0001-01-01T00:00:00+18:00"'),
+        (pa.timestamp("us", "UTC"), '"9999-12-31T23:59:59-18:00"'),
+    ],
+)
+def test_other_digits_a_hosts_own_zone_and_years_beyond_are_malformed(kind: pa.DataType, value: str) -> None:
+    assert said([f'{{"it":{value}}}'.encode()], pa.schema([("it", kind)])) == [None]

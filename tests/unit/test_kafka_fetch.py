@@ -253,6 +253,13 @@ def test_a_timestamp_that_microseconds_cannot_say_is_none(client: Any, monkeypat
     assert offsets(records) == [3, 4]
 
 
+def test_a_record_without_a_timestamp_has_none(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Message, "timestamp", lambda self: (0, -1) if self.offset() == 3 else (1, 0))
+    client.script += [[Message(3), Message(4)]]
+    (records,) = fetch({}, "t", 1, 3, 5)
+    assert records.column("timestamp").to_pylist() == [None, datetime(1970, 1, 1, tzinfo=UTC)]
+
+
 def test_a_damaged_batch_of_the_changelog_ends_its_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = PartitionReader.__new__(PartitionReader)
     reader._settings, reader._topic, reader._consumer = KafkaSettings("nowhere:1"), "log", None

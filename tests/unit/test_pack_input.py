@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 import pyarrow as pa
 import pytest
 
+from backend import readable
 from backend.errors import SourceDamaged
 from backend.spark.pack import frames
 from backend.spark.pack import pack_input as pack_input_module
@@ -215,3 +216,16 @@ def test_local_times_beyond_pythons_dates_have_the_zones_rules(
     assert found == [one * day - hour * 3_600_000 for one, hour in zip(days, hours, strict=True)]
     ends = pa.array([2**63 - 1, -(2**63), None], pa.timestamp("us"))
     assert millis(ends, zone).to_pylist() == [last, first, None]
+
+
+def test_what_cannot_be_read_is_found_by_halving(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, bad = 4_096, {7, 2_048, 4_095}
+    raw = pa.array([b"\xff" if at in bad else b"fine" for at in range(rows)], pa.binary())
+    fields = pa.StructArray.from_arrays([pa.Array.from_buffers(pa.string(), rows, raw.buffers())], ["s"])
+    looks: list[int] = []
+    fault = readable._fault
+    monkeypatch.setattr(readable, "_fault", lambda values: (looks.append(len(values)), fault(values))[1])
+    found, malformed = readable.readable(fields, pa.nulls(rows, pa.string()))
+    assert {at for at, one in enumerate(malformed.to_pylist()) if one is not None} == bad
+    assert found[7].as_py() == {"s": "\ufffd"}
+    assert len(looks) < 3 * 2 * 13 + 3, "two looks a level for each that is bad"

@@ -156,6 +156,53 @@ def test_the_index_of_a_frame_of_pandas_is_no_field(xs: list[int]) -> None:
     assert Step("map_batches", {"": lambda table: table}).schema_after(own, "step 1") == own
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step("select", {"x": None, "name": None}),
+        Step("where", {"": pc.field("x") >= 0}),
+        Step("with_columns", {"name": lambda table: pc.utf8_upper(table["name"])}),
+        Step(
+            "with_columns", {"x": lambda table: pa.array([len(one) for one in table["name"].to_pylist()], pa.int64())}
+        ),
+    ],
+)
+def test_a_text_that_is_no_utf8_is_malformed_before_a_step_sees_it(step: Step) -> None:
+    """Columns of a typed archive, or of Spark, may hold anything."""
+    raw = pa.array([b"fine", b"\xff\xfe", b"good"], pa.binary())
+    names = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    rows = parsed([(0, at, at, "") for at in range(3)])
+    made = pa.StructArray.from_arrays([pa.array([0, 1, 2], pa.int64()), names], fields=list(SOURCE))
+    rows = rows.set_column(rows.schema.get_field_index("fields"), "fields", made)
+    rows = rows.set_column(rows.schema.get_field_index("raw"), "raw", pa.nulls(3))
+    got = steps_of(step)(rows)
+    assert got["verdict"].to_pylist()[::2] == [PASSED, PASSED]
+    assert "a field cannot be read: Invalid UTF8" in got["malformed"][1].as_py()
+    assert got["malformed"].to_pylist()[::2] == [None, None]
+    assert got["raw"][1].as_py() == {"x": 1, "name": "\ufffd\ufffd"}
+    got["fields"].validate(full=True)
+
+
+def test_times_that_a_step_gives_are_those_of_microseconds() -> None:
+    """Fractions are rounded down, what no timestamp has is the message's own error, and ends no query."""
+
+    def times(unit: str, per: int) -> Step:
+        return Step("with_columns", {"at": lambda table: pc.multiply(table["x"], per).cast(pa.timestamp(unit, "UTC"))})
+
+    rows: list[Row] = [(0, 0, 1, ""), (0, 1, -1, ""), (0, 2, 3, "")]
+    micros = pa.schema([*SOURCE, ("at", pa.timestamp("us", "UTC"))])
+    run = Steps(lambda given: given, (times("ns", 1_001),), micros)
+    got = run(parsed(rows))
+    assert [one["at"].microsecond for one in got["fields"].to_pylist()] == [1, 999_998, 3]
+    for unit in ("s", "ms"):
+        run = Steps(lambda given: given, (times(unit, 1),), micros)
+        far = 2**60
+        got = run(parsed([(0, 0, 1, ""), (0, 1, far, ""), (0, 2, 3, "")]))
+        assert got["verdict"].to_pylist() == [PASSED, POISON, PASSED]
+        assert got["malformed"][1].as_py() == "step 1, with_columns(at): a time that no timestamp has"
+        assert [one and one["x"] for one in got["fields"].to_pylist()] == [1, None, 3]
+
+
 def test_a_step_that_would_end_the_worker_is_an_error_of_its_message() -> None:
     def leaves(table: pa.Table) -> pa.Table:
         if 2 in table["x"].to_pylist():

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.errors import SourceDamaged
+from backend.readable import readable
 from backend.sources.json_columns import instants
 from backend.spark.pack import frames
 from backend.spark.pack.hashing import xxhash64
@@ -116,7 +117,7 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int) -> pa.Record
         SourceDamaged: A topic that was not there when the job started.
     """
     count = rows.num_rows
-    fields, malformed = _readable(rows.column("fields"), rows.column("malformed"))
+    fields, malformed = readable(rows.column("fields"), rows.column("malformed"))
     named = dict(zip((field.name for field in fields.type), fields.flatten(), strict=True))  # null where the row is bad
     stream = _streams(rows.column("topic"), what.streams)
     partition = np.asarray(rows.column("partition"), np.int64)
@@ -186,44 +187,6 @@ def millis(times: pa.Array, timezone: str) -> pa.Array:
         return pc.multiply(ticks, 1_000) if per_ms == 0 else ticks
     floor = np.asarray(ticks.fill_null(0), np.int64) // per_ms
     return pa.array(floor, mask=np.asarray(ticks.is_null())) if ticks.null_count else pa.array(floor)
-
-
-def _readable(fields: pa.StructArray, malformed: pa.Array) -> tuple[pa.StructArray, pa.Array]:
-    """Return fields that can be read, all texts UTF-8, and say of rows where one could not that they are malformed.
-
-    Parsers check what they make of bytes. Columns that come as texts may hold anything: those of Parquet files, of a
-    user's function, of Spark.
-    """
-    if _fault(fields) is None:
-        return fields, malformed
-    faults = [_fault(fields.take(pa.array([row]))) for row in range(len(fields))]
-    reasons = [
-        known if fault is None else f"a field cannot be read: {fault}"
-        for fault, known in zip(faults, malformed.to_pylist(), strict=True)
-    ]
-    bad = pa.array([fault is not None for fault in faults])
-    columns = [_mended(column, bad) for column in fields.flatten()]
-    mended = pa.StructArray.from_arrays(columns, fields=list(fields.type), mask=fields.is_null())
-    return mended, pa.array(reasons, pa.string())
-
-
-def _fault(values: pa.Array) -> str | None:
-    """Return what Arrow finds wrong in values, None where they are sound."""
-    try:
-        values.validate(full=True)
-    except pa.ArrowInvalid as error:
-        return str(error).rpartition("Invalid: ")[2]
-    return None
-
-
-def _mended(column: pa.Array, bad: pa.BooleanArray) -> pa.Array:
-    """Return a column that can be read: what is no UTF-8 in texts replaced; nested ones null where a row is bad."""
-    if _fault(column) is None:
-        return column
-    if not pa.types.is_string(column.type):
-        return pc.if_else(bad, pa.scalar(None, column.type), column)
-    received = column.cast(pa.binary()).to_pylist()
-    return pa.array([None if one is None else one.decode(errors="replace") for one in received], column.type)
 
 
 def _with_long_keys(malformed: pa.Array, length: Ints) -> pa.Array:

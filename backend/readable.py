@@ -1,0 +1,61 @@
+"""Fields that can be read: all texts UTF-8, all values within their types.
+
+Parsers check what they make of bytes. Columns that come as texts may hold anything: those of Parquet files, of a user's
+function, of Spark.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def readable(fields: pa.StructArray, malformed: pa.Array) -> tuple[pa.StructArray, pa.Array]:
+    """Return fields that can be read, and say of rows where one could not that they are malformed."""
+    faults = _faults(fields)
+    if not faults:
+        return fields, malformed
+    reasons, bad = malformed.to_pylist(), np.zeros(len(fields), bool)
+    for row, fault in faults.items():
+        reasons[row], bad[row] = f"a field cannot be read: {fault}", True
+    columns = [_mended(column, pa.array(bad)) for column in fields.flatten()]
+    mended = pa.StructArray.from_arrays(columns, fields=list(fields.type), mask=fields.is_null())
+    return mended, pa.array(reasons, pa.string())
+
+
+def _faults(fields: pa.StructArray) -> dict[int, str]:
+    """Find the rows that cannot be read, by halving, and what Arrow says of each."""
+    found: dict[int, str] = {}
+    left = [(0, len(fields))]
+    while left:
+        low, high = left.pop()
+        # Arrow looks at all that a slice was cut from
+        fault = _fault(fields if high - low == len(fields) else fields.take(pa.array(np.arange(low, high))))
+        if fault is None:
+            continue
+        if high - low == 1:
+            found[low] = fault
+        else:
+            half = (low + high) // 2
+            left += [(low, half), (half, high)]
+    return found
+
+
+def _fault(values: pa.Array) -> str | None:
+    """Return what Arrow finds wrong in values, None where they are sound."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return str(error).rpartition("Invalid: ")[2]
+    return None
+
+
+def _mended(column: pa.Array, bad: pa.BooleanArray) -> pa.Array:
+    """Return a column that can be read: what is no UTF-8 in texts replaced; nested ones null where a row is bad."""
+    if _fault(column) is None:
+        return column
+    if not pa.types.is_string(column.type):
+        return pc.if_else(bad, pa.scalar(None, column.type), column)
+    received = column.cast(pa.binary()).to_pylist()
+    return pa.array([None if one is None else one.decode(errors="replace") for one in received], column.type)
