@@ -111,6 +111,8 @@ _STAGE_LOST = re.compile(
     r"Job aborted due to stage failure: (?:ShuffleMapStage|ResultStage) \d+ \([^\n]*\) has failed the maximum allowable"
     r" number of times: \d+\."
 )
+_BOTH_PLANNED = "[CONCURRENT_STREAM_LOG_UPDATE]"
+"""A driver that stood still has planned a micro-batch: the one that holds the lease goes on with it, the other ends."""
 _WRAPPERS = ("[STREAM_FAILED]", "Job aborted due to stage failure: Task")
 """Messages of Spark that only say that something below failed."""
 _LAST_LINE = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$", re.MULTILINE)
@@ -256,6 +258,7 @@ def _passes(links: tuple[Link, ...]) -> bool:
         head.io
         or head.kind in ("ExecutorLostFailure", _WAITED, _UPLOADED, f"{_KAFKA}TimeoutException")
         or _STAGE_LOST.match(head.text) is not None
+        or head.text.startswith(_BOTH_PLANNED)
         for head in _heads(links)
     )
 

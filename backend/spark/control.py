@@ -10,8 +10,8 @@ with a drain as its last micro-batch could not go on (`Wrong basePath`).
 
 A request (format 2): `drain-<number>.json`, `{"format": 2, "drain": true}`, or `adopt-<number>.json`, `{"format": 2,
 "adopt": {"<shard>": "<commit>"}}`: that shard's state is restored as of that commit, and it is to run what it queued
-since. Numbers are wall-clock milliseconds, made larger than the newest there is: a request is also later than all those
-that were deleted.
+since. `"behind"` is the newest micro-batch that was planned when it was asked. Numbers are wall-clock milliseconds,
+made larger than the newest there is: a request is also later than all those that were deleted.
 
 A start asks for one row, too: Spark makes no micro-batch of its own after a start until something new comes, but what a
 shard waits for may be due by now, by the clock or by options that were changed.
@@ -28,6 +28,7 @@ import json
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -39,6 +40,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from backend.boundary import OPTION, crossing_reader, token
 from backend.errors import UNDECODABLE, ControlDamaged, UnknownFormat
 from backend.spark.resume import newest_planned
+from recovery.commit.option_sets import versions_in
 from recovery.commit.pointer import Commit
 from recovery.files import open_files
 
@@ -65,8 +67,7 @@ def ask_to_drain(checkpoint: str) -> int:
 
 def drain_of(checkpoint: str, version: int) -> int:
     """Give the number of the newest drain that was asked for when a micro-batch was planned, 0 before the first."""
-    control = open_files(checkpoint).read(f"offsets/{version}").decode().splitlines()[-1]  # the last of the sources
-    return max(_asked(json.loads(control)), 0)
+    return max(_asked(_logged(checkpoint, version)), 0)
 
 
 def ask_to_adopt(checkpoint: str, commits: Mapping[int, str]) -> None:
@@ -83,14 +84,50 @@ def _ask(checkpoint: str, kind: str, what: object) -> int:
     with _asking:
         number = max([time.time_ns() // 1_000_000, *(one + 1 for _, one in _requests(checkpoint))])
         name = f"{DIRECTORY}/{kind}-{number}.json"
-        open_files(checkpoint).write(name, [json.dumps({"format": REQUEST_FORMAT, kind: what}).encode()])
+        content = {"format": REQUEST_FORMAT, kind: what, "behind": newest_planned(checkpoint)}
+        open_files(checkpoint).write(name, [json.dumps(content).encode()])
         return number
+
+
+def forget_requests(checkpoint: str) -> None:
+    """Delete the requests that nothing goes by any more; at a start, with no query running.
+
+    Those of a history that was taken back: asked behind a micro-batch that is planned no more, they would take effect
+    in another one. And those that were done before the oldest micro-batch that Spark retains; but for the newest,
+    behind which the next one is numbered.
+    """
+    versions, requests = versions_in(checkpoint, "offsets"), sorted(_requests(checkpoint), key=lambda one: one[1])
+    if not versions or not requests:
+        return
+    try:
+        oldest = _logged(checkpoint, versions[0])
+    except UNDECODABLE:  # it is retained for going back: who does is told
+        return
+    done = {"drain": _asked(oldest), "adopt": max((number for number, _ in _adopt(oldest).values()), default=0)}
+    files, gone = open_files(checkpoint), []
+    for kind, number in requests:
+        name = f"{DIRECTORY}/{kind}-{number}.json"
+        if number <= done[kind]:
+            gone += [name] if (kind, number) != requests[-1] else []
+            continue
+        try:
+            behind = json.loads(files.read(name)).get("behind", -1)
+        except (*UNDECODABLE, FileNotFoundError):
+            continue  # whoever is to go by it says what is wrong with it
+        gone += [name] if type(behind) is int and behind > versions[-1] else []
+    files.delete(gone)
+
+
+def _logged(checkpoint: str, version: int) -> dict[str, Any]:
+    """Read the control stream's offset of a micro-batch: the last of its sources."""
+    offset: dict[str, Any] = json.loads(open_files(checkpoint).read(f"offsets/{version}").decode().splitlines()[-1])
+    return offset
 
 
 def control_rows(spark: SparkSession, checkpoint: str) -> DataFrame:
     """Give the control stream: at most one row per micro-batch, columns `drain` and `adopt` (JSON)."""
     spark.dataSource.register(RewindControl)
-    start = {"start": token()} if newest_planned(checkpoint) >= 0 else {}
+    start = {"start": uuid.uuid4().hex} if newest_planned(checkpoint) >= 0 else {}
     return spark.readStream.format(RewindControl.name()).options(path=checkpoint, **start, **{OPTION: token()}).load()
 
 

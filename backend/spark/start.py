@@ -5,6 +5,7 @@ Everything that can be refused is refused here, before Spark plans anything.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import tempfile
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from backend.batch import Operator, SourcePartition
-from backend.errors import ManifestMismatch
+from backend.errors import UNDECODABLE, CheckpointInUse, ManifestMismatch, PointerDamaged
 from backend.joins.operator import JoinOperator
 from backend.kafka_client.admin import TopicIdentity, compare
 from backend.kafka_client.settings import KafkaSettings
@@ -30,7 +31,7 @@ from backend.sinks.sealing import Writing
 from backend.sources import Source, TopicPartition, remembers
 from backend.sources.dataframe import DataFrameSource
 from backend.sources.kafka import KafkaSource
-from backend.spark.control import ask_to_drain, drain_of
+from backend.spark.control import ask_to_drain, drain_of, forget_requests
 from backend.spark.explain import explained
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, check_key, describe, number_streams
 from backend.spark.observed import observed
@@ -44,6 +45,7 @@ from backend.spark.session.versions import check_not_connect
 from backend.spark.standby import standby_of
 from backend.spark.watching import SourceWatch
 from backend.steps import DEFAULT_POISON_LIMIT
+from backend.texts import one_line
 from backend.windows.definitions import Duration, duration_ms
 from backend.windows.operator import WindowOperator
 from recovery.changelog import KAFKA, Changelog, check_changelog, open_changelog
@@ -53,7 +55,7 @@ from recovery.commit.option_sets import ByVersion, sets_from, versions_in
 from recovery.commit.outputs import check_outputs, output_id, write_outputs
 from recovery.commit.pointer import Pointer, RestoringPointer
 from recovery.commit.relocation import check_alone, settle_in
-from recovery.commit.spark_files import check_state
+from recovery.commit.spark_files import check_state, read_spark_file
 from recovery.failures import UNREACHABLE, Failure, Kind, text_of
 from recovery.files import open_files
 from recovery.jobs import ShardJob, message_log, of_incarnation, shard_job, snapshots
@@ -223,6 +225,13 @@ def _plan(
     lease = taken.enter_context(
         lease_of(checkpoint, f"query {options.name!r}" if options.name is not None else "a query")
     )
+    if _spark_has_committed(checkpoint) != used or read_manifest(checkpoint) != stored:
+        raise CheckpointInUse(
+            "another query ran on the checkpoint while this start waited for it",
+            where=checkpoint,
+            why="what this start had gone by is another now",
+            command="start the query again",
+        )
     clear_unplanned(checkpoint)
     return _open(spark, checkpoint, sink, options, job, entries, stored, used, lease)
 
@@ -277,6 +286,7 @@ def _open(
         check_resumable(checkpoint, [side.source for side in job.inputs])
 
     look()
+    forget_requests(checkpoint)
     settle_in(checkpoint)
     local_dir = _local_dir(options)
     every = snapshot_every(options.snapshots, checkpoint)
@@ -642,14 +652,27 @@ def _spark_has_committed(checkpoint: str) -> bool:
 
     Raises:
         ManifestMismatch: Checkpoint format 1: a zombie can overwrite committed state under it.
+        PointerDamaged: The newest file of Spark's log of commits cannot be read.
     """
-    files = open_files(checkpoint)
     commits = versions_in(checkpoint, "commits")
     if not commits:
         return False
     newest = commits[-1]
-    text = files.read(f"commits/{newest}").decode()
-    if "stateUniqueIds" not in text:
+    name = f"commits/{newest}"
+    try:
+        head, _, content = read_spark_file(checkpoint, name).decode().partition("\n")
+        known = json.loads(content)
+        if not head.startswith("v") or not isinstance(known, dict):
+            raise ValueError(f"it begins with {head[:40]!r}")
+    except UNDECODABLE as error:
+        raise PointerDamaged(
+            "a file that Spark wrote into the checkpoint is damaged",
+            where=f"{checkpoint}/{name}",
+            why=one_line(str(error)),
+            command="with no query running, put this file back from a copy of the checkpoint, and leave the rest; or go"
+            " back to an older copy of the whole checkpoint",
+        ) from error
+    if "stateUniqueIds" not in known:
         raise ManifestMismatch(
             "the checkpoint has state store checkpoint format 1",
             where=f"{checkpoint}/commits/{newest}",

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -24,7 +24,7 @@ from backend.texts import source_partition, visible
 from recovery.commit import lease, manifest
 from recovery.commit import reset_mark as half_reset
 from recovery.commit.outputs import all_outputs, text_of
-from recovery.files import Files, open_files
+from recovery.files import Files, LocalFiles, open_files
 from recovery.inspect.checkpoint_view import Checkpoint
 
 _OURS = "rewind"
@@ -135,8 +135,18 @@ def carry_out(plan: Reset) -> None:
                 gone = True
     finally:
         taken.release(forget=gone)
-    if gone and not files.list(lease.DIRECTORY):  # the empty folders, unless a new query has begun there
-        files.delete_folder("")
+    if gone and not files.list(lease.DIRECTORY):  # the empty folders: a new query may begin there at any time
+        if isinstance(files, LocalFiles):
+            _remove_empty(files.root)
+        else:
+            files.delete_folder("")
+
+
+def _remove_empty(root: Path) -> None:
+    """Remove the folders in which nothing lies, from the innermost on."""
+    for folder, _, _ in os.walk(root, topdown=False):
+        with suppress(OSError):
+            Path(folder).rmdir()
 
 
 def _check_owners(plan: Reset) -> None:

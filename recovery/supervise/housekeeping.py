@@ -17,6 +17,7 @@ from backend.errors import UNDECODABLE
 from recovery.changelog.message_log import MessageLog
 from recovery.changelog.protocol import Changelog
 from recovery.commit.pointer import Commit
+from recovery.failures import PASSING
 from recovery.files import open_files
 from recovery.jobs import queue_files
 from recovery.queue.entries import prune_entries
@@ -146,6 +147,8 @@ class Housekeeping:
                 log.warning(
                     "pruning shard %d failed, it is tried again after %d commits: %s", shard, self._every, error
                 )
+                if isinstance(error, PASSING):
+                    break  # the others would wait for the same
         self._write()
         return deleted
 

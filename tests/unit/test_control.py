@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from backend.errors import ControlDamaged, UnknownFormat
-from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain, drain_of
+from backend.spark.control import (
+    ControlReader,
+    ask_to_adopt,
+    ask_to_drain,
+    control_rows,
+    drain_of,
+    forget_requests,
+)  # fmt: skip
 
 LIMIT = ReadAllAvailable()
 
@@ -138,3 +146,70 @@ def test_which_drain_a_micro_batch_carries_is_in_sparks_log(tmp_path):
         text = f'v1\n{{"batchWatermarkMs":0}}\n{{"asked":{{"0":5}}}}\n{json.dumps(offset)}'
         (tmp_path / "offsets" / str(version)).write_text(text)
     assert [drain_of(str(tmp_path), version) for version in (0, 1)] == [0, number]
+
+
+def planned(place, *offsets):
+    """Write Spark's log of offsets: a data source's, then the control stream's."""
+    (place / "offsets").mkdir(exist_ok=True)
+    for file in (place / "offsets").iterdir():
+        file.unlink()
+    for version, offset in enumerate(offsets):
+        (place / "offsets" / str(version)).write_text("\n".join(["v1", "{}", "{}", json.dumps(offset)]))
+
+
+def there(place):
+    return sorted(int(path.stem.partition("-")[2]) for path in (place / "rewind/control").iterdir())
+
+
+def test_a_request_of_a_history_that_was_taken_back_is_forgotten_and_one_that_is_not_planned_yet_is_not(tmp_path):
+    reader, place = ControlReader(str(tmp_path)), str(tmp_path)
+    offsets = [reader.latestOffset(reader.initialOffset(), LIMIT)] * 4
+    planned(tmp_path, *offsets)
+    first = ask_to_drain(place)  # behind micro-batch 3
+    forget_requests(place)
+    assert there(tmp_path) == [first], "it was asked, and the query died before it was planned"
+    planned(tmp_path, *offsets[:2])  # taken back
+    forget_requests(place)
+    assert there(tmp_path) == []
+    assert reader.latestOffset(offsets[0], LIMIT) == offsets[0], "nobody asked this history to drain"
+    again = ask_to_drain(place)
+    forget_requests(place)
+    assert there(tmp_path) == [again]
+    (tmp_path / f"rewind/control/drain-{again}.json").write_text('{"format": 2, "drain": true}')  # a release before
+    forget_requests(place)
+    assert there(tmp_path) == [again]
+
+
+def test_requests_that_are_done_before_what_spark_retains_go_but_for_the_newest(tmp_path):
+    reader, place = ControlReader(str(tmp_path)), str(tmp_path)
+    at, offsets = reader.latestOffset(reader.initialOffset(), LIMIT), []
+    numbers = []
+    for number in range(5):
+        numbers.append(ask_to_drain(place) if number != 2 else None)
+        if number == 2:
+            ask_to_adopt(place, {0: "0" * 20 + "_" + "a" * 32})
+        at = reader.latestOffset(at, LIMIT)
+        offsets.append(at)
+    planned(tmp_path, *offsets)
+    (tmp_path / "offsets" / "0").unlink()
+    (tmp_path / "offsets" / "1").unlink()
+    (tmp_path / "offsets" / "2").unlink()
+    forget_requests(place)
+    assert there(tmp_path) == numbers[4:]
+    assert ControlReader(place).latestOffset(at, LIMIT) == at
+    forget_requests(place)
+    assert there(tmp_path) == numbers[4:]
+
+
+def test_each_start_asks_for_a_row_of_its_own_also_in_one_process(tmp_path):
+    planned(tmp_path, {"format": 1, "asked": 0})
+    spark = MagicMock()
+    starts = []
+    for _ in range(3):
+        control_rows(spark, str(tmp_path))
+        starts.append(spark.readStream.format.return_value.options.call_args.kwargs["start"])
+    at = {"format": 1, "asked": 0}
+    for start in starts:
+        after = ControlReader(str(tmp_path), start).latestOffset(at, LIMIT)
+        assert after != at
+        at = after

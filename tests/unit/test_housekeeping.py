@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS
-from backend.errors import ChangelogDamaged
+from backend.errors import ChangelogDamaged, ChangelogUnavailable
 from backend.store.protocol import Changes
 from recovery.changelog import open_changelog
 from recovery.changelog.message_log import MessageLog
@@ -245,6 +245,23 @@ def test_a_failure_is_logged_and_stops_nothing(tmp_path, caplog):
         keeper.made(0, Commit(version, f"{version:032x}"))
     assert keeper.maintain(4) == []
     assert "pruning shard 0 failed" in caplog.text
+
+
+def test_what_is_away_is_waited_for_once_not_once_a_shard(tmp_path):
+    asked = []
+
+    def away():
+        asked.append(1)
+        raise ChangelogUnavailable("the brokers do not answer")
+
+    keeper = Housekeeping(away, Snapshots(str(tmp_path)), keep_versions=1, every=1)
+    for shard in range(5):
+        for version in range(5):
+            keeper.made(shard, Commit(version, f"{version:032x}"))
+    assert keeper.maintain(4) == []
+    assert asked == [1]
+    keeper.maintain(5)
+    assert asked == [1, 1]
 
 
 def test_commits_may_be_noted_while_it_prunes(tmp_path):

@@ -20,6 +20,7 @@ from recovery.commit import lease
 from recovery.commit import reset_mark as half_reset
 from recovery.commit.manifest import Manifest, read_manifest, write_manifest
 from recovery.commit.outputs import forget_outputs, output_id, write_outputs
+from recovery.files import LocalFiles
 from recovery.inspect import reset
 from recovery.inspect.reset import carry_out, plan_reset
 from tests.support.windows import QUERY
@@ -200,6 +201,30 @@ def test_reset_leaves_a_query_alone_that_begins_right_after_it(
     carry_out(plan_reset(location, home / "local"))
     begun[0].check()
     release(begun[0])
+
+
+def test_a_query_that_begins_while_the_empty_folders_go_keeps_what_it_makes(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = copied(template, tmp_path / "one")
+    location = str(home / "checkpoint")
+    listed, begun, looks = LocalFiles.list, list[Any](), list[str]()
+
+    def look(files: LocalFiles, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
+        found = listed(files, folder, temporary=temporary)
+        if folder == lease.DIRECTORY and not found and not looks and not read_manifest(location):
+            looks.append(folder)
+            begun.append(lease.take(location, "a query"))
+            (home / "checkpoint" / "offsets").mkdir(exist_ok=True)
+            (home / "checkpoint" / "offsets" / "0").write_text("v1")
+        return found
+
+    monkeypatch.setattr(LocalFiles, "list", look)
+    carry_out(plan_reset(location, home / "local"))
+    assert begun, "it began between the look and the removal"
+    begun[0].check()
+    assert (home / "checkpoint" / "offsets" / "0").exists()
+    begun[0].release(forget=False)
 
 
 def run(home: Path, *words: str, code: int = 0) -> Any:

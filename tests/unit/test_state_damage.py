@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.errors import PointerDamaged, StorageFailed
+from backend.errors import ManifestMismatch, PointerDamaged, StorageFailed
+from backend.spark import start
 from recovery.commit.spark_files import read_spark_file
 from recovery.failures import Kind, Link, QueryFailed, damaged_state, read
 from recovery.supervise.patience import Patience
@@ -201,3 +202,26 @@ def test_a_right_that_spark_lacks_is_waited_for_and_told_as_that(link: Link) -> 
     assert isinstance(failure.error, StorageFailed)
     assert "does not let Spark read or write" in failure.error.what
     assert link.text in failure.error.why
+
+
+def test_a_micro_batch_that_a_driver_planned_which_stood_still_is_gone_on_with() -> None:
+    """Who holds the lease runs it; the other one finds that out when it starts again."""
+    text = "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 5."
+    assert read(QueryFailed("the query failed", (Link("org.apache.spark.SparkException", text),))).kind is Kind.PASSES
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 20, b"v2\n\xff", b"v2\n{", b"v2\n[]", b'{"stateUniqueIds": {}}'])
+def test_a_torn_newest_commit_of_sparks_is_named_and_no_other_checkpoint_is_advised(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "3").write_bytes(content)
+    with pytest.raises(PointerDamaged) as caught:
+        start._spark_has_committed(str(tmp_path))
+    assert caught.value.where == f"{tmp_path}/commits/3"
+    assert "put this file back" in caught.value.command
+    (tmp_path / "commits" / "3").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    with pytest.raises(ManifestMismatch, match="checkpoint format 1"):
+        start._spark_has_committed(str(tmp_path))
+    (tmp_path / "commits" / "3").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}')
+    assert start._spark_has_committed(str(tmp_path))
