@@ -273,7 +273,7 @@ def _open(
     queue_bytes = queue_limit(spark, sink, options.queue_bytes)
     uri = changelog_uri(checkpoint, options.changelog)
     changelog = partial(open_changelog, uri, entries["query"])
-    check_alone(checkpoint, stored, entries["changelog"])
+    entries = {**entries, **_former_places(check_alone(checkpoint, stored, entries["changelog"]))}
     changelog().check(job.shards, new=not used)
     job.check_sources(checkpoint, new=not used)
     job = job.pinned({topic: TopicIdentity(**entry) for topic, entry in entries["topics"].items()})
@@ -634,6 +634,10 @@ def _check_dataframes(pipeline: Pipeline, operator: Operator, spark: SparkSessio
                 "left_window, right_window: a join by number of messages counts a source's offsets, and a DataFrame has"
                 " none: allowed are windows by time, or none"
             )
+
+
+def _former_places(places: Sequence[str]) -> dict[str, Any]:
+    return {"places": places} if places else {}
 
 
 def _read_as(side: str, field: pa.Field) -> str:

@@ -232,12 +232,22 @@ def _lives(files: Files, name: str, content: dict[str, Any], data: bytes, checkp
     here = _here()
     same = here["boot"] is not None and all(content.get(part) == here[part] for part in ("host", "boot"))
     if same or name in _ours:
-        if content.get("place") != real_place(checkpoint):
+        if not _is_there(content.get("place"), checkpoint):
             return False  # a copy of a checkpoint that is held where it was copied from
         started = _started(content.get("pid"))
         alive = started is not None and started == content.get("started")
         return name in _ours or (alive and content.get("pid") != here["pid"])
     return _renews(files, name, content, data)
+
+
+def _is_there(place: object, checkpoint: str) -> bool:
+    """Tell whether a checkpoint is at a place, also by another mount."""
+    if place == real_place(checkpoint):
+        return True
+    try:
+        return isinstance(place, str) and Path(place).samefile(checkpoint)
+    except (OSError, ValueError):
+        return False
 
 
 def _renews(files: Files, name: str, content: dict[str, Any], data: bytes) -> bool | None:

@@ -44,6 +44,7 @@ FREE = (
     "topics",  # compared by their ids at the start
     "changelog",
     "place",  # where the checkpoint was at its last start
+    "places",  # where it was before, and may still be
     "release",
 )
 """Paths of the manifest's entries that may change between starts; a change of any other one is refused.

@@ -51,36 +51,46 @@ def settle_in(checkpoint: str) -> int:
     return rewritten
 
 
-def check_alone(checkpoint: str, stored: Manifest | None, changelog: str) -> None:
-    """Check that a checkpoint that was copied does not share a changelog outside of it with its original.
+def check_alone(checkpoint: str, stored: Manifest | None, changelog: str) -> list[str]:
+    """Check that a checkpoint that was copied does not share a changelog outside of it with an original of it.
 
-    Both are the same query to the changelog, and each would cut what the other needs. Where the original is gone, or
-    cannot be seen from here, the checkpoint was moved.
+    Both are the same query to the changelog, and each would cut what the other needs. A place where the checkpoint was
+    before, and where there is none of the query now, is forgotten: it was moved.
 
     Args:
         checkpoint: Path or URI of Spark's checkpoint location.
         stored: Its manifest; None before its first start.
         changelog: The changelog's URI as the manifest would have it.
 
+    Returns:
+        The places where the checkpoint was before, where its query is yet or which do not answer: the next start looks
+        again.
+
     Raises:
-        ManifestMismatch: The original is still there, and the changelog is its own.
+        ManifestMismatch: An original is still there, and the changelog is its own.
     """
-    before = stored.entries.get("place") if stored is not None else None
-    if stored is None or before is None or before == open_files(checkpoint).uri:
-        return
-    if changelog != stored.entries.get("changelog") or changelog == CHANGELOG_DIRECTORY:
-        return
+    if stored is None:
+        return []
+    here = open_files(checkpoint).uri
+    places = dict.fromkeys([*stored.entries.get("places", ()), stored.entries.get("place", here)])
+    return [place for place in places if place != here and _may_be_there(place, checkpoint, stored, changelog)]
+
+
+def _may_be_there(place: str, checkpoint: str, stored: Manifest, changelog: str) -> bool:
     try:
-        original = read_manifest(before)
+        original = read_manifest(place)
     except (RewindError, OSError, ValueError):
-        return
-    if original is not None and original.entries.get("query") == stored.entries.get("query"):
+        return True
+    if original is None or original.entries.get("query") != stored.entries.get("query"):
+        return False
+    if changelog != CHANGELOG_DIRECTORY and changelog == original.entries.get("changelog"):
         raise ManifestMismatch(
             "the checkpoint is a copy, and would share its changelog with the original",
             where=checkpoint,
-            why=f"the original is at {before}, and both name {changelog}: what one cuts off, the other needs",
+            why=f"the original is at {place}, and both name {changelog}: what one cuts off, the other needs",
             command="give the copy a changelog of its own, changelog=...; or delete the original if it is not to go on",
         )
+    return True
 
 
 def check_settled(checkpoint: str) -> None:

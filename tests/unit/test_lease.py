@@ -159,6 +159,17 @@ def test_a_holder_that_wakes_up_finds_that_it_was_taken_over_whatever_came_since
     assert isinstance(holder.lost, CheckpointTaken)
 
 
+def test_a_checkpoint_by_another_mount_is_no_copy(tmp_path: Path, monkeypatch: Any) -> None:
+    """A bind mount, or a second mount of NFS: another path, no link, the same directory."""
+    lease = take(str(tmp_path / "checkpoint"), "the holder")
+    monkeypatch.setattr(module, "real_place", lambda _: "/mnt/another")
+    content = json.loads(next((tmp_path / "checkpoint" / module.DIRECTORY).iterdir()).read_text())
+    assert module._is_there(content["place"], str(tmp_path / "checkpoint"))
+    assert not module._is_there(content["place"], str(tmp_path))
+    assert not module._is_there(None, str(tmp_path / "checkpoint"))
+    lease.release()
+
+
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_a_copy_of_a_held_checkpoint_is_free(tmp_path: Path, monkeypatch: Any, where: str) -> None:
     import shutil

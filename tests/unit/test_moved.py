@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.errors import ManifestMismatch, PointerDamaged, StateUnavailable
+from backend.errors import ManifestMismatch, PointerDamaged, StateUnavailable, StorageFailed
+from recovery.commit import relocation
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.relocation import check_alone, check_settled, settle_in
 from recovery.files import LocalFiles
@@ -145,3 +146,39 @@ def test_a_copy_does_not_share_a_changelog_with_its_original_as_long_as_that_is_
     check_alone(str(two), stored, "kafka://h:1/log")
     shutil.rmtree(one)
     check_alone(str(two), stored, "kafka://h:1/log")  # moved
+
+
+def test_a_copy_that_ran_with_a_changelog_of_its_own_may_not_take_its_originals_later(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    stored = manifest(one, "q")
+    write_manifest(str(one), stored)
+    places = check_alone(str(two), stored, "kafka://h:1/own")
+    assert places == [str(one)]
+    entries = {"query": "q", "changelog": "kafka://h:1/own", "place": str(two), "places": places}
+    second = Manifest(1, (0,), entries)
+    with pytest.raises(ManifestMismatch, match="the checkpoint is a copy"):
+        check_alone(str(two), second, "kafka://h:1/log")
+    assert check_alone(str(two), second, "kafka://h:1/own") == [str(one)]
+    third = tmp_path / "three"  # a copy of the copy
+    assert check_alone(str(third), second, "kafka://h:1/another") == [str(one)]
+    write_manifest(str(two), second)
+    assert check_alone(str(third), second, "kafka://h:1/another") == [str(one), str(two)]
+    shutil.rmtree(one)
+    assert check_alone(str(two), second, "kafka://h:1/log") == [], "it was moved"
+
+
+def test_an_original_that_does_not_answer_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    stored = manifest(one, "q")
+    write_manifest(str(one), stored)
+
+    def refuse(*_: object) -> None:
+        raise StorageFailed("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(relocation, "read_manifest", refuse)
+        places = check_alone(str(two), stored, "kafka://h:1/log")
+    assert places == [str(one)]
+    entries = {"query": "q", "changelog": "kafka://h:1/log", "place": str(two), "places": places}
+    with pytest.raises(ManifestMismatch, match="the checkpoint is a copy"):
+        check_alone(str(two), Manifest(1, (0,), entries), "kafka://h:1/log")

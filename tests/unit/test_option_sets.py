@@ -131,7 +131,7 @@ def test_the_list_of_free_options_is_the_one_that_is_documented() -> None:
         "operator.policies", "operator.retention_ms", "operator.retention_messages", "operator.idle_after_ms",
         "operator.max_ahead_ms", "operator.free", "max_ahead_ms", "partitions",
     }  # fmt: skip
-    assert set(FREE) - set(OPTIONS) == {"first_offsets", "topics", "changelog", "place", "release"}
+    assert set(FREE) - set(OPTIONS) == {"first_offsets", "topics", "changelog", "place", "places", "release"}
 
 
 @pytest.mark.parametrize("sets", [[{"since": 3, "options": {}}] * 2, [{"since": 3}], [{"since": 3, "options": 4}], [7]])
