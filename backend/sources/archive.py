@@ -96,7 +96,8 @@ class ArchiveSource:
         """Return the archive, of which nothing is read yet."""
         from backend.sources.results_files import ResultsArchive
 
-        return (ResultsArchive if self.results else Archive)(self.path, STRUCT if self.value.name == "typed" else BYTES)
+        kind = STRUCT if self.value.name == "typed" else BYTES
+        return (ResultsArchive if self.results else Archive)(self.path, kind, self.only)
 
     def look(self, archive: Archive | None = None) -> dict[TopicPartition, PartitionIndex]:
         """Return what is there: one listing, and the footers of files not seen before.

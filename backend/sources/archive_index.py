@@ -110,10 +110,12 @@ class Archive:
     Args:
         uri: Path or fsspec URI of the directory.
         value: Kind that the values must be of, `archive_footer.BYTES` or `STRUCT`; None takes both.
+        topics: What is wrong with others, beside them, is not looked at; empty is all.
     """
 
     uri: str
     value: str | None = None
+    topics: tuple[str, ...] = ()
     _read: dict[str, tuple[Stamp, FileEntry]] = field(default_factory=dict)
     _checked: dict[TopicPartition, PartitionIndex] = field(default_factory=dict)
     _seen: object = None
@@ -162,9 +164,11 @@ class Archive:
                     if path in _listed(filesystem, root)[0]:
                         raise
                     continue  # it was taken away meanwhile
-            self._check_value(entry)
             found[path] = stamp, entry
-        self._checked = check([entry for _, entry in found.values()], stored.gaps)
+        wanted = [entry for entry in (self._of_topics(entry) for _, entry in found.values()) if entry is not None]
+        for entry in wanted:
+            self._check_value(entry)
+        self._checked = check(wanted, [gap for gap in stored.gaps if not self.topics or gap.topic in self.topics])
         self._read, self._seen = found, seen
         return self._checked
 
@@ -189,6 +193,11 @@ class Archive:
         data = msgspec.json.format(msgspec.json.encode(IndexFile(FORMAT, entries, list(gaps))), indent=1)
         filesystem.pipe_file(f"{root}/{INDEX_NAME}.part", data)
         filesystem.mv(f"{root}/{INDEX_NAME}.part", f"{root}/{INDEX_NAME}")
+
+    def _of_topics(self, entry: FileEntry) -> FileEntry | None:
+        """Give what a file holds of the topics that are read; None where it holds other ones alone."""
+        spans = [span for span in entry.spans if not self.topics or span.topic in self.topics]
+        return msgspec.structs.replace(entry, spans=spans) if spans or not entry.spans else None
 
     def _check_value(self, entry: FileEntry) -> None:
         if self.value is None or entry.value in ("", self.value):

@@ -231,6 +231,20 @@ def test_a_file_of_another_topic_is_named_and_does_not_brick(tmp_path: Path, go_
     assert Query(tmp_path).run() == [(0, 3)]
 
 
+def test_what_is_wrong_with_other_topics_stops_no_query_of_this_one(tmp_path: Path) -> None:
+    put(tmp_path / "a", "a.parquet", [0, 1])
+    put(tmp_path / "a", "other.parquet", [0, 1], topic="u")
+    put(tmp_path / "a", "gap.parquet", [7, 8], topic="u")
+    rows = messages([9], topic="v").set_column(5, "value", pa.array([{"x": 1}]))
+    pq.write_table(rows, tmp_path / "a" / "typed.parquet")
+    source = archive(str(tmp_path / "a"), format="raw", topics=["t"])
+    assert source.offsets() == {("t", 0): (0, 2)}
+    with pytest.raises(SourceGap):
+        archive(str(tmp_path / "a"), format="raw", topics=["t", "u"]).offsets()
+    with pytest.raises(SourceInvalid, match=r"typed\.parquet"):
+        archive(str(tmp_path / "a"), format="raw", topics=["v"]).offsets()
+
+
 def test_topics_are_those_of_the_first_start(tmp_path: Path) -> None:
     put(tmp_path / "a", "a.parquet", [0])
     source = archive(tmp_path / "a", format="raw").remembering([], "", 0)
