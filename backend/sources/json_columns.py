@@ -457,10 +457,7 @@ def _timestamp(zone: tzinfo | None, value: Any) -> int:
         raise Malformed
     own = _zone(place) if place is not None else zone or UTC
     micros = int(((fraction or "") + "000000")[:6])
-    found_us = instant(datetime(year, month, day, hour, minute, second, micros), own)
-    if not _FIRST_S <= found_us // 1_000_000 <= _LAST_S:  # in years 1 to 9999 there, not in UTC
-        raise Malformed
-    return found_us
+    return instant(datetime(year, month, day, hour, minute, second, micros), own)
 
 
 def instant(local: datetime, zone: tzinfo) -> int:

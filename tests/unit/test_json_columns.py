@@ -292,9 +292,7 @@ def test_a_text_that_does_not_end_is_looked_at_once() -> None:
         (pa.timestamp("us", "UTC"), '"2013-01-05T10:11:12 localtime"'),
         (pa.timestamp("us", "UTC"), '"2013-01-05T10:11:12 posixrules"'),
         (pa.timestamp("us", "UTC"), '"2013-01-05T10:11:12 right/Europe/Berlin"'),
-        (pa.timestamp("us", "UTC"), '"0001-01-01T00:00:00+18:00"'),
-        (pa.timestamp("us", "UTC"), '"9999-12-31T23:59:59-18:00"'),
     ],
 )
-def test_other_digits_a_hosts_own_zone_and_years_beyond_are_malformed(kind: pa.DataType, value: str) -> None:
+def test_other_digits_and_a_hosts_own_zone_are_malformed(kind: pa.DataType, value: str) -> None:
     assert said([f'{{"it":{value}}}'.encode()], pa.schema([("it", kind)])) == [None]
