@@ -178,8 +178,8 @@ def test_sparks_state_holds_the_pointer_only(spark, ran):
 @pytest.mark.parametrize(
     ("place", "damage"),
     [
-        ("0/5_*.changelog", "flipped"),
-        ("1/5_*.changelog", "gone"),
+        ("0/4_*.changelog", "flipped"),
+        ("1/4_*.changelog", "gone"),
         ("_metadata/v2/0", "cut"),
         ("_metadata/v2/0", "empty"),
         ("_metadata/v2/0", "gone"),
@@ -294,7 +294,7 @@ def test_a_disk_that_does_not_give_a_snapshot_is_no_damage(spark, tmp_path):
 def test_pointers_are_read_again_where_a_query_ran_on_beneath_the_reader(spark, ran, monkeypatch):
     """Spark deletes old state beside a reader; where nothing was committed, what is gone is gone."""
     path, _ = ran
-    (file,) = (path / "checkpoint" / "state" / "0").glob("0/5_*.changelog")
+    (file,) = (path / "checkpoint" / "state" / "0").glob("0/4_*.changelog")
     sound, commits = file.read_bytes(), replay._commits
     looks = []
 
