@@ -227,7 +227,8 @@ def output(out: Path, events: list[Event]) -> Output:
 
 def test_every_point_was_passed_and_killed(story: Story) -> None:
     assert set(story.killed) == set(POINTS)
-    assert story.passed == set(POINTS)
+    # a micro-batch that runs again is sealed, too: there test_queue_kills.py kills
+    assert story.passed - {"before_seal", "after_seal"} == set(POINTS)
 
 
 def test_windows_errors_and_state_are_those_of_an_undisturbed_run(story: Story) -> None:
