@@ -50,7 +50,7 @@ from backend.windows.definitions import Duration, duration_ms
 from backend.windows.operator import WindowOperator
 from recovery.changelog import KAFKA, Changelog, check_changelog, open_changelog
 from recovery.commit.lease import Lease, take
-from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, changelog_uri, read_manifest, settle
+from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, changelog_uri, read_manifest, record, settle
 from recovery.commit.option_sets import ByVersion, sets_from, versions_in
 from recovery.commit.outputs import check_outputs, output_id, write_outputs
 from recovery.commit.pointer import Pointer, RestoringPointer
@@ -295,7 +295,7 @@ def _open(
         owner=entries["query"], logged=job.logged,
     )  # fmt: skip
     restoring = _committed_before(spark, checkpoint, changelog(), job.shards, make) if used else {}
-    changelog().prepare(job.shards, new=not used)
+    _write_down(checkpoint, settled, changelog(), new=not used)
     _open_sink(sink, checkpoint, output)
     terms = terms_of(job, settled, checkpoint, [since.commit.version + 1 for since in restoring.values()])
     keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
@@ -377,6 +377,12 @@ def _committed_before(
     pointers = read_pointers(spark, checkpoint, shards)
     check_lineage(spark, checkpoint, changelog, pointers, make)
     return {shard: one.since for shard, one in pointers.items() if isinstance(one, RestoringPointer)}
+
+
+def _write_down(checkpoint: str, settled: Manifest, changelog: Changelog, *, new: bool) -> None:
+    """Record what the query is, and only then make a changelog that is its own; refused starts have changed neither."""
+    record(checkpoint, settled)
+    changelog.prepare(settled.shards, new=new)
 
 
 def _begin_sink(sink: Sink, checkpoint: str, output: str, operator: Operator) -> None:

@@ -144,7 +144,7 @@ def _checksum(content: Any) -> str:
 
 
 def settle(checkpoint: str, wanted: Manifest, *, used: bool) -> Manifest:
-    """Decide whether a job may go on with a checkpoint, and record it.
+    """Decide whether a job may go on with a checkpoint, and under which manifest; `record` writes it.
 
     Args:
         checkpoint: Spark's checkpoint location.
@@ -167,18 +167,21 @@ def settle(checkpoint: str, wanted: Manifest, *, used: bool) -> Manifest:
                 why="Spark has committed micro-batches there, and there is no manifest",
                 command="choose another checkpoint",
             )
-        first = replace(wanted, sets=following((), options, ()))
-        write_manifest(checkpoint, first)
-        return first
+        return replace(wanted, sets=following((), options, ()))
     check_same(checkpoint, stored, wanted)
     before = stored.sets or (OptionSet(0, options_of(stored.entries)),)
-    settled = Manifest(
+    return Manifest(
         stored.shards,
         stored.grouping,
         {**wanted.entries, "first_offsets": stored.entries.get("first_offsets")},
         following(before, options, versions_in(checkpoint, "offsets")),
     )
-    if _plain(settled.to_json()) != _plain(stored.to_json()):
+
+
+def record(checkpoint: str, settled: Manifest) -> Manifest:
+    """Write what `settle` gave, if it is not what is there; returns it. For starts that nothing refuses any more."""
+    stored = read_manifest(checkpoint)
+    if stored is None or _plain(settled.to_json()) != _plain(stored.to_json()):
         write_manifest(checkpoint, settled)
     return settled
 

@@ -33,7 +33,7 @@ from recovery.changelog.file import FileChangelog
 from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.changelog.protocol import Growth
 from recovery.changelog.records import Kind
-from recovery.commit.manifest import NAME, Manifest, read_manifest, settle, write_manifest
+from recovery.commit.manifest import NAME, Manifest, read_manifest, record, settle, write_manifest
 from recovery.commit.pointer import Pointer, decode, encode
 from tests.crash.damage import DAMAGES, LAST, PLACES, QUERY, Job, commit_of, replaced
 from tests.crash.told import told
@@ -141,7 +141,7 @@ def without_copies(job: Job) -> Any:
 
 
 def settled(job: Job) -> Any:
-    settle(job.checkpoint, manifest(2), used=True)
+    record(job.checkpoint, settle(job.checkpoint, manifest(2), used=True))
     found = read_manifest(job.checkpoint)
     assert found is not None
     return found.to_json()

@@ -41,7 +41,7 @@ from backend.windows import definitions as win
 from backend.windows.operator import WindowOperator
 from backend.windows.policies import Policies
 from backend.windows.spec import window_spec
-from recovery.commit.manifest import Manifest, settle
+from recovery.commit.manifest import Manifest, record, settle
 from recovery.files import open_files
 from tests.model.test_window_oracle import compare
 from tests.model.window_driver import SCHEMA, Driver, Shard
@@ -285,7 +285,8 @@ class Played:
             "max_ahead_ms": max_ahead_ms,
             "partitions": [list(place) for place in self._known(self.options)],
         }
-        settled = settle(self.checkpoint, Manifest(self.shards, grouping, entries), used=False)
+        wanted = Manifest(self.shards, grouping, entries)
+        settled = record(self.checkpoint, settle(self.checkpoint, wanted, used=False))
         self.terms = terms_of(job, settled, self.checkpoint)
 
     def _change(self) -> list[str]:

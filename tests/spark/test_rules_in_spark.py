@@ -14,8 +14,9 @@ from pyspark import RDD
 from pyspark.sql.conf import RuntimeConfig
 
 from backend import archive, count, kafka, max_, median, session, stream, tumbling
-from backend.errors import ManifestMismatch, PointerDamaged
+from backend.errors import CheckpointInUse, HistoryLost, ManifestMismatch, PointerDamaged
 from backend.sources.archive_files import write_archive
+from backend.spark import start as starting
 from backend.spark.observed import observed
 from backend.spark.session.settings import apart
 from recovery.commit.outputs import forget_outputs
@@ -407,6 +408,33 @@ def test_another_window_on_an_old_checkpoint_is_refused_with_the_difference(spar
     )
     with pytest.raises(ManifestMismatch, match="window"):
         other.start(spark, checkpoint=path / "checkpoint", results=tmp_path / "r", errors=tmp_path / "e", shards=2)
+
+
+def test_a_refused_start_leaves_the_checkpoint_as_it_was(spark, ran, tmp_path):
+    """`rewind restore` and `verify` go by what the manifest says: not by a wrong option that was refused."""
+    path, _ = ran
+    ours = path / "checkpoint" / "rewind"
+    before = {file.name: file.read_bytes() for file in ours.glob("*.json")}
+    with pytest.raises(HistoryLost, match="the changelog has lost a shard's state"):
+        start(spark, path, changelog=str(tmp_path / "wrong"), local_dir=tmp_path / "lost")
+    assert {file.name: file.read_bytes() for file in ours.glob("*.json")} == before
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_start_that_waited_for_another_query_does_not_go_by_what_it_saw_before(spark, tmp_path, monkeypatch):
+    write(tmp_path / "archive", messages(100))
+    take = starting.lease_of
+
+    def late(checkpoint, what):
+        monkeypatch.setattr(starting, "lease_of", take)
+        ended(start(spark, tmp_path))  # another host's query, which this start waits for
+        return take(checkpoint, what)
+
+    monkeypatch.setattr(starting, "lease_of", late)
+    with pytest.raises(CheckpointInUse, match="another query ran on the checkpoint while this start waited for it"):
+        start(spark, tmp_path)
+    ended(start(spark, tmp_path))
+    assert last_revisions(spark, tmp_path) == expected(messages(100))
 
 
 class Told(CollectSink):

@@ -27,7 +27,7 @@ from backend.windows.definitions import tumbling
 from backend.windows.operator import WindowOperator
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
-from recovery.commit.manifest import NAME, Manifest, read_manifest, settle, write_manifest
+from recovery.commit.manifest import NAME, Manifest, read_manifest, record, settle, write_manifest
 from recovery.commit.option_sets import FREE, OPTIONS, OptionSet, options_of
 from recovery.files import open_files
 
@@ -51,7 +51,7 @@ class Checkpoint:
     def start(self, retention_ms: int, **more: Any) -> list[tuple[int, int]]:
         """Start with a retention; give (first version, retention) of the sets that are kept."""
         entries = {"operator": {"window": {"size": 3}, "retention_ms": retention_ms}, **more}
-        settle(self.location, Manifest(1, (0,), entries), used=False)
+        record(self.location, settle(self.location, Manifest(1, (0,), entries), used=False))
         found = read_manifest(self.location)
         assert found is not None
         return [(one.since, one.options["operator.retention_ms"]) for one in found.sets]
@@ -218,7 +218,8 @@ def test_a_task_finds_the_terms_of_its_version() -> None:
     def start(operator: WindowOperator, partitions: list[list[int]], queued: Sequence[int] = ()) -> Any:
         job = job_of(operator, operator.spec.max_ahead_ms)
         entries = {"operator": operator.describe(), "max_ahead_ms": job.max_ahead_ms, "partitions": partitions}
-        return terms_of(job, settle(spark.location, Manifest(2, (3, 4), entries), used=False), spark.location, queued)
+        settled = record(spark.location, settle(spark.location, Manifest(2, (3, 4), entries), used=False))
+        return terms_of(job, settled, spark.location, queued)
 
     first = windows(retention=10, max_ahead=70)
     then = windows(retention=99, max_ahead=None)

@@ -10,7 +10,7 @@ import pytest
 from backend.errors import ManifestMismatch
 from backend.sources.archive import archive
 from backend.spark import task
-from recovery.commit.manifest import FIRST_HASH, Manifest, settle
+from recovery.commit.manifest import FIRST_HASH, Manifest, record, settle
 from recovery.files import open_files
 
 
@@ -19,7 +19,7 @@ def place() -> str:
 
 
 def start(checkpoint: str, **entries: Any) -> None:
-    settle(checkpoint, Manifest(1, (0,), entries), used=False)
+    record(checkpoint, settle(checkpoint, Manifest(1, (0,), entries), used=False))
 
 
 def test_a_manifest_without_a_hash_means_the_first_one() -> None:

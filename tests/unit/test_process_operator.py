@@ -134,11 +134,12 @@ def test_each_store_has_a_region_of_its_own_in_the_order_of_declaration() -> Non
 
 
 def _settled(first: ProcessOperator, then: ProcessOperator) -> None:
-    from recovery.commit.manifest import Manifest, settle
+    from recovery.commit.manifest import Manifest, record, settle
 
     checkpoint = f"memory://process-{uuid.uuid4().hex}"
     for operator in (first, then):
-        settle(checkpoint, Manifest(1, (0,), {"operator": operator.describe()}), used=operator is then)
+        wanted = Manifest(1, (0,), {"operator": operator.describe()})
+        record(checkpoint, settle(checkpoint, wanted, used=operator is then))
 
 
 def test_a_changed_job_goes_on_where_the_state_allows_it() -> None:

@@ -275,6 +275,42 @@ def test_a_start_hands_its_tasks_the_seal_of_what_was_planned_and_not_committed(
     assert (later.planned, dict(later.sealed), later.number) == (-1, {}, started.number + 1)
 
 
+def test_a_start_that_never_queues_seals_what_it_runs_again_and_nothing_else(tmp_path: Path) -> None:
+    """A driver that stood still may seal the planned micro-batch later: what this start did with it counts."""
+    place = str(tmp_path)
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_text("v1")
+    started = incarnation_of(place, ByVersion.always(CountingOperator()), False)
+    sink, lease = SealedBy(), take(place, "query 'a'")
+    try:
+        queueing.Sealing(sink, lease, False).begin(started)  # type: ignore[arg-type]
+        queueing.Sealing(object(), lease, False).begin(started)  # type: ignore[arg-type] # one that cannot: no matter
+        assert sink.seal is not None
+        for version in (0, 1):
+            sink.seal(version, [{"shard": 0, "metrics": None}])
+    finally:
+        lease.release()
+    assert [path.name for path in (tmp_path / seals.DIRECTORY).iterdir()] == [f"0-{started.number}.json"]
+    seals.write_seal(place, 0, started.number - 1, {0: Decision.QUEUED})  # the driver that stood still
+    assert seals.read_seal(place, 0) == {}
+    new = SealedBy()
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").write_text("v1")
+    queueing.Sealing(new, lease, False).begin(  # type: ignore[arg-type]
+        incarnation_of(place, ByVersion.always(CountingOperator()), False)
+    )
+    assert new.seal is None, "nothing runs again"
+
+
+class SealedBy:
+    """A sink that notes what it is to call."""
+
+    seal: Any = None
+
+    def seal_by(self, seal: Any) -> None:
+        self.seal = seal
+
+
 def test_seals_of_micro_batches_that_were_taken_back_go(tmp_path: Path) -> None:
     for version in (3, 4, 9):
         seals.write_seal(str(tmp_path), version, 1, {0: Decision.QUEUED})

@@ -20,7 +20,7 @@ from backend.store.storage import storage
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, encode_record
 from recovery.commit.shard_directory import Generation, ShardDirectory
-from recovery.files import LocalFiles, RemoteFiles
+from recovery.files import LocalFiles, RemoteFiles, copy_file
 from recovery.restore.open_shard import OpenShard
 from recovery.restore.probe import unusable
 from recovery.snapshots.publisher import Snapshots
@@ -151,6 +151,32 @@ def test_what_was_fetched_is_deleted_where_the_staged_file_does_not_come_along(
             made.open()
         assert {path.name for path in made.directory.path.iterdir()} == before
     assert made.open() == b"1"
+
+
+def test_a_copy_never_takes_the_place_of_what_is_there(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(b"new")
+    target.write_bytes(b"old")
+    for link in (True, False):
+        with pytest.raises((FileExistsError, StorageFailed), match="File exists"):
+            copy_file(source, target, link=link)
+        assert target.read_bytes() == b"old"
+
+
+def test_a_database_that_this_user_may_not_look_into_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = shard(tmp_path, full=False)
+    assert made.open() == b"1"
+
+    def refuse(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        with pytest.raises(StorageFailed, match="Permission denied"):
+            made.directory.current()
+    assert made.directory.current() == made.generation
 
 
 def test_a_current_that_the_disk_does_not_give_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
