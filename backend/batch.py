@@ -227,6 +227,17 @@ class Settling(Protocol):
         """
 
 
+FREE_OPTIONS = (
+    "policies",
+    "retention_ms",
+    "retention_messages",
+    "idle_after_ms",
+    "max_ahead_ms",
+    "free",  # a join's retentions and update periods, the durations of a process's stores
+)
+"""Entries of `Operator.describe` that may be others at the next start; all others stay."""
+
+
 class Operator(Protocol):
     """A stateful operator over one shard. Holds no state of its own between calls."""
 
@@ -259,5 +270,5 @@ class Operator(Protocol):
 
         Args:
             options: Parts of what `describe` gave, as JSON gives them back: those that may change between starts
-                (`recovery.commit.option_sets.OPTIONS`). What is not in it stays.
+                (`FREE_OPTIONS`). What is not in it stays.
         """

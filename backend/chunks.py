@@ -1,10 +1,13 @@
-"""Columns of Arrow tables as one array."""
+"""Columns of Arrow tables as one array, and what is within nested ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def one_chunk(column: Any) -> pa.Array:
@@ -17,3 +20,48 @@ def one_chunk(column: Any) -> pa.Array:
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def has_kernels(kind: pa.DataType) -> bool:
+    """Return whether Arrow takes, filters and compares values of a type, and of those within it.
+
+    It does not those of views, of intervals, and of decimals of 32 and 64 bits.
+    """
+    types = pa.types
+    own = (types.is_string_view, types.is_binary_view, types.is_list_view, types.is_large_list_view)
+    if any(check(kind) for check in (*own, types.is_interval, types.is_decimal32, types.is_decimal64)):
+        return False
+    if types.is_dictionary(kind):
+        return has_kernels(kind.value_type)
+    return all(has_kernels(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def rebuilt(column: pa.Array, kind: pa.DataType, change: Callable[[pa.Array, pa.DataType], pa.Array]) -> pa.Array:
+    """Return a nested column of what a function makes of its children; a map with a key that comes out null is null.
+
+    Args:
+        column: Structs, lists or maps.
+        kind: Of what comes: structs, lists or maps as well, with as many fields.
+        change: Takes a child and the type that it is to have.
+    """
+    types = pa.types
+    if types.is_struct(kind):
+        children = [change(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+    if types.is_map(kind):
+        column = column.take(np.arange(len(column)))  # a slice has the offsets of what it was cut from
+        keys, items, mask = change(column.keys, kind.key_type), change(column.items, kind.item_type), column.is_null()
+        if keys.null_count:  # a key cannot be null
+            bad = np.flatnonzero(np.asarray(keys.is_null()))
+            absent = np.array(mask)
+            absent[np.searchsorted(np.asarray(column.offsets), bad, "right") - 1] = True
+            keys, mask = pc.fill_null(keys, pa.scalar(0, keys.type)), pa.array(absent)
+        return pa.MapArray.from_arrays(column.offsets, keys, items, type=kind, mask=mask)
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int32)
+    ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    return pa.ListArray.from_arrays(ends, change(column.flatten(), kind.value_type), kind, mask=column.is_null())
+
+
+def is_rebuilt(kind: pa.DataType) -> bool:
+    """Return whether a type is one that `rebuilt` gives."""
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind) or pa.types.is_list(kind))

@@ -33,6 +33,12 @@ def real_place(location: str | os.PathLike[str]) -> str:
     return f"{_SAME.get(scheme, scheme)}://{host}" + (f"/{plain}" if plain else "")
 
 
+def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Check whether two locations are one directory, also by another mount."""
+    real, other_real = real_place(one), real_place(other)
+    return real == other_real or _one_directory(real, other_real)
+
+
 def is_within(inner: str, outer: str) -> bool:
     """Check whether a real place is another one, or lies somewhere below it."""
     return any(place == outer or _one_directory(place, outer) for place in _upwards(inner))

@@ -25,13 +25,32 @@ def readable(fields: pa.StructArray, malformed: pa.Array) -> tuple[pa.StructArra
 
 
 def _faults(fields: pa.StructArray) -> dict[int, str]:
-    """Find the rows that cannot be read, by halving, and what Arrow says of each."""
+    """Find the rows that cannot be read, and what Arrow says of the first of their fields that cannot."""
     found: dict[int, str] = {}
-    left = [(0, len(fields))]
+    for column in fields.flatten():
+        if _fault(column) is not None:
+            for row, fault in (_not_utf8 if pa.types.is_string(column.type) else _halved)(column).items():
+                found.setdefault(row, fault)
+    return found
+
+
+def _not_utf8(column: pa.Array) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for row, value in enumerate(column.cast(pa.binary()).to_pylist()):
+        try:
+            _ = value is None or value.decode()
+        except UnicodeDecodeError:
+            found[row] = "Invalid UTF8 sequence at string index 0"
+    return found
+
+
+def _halved(column: pa.Array) -> dict[int, str]:
+    found: dict[int, str] = {}
+    left = [(0, len(column))]
     while left:
         low, high = left.pop()
         # Arrow looks at all that a slice was cut from
-        fault = _fault(fields if high - low == len(fields) else fields.take(pa.array(np.arange(low, high))))
+        fault = _fault(column if high - low == len(column) else column.take(pa.array(np.arange(low, high))))
         if fault is None:
             continue
         if high - low == 1:

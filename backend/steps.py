@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from backend.batch import RESERVED
 from backend.boundary import check_function, user_code
-from backend.chunks import one_chunk
+from backend.chunks import is_rebuilt, one_chunk, rebuilt
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.python_rows import python_rows
 from backend.readable import readable
@@ -268,7 +268,7 @@ class Steps:
             if more:
                 raise KeyError(f"{', '.join(sorted(more))} came, too")
             # fractions of a microsecond are cut off: what a timestamp has no room for is found before
-            columns = [_in_micros(table.column(name)) for name in self.schema.names]
+            columns = [_in_micros(one_chunk(table.column(name))) for name in self.schema.names]
             return pa.table(columns, self.schema.names).cast(self.schema)
         except (KeyError, pa.ArrowException) as error:
             raise self._other_fields(table.schema, error) from error
@@ -276,12 +276,16 @@ class Steps:
     def _beyond(self, table: pa.Table) -> list[int]:
         """Return the rows with a time that no timestamp of microseconds has."""
         rows: set[int] = set()
-        for name in self.schema.names:
-            if name in table.column_names and pa.types.is_timestamp(table.column(name).type):
-                column = table.column(name)
+        for one in self.schema:
+            if one.name not in table.column_names:
+                continue
+            column = one_chunk(table.column(one.name))
+            if pa.types.is_timestamp(column.type):
                 most = _MOST_US // {"s": 1_000_000, "ms": 1_000}.get(column.type.unit, 1)
                 ticks = np.asarray(pc.fill_null(column.cast(pa.int64()), 0))
                 rows.update(np.flatnonzero((ticks > most) | (ticks < -most)).tolist() if most < _MOST_US else ())
+            elif _has_time(column.type):
+                rows.update(_misfits(column, one.type))
         return sorted(rows)
 
     def _joined(self, parts: Sequence[pa.Table]) -> pa.Table:
@@ -376,13 +380,56 @@ class Steps:
                 )
 
 
-def _in_micros(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return timestamps of nanoseconds in microseconds, rounded down; everything else as it is."""
-    if not pa.types.is_timestamp(column.type) or column.type.unit != "ns":
+def _in_micros(column: pa.Array, _: pa.DataType | None = None) -> pa.Array:
+    """Return timestamps of nanoseconds in microseconds and dates of milliseconds in days, rounded down, also within
+    nested values; everything else as it is.
+    """
+    kind = column.type
+    if is_rebuilt(kind):
+        return rebuilt(column, _micros(kind), _in_micros) if _has_time(kind) else column
+    if _micros(kind) == kind:
         return column
-    whole = np.asarray(pc.fill_null(column.cast(pa.int64()), 0)) // 1_000
-    kind = pa.timestamp("us", column.type.tz)
-    return pa.chunked_array([pa.array(whole, mask=np.asarray(column.is_null())).cast(kind)])
+    whole = np.asarray(pc.fill_null(column.cast(pa.int64()), 0)) // (86_400_000 if pa.types.is_date(kind) else 1_000)
+    found = pa.array(whole, mask=np.asarray(column.is_null()))
+    return (found.cast(pa.int32()) if pa.types.is_date(kind) else found).cast(_micros(kind))
+
+
+def _micros(kind: pa.DataType) -> pa.DataType:
+    """Return the type that `_in_micros` gives."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_micros(field.type)) for field in kind])
+    if types.is_map(kind):
+        key, item = kind.key_field.with_type(_micros(kind.key_type)), kind.item_field.with_type(_micros(kind.item_type))
+        return pa.map_(key, item)
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_micros(kind.value_type)))
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    return pa.date32() if types.is_date64(kind) else kind
+
+
+def _has_time(kind: pa.DataType) -> bool:
+    """Return whether a type is a timestamp or a date, or has one within."""
+    own = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    return own or any(_has_time(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _misfits(column: pa.Array, kind: pa.DataType) -> list[int]:
+    """Return the rows whose times do not fit a type; none where the types are not of one kind."""
+    found: list[int] = []
+    left = [(0, len(column))]
+    while left:
+        low, high = left.pop()
+        try:
+            _in_micros(column.slice(low, high - low)).cast(kind)
+        except pa.ArrowInvalid:
+            half = (low + high) // 2
+            left += [(low, half), (half, high)] if high - low > 1 else []
+            found += [low] if high - low == 1 else []
+        except pa.ArrowException:
+            return []
+    return found
 
 
 def _said(fields: Iterable[pa.Field]) -> str:

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from backend.errors import RewindError
+from backend.places import is_within, real_place
 from backend.store.storage import storage_failed
 from recovery.drill.scenarios import CATALOGUE, DAYS
 from recovery.failures import read
@@ -236,7 +237,7 @@ def export(
     if out.exists():
         raise ValueError(f"out={str(out)!r}: exists already; give a new directory")
     opened = Checkpoint(checkpoint, local_dir)
-    if Path(opened.location).resolve() in out.resolve().parents:
+    if is_within(real_place(out), real_place(opened.location)):
         raise ValueError(f"out={str(out)!r}: lies in the checkpoint; give a directory outside of it")
     written: list[dict[str, Any]] = []
     for shard in tracked(opened.shards, "shards"):

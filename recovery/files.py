@@ -108,12 +108,21 @@ def open_files(uri: str | os.PathLike[str]) -> Files:
     return RemoteFiles(text)
 
 
-def check_location(uri: str) -> None:
-    """Refuse a location with a password in it: locations are in the manifest, in logs and in errors.
+def check_location(uri: str, option: str = "") -> None:
+    """Refuse a location that Spark would take for another place, or one with a password in it.
+
+    `hdfs:/data` is a URI to Hadoop and a relative path to others. Locations are in the manifest, in logs and in errors.
 
     Raises:
-        ValueError: Says where, without the password.
+        ValueError: Says where, without the password, and the option if one is given.
     """
+    first = uri.partition("/")[0]
+    if ":" in first and "://" not in uri and first != "file:":
+        what = f"{option}={uri!r}" if option else f"location {uri!r}"
+        raise ValueError(
+            f"{what}: allowed are a URI with two slashes, {first.replace(':', '://', 1)}..., and a path (./{first}..."
+            " for one that begins so)"
+        )
     scheme, found, rest = uri.partition("://")
     user, at, host = rest.split("/", 1)[0].rpartition("@")
     if found and at and ":" in user:
@@ -136,7 +145,7 @@ def check_place(place: str | os.PathLike[str], option: str) -> str:
     if not isinstance(place, str | os.PathLike) or not os.fspath(place):
         raise ValueError(f"{option}={place!r}: must be a path or URI")
     text = os.fspath(place)
-    check_location(text)
+    check_location(text, option)
     protocol, found, _ = text.partition("://")
     if found:
         if protocol in _OF_ONE_PROCESS:
@@ -147,7 +156,7 @@ def check_place(place: str | os.PathLike[str], option: str) -> str:
             raise ValueError(
                 f"{option}={text!r}: {error}; allowed is what fsspec knows and has a package for"
             ) from None
-    return text if ":" in text.partition("/")[0] else str(Path(text).absolute())
+    return text if found or text.startswith("file:") else str(Path(text).absolute())
 
 
 _OF_ONE_PROCESS = ("memory", "data", "reference", "zip", "tar", "libarchive")
@@ -333,16 +342,22 @@ class LocalFiles:
                 sync(parent)
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder, also when others write or delete in it meanwhile; at most `_DELETE_TRIES` times."""
+        """Delete a folder, also when others write or delete in it meanwhile; at most `_DELETE_TRIES` times.
+
+        Of one that is a link to a directory elsewhere, all that is in there goes, and the link.
+        """
         path = self.root / folder
         for left in reversed(range(_DELETE_TRIES)):
             if not path.is_dir():
                 break
             try:
-                shutil.rmtree(path)
+                shutil.rmtree(path.resolve() if path.is_symlink() else path)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or not left:
                     raise storage_failed(error, str(path)) from error
+        if path.is_symlink():
+            with storage(str(path)):
+                path.unlink()
         if path.parent.is_dir():
             sync(path.parent)
 

@@ -9,6 +9,7 @@ from backend.aggregates import groups as g
 from backend.aggregates.groups import Floats, Ints, Rows
 from backend.aggregates.model import Aggregate, is_flat, is_number, refuse
 from backend.aggregates.sketch import distinct
+from backend.chunks import has_kernels
 
 MAX_TOP = 10_000
 
@@ -100,7 +101,7 @@ class _Collected:
     ordered = False
 
     def __init__(self, alias: str, entry: pa.Field, kind: str, *, flat: bool = True) -> None:
-        if flat and not is_flat(entry.type):
+        if not (is_flat if flat else has_kernels)(entry.type):
             raise refuse(alias, kind, entry, "types without nested values")
         self._name = entry.name
         self.result_field = pa.field(alias, pa.list_(pa.field("item", entry.type)), nullable=False)

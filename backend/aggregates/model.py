@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from backend.aggregates.groups import Rows
 from backend.batch import MESSAGE_FIELDS, RESULT_FIELDS
+from backend.chunks import has_kernels
 from backend.texts import one_line
 
 
@@ -132,7 +133,8 @@ def is_number(kind: pa.DataType) -> bool:
 
 def is_flat(kind: pa.DataType) -> bool:
     """Tell whether values of a type can be compared and kept in a flat column."""
-    return not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or pa.types.is_null(kind))
+    plain = not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or pa.types.is_null(kind))
+    return plain and not pa.types.is_float16(kind) and has_kernels(kind)
 
 
 def check_publishable(kind: pa.DataType, option: str) -> None:

@@ -29,6 +29,7 @@ import pyarrow as pa
 from backend.batch import (
     ERROR_SCHEMA,
     EVENT_TIMES,
+    FREE_OPTIONS,
     MAX_EVENT_TIME,
     MESSAGE_FIELDS,
     MIN_EVENT_TIME,
@@ -39,7 +40,8 @@ from backend.batch import (
     SourcePartition,
 )
 from backend.contexts import offsets_seen
-from backend.errors import SelectorDisabled
+from backend.errors import KeyInvalid, ManifestMismatch, SelectorDisabled, UnknownFormat
+from backend.keys import encode_columns
 from backend.python_rows import python_rows
 from backend.store.bounds import stored_bounds
 from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes
@@ -54,6 +56,9 @@ FORMAT, WITHOUT_RUNS = 2, 1
 Result = dict[str, Any]
 
 _KEY = bytes([Region.OPERATOR]) + b"positions"
+_SPECIFICATION = bytes([Region.OPERATOR]) + b"specification"
+SPECIFICATION_FORMAT = 1
+"""Of the row with what the operator says of itself, JSON, but for the options that may change."""
 MAX_WHY = 200
 """Characters of a detail: what does not fit may stand in it, and be long."""
 _OUT_OF_ORDER = "out_of_order", "a later offset was given before, and this one was not, or too long ago to be known"
@@ -130,6 +135,7 @@ class Context:
         self._store, self._clock = store if store is not None else MemoryStore(), clock
         self._schema = pa.schema([*MESSAGE_FIELDS, *fields])
         self._work = Workspace(self._store, stored_bounds(self._store))
+        self._check_specification()
         data = self._work.get(_KEY)
         saved = _Saved(FORMAT, 0, [])
         if data is not None:
@@ -160,13 +166,45 @@ class Context:
         results, errors = python_rows(outcome.results), python_rows(outcome.errors)
         self._work.apply(attempt.changes())
         self._positions, self._version, self.next_due_ms = after, self._version + 1, outcome.next_due_ms
-        for message in [*(message for message, *_ in refused), *(message for message, _ in fresh)]:
+        given = [*(message for message, *_ in refused), *(message for message, _ in fresh)]
+        for message in sorted(given, key=_place):  # as `_advance` counted: there are never more runs in between
             runs = self._seen.setdefault((message.stream, message.partition), offsets_seen.Seen())
             runs.add(message.offset)
-            runs.forget()
+            if self._ordered:
+                runs.forget()
         found = outcome.metrics.get("opened") or outcome.metrics.get("expired")
         moved = bool(found) or dict(self._work.bounds) != bounds
         return results, [*(_error(*one) for one in refused), *errors], moved
+
+    def _check_specification(self) -> None:
+        """Refuse a store whose state another operator made; stores of before do not say which.
+
+        Raises:
+            ManifestMismatch: Names what differs.
+            UnknownFormat: Another release wrote what it was.
+        """
+        data = self._work.get(_SPECIFICATION)
+        if data is None:
+            return
+        row = json.loads(data)
+        if row["format"] != SPECIFICATION_FORMAT:
+            raise UnknownFormat(
+                "what a context's state was made by is written in an unknown format",
+                why=f"it is format {row['format']!r}, known is {SPECIFICATION_FORMAT}",
+                command="install the release that wrote it",
+            )
+        stored, mine = row["operator"], self._specification()
+        wrong = [name for name in sorted({*stored, *mine}) if stored.get(name) != mine.get(name)]
+        if wrong:
+            raise ManifestMismatch(
+                "the store holds the state of another specification",
+                why="; ".join(f"{name}: was {stored.get(name)!r}, is {mine.get(name)!r}" for name in wrong),
+                command="give the specification as it was, or an empty store",
+            )
+
+    def _specification(self) -> dict[str, Any]:
+        fixed = {name: one for name, one in self._operator.describe().items() if name not in FREE_OPTIONS}
+        return dict(json.loads(json.dumps(fixed)))
 
     @property
     def _key_columns(self) -> Sequence[str]:
@@ -181,9 +219,15 @@ class Context:
                 table = self._table([(message, NO_TIME) for message in some])
             except (ValueError, TypeError, ArithmeticError) as error:
                 return one_line(str(error), MAX_WHY)
-            longest = max(key_text_bytes([table[name] for name in self._key_columns], len(some)), default=0)
+            key = [table[name] for name in self._key_columns]
+            longest = max(key_text_bytes(key, len(some)), default=0)
             if longest > MAX_KEY_TEXT_BYTES:
                 return f"the key has {longest} bytes, at most {MAX_KEY_TEXT_BYTES} are allowed"
+            try:
+                if key:
+                    encode_columns(key)
+            except KeyInvalid as error:
+                return one_line(str(error), MAX_WHY)
             return None
 
         if why(messages) is None:
@@ -206,7 +250,7 @@ class Context:
         fresh, refused = list[tuple[Message, int]](), list[tuple[Message, str, str]]()
         last: dict[SourcePartition, int] = {}
         begun: Counter[SourcePartition] = Counter()
-        for message in sorted(messages, key=lambda m: (m.stream, m.partition, m.offset)):
+        for message in sorted(messages, key=_place):
             source = (message.stream, message.partition)
             old = after.get(source, Position(message.offset, NO_TIME, now))
             runs = self._seen.get(source) or offsets_seen.Seen()
@@ -254,10 +298,17 @@ class Context:
         """Write everything since the last flush, positions with it, atomically and durably."""
         positions = [(s, p, position) for (s, p), position in sorted(self._positions.items())]
         self._work.put(_KEY, _encoder.encode(_Saved(FORMAT, self._version, positions, self.next_due_ms)))
+        if self._work.get(_SPECIFICATION) is None:
+            row = {"format": SPECIFICATION_FORMAT, "operator": self._specification()}
+            self._work.put(_SPECIFICATION, json.dumps(row, sort_keys=True).encode())
         for source, runs in sorted(self._seen.items()):
             runs.save(self._work, source)
         self._store.write(self._work.changes())
         self._work = Workspace(self._store, dict(self._work.bounds))
+
+
+def _place(message: Message) -> tuple[int, int, int]:
+    return message.stream, message.partition, message.offset
 
 
 def _is_fraction(value: object) -> bool:

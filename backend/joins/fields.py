@@ -82,7 +82,7 @@ def _kind(kind: pa.DataType) -> str | None:
         return "integer"
     if types.is_floating(kind):
         return "float"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if types.is_string(kind) or types.is_large_string(kind):
         return "text"
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return "binary"

@@ -98,6 +98,19 @@ def described(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, 
     return _answers(admin, _ask(admin, topics, timeout_s), timeout_s)
 
 
+def is_there(admin: Any, topic: str, timeout_s: float) -> bool:
+    """Ask whether the cluster has a topic, again while it settles; raises as `described`."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        while_it_settles(lambda: described(admin, [topic], timeout_s))
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return False
+        raise
+    return True
+
+
 def _ask(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, Any]:
     from confluent_kafka import TopicCollection
 

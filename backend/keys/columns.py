@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.chunks import one_chunk
+from backend.chunks import has_kernels, one_chunk
 from backend.errors import KeyInvalid
 from backend.keys.codes import (
     ALL64,
@@ -63,6 +63,8 @@ def encode_columns(arrays: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArr
 def has_order(kind: pa.DataType) -> bool:
     """Return whether values of a type can be a key's."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not has_kernels(kind):
+        return False
     own = (pa.types.is_null, pa.types.is_boolean, pa.types.is_floating, _is_text)
     fixed = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date)
     return any(check(kind) for check in (*own, *fixed))

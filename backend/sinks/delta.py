@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, Transaction
 
 from backend.places import check_apart
-from backend.sinks.table_rows import ROW_KEY, dated, unfit
+from backend.sinks.table_rows import ROW_KEY, dated_within, unfit
 from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_owner, reaching
 from backend.sinks.tables import ERRORS, KINDS, RESULTS
 from recovery.files import check_place
@@ -150,7 +150,7 @@ class DeltaOutput:
 
 def _dated(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows whose dates the library can read back: it writes the least and the greatest of each file as text."""
-    columns = [dated(one) if pa.types.is_date(one.type) else one for one in rows.columns]
+    columns = [dated_within(one, one.type) for one in rows.columns]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 

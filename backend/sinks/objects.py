@@ -18,7 +18,7 @@ are there that it does not make: the query stops by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import fsspec
@@ -28,7 +28,7 @@ import pyarrow as pa
 from backend.errors import OutputDiffers
 from backend.places import check_apart
 from backend.sinks.record import CAUSES
-from backend.sinks.table_sink import Record, TableSink, check_owner, reaching
+from backend.sinks.table_sink import Record, Table, TableSink, check_owner, reaching
 from backend.sinks.tables import ERRORS, KINDS, RESULTS
 from recovery.files import check_place, is_object_store, open_files, read_struct
 
@@ -56,7 +56,15 @@ def object_files(results: str | Path, errors: str | Path) -> TableSink:
     if len(schemes) > 1:
         raise ValueError(f"errors={str(errors)!r}: must be on the filesystem of results={str(results)!r}")
     outputs = {kind: ObjectOutput(places[kind]) for kind in KINDS}
-    return TableSink(outputs, {"kind": "parquet", **places}, outbox=f"{places[RESULTS]}/{_OUTBOX}")
+    return _Objects(outputs, {"kind": "parquet", **places}, outbox=f"{places[RESULTS]}/{_OUTBOX}")
+
+
+class _Objects(TableSink):
+    """Publishes file by file."""
+
+    def _check_nothing(self, table: Table, version: int) -> None:
+        assert isinstance(table, ObjectOutput), "there are no others"
+        table.check_strays(version, ())
 
 
 class ObjectOutput:
@@ -99,20 +107,29 @@ class ObjectOutput:
         folder = f"batch={record.version}"
         names = {_UUID.sub("", path.rpartition("/")[2]): path for path in paths}
         with reaching(self.place):
-            strays = sorted(set(self._files.list(folder)) - set(names))
-            if strays:
-                raise OutputDiffers(
-                    f"micro-batch {record.version} was published in part, ran again, and made other rows",
-                    where=f"{self.place}/{folder}",
-                    why=f"there are {len(strays)} files that it does not make, such as {strays[0]}: {CAUSES}",
-                    command=f"to publish what it makes now instead, delete {self.place}/{folder} and start the query"
-                    " again",
-                )
+            self.check_strays(record.version, names)
             self._fs.makedirs(f"{self._root}/{folder}", exist_ok=True)
             bring = self._fs.cp_file if is_object_store(self._fs) else self._fs.mv
             for name, path in names.items():
                 bring(fsspec.core.url_to_fs(path)[1], f"{self._root}/{folder}/{name}")
             self._files.write(_NEWEST, [msgspec.json.encode(Newest(self._owner, *record))])
+
+    def check_strays(self, version: int, names: Collection[str]) -> None:
+        """Check that a micro-batch that is brought out has no files but some of those that it makes.
+
+        Raises:
+            OutputDiffers: It has others.
+        """
+        folder = f"batch={version}"
+        with reaching(self.place):
+            strays = sorted(set(self._files.list(folder)) - set(names))
+        if strays:
+            raise OutputDiffers(
+                f"micro-batch {version} was published in part, ran again, and made other rows",
+                where=f"{self.place}/{folder}",
+                why=f"there are {len(strays)} files that it does not make, such as {strays[0]}: {CAUSES}",
+                command=f"to publish what it makes now instead, delete {self.place}/{folder} and start the query again",
+            )
 
     def _newest(self) -> Newest | None:
         return read_struct(

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from backend.batch import RESULT_FIELDS
+from backend.chunks import is_rebuilt, rebuilt
 from backend.keys import encode_columns
 
 ROW_KEY = "row_key"
@@ -124,22 +125,8 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return _cast(column.cast(column.type.value_type), kind)
     if column.type == kind:
         return column
-    if types.is_struct(kind):
-        children = [_cast(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
-    if types.is_map(kind):
-        column = column.take(np.arange(len(column)))  # a slice has the offsets of what it was cut from
-        keys, items, mask = _cast(column.keys, kind.key_type), _cast(column.items, kind.item_type), column.is_null()
-        if keys.null_count:  # a key cannot be null
-            bad = np.flatnonzero(np.asarray(keys.is_null()))
-            absent = np.array(mask)
-            absent[np.searchsorted(np.asarray(column.offsets), bad, "right") - 1] = True
-            keys, mask = pc.fill_null(keys, pa.scalar(0, keys.type)), pa.array(absent)
-        return pa.MapArray.from_arrays(column.offsets, keys, items, type=kind, mask=mask)
-    if types.is_list(kind):
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int32)
-        ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        return pa.ListArray.from_arrays(ends, _cast(column.flatten(), kind.value_type), kind, mask=column.is_null())
+    if is_rebuilt(kind):
+        return rebuilt(column, kind, _cast)
     if types.is_timestamp(kind) and column.type.unit in ("s", "ms"):
         most = _LAST_US // {"s": 1_000_000, "ms": 1_000}[column.type.unit]
         ticks = column.cast(pa.int64())
@@ -163,6 +150,18 @@ def dated(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         return column
     within = pc.and_(pc.greater_equal(ticks, first), pc.less_equal(ticks, last))
     return pc.if_else(within, column, pa.scalar(None, column.type))
+
+
+def dated_within(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column of dates, or of what has some within, null where one is outside of the years 1 to 9999."""
+    if is_rebuilt(kind):
+        return rebuilt(column, kind, dated_within) if has_date(kind) else column
+    return dated(column) if pa.types.is_date(kind) else column
+
+
+def has_date(kind: pa.DataType) -> bool:
+    """Return whether a type is a date, or has one within."""
+    return any(pa.types.is_date(leaf) for leaf in _leaves(kind))
 
 
 def row_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:

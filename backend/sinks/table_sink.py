@@ -148,11 +148,16 @@ class TableSink(OutboxSink):
                 check_whole(kind, out[1:], made[1:], version=version, where=table.place, accept=self._accept)
             elif made.rows:
                 self._commit(kind, written, made)
+            elif self._planned is not None and version <= self._planned:
+                self._check_nothing(table, version)
         kill_point("after_publish", version)
 
     def _commit(self, kind: str, written: Written, made: Record) -> None:
         rows = (plain(batch, self._schemas[kind]) for batch in written.batches(kind))
         self._tables[kind].append(written.paths(kind), rows, made)
+
+    def _check_nothing(self, table: Table, version: int) -> None:
+        """Check that nothing of a micro-batch is out that ran before, and now makes no rows: a commit is whole."""
 
     def _check_ahead(self, table: Table, out: Record, version: int) -> None:
         if out.version > version:
@@ -160,7 +165,7 @@ class TableSink(OutboxSink):
                 "the output is ahead of the checkpoint",
                 where=table.place,
                 why=f"micro-batch {out.version} is out, this is {version}: the checkpoint went back or is a copy",
-                command="start with other tables, or put the checkpoint back",
+                command="rewind outputs <checkpoint> --new, then start with other tables; or put the checkpoint back",
             )
 
 

@@ -212,22 +212,32 @@ def _fitting(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
     try:
         return _as(values, kind), pa.nulls(len(values), pa.string())
     except pa.ArrowInvalid:
-        if len(values) == 1:
-            return pa.nulls(1, kind), pa.array([f"the value does not fit {_misfit(values, kind) or kind}"])
-    half = len(values) // 2
-    parts = [_fitting(values[:half], kind), _fitting(values[half:], kind)]
-    return pa.concat_arrays([own for own, _ in parts]), pa.concat_arrays([why for _, why in parts])
+        if not (pa.types.is_struct(kind) and pa.types.is_struct(values.type)):
+            made, misfits = _halved(values, kind)
+            return made, pc.if_else(misfits, f"the value does not fit {kind}", pa.scalar(None, pa.string()))
+    columns, why = [], pa.nulls(len(values), pa.string())
+    flat = values.flatten()  # null where the struct is
+    for field in kind:
+        at = values.type.get_field_index(field.name)
+        column, misfits = _halved(flat[at], field.type) if at >= 0 else (pa.nulls(len(values), field.type), None)
+        columns.append(column)
+        if misfits is not None:
+            text = f"the value does not fit its field {field.name!r}, {field.type}"
+            why = pc.if_else(pc.and_(misfits, why.is_null()), text, why)
+    absent = pc.or_(values.is_null(), why.is_valid())
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=absent), why
 
 
-def _misfit(value: pa.Array, kind: pa.DataType) -> str | None:
-    """Name the field of one struct that does not fit a type."""
-    for field in kind if pa.types.is_struct(kind) else ():
-        if value.type.get_field_index(field.name) >= 0:
-            try:
-                _as(pc.struct_field(value, field.name), field.type)
-            except pa.ArrowInvalid:
-                return f"its field {field.name!r}, {field.type}"
-    return None
+def _halved(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.BooleanArray]:
+    """Return a column as another type, null where a value does not fit it, and where that is."""
+    try:
+        return _as(column, kind), pa.array(np.zeros(len(column), bool))
+    except pa.ArrowInvalid:
+        if len(column) == 1:
+            return pa.nulls(1, kind), pa.array([True])
+    half = len(column) // 2
+    parts = [_halved(column[:half], kind), _halved(column[half:], kind)]
+    return pa.concat_arrays([made for made, _ in parts]), pa.concat_arrays([misfits for _, misfits in parts])
 
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -15,7 +15,7 @@ every row may be of Arrow's type null.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,18 +95,23 @@ def readable(where: str) -> Iterator[None]:
         ) from error
 
 
-def read_entry(handle: Any, path: str, size: int) -> FileEntry:
+def read_entry(handle: Any, path: str, size: int, topics: Collection[str] = ()) -> FileEntry:
     """Read what one file holds: from the footer's statistics if every row group holds one partition, else by column.
 
     Args:
         handle: The open file.
         path: Relative to the archive.
         size: Its length in bytes.
+        topics: What is wrong with the offsets of others is passed over; empty is all.
 
     Raises:
         SourceInvalid: A column of the archive is missing, or of a type that is not accepted.
         SourceGap: Offsets of a partition step back within the file.
     """
+
+    def is_read(topic: str) -> bool:
+        return not topics or topic in topics
+
     parquet = pq.ParquetFile(handle)
     value = check_types(parquet.schema_arrow, path)
     spans: dict[TopicPartition, Span] = {}
@@ -123,11 +128,11 @@ def read_entry(handle: Any, path: str, size: int) -> FileEntry:
         for span in found:
             known = spans.get((span.topic, span.partition))
             if known is not None:
-                if span.first <= known.last:
+                if span.first <= known.last and is_read(span.topic):
                     raise stepped_back(path, span.topic, span.partition, known.last, span.first)
                 span = Span(span.topic, span.partition, known.first, span.last, known.count + span.count)  # noqa: PLW2901
             spans[span.topic, span.partition] = span
-    for span in spans.values():
+    for span in filter(lambda span: is_read(span.topic), spans.values()):
         if span.first < 0 or span.partition < 0:
             raise _invalid(path, "partitions and offsets must be at least 0", f"{span.partition} and {span.first}")
         if span.last >= 2**63 - 1 or span.partition >= 2**31:

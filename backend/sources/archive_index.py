@@ -20,7 +20,7 @@ a micro-batch is planned, the rows are checked when they are read, and a task th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -159,7 +159,7 @@ class Archive:
                 entry = known[1]
             elif entry is None or entry.bytes != stamp.bytes or stamp.newer_than(index_stamp):
                 try:
-                    entry = _opened(filesystem, root, path, stamp)
+                    entry = _opened(filesystem, root, path, stamp, self.topics)
                 except SourceDamaged:
                     if path in _listed(filesystem, root)[0]:
                         raise
@@ -233,10 +233,14 @@ class Stamp:
         return other is not None and self.at is not None and other.at is not None and self.at > other.at
 
 
-def _opened(filesystem: Any, root: str, path: str, stamp: Stamp) -> FileEntry:
+def _opened(filesystem: Any, root: str, path: str, stamp: Stamp, topics: Collection[str] = ()) -> FileEntry:
     where = f"{root}/{path}"
     with readable(where), filesystem.open(where, "rb") as handle:
-        return read_entry(handle, path, stamp.bytes)
+        try:
+            return read_entry(handle, path, stamp.bytes, topics)
+        except (SourceGap, SourceInvalid) as error:
+            place = f"{where}{error.where.removeprefix(path)}"
+            raise type(error)(error.what, where=place, why=error.why, command=error.command) from error
 
 
 def _listed(filesystem: Any, root: str) -> tuple[dict[str, Stamp], Stamp | None]:

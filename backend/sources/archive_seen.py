@@ -221,7 +221,9 @@ def check_seen(
         raise SourceWentBack(
             "a file of the archive was replaced after it was read",
             where=f"{uri}/{old.path}",
-            why=f"it held {before} in {old.bytes} bytes, now {holds} in {now.bytes}",
+            why=f"it held {before}, now {holds}"  # results have no lengths of their own here
+            if all_stay
+            else f"it held {before} in {old.bytes} bytes, now {holds} in {now.bytes}",
             command=f"put the file back as it was, and new messages into new files, {_ANEW}",
         )
 

@@ -47,7 +47,7 @@ def fields_of(schema: str) -> StructType:
     except json.JSONDecodeError as error:
         raise ValueError(f"value={schema!r}: with format='avro' it must be an Avro schema in JSON ({error})") from None
     try:
-        found = _type(parsed, {})
+        found = _type(parsed, {}, "")
     except (KeyError, TypeError) as error:
         raise ValueError(f"value={schema!r}: is no Avro schema ({type(error).__name__}: {error})") from None
     if not isinstance(found, StructType) or not found.fields:
@@ -55,37 +55,42 @@ def fields_of(schema: str) -> StructType:
     return found
 
 
-def _type(schema: Any, named: dict[str, DataType]) -> DataType:
+def _type(schema: Any, named: dict[str, DataType], space: str) -> DataType:
+    """Give Spark's type; `named` has the types so far by full name, `space` is the namespace that names are in."""
     from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType, _parse_datatype_string
 
     if isinstance(schema, list):  # a union: only "null or one type" has a counterpart
-        others = [branch for branch in schema if branch != "null"]
+        others = [branch for branch in schema if branch not in ("null", {"type": "null"})]
         if len(others) != 1:
             raise ValueError(f"value: the Avro union {json.dumps(schema)} has no counterpart; only [null, type] has")
-        return _type(others[0], named)
+        return _type(others[0], named, space)
     if isinstance(schema, str):
-        if schema in named:
-            return named[schema]
         schema = {"type": schema}
     kind = schema["type"]
+    name = schema.get("name")
+    if isinstance(name, str):
+        name = name if "." in name else ".".join(filter(None, (schema.get("namespace", space), name)))
+        space = name.rpartition(".")[0]
     if kind == "record":
         found: DataType = StructType(
-            [StructField(field["name"], _type(field["type"], named), True) for field in schema["fields"]]
+            [StructField(field["name"], _type(field["type"], named, space), True) for field in schema["fields"]]
         )
     elif kind == "array":
-        found = ArrayType(_type(schema["items"], named))
+        found = ArrayType(_type(schema["items"], named, space))
     elif kind == "map":
-        found = MapType(StringType(), _type(schema["values"], named))
+        found = MapType(StringType(), _type(schema["values"], named, space))
     elif isinstance(kind, dict | list):
-        found = _type(kind, named)
+        found = _type(kind, named, space)
+    elif isinstance(kind, str) and (known := named.get(f"{space}.{kind}" if space else kind, named.get(kind))):
+        found = known
     else:
         logical = schema.get("logicalType")
-        name = _LOGICAL.get((kind, logical)) if logical else _PRIMITIVES.get(kind)
-        if name is None:
+        type_name = _LOGICAL.get((kind, logical)) if logical else _PRIMITIVES.get(kind)
+        if type_name is None:
             raise ValueError(f"value: the Avro type {json.dumps(schema)} has no counterpart")
-        found = _parse_datatype_string(name)
-    if "name" in schema:
-        named[schema["name"]] = found
+        found = _parse_datatype_string(type_name)
+    if isinstance(name, str):
+        named[name] = found
     return found
 
 

@@ -39,7 +39,7 @@ from backend.spark.pack.routing import MAX_SHARDS, grouping_values
 from backend.spark.processor import ProcessorPlan, ShardProcessor
 from backend.spark.queueing import Sealing, incarnation_of, queue_limit
 from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
-from backend.spark.session.jvm import context_of, cores, give_workers_time, use_unix_sockets
+from backend.spark.session.jvm import check_same_files, context_of, cores, give_workers_time, use_unix_sockets
 from backend.spark.session.settings import settings
 from backend.spark.session.versions import check_not_connect
 from backend.spark.standby import standby_of
@@ -194,6 +194,7 @@ def _plan(
     if options.standby and not publishes:
         raise ValueError("standby=1: copies are made of snapshots, which are off: allowed is 0, or snapshots=50 (say)")
     check_session(spark, snapshots=publishes)
+    check_same_files(spark, checkpoint)
     give_workers_time(spark)
     use_unix_sockets(spark)
     used = _spark_has_committed(checkpoint)

@@ -155,7 +155,8 @@ class SessionProcessor:
             if (session.start, session.end) != (merged.start, merged.end):
                 self._store.remove(session)
                 updates.append(SessionUpdate(session, None))
-        updates.append(SessionUpdate(merged, aggregate))
+        if aggregate is not None or merged in found:
+            updates.append(SessionUpdate(merged, aggregate))
         return updates
 
 

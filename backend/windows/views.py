@@ -206,5 +206,11 @@ def messages(
         if name not in found.column_names:
             raise ValueError(f"get_messages: {name!r} is not kept; kept are {found.column_names}")
         column = found.column(name)
-        found = found.filter(pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type)))
+        wanted = pa.scalar(value, column.type)
+        if not wanted.is_valid:
+            found = found.filter(pc.is_null(column))
+        elif wanted != wanted:  # a NaN: one group, whatever its bits  # noqa: PLR0124
+            found = found.filter(pc.is_nan(column))
+        else:
+            found = found.filter(pc.equal(column, wanted))
     return found

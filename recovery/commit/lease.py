@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.errors import UNDECODABLE, CheckpointInUse, CheckpointTaken, StorageFailed
-from backend.places import real_place
+from backend.places import is_same, real_place
 from recovery.files import Files, open_files
 
 log = logging.getLogger("rewind.lease")
@@ -242,10 +242,8 @@ def _lives(files: Files, name: str, content: dict[str, Any], data: bytes, checkp
 
 def _is_there(place: object, checkpoint: str) -> bool:
     """Tell whether a checkpoint is at a place, also by another mount."""
-    if place == real_place(checkpoint):
-        return True
     try:
-        return isinstance(place, str) and Path(place).samefile(checkpoint)
+        return isinstance(place, str) and is_same(place, checkpoint)
     except (OSError, ValueError):
         return False
 

@@ -24,15 +24,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from backend.batch import FREE_OPTIONS
 from recovery.files import open_files
 
 OPTIONS = (
-    "operator.policies",
-    "operator.retention_ms",
-    "operator.retention_messages",
-    "operator.idle_after_ms",
-    "operator.max_ahead_ms",
-    "operator.free",  # a join's retentions and update periods, the durations of a process's stores
+    *(f"operator.{name}" for name in FREE_OPTIONS),
     "max_ahead_ms",  # as the pack stage judges it
     "partitions",  # source partitions known at the start: they hold windows open before they bring anything
 )

@@ -15,12 +15,15 @@ from shlex import quote
 from typing import Any
 
 from backend.errors import ManifestMismatch, PointerDamaged, RewindError, StateUnavailable
+from backend.places import is_same
 from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, read_manifest
 from recovery.files import Files, open_files
 
 log = logging.getLogger("rewind.moved")
 
 VERSION = "v2"
+MAX_PLACES = 16
+"""Of those where a checkpoint was before that its manifest names."""
 _SCHEMA = re.compile(r"state/\d+/_stateSchema/.+")
 
 
@@ -54,8 +57,8 @@ def settle_in(checkpoint: str) -> int:
 def check_alone(checkpoint: str, stored: Manifest | None, changelog: str) -> list[str]:
     """Check that a checkpoint that was copied does not share a changelog outside of it with an original of it.
 
-    Both are the same query to the changelog, and each would cut what the other needs. A place where the checkpoint was
-    before, and where there is none of the query now, is forgotten: it was moved.
+    Both are the same query to the changelog, and each would cut what the other needs. Where it is outside, a place
+    where the checkpoint was before, and where there is none of the query now, is forgotten: it was moved.
 
     Args:
         checkpoint: Path or URI of Spark's checkpoint location.
@@ -63,34 +66,50 @@ def check_alone(checkpoint: str, stored: Manifest | None, changelog: str) -> lis
         changelog: The changelog's URI as the manifest would have it.
 
     Returns:
-        The places where the checkpoint was before, where its query is yet or which do not answer: the next start looks
-        again.
+        The places where the checkpoint was before, the newest `MAX_PLACES`; with a changelog outside, those where its
+        query is yet or which do not answer: the next start looks again.
 
     Raises:
         ManifestMismatch: An original is still there, and the changelog is its own.
     """
     if stored is None:
         return []
+    places = _places_before(checkpoint, stored)
+    if changelog == CHANGELOG_DIRECTORY:
+        return places
+    known = [(place, _changelog_at(place, stored)) for place in places]
+    for place, its in known:
+        if its == changelog:
+            raise ManifestMismatch(
+                "the checkpoint is a copy, and would share its changelog with the original",
+                where=checkpoint,
+                why=f"the original is at {place}, and both name {changelog}: what one cuts off, the other needs",
+                command="give the copy a changelog of its own, changelog=...; or delete the original if it is not to"
+                " go on",
+            )
+    return [place for place, its in known if its is not None]
+
+
+def originals(checkpoint: str, stored: Manifest) -> list[str]:
+    """Return the places where the query of a checkpoint that was copied lies too, or which do not answer."""
+    return [place for place in _places_before(checkpoint, stored) if _changelog_at(place, stored) is not None]
+
+
+def _places_before(checkpoint: str, stored: Manifest) -> list[str]:
     here = open_files(checkpoint).uri
     places = dict.fromkeys([*stored.entries.get("places", ()), stored.entries.get("place", here)])
-    return [place for place in places if place != here and _may_be_there(place, checkpoint, stored, changelog)]
+    return [place for place in places if not is_same(place, here)][-MAX_PLACES:]
 
 
-def _may_be_there(place: str, checkpoint: str, stored: Manifest, changelog: str) -> bool:
+def _changelog_at(place: str, stored: Manifest) -> str | None:
+    """Return the changelog of the query where it lies at a place, None where it does not; "" without an answer."""
     try:
         original = read_manifest(place)
     except (RewindError, OSError, ValueError):
-        return True
+        return ""
     if original is None or original.entries.get("query") != stored.entries.get("query"):
-        return False
-    if changelog != CHANGELOG_DIRECTORY and changelog == original.entries.get("changelog"):
-        raise ManifestMismatch(
-            "the checkpoint is a copy, and would share its changelog with the original",
-            where=checkpoint,
-            why=f"the original is at {place}, and both name {changelog}: what one cuts off, the other needs",
-            command="give the copy a changelog of its own, changelog=...; or delete the original if it is not to go on",
-        )
-    return True
+        return None
+    return str(original.entries.get("changelog", ""))
 
 
 def check_settled(checkpoint: str) -> None:

@@ -249,7 +249,10 @@ class Drill:
         elif scenario.zombie:
             why = self._zombies(out, run)
         elif run.broken_at is None:
-            why = "the job ended before it could be broken: give it more input"
+            why = (
+                "the job ended before it could be broken: give it more input, or smaller micro-batches"
+                " (archive(..., max_offsets_per_batch=...))"
+            )
         if not why and not scenario.error:
             try:
                 difference = compare(control, self._output(out, run))

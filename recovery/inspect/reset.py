@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from backend.errors import ManifestMismatch, PointerDamaged, StateCorrupted, StoreLocked, UnknownFormat
+from backend.errors import ManifestMismatch, PointerDamaged, RewindError, StateCorrupted, StoreLocked, UnknownFormat
+from backend.places import is_same
 from backend.sinks.directory import VersionedDirectory
 from backend.texts import source_partition, visible
 from recovery.commit import lease, manifest
 from recovery.commit import reset_mark as half_reset
 from recovery.commit.outputs import all_outputs, text_of
+from recovery.commit.relocation import originals
 from recovery.files import Files, LocalFiles, open_files
 from recovery.inspect.checkpoint_view import Checkpoint
 
@@ -90,20 +91,27 @@ def plan_reset(
     if local_only:
         stays = ("results and errors", f"{location}: the next start restores from it", *_none(home))
         return Reset(location, home, (), _paths(None, home, ()), stays, (), local_only=True)
-    directories, notes = _outputs(opened, delete=outputs)
+    others = originals(location, opened.manifest)
+    directories, notes = _outputs(opened, others, delete=outputs)
     notes += _others(directories)
     if opened.changelog_uri != manifest.changelog_uri(location, None):
         notes.append(
             f"{opened.changelog_uri}: it names this query, and a new one is refused there: delete it where it is"
         )
-    notes += ["local state: the checkpoint does not say which it is"] if home is None else _none(home)
+    if home is None:
+        notes.append("local state: the checkpoint does not say which it is")
+    elif others:
+        notes.append(f"local state: {home}: {others[0]} is a checkpoint of the same query, whose it may be")
+        home = None
+    else:
+        notes += _none(home)
     return Reset(
         location,
         home,
         tuple(directories),
         _paths(location, home, tuple(directories)),
         tuple(notes),
-        tuple(_offsets(opened)) if home is not None else (),
+        tuple(_offsets(opened)) if home is not None or others else (),
         local_only=False,
         owners=directories,
     )
@@ -126,8 +134,8 @@ def carry_out(plan: Reset) -> None:
                 query_id = plan.home.name if plan.home is not None else None
                 _check_owners(plan)
                 half_reset.write_mark(plan.location, half_reset.Mark(query_id, plan.outputs, plan.owners))
-            if plan.home is not None and plan.home.is_dir():
-                shutil.rmtree(plan.home)
+            if plan.home is not None:
+                LocalFiles(plan.home.parent).delete_folder(plan.home.name)
             for output in plan.outputs:
                 VersionedDirectory(output).delete()
             if not plan.local_only:
@@ -135,11 +143,9 @@ def carry_out(plan: Reset) -> None:
                 gone = True
     finally:
         taken.release(forget=gone)
-    if gone and not files.list(lease.DIRECTORY):  # the empty folders: a new query may begin there at any time
-        if isinstance(files, LocalFiles):
-            _remove_empty(files.root)
-        else:
-            files.delete_folder("")
+    # the empty folders: a new query may begin there at any time; remote ones, which go with all in them, stay
+    if gone and isinstance(files, LocalFiles) and not files.list(lease.DIRECTORY):
+        _remove_empty(files.root)
 
 
 def _remove_empty(root: Path) -> None:
@@ -178,12 +184,19 @@ def _delete_checkpoint(files: Files) -> None:
         files.delete([name])
 
 
-def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[dict[str, str], list[str]]:
-    """Return the directories to delete, with whose they are, and what is said of outputs that stay."""
+def _outputs(opened: Checkpoint, others: Sequence[str], *, delete: bool) -> tuple[dict[str, str], list[str]]:
+    """Return the directories to delete, with whose they are, and what is said of outputs that stay.
+
+    Args:
+        opened: The checkpoint.
+        others: Where the same query has a checkpoint, too: what it writes to there stays.
+        delete: Whether directories are to be deleted.
+    """
     found: dict[str, str] = {}
     notes: list[str] = []
+    of = str(opened.manifest.entries.get("query", ""))
     try:
-        written = all_outputs(opened.location, str(opened.manifest.entries.get("query", "")))
+        written = all_outputs(opened.location, of)
     except (StateCorrupted, UnknownFormat) as error:
         if delete:
             raise
@@ -192,7 +205,10 @@ def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[dict[str, str], list[
     for query, known in written:
         if known.get("kind") == "parquet" and "://" not in known["results"]:
             places = [(known[holds], holds) for holds in ("results", "errors")]
-            found |= {place: query for place, holds in places if VersionedDirectory(place, holds).is_of(query)}
+            own = {place: query for place, holds in places if VersionedDirectory(place, holds).is_of(query)}
+            shared = {place: at for place in own for at in others if _writes_to(at, of, place)}
+            notes += [f"{place}: the same query writes there from {at}" for place, at in shared.items()]
+            found |= {place: query for place, query in own.items() if place not in shared}
         elif known.get("kind") == "kafka" and known.get("commits"):
             topics = f"{known['results']}, {known['errors']}, {known['commits']}"
             notes.append(f"topics {topics}: they refuse a new query: give that one others, or delete all three")
@@ -206,10 +222,22 @@ def _outputs(opened: Checkpoint, *, delete: bool) -> tuple[dict[str, str], list[
     if found:
         notes.append(
             f"{', '.join(found)}: they hold this query's output, and refuse a new query's: give that one other"
-            f" directories; rewind reset {quote(opened.location)} --outputs deletes them, while the checkpoint is there"
+            f" directories, or call rewind reset {quote(opened.location)} --outputs instead of this, which deletes"
+            " them: without the checkpoint only you can, by hand"
         )
     others = "results and errors: directories and topics of this query refuse a new one: give that one others"
     return {}, notes or [others]
+
+
+def _writes_to(checkpoint: str, query: str, place: str) -> bool:
+    """Return whether a query has written to a directory from another checkpoint; where it does not say, it may have."""
+    try:
+        written = all_outputs(checkpoint, query)
+    except (RewindError, OSError, ValueError):
+        return True
+    return any(
+        is_same(place, known[holds]) for _, known in written for holds in ("results", "errors") if known.get(holds)
+    )
 
 
 def _offsets(opened: Checkpoint) -> Iterator[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
+from shlex import quote
 from typing import Any
 
 import pyarrow as pa
@@ -149,17 +150,20 @@ def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
         StateUnavailable: Messages were asked for and this host has no database of the shard.
         RewindError: What the changelog or the database raises when it is damaged.
     """
+    if wanted.table not in tables_of(checkpoint):
+        raise ValueError(f"table={wanted.table!r}: allowed are {', '.join(tables_of(checkpoint))}")
     readers: dict[str, Callable[[Checkpoint, int, Wanted], pa.Table]] = {
         "windows": _windows,
         "aggregates": _aggregates,
         "messages": _messages,
         "rows": _rows,
     }
-    if wanted.table in SIDES and known_join(_entry(checkpoint)) is not None:
+    if _entry(checkpoint).get("operator") == "process" and wanted.table != "rows":
+        return _store(checkpoint, shard, wanted)
+    if wanted.table in SIDES:
         wanted.check_newest()
         return _messages(checkpoint, shard, wanted)
-    found = readers.get(wanted.table)
-    return found(checkpoint, shard, wanted) if found is not None else _store(checkpoint, shard, wanted)
+    return readers[wanted.table](checkpoint, shard, wanted)
 
 
 def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> tuple[MemoryStore, CommitRecord] | None:
@@ -230,8 +234,7 @@ def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Ta
 def _store(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give the rows of a store of `process()`, as of the commit's batch time."""
     named = store_of(wanted.table, _entry(checkpoint))
-    if named is None:
-        raise ValueError(f"table={wanted.table!r}: allowed are {', '.join(tables_of(checkpoint))}")
+    assert named is not None, "one of the tables"
     found = _committed(checkpoint, shard, wanted)
     if found is None:
         return STORE.empty_table()
@@ -248,8 +251,6 @@ def _in_time(row: dict[str, Any], wanted: Wanted) -> bool:
 
 def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give one row per (pane, group key): which there are, and how large the partial aggregate is."""
-    if not _is_paned(checkpoint):
-        raise ValueError(f"table='aggregates': allowed are {', '.join(tables_of(checkpoint))}")
     fields = [(name, type_of(kind)) for name, kind in checkpoint.manifest.entries["operator"].get("keys", [])]
     found = _committed(checkpoint, shard, wanted)
     keys, values = found[0].scan_arrays(*region_range(Region.AGGREGATES)) if found is not None else ([], [])
@@ -279,7 +280,7 @@ def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
             "this host has no readable database of the shard",
             where=f"shard {shard}, {checkpoint.local_dir}",
             why=str(local.problem) if local is not None else "nothing is there",
-            command="rewind show <checkpoint> messages --local-dir <directory of the executor>",
+            command=f"rewind show {quote(checkpoint.location)} {wanted.table} --local-dir <directory of the executor>",
         )
     with RocksStore.open(local.path / "db", read_only=True) as store:
         data = store.get(COMMIT_KEY)

@@ -63,8 +63,10 @@ def check_lineage(
         raise HistoryLost(
             "the changelog has lost a shard's state, and the state itself is not here",
             where=f"shard {shard}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else ""),
-            why=f"{lost[shard]}; and: {gone[shard].why}",
-            command=f"name the changelog that has it, changelog=...; rewind reset {quote(checkpoint)} accepts the loss",
+            why=f"{lost[shard]}; and: {gone[shard].why.partition('; next: ')[0]}",
+            command="name the changelog that has it, changelog=...; where its manifest still names that one, as of a"
+            f" copy, rewind restore {quote(checkpoint)} <module:function> restores from it first; rewind reset"
+            f" {quote(checkpoint)} accepts the loss",
         )
     for shard, why in lost.items():
         log.warning(

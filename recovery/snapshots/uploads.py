@@ -57,10 +57,12 @@ def is_wanted(snapshots: Snapshots, shard: int) -> bool:
 
 
 def _is_next(place: tuple[str, int], version: int) -> bool:
-    """Tell whether no other shard here waits for longer; one that has not asked for a while works elsewhere now."""
+    """Tell whether no other shard here waits for longer; one that has not asked in this micro-batch or the one before
+    works elsewhere now, or asked before the checkpoint was taken back.
+    """
     _waiting[place] = version
     others = takewhile(lambda other: other != place, _waiting)
-    return not any(other[0] == place[0] and _waiting[other] >= version - 1 for other in others)
+    return not any(other[0] == place[0] and version - 1 <= _waiting[other] <= version for other in others)
 
 
 def upload_step(snapshots: Snapshots, record: CommitRecord, staged: Staged) -> int:

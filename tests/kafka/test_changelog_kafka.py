@@ -19,7 +19,9 @@ from backend.errors import AccessRefused, ChangelogDamaged, ChangelogUnavailable
 from backend.kafka_client.admin import offsets
 from recovery.changelog import open_changelog
 from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey
+from recovery.changelog.kafka import log as changelog_log
 from recovery.changelog.kafka.log import KafkaChangelog
+from recovery.changelog.kafka.reader import PartitionReader
 from recovery.changelog.kafka.writer import PartitionWriter
 from recovery.changelog.protocol import Growth
 from recovery.changelog.records import Kind, encode_base, encode_delta
@@ -102,12 +104,15 @@ def offsets_of(settings, topic, partition) -> list[int]:
     raise AssertionError("no end of the partition")
 
 
-def test_the_topic_is_made_and_checked(kafka_broker, kafka_topics):
+def test_the_topic_is_made_and_checked(kafka_broker, kafka_topics, monkeypatch):
     settings = kafka_broker.settings
     name = kafka_topics.create(1) + "-log"
     log = KafkaChangelog(settings, name)
     log.prepare(3, replication=1)
     log.prepare(2)  # there already, and large enough
+    with monkeypatch.context() as patch:
+        patch.setattr(changelog_log, "create_topic", None)  # who may not make topics finds one made for it
+        log.prepare(3)
     with pytest.raises(ValueError, match=r"has 3 partitions; 4 are needed"):
         log.prepare(4)
     kafka_topics.delete(name)
@@ -344,6 +349,25 @@ def test_pruning_cuts_the_log_and_readers_before_and_after_go_on(kafka_broker, m
     assert as_dict(make().read(0, commit(6))) == {b"\x03a": b"6"}
     log.append(record(8, commit(7)), changes({b"\x03b": b"8"}))
     assert as_dict(log.read(0, commit(8))) == {b"\x03a": b"7", b"\x03b": b"8"}
+
+
+def test_a_log_that_is_cut_while_it_is_verified_is_not_damaged(kafka_broker, make, topic, monkeypatch):
+    log = make()
+    for version in range(4):
+        log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": noise(100)}))
+    log.append_base(record(3, commit(2)), [(b"\x03a", b"1")])
+    reader, asked, calls = make(), PartitionReader.watermarks, []
+
+    def cut_behind(partition_reader, shard):
+        found = asked(partition_reader, shard)
+        calls.append(shard)
+        if len(calls) == 1:
+            assert log.prune(0, [commit(3)])
+        return found
+
+    monkeypatch.setattr(PartitionReader, "watermarks", cut_behind)
+    assert reader.verify(0, commit(3)) == []
+    assert reader.read(0, commit(3)).record.commit == commit(3)
 
 
 def test_it_travels_as_its_settings_and_opens_by_uri(kafka_broker, make, topic):

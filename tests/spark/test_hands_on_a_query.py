@@ -20,6 +20,7 @@ from backend import archive, count, stream, tumbling
 from backend.errors import (
     CheckpointInUse,
     CheckpointTaken,
+    HistoryLost,
     ManifestMismatch,
     QueryStopped,
     SinkUnavailable,
@@ -139,6 +140,41 @@ def test_what_is_restored_ahead_is_where_it_says_and_the_next_start_goes_on(
         ("full", 0, 0, 2),
         ("full", 1, 60, 2),
     ]  # after a drain
+
+
+def test_a_copy_goes_on_beside_its_original_whose_changelog_lies_elsewhere(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/operation.md says it: its own outputs and local state, restored first, for its new changelog is empty."""
+    write(tmp_path / "archive", [0, 30, 70])
+    ended(start(spark, tmp_path, until="end", changelog=str(tmp_path / "log")))
+    before = {file: file.read_bytes() for file in (tmp_path / "log").rglob("*") if file.is_file()}
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "checkpoint", copy / "checkpoint")
+    (tmp_path / "ahead.py").write_text(
+        "from pathlib import Path\nfrom tests.spark import test_hands_on_a_query as hands\n\n\n"
+        f"def job(spark):\n    return hands.job(Path({str(tmp_path)!r}))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("recovery.inspect.user_job.session", lambda master: nullcontext(spark))
+    result = CliRunner().invoke(app, ["outputs", str(copy / "checkpoint"), "--new"])
+    assert result.exit_code == 0, result.output
+
+    def go(home: Path, **options: Any) -> Any:
+        places = {name: home / name for name in ("checkpoint", "results", "errors")}
+        return job(tmp_path).start(spark, **places, local_dir=home / "local", until="end", **options)
+
+    with pytest.raises(HistoryLost) as caught:
+        go(copy, changelog=str(copy / "log"))
+    assert str(caught.value).count("next: ") == 1
+    assert f"rewind restore {copy / 'checkpoint'} <module:function>" in caught.value.command
+    assert command(copy, "restore", "ahead:job", code=0)["restored"] == 1
+    write(tmp_path / "archive", [80, 200], first=3)
+    ended(go(copy, changelog=str(copy / "log")))
+    assert [row for row in rows(copy) if row[0] == "full"] == [("full", 1, 60, 2)]
+    ended(start(spark, tmp_path, until="end", changelog=str(tmp_path / "log")))
+    assert [row for row in rows(tmp_path) if row[0] == "full"] == [("full", 0, 0, 2), ("full", 1, 60, 2)]
+    assert {file: file.read_bytes() for file in before} == before
 
 
 def test_a_running_query_keeps_its_checkpoint_to_itself(

@@ -7,12 +7,14 @@ import random
 import re
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from backend.sources.avro import fields_of
 from backend.sources.formats import ValueFormat
 from backend.sources.json_columns import JsonColumns
 from tests.unit.test_json_columns import GOOD, ODD
@@ -184,3 +186,25 @@ def test_a_value_is_what_from_json_says(
     ]
     assert not wrong, "\n".join(wrong[:50])
     assert 300 < sum(mine is not None for mine in each) < len(sent)
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        ({"namespace": "x", "fields": [{"name": "a", "type": {"type": "enum", "name": "E", "symbols": ["q"]}},
+                                       {"name": "b", "type": "x.E"}, {"name": "c", "type": "E"}]},
+         "struct<a:string,b:string,c:string>"),
+        ({"namespace": "x", "fields": [{"name": "a", "type": {"type": "fixed", "name": "y.F", "size": 2}},
+                                       {"name": "b", "type": ["null", "y.F"]}]}, "struct<a:binary,b:binary>"),
+        ({"fields": [{"name": "u", "type": [{"type": "null"}, "int"]}]}, "struct<u:int>"),
+        ({"namespace": "x", "fields": [{"name": "r", "type": {"type": "record", "name": "z.I", "fields": [
+            {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["q"]}}, {"name": "f", "type": "z.E"}]}},
+            {"name": "g", "type": {"type": "map", "values": "z.E"}}]},
+         "struct<r:struct<e:string,f:string>,g:map<string,string>>"),
+    ],
+)  # fmt: skip
+def test_an_avro_schema_names_its_types_as_avro_does(spark, schema: dict[str, Any], wanted: str) -> None:
+    """By hand, and taken by fastavro: a name stands in the namespace around it, and may be called by its full name."""
+    whole = {"type": "record", "name": "O", **schema}
+    fastavro.parse_schema(json.loads(json.dumps(whole)))
+    assert fields_of(json.dumps(whole)).simpleString() == wanted

@@ -6,6 +6,7 @@ import datetime as dt
 import math
 import struct
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -17,7 +18,10 @@ from backend import aggregates as agg
 from backend.aggregates import groups
 from backend.aggregates.groups import Rows
 from backend.batch import MESSAGE_FIELDS
+from backend.contexts.windows import Message, StandaloneContext
 from backend.errors import StateCorrupted, ValueInvalid
+from backend.windows.definitions import session, tumbling
+from backend.windows.spec import window_spec
 
 NAN, INF = math.nan, math.inf
 INT_MAX, INT_MIN = 2**63 - 1, -(2**63)
@@ -521,3 +525,53 @@ def test_the_manifest_names_what_decides_a_result() -> None:
     assert described["init"] == f"{__name__}:nothing"
     assert described["output"] == "int64"
     msgspec.json.encode(described)
+
+
+KINDS = [
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(2)),
+    *(pa.bool_(), pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.date32(), pa.date64()),
+    *(pa.decimal32(5, 2), pa.decimal64(9, 2), pa.decimal128(10, 2), pa.decimal256(50, 2), pa.duration("us"), pa.null()),
+    *(pa.time32("s"), pa.time64("us"), pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.month_day_nano_interval()),
+    *(
+        pa.list_(pa.int64()),
+        pa.list_(pa.string_view()),
+        pa.struct([("x", pa.decimal32(5, 2))]),
+        pa.list_view(pa.int8()),
+    ),
+    pa.dictionary(pa.int32(), pa.string()),
+]
+OF_A_FIELD = [
+    *(agg.count, agg.sum_, agg.mean, agg.variance, agg.min_, agg.max_, agg.first, agg.last, agg.approx_distinct),
+    *(agg.median, agg.collect_list, agg.collect_set),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_type_is_refused_by_the_specification_or_taken_from_message_to_result(kind: pa.DataType) -> None:
+    """Also as a key, and where sessions merge: never by the first message."""
+    fields = pa.schema([pa.field("v", kind)])
+    value = EXAMPLES.get(str(kind), 1)
+    for window, make in product((tumbling(10), session(10)), (*OF_A_FIELD, None)):
+        aggregates, keys = ({"r": make("v")}, []) if make is not None else ({"r": agg.count()}, ["v"])
+        try:
+            spec = window_spec(window, fields, aggregates, keys=keys, retention=100, max_ahead=None)
+        except ValueError:
+            continue
+        context = StandaloneContext(spec)
+        for offset, one in enumerate([None, value, value, None]):
+            context.add_message(Message(offset, 3 * offset, {"v": one}), 0)
+        context.add_message(Message(4, 500, {"v": None}), 0)
+        assert context.get_errors() == []
+        assert context.get_result()
+
+
+WORD = "dictionary<values=string, indices=int32, ordered=0>"
+EXAMPLES: dict[str, Any] = {
+    **dict.fromkeys(("string", "large_string", "string_view", WORD), "a"),
+    **dict.fromkeys(("binary", "large_binary", "binary_view", "fixed_size_binary[2]"), b"ab"),
+    **dict.fromkeys(("decimal32(5, 2)", "decimal64(9, 2)", "decimal128(10, 2)", "decimal256(50, 2)"), Decimal("1.25")),
+    **{"bool": True, "date32[day]": dt.date(2020, 1, 1), "date64[ms]": dt.date(2020, 1, 1), "null": None},
+    **{"list<item: string_view>": ["a"], "struct<x: decimal32(5, 2)>": {"x": Decimal(1)}, "list<item: int64>": [1]},
+    **{"month_day_nano_interval": (1, 2, 3), "float16": np.float16(1.5), "list_view<item: int8>": [1]},
+    **{"time32[s]": dt.time(1), "time64[us]": dt.time(1), "timestamp[ns, tz=UTC]": 1_000},
+}

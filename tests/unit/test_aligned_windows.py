@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import pyarrow as pa
@@ -352,3 +353,18 @@ def test_a_window_that_is_gone_is_not_looked_at_under_a_longer_retention():
     shard = OneShard(by_number)
     shard.batch([(at, time, "a", 1) for at, time in enumerate((5, 15, 45, 46, 47))])
     assert [end for _, end, _ in looked_at(shard, -100, 100)] == [46, 47]
+
+
+def test_what_windows_of_many_panes_cost_does_not_grow_with_the_time_between_messages():
+    """Size and step share no divisor: a pane is a millisecond, and a window has five million of them."""
+    s = OneShard(
+        window_spec(hopping(5_000_000, 4_999_999), SCHEMA, {"n": count()}, keys=[], retention=0, max_ahead=None)
+    )
+    tracemalloc.start()
+    try:
+        found = s.batch([(offset, offset * 20_000_000, "a", 1) for offset in range(40)])
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 40, "the first message is in two windows, the last one's is open"
+    assert most < 50_000_000

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backend.errors import SourceDamaged
+from backend import readable as fields_read
+from backend.errors import SourceDamaged, SourceGap, SourceInvalid
+from backend.sources import archive_files
 from backend.sources.archive_files import BATCH_BYTES, WRITE_SCHEMA, read_range, write_archive
 from backend.sources.archive_index import Archive
 from backend.sources.formats import MALFORMED, Parse
@@ -53,6 +55,48 @@ def test_the_topic_is_told_by_statistics_or_read(statistics: bool | list[str], t
         assert found["topic"].to_pylist() == [topic] * 6
         assert found["value"].to_pylist() == [topic.encode()] * 6
         assert found["offset"].to_pylist() == list(range(6))
+
+
+@pytest.mark.parametrize("bad", [[0, 6, 1, 7], [-5, -4, -3, -2]], ids=["back", "negative"])
+def test_what_is_wrong_with_the_offsets_of_other_topics_is_passed_over(tmp_path: Path, bad: list[int]) -> None:
+    write_archive(tmp_path / "x", table(["good"] * 3, WRITE_SCHEMA, [b""] * 3))
+    rows = table(["other"] * 4, WRITE_SCHEMA, [b""] * 4)
+    rows = rows.set_column(2, WRITE_SCHEMA.field("offset"), pa.array(bad))
+    pq.write_table(rows, tmp_path / "x" / "b.parquet", row_group_size=2)
+    assert [*Archive(str(tmp_path / "x"), None, ("good",)).partitions()] == [("good", 0)]
+    with pytest.raises((SourceGap, SourceInvalid)):
+        Archive(str(tmp_path / "x")).partitions()
+
+
+def test_fields_of_which_no_row_can_be_read_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves of rows with all their fields, until each row is alone, cost a task minutes."""
+    count, width = 256, 20
+    latin = pa.Array.from_buffers(pa.string(), count, pa.array([b"\xe9"] * count).buffers())
+    columns = [latin, *[pa.array(["a"] * count)] * width]
+    looked: list[int] = []
+    fault, as_ = fields_read._fault, archive_files._as
+    monkeypatch.setattr(fields_read, "_fault", lambda values: (looked.append(len(values)), fault(values))[1])
+    fields = pa.StructArray.from_arrays(columns, [f"c{number}" for number in range(width + 1)])
+    found, malformed = fields_read.readable(fields, pa.nulls(count, pa.string()))
+    assert set(malformed.to_pylist()) == {"a field cannot be read: Invalid UTF8 sequence at string index 0"}
+    assert set(found.field(0).to_pylist()) == {"\ufffd"}
+    assert sum(looked) <= 3 * count * (width + 1)
+    looked.clear()
+    monkeypatch.setattr(archive_files, "_as", lambda one, kind: (looked.append(len(one)), as_(one, kind))[1])
+    halves = pa.StructArray.from_arrays([pa.array([0.5] * count)] * 2, ["a", "b"])
+    kind = pa.struct([("a", pa.int32()), ("b", pa.float64()), ("c", pa.int8())])
+    made, why = archive_files._fitting(halves, kind)
+    assert made.null_count == count
+    assert set(why.to_pylist()) == {"the value does not fit its field 'a', int32"}
+    assert sum(looked) <= count * 20
+
+
+def test_a_value_of_which_several_fields_do_not_fit_names_the_first(tmp_path: Path) -> None:
+    values = pa.array([{"a": 1.0, "b": 2.5}, {"a": 1.5, "b": 2.5}, {"a": 3.0, "b": 4.0}, None])
+    made, why = archive_files._fitting(values, pa.struct([("b", pa.int8()), ("a", pa.int8()), ("c", pa.string())]))
+    assert made.to_pylist() == [None, None, {"b": 4, "a": 3, "c": None}, None]
+    text = "the value does not fit its field 'b', int8"
+    assert why.to_pylist() == [text, text, None, None]
 
 
 def test_a_topic_that_statistics_tell_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

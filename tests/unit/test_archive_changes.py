@@ -499,11 +499,11 @@ def test_a_file_that_goes_while_it_is_looked_at_is_not_there(tmp_path: Path, mon
     put(tmp_path / "a", "b.parquet", [1])
     real = archive_index.read_entry
 
-    def late(handle: Any, path: str, size: int) -> Any:
+    def late(handle: Any, path: str, *rest: Any) -> Any:
         if path == "b.parquet":
             (tmp_path / "a" / path).unlink()
             raise FileNotFoundError(path)
-        return real(handle, path, size)
+        return real(handle, path, *rest)
 
     monkeypatch.setattr(archive_index, "read_entry", late)
     assert Archive(str(tmp_path / "a")).partitions()["t", 0].range == (0, 1)

@@ -144,7 +144,7 @@ def test_new_files_are_seen_and_old_footers_are_not_read_again(tmp_path: Path, m
     opened: list[str] = []
     real = archive_index.read_entry
     monkeypatch.setattr(
-        archive_index, "read_entry", lambda handle, path, size: (opened.append(path), real(handle, path, size))[1]
+        archive_index, "read_entry", lambda handle, path, *rest: (opened.append(path), real(handle, path, *rest))[1]
     )
     put(tmp_path, "b.parquet", [2, 3])
     assert seen.partitions()["t", 0].range == (0, 4)

@@ -131,3 +131,17 @@ def test_a_result_of_a_function_that_does_not_fit_has_a_name(output: pa.DataType
     context.add_message(Message(1, 10, GOOD), 0)
     with pytest.raises(ValueInvalid, match=r"aggregates\['own'\]: a function's result does not fit its output type"):
         context.add_message(Message(2, 100, GOOD), 0)
+
+
+@pytest.mark.parametrize(("kind", "value"), [(pa.uint64(), 2**63), (pa.timestamp("ns"), 1), (pa.timestamp("s"), 2**60)])
+def test_a_key_that_no_key_can_hold_is_in_the_errors(kind: pa.DataType, value: int) -> None:
+    fields = pa.schema([("key", kind), ("value", pa.int64())])
+    windows = window_spec(tumbling(100), fields, {"n": count()}, keys=["key"], retention=1_000, max_ahead=None)
+    join = join_spec(fields, fields, on="key", within=100, left_retention=1_000, right_retention=1_000)
+    for context in (StandaloneContext(windows), StandaloneJoin(join)):
+        context.add_messages([Message(1, 40, {"key": value, "value": 1}), Message(2, 50, {"key": 0, "value": 2})], 0)
+        context.add_message(Message(3, 60, {"key": value, "value": 3}), 0)
+        context.add_message(Message(4, 200, {"key": 0, "value": 4}), 0)
+        assert [(row["offset"], row["reason"]) for row in context.get_errors()] == [(1, "malformed"), (3, "malformed")]
+        if isinstance(context, StandaloneContext):
+            assert [row["n"] for row in context.get_result()] == [1]

@@ -180,3 +180,19 @@ def test_growth_goes_on_from_what_a_record_says_of_those_before_it():
     lineage.add_delta(two, one, 5, Growth())
     assert lineage.growth(one) == Growth(30, 300, 99)
     assert lineage.growth(two) == Growth(31, 305, 99)
+
+
+def test_a_read_that_broke_off_goes_on_behind_what_was_taken():
+    """Taken twice a record would lie in the index twice, and its bytes count twice against the bound."""
+    index = ShardIndex()
+    record = CommitRecord(0, COMMIT, None, 0, [], {})
+    parts = list(cut([encode_delta(record, Changes([b"\x03a"], [b"1"]))], 40))
+    pieces = [(key(number, last=last).encode(), part) for number, (part, last) in enumerate(parts)]
+    for start in (0, 0):  # the broker went after the first read
+        for offset, (one, value) in list(enumerate(pieces))[max(start, index.next_offset) :]:
+            index.taker("t-0")(one, value, offset)
+    assert index.next_offset == len(pieces)
+    assert len(list(index.stored())) == 1
+    with pytest.raises(UnknownFormat):
+        index.taker("t-0")(b"RWKL\x00\x09" + bytes(82), b"", len(pieces))
+    assert index.next_offset == len(pieces), "what cannot be read is not passed over"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from recovery.changelog import Changelog, FileChangelog, file
 from recovery.changelog.file import OWNER
+from recovery.changelog.protocol import Entry
 from recovery.files import open_files
 from tests.contracts.changelog import ChangelogContract, Make, Own, changes, commit, record
 
@@ -56,3 +57,22 @@ def test_a_worker_that_goes_on_with_anothers_shard_lists_nothing(
     monkeypatch.undo()
     file._GROWN[log.files.uri].clear()
     assert log.wants_base(0, commit(4)), "a pointer of before says nothing: then it is measured"
+
+
+def test_what_is_pruned_while_it_is_verified_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FileChangelog(tmp_path, max_deltas=3)
+    for version in range(6):
+        log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": b"1"}))
+    log.append_base(record(4, commit(3)), [(b"\x03a", b"1")])
+    listed = log.entries
+
+    def pruned(shard: int) -> Sequence[Entry]:
+        found = listed(shard)
+        monkeypatch.setattr(log, "entries", listed)
+        assert log.prune(shard, [commit(4), commit(5)]), "the driver's housekeeping, between listing and reading"
+        return found
+
+    monkeypatch.setattr(log, "entries", pruned)
+    assert log.verify(0, commit(5)) == []
+    (tmp_path / f"0/{commit(5).name}.delta").unlink()
+    assert [error.code for error in log.verify(0, commit(5))] == ["ChangelogDamaged"], "what is needed is missed"

@@ -119,6 +119,14 @@ def test_export_writes_parquet(home: Path, tmp_path: Path) -> None:
     assert run(home, "export", str(tmp_path / "out"), code=2) is None
 
 
+def test_nothing_is_exported_into_a_checkpoint(home: Path) -> None:
+    for location in (str(home / "checkpoint"), f"file://{home}/checkpoint"):
+        result = CliRunner().invoke(app, ["export", location, str(home / "checkpoint" / "out")])
+        assert result.exit_code == 2
+        assert "lies in the checkpoint" in " ".join(result.output.split())
+    assert not (home / "checkpoint" / "out").exists()
+
+
 def test_an_older_version_can_be_shown(home: Path) -> None:
     rows = run(home, "show", "windows", "--version", "0")["rows"]
     assert [row["messages"] for row in rows] == [2, 1]

@@ -169,7 +169,11 @@ def test_sides_of_a_join(tmp_path: Path) -> None:
     assert [row["x"] for row in show(home, "left", "--key", "anna", "--from", "1970-01-01T00:00:02")] == [30]
     assert "unused" not in left[0]
     assert "version: messages are only as of" in " ".join(show(home, "right", "--version", "0", code=2).split())
-    assert "allowed are left, right, rows" in " ".join(show(home, "windows", code=2).split())
+    for table in ("windows", "messages"):
+        assert "allowed are left, right, rows" in " ".join(show(home, table, code=2).split())
+    (home / "local").rename(tmp_path / "away")
+    assert "allowed are left, right, rows" in " ".join(show(home, "messages", code=2).split())
+    assert f"rewind show {home / 'checkpoint'} left --local-dir" in show(home, "left", code=1)
 
 
 @pytest.mark.parametrize(

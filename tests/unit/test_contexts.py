@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from backend.aggregates import count, max_, median, reducer, sum_
+from backend.contexts import base as contexts_base
 from backend.contexts.windows import AutomaticContext, Message, StandaloneContext
-from backend.errors import SelectorDisabled
+from backend.errors import ManifestMismatch, SelectorDisabled, UnknownFormat
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
 from backend.windows.definitions import hopping, session, sliding, tumbling
@@ -20,6 +21,55 @@ from backend.windows.policies import policies
 from backend.windows.spec import window_spec
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())])
+
+
+SPECIFICATION = (
+    b'{"format": 1, "operator": {"aggregates": {"n": {"fields": [], "kind": "count"}}, "fields": [["key", "string"]],'
+    b' "format": 1, "keys": [["key", "string"]], "operator": "window", "window": {"kind": "tumbling", "origin": 0,'
+    b' "size": 10, "step": 10, "unit": "time"}}}'
+)
+"""The row of `FIRST` as it was written first."""
+FIRST = {"window": tumbling(10), "aggregates": {"n": count()}, "keys": ["key"], "retention": 50}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"window": tumbling(7)}, "window"),
+        ({"window": tumbling(10, origin=5)}, "window"),
+        ({"window": hopping(10, 5)}, "window"),
+        ({"window": sliding(10)}, "window"),
+        ({"aggregates": {"n": sum_("value")}}, "aggregates"),
+        ({"keys": []}, "keys"),
+        ({"retention": 60}, None),
+        ({"policies": policies(late="each")}, None),
+        ({"idle_after": 70}, None),
+    ],
+)
+def test_a_store_is_opened_with_the_specification_that_made_its_state(changed, named):
+    """Another one would read the state of other windows as its own."""
+    store = MemoryStore()
+    context = StandaloneContext(spec(**FIRST), store)
+    context.add_messages([Message(n, 3 * n, {"key": "a", "value": n}) for n in range(3)], 0)
+    context.flush()
+    again = spec(**{**FIRST, **changed})
+    if named is not None:
+        with pytest.raises(ManifestMismatch, match=f"the state of another specification.*{named}: was"):
+            StandaloneContext(again, store)
+        again = spec(**FIRST)
+    context = StandaloneContext(again, store)
+    context.add_message(Message(3, 10, {"key": "a", "value": 3}), 0)
+    assert [row["n"] for row in context.get_result()] == [3]
+
+
+def test_the_specification_of_a_store_has_a_format(monkeypatch):
+    store = MemoryStore()
+    StandaloneContext(spec(**FIRST), store).flush()
+    assert store.get(contexts_base._SPECIFICATION) == SPECIFICATION
+    monkeypatch.setattr(contexts_base, "SPECIFICATION_FORMAT", 2)
+    with pytest.raises(UnknownFormat, match="it is format 1, known is 2"):
+        StandaloneContext(spec(**FIRST), store)
+    StandaloneContext(spec(**FIRST), MemoryStore())  # one of before, which says nothing
 
 
 def at(clock: str) -> int:
@@ -413,3 +463,15 @@ def test_a_function_of_an_aggregate_is_given_text_for_a_date_that_python_does_no
     for offset, time, day in ((1, 40, 4_000_000), (2, 41, 1), (3, 200, 1)):
         context.add_message(Message(offset, time, {"d": day}), 0)
     assert [row["longest"] for row in context.get_result()] == [11]
+
+
+def test_messages_of_a_key_that_is_nan_are_those_of_its_group():
+    fields = pa.schema([("k", pa.float64()), ("v", pa.int64())])
+    context = StandaloneContext(window_spec(tumbling(10), fields, {"m": median("v")}, keys=["k"], retention=50))
+    for offset, key in enumerate([float("nan"), None, -0.0, 0.0, -float("nan"), 1.0]):
+        context.add_message(Message(offset, 1, {"k": key, "v": offset}), 0)
+
+    def found(key):
+        return sorted(context.get_messages(0, 10, {"k": key}).column("v").to_pylist())
+
+    assert [found(key) for key in (float("nan"), None, 0.0, 1.0)] == [[0, 4], [1], [2, 3], [5]]

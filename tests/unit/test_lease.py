@@ -301,3 +301,22 @@ def test_a_start_that_is_refused_leaves_nothing_unless_somebody_held_the_checkpo
         pass
     [left] = refused()
     assert left.startswith(f"{DIRECTORY}/000000000002-") or left.startswith("000000000002-"), "numbers go on"
+
+
+def test_a_holder_is_found_by_a_uri_through_another_mount(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert module._is_there(str(tmp_path / "link"), f"file://{tmp_path}/real")
+    assert not module._is_there(str(tmp_path / "other"), f"file://{tmp_path}/real")
+    assert not module._is_there("a\0b", f"file://{tmp_path}/real")
+    assert not module._is_there(None, f"file://{tmp_path}/real")
+
+
+def test_a_live_holder_is_found_where_no_link_shows_that_two_mounts_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bind mount: `realpath` says two names, the device and the number of the directory are one."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setattr("backend.places.os.path.realpath", os.path.abspath)
+    assert module._is_there(str(tmp_path / "link"), f"file://{tmp_path}/real")

@@ -11,7 +11,7 @@ import pytest
 from backend.errors import ManifestMismatch, PointerDamaged, StateUnavailable, StorageFailed
 from recovery.commit import relocation
 from recovery.commit.manifest import Manifest, write_manifest
-from recovery.commit.relocation import check_alone, check_settled, settle_in
+from recovery.commit.relocation import check_alone, check_settled, originals, settle_in
 from recovery.files import LocalFiles
 
 SCHEMA = "state/0/_stateSchema/default/0_4333821a-0c65-4a0a-842e-7b8f4e5867cf"
@@ -182,3 +182,25 @@ def test_an_original_that_does_not_answer_is_looked_at_again(tmp_path: Path, mon
     entries = {"query": "q", "changelog": "kafka://h:1/log", "place": str(two), "places": places}
     with pytest.raises(ManifestMismatch, match="the checkpoint is a copy"):
         check_alone(str(two), Manifest(1, (0,), entries), "kafka://h:1/log")
+
+
+def test_a_checkpoint_that_is_reached_by_another_path_is_no_copy(tmp_path: Path) -> None:
+    """A link, a bind mount, a second mount of one share: to delete the original would be to delete the only one."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    stored = manifest(one / "c", "q")
+    write_manifest(str(one / "c"), stored)
+    two.symlink_to(one)
+    for place in (two / "c", f"file://{two}/c"):
+        assert check_alone(str(place), stored, "kafka://h:1/log") == []
+        assert originals(str(place), stored) == []
+
+
+def test_where_the_changelog_lies_beside_no_other_place_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be on a filesystem that was switched off: each start would wait for it."""
+    places = [f"hdfs://gone/{number}" for number in range(40)]
+    entries = {"query": "q", "changelog": "rewind/changelog", "place": places[-1], "places": places[:-1]}
+    monkeypatch.setattr(relocation, "read_manifest", None)
+    found = check_alone(str(tmp_path / "here"), Manifest(1, (0,), entries), "rewind/changelog")
+    assert found == places[-relocation.MAX_PLACES :]

@@ -16,7 +16,7 @@ from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, Unknow
 from backend.sinks import parquet_sink
 from backend.sinks.objects import Newest
 from backend.sinks.parquet import ParquetSink
-from tests.support.sink_story import Death, Player, Story, check_seen, operator
+from tests.support.sink_story import Death, Player, Story, check_seen, frame, operator
 from tests.unit.test_table_sinks import over
 
 COLUMNS = 'id, reason, shard, epoch_ms(window_start), origin, n, "odd ""total"".x"'
@@ -123,6 +123,8 @@ def test_what_died_among_its_files_goes_on_and_other_rows_are_refused(bucket: st
     other = [dict(one, results=story.frames[version - 1][one["shard"]]["results"]) for one in story.frames[version]]
     with pytest.raises(OutputDiffers, match="in part, ran again, and made other rows"):
         played.publish(begun(bucket, version), version, other)
+    with pytest.raises(OutputDiffers, match="in part, ran again, and made other rows"):
+        played.publish(begun(bucket, version), version, [frame(0, version, [], [])])
     assert read(f"{bucket}/windows") == [seen]
     played.publish(begun(bucket, version), version, story.frames[version])
     assert results(f"{bucket}/windows") == sorted(story.rows[version])

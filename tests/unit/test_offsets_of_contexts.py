@@ -194,3 +194,16 @@ def test_unordered_offsets_with_too_many_gaps_are_refused_by_name(monkeypatch):
 def test_a_bad_option_is_named():
     with pytest.raises(ValueError, match="offsets='any': allowed are 'ordered' and 'unordered'"):
         StandaloneContext(spec(), offsets="any")
+
+
+def test_offsets_that_fill_gaps_are_taken_before_those_that_open_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in the order of the offsets the runs are never too many, so none is forgotten on the way there."""
+    monkeypatch.setattr(seen, "MAX_RUNS", 3)
+    context = StandaloneContext(spec(), offsets="unordered")
+    for offset in (0, 3, 6):
+        context.add_message(message(offset), 0)
+    context.add_messages([message(1), message(2), Message(100, None, {"value": 1})], 0)  # type: ignore[arg-type]
+    for again in (0, 1, 3, 6):
+        context.add_message(message(again), 0)
+    assert refused(context) == [(0, 100, "no_event_time")]
+    assert total(context) == (5, 12)

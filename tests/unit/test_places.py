@@ -8,7 +8,10 @@ import pytest
 
 from backend.places import check_apart, check_usable, is_within, real_place
 from backend.sinks.parquet import ParquetSink
-from recovery.files import open_files
+from backend.spark.session.jvm import check_same_files
+from recovery.changelog import check_changelog
+from recovery.files import check_place, open_files
+from tests.unit.test_spark_settings import Session
 
 
 @pytest.fixture
@@ -76,6 +79,23 @@ def test_a_directory_that_is_not_there_yet_is_known_by_its_place(work: Path) -> 
 )
 def test_places_on_object_stores(one: str, other: str, inside: bool) -> None:
     assert is_within(real_place(one), real_place(other)) is inside
+
+
+@pytest.mark.parametrize("place", ["hdfs:/data/c", "s3:/b/c", "s3a:/b/c", "gs:b/x", "kafka:/host:1/topic", "a:b"])
+def test_what_spark_would_take_for_a_uri_is_no_path(place: str) -> None:
+    """Spark's files would lie on one filesystem and ours in a directory below wherever each process stands."""
+    for take in (lambda: check_place(place, "checkpoint"), lambda: check_changelog(place), lambda: open_files(place)):
+        with pytest.raises(ValueError, match=r"(checkpoint=|changelog=|location ).*allowed are a URI with two slashes"):
+            take()
+    assert check_place(f"./{place}", "checkpoint").endswith(place)
+
+
+def test_a_path_is_taken_only_where_spark_takes_it_for_a_local_one() -> None:
+    local, cluster = Session(), Session(files="hdfs", **{"fs.defaultFS": "hdfs://name:8020/"})
+    for session, place in ((local, "/data/c"), (cluster, "file:/data/c"), (cluster, "hdfs://name/c")):
+        check_same_files(session, place)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"allowed are hdfs://name:8020/data/c and file:///data/c"):
+        check_same_files(cluster, "/data/c")  # type: ignore[arg-type]
 
 
 def test_which_may_lie_inside_which_is_said_by_the_caller(work: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from recovery.commit import lease
 from recovery.commit import reset_mark as half_reset
 from recovery.commit.manifest import Manifest, read_manifest, write_manifest
 from recovery.commit.outputs import forget_outputs, output_id, write_outputs
-from recovery.files import LocalFiles
+from recovery.files import LocalFiles, RemoteFiles, open_files
 from recovery.inspect import reset
 from recovery.inspect.reset import carry_out, plan_reset
 from tests.support.windows import QUERY
@@ -244,6 +245,86 @@ def test_reset_says_what_becomes_of_the_outputs_and_deletes_them_if_asked(templa
         str(home / name) for name in ("checkpoint", f"local/{QUERY}", "results", "errors")
     }
     assert left_in(home) == []
+
+
+def reset_copy(home: Path, copy: Path, *words: str, code: int = 0) -> Any:
+    told = ["reset", str(copy), *words, "--json", "--local-dir", str(home / "local")]
+    result = CliRunner().invoke(app, told)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def test_reset_of_a_copy_leaves_what_is_its_originals(template: Path, tmp_path: Path) -> None:
+    """A copy is the same query: it names the same outputs, and its local state has the same name."""
+    home, copy = copied(template, tmp_path / "one"), tmp_path / "copy"
+    place = str(home / "checkpoint")
+    write_manifest(place, Manifest(1, (0,), {"operator": {}, "query": OWN, "place": place}))
+    shutil.copytree(home / "checkpoint", copy)
+    before = left_in(home)
+    told = reset_copy(home, copy, "--dry-run")
+    for own in (home / "results", home / "errors"):
+        assert f"{own}: the same query writes there from {place}" in told["kept"]
+    assert any(one.startswith(f"local state: {home / 'local' / QUERY}: {place} is") for one in told["kept"])
+    forget_outputs(str(copy))
+    second = ParquetSink(tmp_path / "second", tmp_path / "second-errors")
+    second.open(output_id(str(copy), OWN))
+    write_outputs(str(copy), second)
+    told = reset_copy(home, copy, "--yes", "--outputs")
+    assert {one["path"] for one in told["deleted"]} == {
+        str(copy),
+        str(second.places()["results"]),
+        f"{tmp_path}/second-errors",
+    }
+    assert left_in(home) == before
+    assert not copy.exists()
+
+
+def test_reset_of_what_was_moved_takes_all_that_is_its_own(template: Path, tmp_path: Path) -> None:
+    home, moved = copied(template, tmp_path / "one"), tmp_path / "moved"
+    place = str(home / "checkpoint")
+    write_manifest(place, Manifest(1, (0,), {"operator": {}, "query": OWN, "place": place}))
+    shutil.move(place, moved)
+    reset_copy(home, moved, "--yes", "--outputs")
+    assert left_in(home) == []
+
+
+def test_reset_follows_folders_that_are_links_to_another_disk(template: Path, tmp_path: Path) -> None:
+    home, disk = copied(template, tmp_path / "one"), tmp_path / "disk"
+    disk.mkdir()
+    for name in ("checkpoint/state", "checkpoint/rewind/snapshots", f"local/{QUERY}"):
+        there = disk / name.replace("/", "-")
+        (home / name).rename(there)
+        (home / name).symlink_to(there)
+    run(home, "reset", "--yes", "--local-only")
+    assert not (home / "local" / QUERY).is_symlink()
+    run(home, "reset", "--yes", "--outputs")
+    assert left_in(home) == left_in(disk) == []
+    assert not (home / "checkpoint").exists()
+
+
+def test_reset_elsewhere_leaves_what_a_query_has_begun_right_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    location = f"memory://reset-{uuid.uuid4().hex}/c"
+    write_manifest(location, Manifest(1, (0,), {"operator": {}, "query": OWN}))
+    listed = RemoteFiles.list
+
+    def look(files: RemoteFiles, folder: str = "", *, temporary: bool = False) -> dict[str, int]:
+        found = listed(files, folder, temporary=temporary)
+        if folder == lease.DIRECTORY and not found and read_manifest(location) is None:
+            write_manifest(location, Manifest(2, (0, 1), {"operator": {}, "query": "e" * 32}))
+        return found
+
+    release = lease.Lease.release
+
+    def begin(held: lease.Lease, *, forget: bool = False) -> None:
+        release(held, forget=forget)
+        look(open_files(location), lease.DIRECTORY)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RemoteFiles, "list", look)
+    monkeypatch.setattr(lease.Lease, "release", begin)
+    carry_out(plan_reset(location))
+    found = read_manifest(location)
+    assert found is not None
+    assert found.shards == 2
 
 
 def test_reset_leaves_what_the_query_did_not_write(template: Path, tmp_path: Path) -> None:

@@ -203,6 +203,66 @@ def test_times_that_a_step_gives_are_those_of_microseconds() -> None:
         assert [one and one["x"] for one in got["fields"].to_pylist()] == [1, None, 3]
 
 
+NS, DAY = pa.timestamp("ns"), 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared", "values", "wanted"),
+    [
+        (pa.list_(NS), pa.list_(pa.timestamp("us")), [[1_999, None], None, [-1]], [[1, None], None, [-1]]),
+        (pa.struct([("t", NS)]), pa.struct([("t", pa.timestamp("us"))]), [{"t": 1_999}, {"t": None}, None],
+         [{"t": 1}, {"t": None}, None]),
+        (pa.map_(pa.string(), NS), pa.map_(pa.string(), pa.timestamp("us")), [[("a", -1)], [], None],
+         [[("a", -1)], [], None]),
+        (pa.list_(pa.timestamp("s")), pa.list_(pa.timestamp("us")), [[1], [2**60], []], [[1_000_000], "far", []]),
+        (pa.struct([("t", pa.timestamp("ms"))]), pa.struct([("t", pa.timestamp("us"))]),
+         [{"t": -(2**60)}, {"t": 1}, None], ["far", {"t": 1_000}, None]),
+        (pa.date64(), pa.date32(), [DAY + 1, -1, None], [1, -1, None]),
+        (pa.list_(pa.date64()), pa.list_(pa.date32()), [[DAY - 1], [2**62 // DAY * DAY], None], [[0], "far", None]),
+    ],
+)  # fmt: skip
+def test_times_within_lists_structs_and_maps_are_taken_as_those_beside_them(
+    kind: pa.DataType, declared: pa.DataType, values: list[Any], wanted: list[Any]
+) -> None:
+    """By hand: fractions are rounded down; what has no place is the message's own error."""
+    numbers = pa.array(values, plain_numbers(kind))
+    step = Step(
+        "map_batches", {"": lambda table: table.append_column("at", view(numbers, kind).slice(0, table.num_rows))}
+    )
+    schema = pa.schema([*SOURCE, ("at", declared)])
+    got = Steps(lambda rows: rows, (step,), schema)(parsed([(0, 0, 1, ""), (0, 1, 2, ""), (0, 2, 3, "")]))
+    assert got["verdict"].to_pylist() == [POISON if one == "far" else PASSED for one in wanted]
+    fields = got["fields"].filter(pc.equal(got["verdict"], PASSED))
+    assert view(pc.struct_field(fields, "at"), plain_numbers(declared)).to_pylist() == [
+        one for one in wanted if one != "far"
+    ]
+
+
+def plain_numbers(kind: pa.DataType) -> pa.DataType:
+    """Return a type with integers where it has times."""
+    if pa.types.is_list(kind):
+        return pa.list_(plain_numbers(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(one.name, plain_numbers(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, plain_numbers(kind.item_type))
+    if pa.types.is_string(kind):
+        return kind
+    return pa.int32() if pa.types.is_date32(kind) else pa.int64()
+
+
+def view(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the same buffers as another type, which they fit: nothing is looked at."""
+    children = [array.field(at) for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+    if pa.types.is_list(kind):
+        children = [array.values]
+    if pa.types.is_map(kind):
+        entries = pa.StructArray.from_arrays([array.keys, view(array.items, kind.item_type)], ["key", "value"])
+        return pa.MapArray.from_arrays(array.offsets, entries.field(0), entries.field(1), mask=array.is_null())
+    inner = [view(child, kind.field(at).type) for at, child in enumerate(children)]
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[: 2 - pa.types.is_struct(kind)], children=inner)
+
+
 def test_a_step_that_would_end_the_worker_is_an_error_of_its_message() -> None:
     def leaves(table: pa.Table) -> pa.Table:
         if 2 in table["x"].to_pylist():

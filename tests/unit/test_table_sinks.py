@@ -721,3 +721,26 @@ def test_a_delta_table_with_a_date_that_python_has_not_is_read_back(tmp_path: Pa
 def test_a_database_that_each_connection_has_anew_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="url: SQLite in memory"):
         sql_sink(url, "windows")
+
+
+def test_a_delta_table_takes_such_dates_within_lists_structs_and_maps(tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    day, one = pa.date32(), pa.array([2**31 - 1, 0], pa.int32()).cast(pa.date32())
+    kinds = [pa.list_(day), pa.struct([("d", day)]), pa.map_(pa.string(), day), pa.map_(day, pa.string())]
+    ends, words = pa.array([0, 1, 2], pa.int32()), pa.array(["x", "y"])
+    columns = [
+        *(pa.ListArray.from_arrays(ends, one), pa.StructArray.from_arrays([one], ["d"])),
+        *(pa.MapArray.from_arrays(ends, words, one), pa.MapArray.from_arrays(ends, one, words)),
+    ]
+    fields = [(f"c{number}", kind) for number, kind in enumerate(kinds)]
+    job = process(pa.schema([*fields, ("user", pa.string())]))
+    case = delta(tmp_path)
+    table = pa.table([*columns, ["a", "b"]], schema=job.result_schema)
+    published(begun(case, tmp_path, job=job), 0, pack(table))
+    rows = DeltaTable(tmp_path / "windows").to_pyarrow_table().sort_by("user")
+    first = date(1970, 1, 1)
+    assert rows.select(["c0", "c1", "c2", "c3"]).to_pylist() == [
+        {"c0": [None], "c1": {"d": None}, "c2": [("x", None)], "c3": None},
+        {"c0": [first], "c1": {"d": first}, "c2": [("y", first)], "c3": [(first, "y")]},
+    ]

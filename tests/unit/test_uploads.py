@@ -70,3 +70,11 @@ def test_a_shard_whose_snapshot_is_under_way_does_not_wait_for_another(
     monkeypatch.setattr(uploads, "_under_way", set())
     assert ask(0, 5)
     assert not uploads._under_way
+
+
+def test_a_checkpoint_that_was_taken_back_does_not_wait_for_what_was_due_before(
+    ask: Callable[[int, int], bool],
+) -> None:
+    with uploads._busy:
+        assert not ask(3, 500)
+    assert ask(0, 10)

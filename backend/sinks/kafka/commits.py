@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backend.errors import SinkUnavailable, SourceUnavailable
-from backend.kafka_client.admin import admin_client, configuration, create_topic, offsets
+from backend.kafka_client.admin import admin_client, configuration, create_topic, is_there, offsets
 from backend.kafka_client.reader import consumer, next_messages
 from backend.kafka_client.refusals import refusals
 from backend.sinks.kafka.delivery import unavailable
@@ -90,7 +90,8 @@ def prepare(settings: KafkaSettings, topic: str) -> None:
 
     client = admin_client(settings)
     try:
-        create_topic(client, topic, 1, SETTINGS, timeout_s=TIMEOUT_S)
+        if not is_there(client, topic, TIMEOUT_S):  # who may not create topics finds one made for it
+            create_topic(client, topic, 1, SETTINGS, timeout_s=TIMEOUT_S)
         policy = configuration(client, topic, timeout_s=TIMEOUT_S)["cleanup.policy"]
     except (KafkaException, TimeoutError) as error:
         raise unavailable(settings, topic, error) from None

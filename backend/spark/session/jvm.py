@@ -35,6 +35,7 @@ CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
 )
 STATE_CHECKSUMS = ("spark.sql.streaming.checkpoint.fileChecksum.enabled", "false")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def context_of(spark: SparkSession) -> SparkContext:
@@ -83,12 +84,31 @@ def checkpoint_files(spark: SparkSession, checkpoint: str) -> dict[str, str]:
     two files, two processes and four threads more a shard.
     """
     hadoop = context_of(spark)._jsc.hadoopConfiguration()
-    default = jvm_of(spark).org.apache.hadoop.fs.FileSystem.getDefaultUri(hadoop).getScheme()
-    scheme = checkpoint.partition(":")[0] if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", checkpoint) else default
+    scheme = checkpoint.partition(":")[0] if _URI.match(checkpoint) else _default_scheme(spark)
     local = scheme == "file" and spark.conf.get(CHECKPOINT_FILES[0], None) is None
     hadoops = hadoop.get("fs.file.impl") is None  # another one for local files may write no checksums
     given = [STATE_CHECKSUMS] if hadoops and spark.conf.get(STATE_CHECKSUMS[0], None) is None else []
     return dict([CHECKPOINT_FILES, *given]) if local else {}
+
+
+def check_same_files(spark: SparkSession, checkpoint: str) -> None:
+    """Refuse a path that Spark would look for on another filesystem than Rewind does: parts would lie on each.
+
+    Raises:
+        ValueError: Names the option, and both URIs that it may be.
+    """
+    if not _URI.match(checkpoint) and _default_scheme(spark) != "file":
+        default = context_of(spark)._jsc.hadoopConfiguration().get("fs.defaultFS")
+        raise ValueError(
+            f"checkpoint={checkpoint!r}: Spark's default filesystem (fs.defaultFS) is {default}, and a path without a"
+            f" scheme is a local one to Rewind: allowed are {str(default).rstrip('/')}{checkpoint} and"
+            f" file://{checkpoint}"
+        )
+
+
+def _default_scheme(spark: SparkSession) -> str:
+    hadoop = context_of(spark)._jsc.hadoopConfiguration()
+    return str(jvm_of(spark).org.apache.hadoop.fs.FileSystem.getDefaultUri(hadoop).getScheme())
 
 
 def run_on_tasks(

@@ -220,7 +220,10 @@ class _Step:
         per_step, per_window = self.grid.panes_per_step, self.grid.panes_per_window
         whole = np.zeros(len(known), np.bool_)
         for windows in (self.completed, self.open):
-            whole |= np.isin(known, union(windows * per_step, windows * per_step + per_window - 1))
+            low, high = runs(windows * per_step, windows * per_step + per_window - 1)
+            if len(low):  # never each pane of them: there may be millions with nothing in
+                at = np.searchsorted(low, known, "right") - 1
+                whole |= (at >= 0) & (known <= high[at])
         at, skip, key = self._single_rows(going, known)
         groups = np.array([self.panes.known[number].groups for number in known.tolist()], np.int64)
         whole |= np.bincount(at, minlength=len(known)) * SCAN_SHARE >= np.maximum(groups, 1)

@@ -50,10 +50,11 @@ class ShardIndex:
             piece = decode_key(key, f"{where}@{offset}")
             if piece is not None and self._owner and piece.owner not in ("", self._owner):
                 self.foreign = piece.owner
-                return
-            whole = self._assembler.add(piece, value, offset) if piece is not None and value is not None else None
-            if whole is not None:
-                self._add(*whole, where)
+            elif piece is not None and value is not None:
+                whole = self._assembler.add(piece, value, offset)
+                if whole is not None:
+                    self._add(*whole, where)
+            self.next_offset = offset + 1  # a read that breaks off goes on behind what was taken
 
         return take
 

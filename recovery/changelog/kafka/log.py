@@ -13,10 +13,10 @@ an index; the next read goes on from there. Bytes of records are kept up to a bo
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from backend.errors import ChangelogDamaged, RewindError, SourceUnavailable, UnknownFormat
+from backend.errors import ChangelogDamaged, ChangelogUnavailable, RewindError, SourceUnavailable, UnknownFormat
 from backend.kafka_client.admin import admin_client, offsets
 from backend.kafka_client.refusals import answer
 from backend.kafka_client.settings import KafkaSettings
@@ -42,6 +42,7 @@ from recovery.changelog.protocol import (
 from recovery.changelog.records import Kind, LogRecord, check_commit, decode, encode_base, encode_delta
 from recovery.commit.pointer import Commit, CommitRecord
 
+_TRIES = 3
 TAIL_OFFSETS = 64
 
 
@@ -97,20 +98,24 @@ class KafkaChangelog:
 
     def check(self, shards: int, *, new: bool) -> None:
         """Check a topic that is there: its settings, its partitions, its owner."""
+        self._is_there(shards, new=new)
+
+    def _is_there(self, shards: int, *, new: bool) -> bool:
         if partitions_of(self._settings, self._topic, shards) is None:
-            return
+            return False
         with self._guard:
             owner, records = self._found_owner(shards)
         if owner not in ("", self._owner) or (new and records and not owner and self._owner):
             raise foreign(f"{self._settings.servers}/{self._topic}", owner, self._owner)
+        return True
 
     def prepare(self, shards: int, *, new: bool = False, replication: int = -1) -> None:
         """Create the topic with one partition per shard, or check the one that is there, and claim it.
 
         Two queries that claim an empty topic at the same time find both claims, in one order: the first one holds.
         """
-        self.check(shards, new=new)
-        create_topic(self._settings, self._topic, shards, replication)
+        if not self._is_there(shards, new=new):  # who may not create topics finds one made for it
+            create_topic(self._settings, self._topic, shards, replication)
         with self._guard:
             owner, _ = self._found_owner(shards)
             if not owner and self._owner:
@@ -253,6 +258,12 @@ class KafkaChangelog:
         wrong: list[RewindError] = []
         assembler = Assembler()
 
+        def begin(low: int, high: int) -> None:
+            nonlocal assembler
+            assembler = Assembler()
+            wrong.clear()
+            self._partitions().read(shard, low, high, check)
+
         def check(key: bytes | None, value: bytes | None, offset: int) -> None:
             where = self._location(shard, offset)
             try:
@@ -269,8 +280,7 @@ class KafkaChangelog:
                 wrong.append(error)
 
         with self._guard:
-            reader = self._partitions()
-            reader.read(shard, *reader.watermarks(shard), check)
+            self._whole(shard, begin)
         return wrong if commit is None else verify_lineage(lambda: self.read(shard, commit), wrong)
 
     def close(self) -> None:
@@ -369,15 +379,30 @@ class KafkaChangelog:
 
     def _refreshed(self, shard: int) -> ShardIndex:
         """Bring a shard's index to the end of the partition."""
+
+        def take(low: int, high: int) -> None:
+            index = self._indexes.get(shard)
+            if index is None or index.next_offset > high:  # a topic that was made again starts over
+                index = self._indexes[shard] = ShardIndex(self._cache_bytes, self._owner)
+            index.drop_below(low)
+            self._partitions().read(shard, index.next_offset, high, index.taker(self._where(shard)))
+            index.next_offset = high
+
+        self._whole(shard, take)
+        return self._indexes[shard]
+
+    def _whole(self, shard: int, read: Callable[[int, int], None]) -> None:
+        """Read a partition between its ends; once more where it was cut behind its first offset meanwhile."""
         reader = self._partitions()
         low, high = reader.watermarks(shard)
-        index = self._indexes.get(shard)
-        if index is None or index.next_offset > high:  # a topic that was made again starts over
-            index = self._indexes[shard] = ShardIndex(self._cache_bytes, self._owner)
-        index.drop_below(low)
-        reader.read(shard, index.next_offset, high, index.taker(self._where(shard)))
-        index.next_offset = high
-        return index
+        for left in reversed(range(_TRIES)):
+            try:
+                read(low, high)
+                return
+            except ChangelogUnavailable:
+                before, (low, high) = low, reader.watermarks(shard)
+                if low <= before or not left:
+                    raise
 
     def _load(self, shard: int, index: ShardIndex, notes: list[str], commit: Commit) -> tuple[LogRecord, int]:
         """Decode a commit's base where there is a sound one, else its delta; newest copy first."""
