@@ -67,8 +67,13 @@ class Files(Protocol):
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; those already gone are ignored."""
 
-    def delete_folder(self, folder: str) -> None:
-        """Delete a folder and everything in it; one already gone is ignored."""
+    def delete_folder(self, folder: str, *, follow: bool = True) -> None:
+        """Delete a folder and everything in it; one already gone is ignored.
+
+        Args:
+            folder: Which.
+            follow: Where it is a link to another one, delete what is in that, too.
+        """
 
     def put(self, source: Path, name: str, *, link: bool) -> int:
         """Publish a copy of a local file; durable on return. Give its bytes.
@@ -341,12 +346,11 @@ class LocalFiles:
             if parent.is_dir():
                 sync(parent)
 
-    def delete_folder(self, folder: str) -> None:
-        """Delete a folder, also when others write or delete in it meanwhile; at most `_DELETE_TRIES` times.
-
-        Of one that is a link to a directory elsewhere, all that is in there goes, and the link.
-        """
+    def delete_folder(self, folder: str, *, follow: bool = True) -> None:
+        """Delete a folder, also when others write or delete in it meanwhile; at most `_DELETE_TRIES` times."""
         path = self.root / folder
+        if path.is_symlink() and not follow:
+            self.delete([folder])
         for left in reversed(range(_DELETE_TRIES)):
             if not path.is_dir():
                 break
@@ -483,8 +487,8 @@ class RemoteFiles:
             except FileNotFoundError:
                 continue
 
-    def delete_folder(self, folder: str) -> None:
-        """Delete a folder."""
+    def delete_folder(self, folder: str, *, follow: bool = True) -> None:
+        """Delete a folder; there are no links here."""
         try:
             with reached(f"{self._uri}/{folder}"):
                 self._fs.rm(self._path(folder), recursive=True)

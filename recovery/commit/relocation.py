@@ -77,7 +77,7 @@ def check_alone(checkpoint: str, stored: Manifest | None, changelog: str) -> lis
     places = _places_before(checkpoint, stored)
     if changelog == CHANGELOG_DIRECTORY:
         return places
-    known = [(place, _changelog_at(place, stored)) for place in places]
+    known = [(place, _changelog_at(place, stored)) for place in places if not is_same(place, checkpoint)]
     for place, its in known:
         if its == changelog:
             raise ManifestMismatch(
@@ -92,13 +92,15 @@ def check_alone(checkpoint: str, stored: Manifest | None, changelog: str) -> lis
 
 def originals(checkpoint: str, stored: Manifest) -> list[str]:
     """Return the places where the query of a checkpoint that was copied lies too, or which do not answer."""
-    return [place for place in _places_before(checkpoint, stored) if _changelog_at(place, stored) is not None]
+    places = [place for place in _places_before(checkpoint, stored) if not is_same(place, checkpoint)]
+    return [place for place in places if _changelog_at(place, stored) is not None]
 
 
 def _places_before(checkpoint: str, stored: Manifest) -> list[str]:
+    """Return the places by their names; none is looked at."""
     here = open_files(checkpoint).uri
     places = dict.fromkeys([*stored.entries.get("places", ()), stored.entries.get("place", here)])
-    return [place for place in places if not is_same(place, here)][-MAX_PLACES:]
+    return [place for place in places if place != here][-MAX_PLACES:]
 
 
 def _changelog_at(place: str, stored: Manifest) -> str | None:

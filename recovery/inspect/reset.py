@@ -29,6 +29,8 @@ from recovery.files import Files, LocalFiles, open_files
 from recovery.inspect.checkpoint_view import Checkpoint
 
 _OURS = "rewind"
+_SPARKS = ("commits", "offsets", "sources", "state")
+"""Made by Spark in a checkpoint: a link in such a place leads to what it made, any other one to somebody else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def _delete_checkpoint(files: Files) -> None:
     """Delete everything but the lease: Spark's files, then ours, then the manifest, then the mark."""
     for folder in files.folders():
         if folder != _OURS:
-            files.delete_folder(folder)
+            files.delete_folder(folder, follow=folder in _SPARKS)
     files.delete([*files.list(), *files.list(temporary=True)])
     stays = lease.DIRECTORY.rpartition("/")[2]
     for folder in files.folders(_OURS):

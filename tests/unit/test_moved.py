@@ -202,5 +202,6 @@ def test_where_the_changelog_lies_beside_no_other_place_is_asked(
     places = [f"hdfs://gone/{number}" for number in range(40)]
     entries = {"query": "q", "changelog": "rewind/changelog", "place": places[-1], "places": places[:-1]}
     monkeypatch.setattr(relocation, "read_manifest", None)
+    monkeypatch.setattr(relocation, "is_same", None)
     found = check_alone(str(tmp_path / "here"), Manifest(1, (0,), entries), "rewind/changelog")
     assert found == places[-relocation.MAX_PLACES :]

@@ -295,10 +295,14 @@ def test_reset_follows_folders_that_are_links_to_another_disk(template: Path, tm
         there = disk / name.replace("/", "-")
         (home / name).rename(there)
         (home / name).symlink_to(there)
+    (disk / "mine").mkdir()
+    (disk / "mine" / "thesis.txt").write_text("mine")
+    (home / "checkpoint" / "notes").symlink_to(disk / "mine")
     run(home, "reset", "--yes", "--local-only")
     assert not (home / "local" / QUERY).is_symlink()
     run(home, "reset", "--yes", "--outputs")
-    assert left_in(home) == left_in(disk) == []
+    assert left_in(home) == []
+    assert left_in(disk) == ["mine/thesis.txt"], "a link of somebody else's goes, and nothing that it leads to"
     assert not (home / "checkpoint").exists()
 
 
