@@ -65,3 +65,23 @@ def rebuilt(column: pa.Array, kind: pa.DataType, change: Callable[[pa.Array, pa.
 def is_rebuilt(kind: pa.DataType) -> bool:
     """Return whether a type is one that `rebuilt` gives."""
     return bool(pa.types.is_struct(kind) or pa.types.is_map(kind) or pa.types.is_list(kind))
+
+
+def other_field(found: pa.DataType, declared: pa.DataType, path: str) -> str:
+    """Return the path of a field within nested values that only one of two types has, "" for none.
+
+    Arrow's casts make null of what is not there, and drop what was not asked for.
+    """
+    types = pa.types
+    if types.is_struct(found) and types.is_struct(declared):
+        names, wanted = {field.name for field in found}, {field.name for field in declared}
+        if odd := sorted(names ^ wanted):
+            return f"{path}.{odd[0]}"
+        pairs = [(found.field(name).type, declared.field(name).type, f"{path}.{name}") for name in sorted(wanted)]
+    elif types.is_map(found) and types.is_map(declared):
+        pairs = [(found.key_type, declared.key_type, path), (found.item_type, declared.item_type, path)]
+    elif hasattr(found, "value_type") and hasattr(declared, "value_type"):
+        pairs = [(found.value_type, declared.value_type, path)]
+    else:
+        return ""
+    return next(filter(None, (other_field(*pair) for pair in pairs)), "")

@@ -31,10 +31,12 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backend.aggregates.model import check_publishable
 from backend.batch import ADDED_BY_SINKS, ERROR_SCHEMA, RESERVED, MicroBatch, Outcome, Proof
 from backend.boundary import check_function, check_names, user_code
+from backend.chunks import other_field
 from backend.errors import ValueInvalid
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
@@ -311,14 +313,36 @@ def _checked(results: object, schema: pa.Schema) -> pa.Table:
             "the function of process() returned other columns than declared",
             why=f"found {results.column_names}, declared {schema.names}",
         )
+    odd = next(filter(None, (other_field(results.column(one.name).type, one.type, one.name) for one in schema)), "")
+    if odd:
+        raise ValueInvalid(
+            "the function of process() returned other fields than declared",
+            why=f"{odd}: one of {results.select(schema.names).schema} and the declared {schema} has it",
+        )
     for field in _nulls(results, schema):
         raise ValueInvalid("the function of process() returned a null where none is allowed", where=field)
     try:
-        return results.select(schema.names).cast(schema)
+        made = results.select(schema.names).cast(schema)
+        for name in schema.names:
+            if _is_lossy(results.column(name), made.column(name)):
+                raise pa.ArrowInvalid(f"{name}: {results.column(name).type} would lose what it is as {made[name].type}")
+        return made
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueInvalid(
             "the function of process() returned a column that does not fit its declared type", why=str(error)
         ) from error
+
+
+def _is_lossy(found: pa.ChunkedArray, made: pa.ChunkedArray) -> bool:
+    """Tell whether a cast that Arrow takes for safe changed a value: a number as a boolean, a time as its date, ..."""
+    types = pa.types
+    if types.is_boolean(made.type):
+        return not types.is_boolean(found.type) and not types.is_null(found.type)
+    if types.is_floating(made.type) and types.is_floating(found.type):
+        return bool(pc.any(pc.and_not(pc.is_inf(made), pc.is_inf(found))).as_py())
+    if types.is_date(made.type) and types.is_timestamp(found.type):
+        return not made.cast(found.type).equals(found)
+    return False
 
 
 def _nulls(results: pa.Table, schema: pa.Schema) -> Iterator[str]:

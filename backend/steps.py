@@ -15,8 +15,9 @@ import random
 import re
 import reprlib
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ import pyarrow.compute as pc
 
 from backend.batch import RESERVED
 from backend.boundary import check_function, user_code
-from backend.chunks import is_rebuilt, one_chunk, rebuilt
+from backend.chunks import is_rebuilt, one_chunk, other_field, rebuilt
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.python_rows import python_rows
 from backend.readable import readable
@@ -123,6 +124,11 @@ class Step:
         if missing:
             raise ValueInvalid("map_batches must give the coordinates back", why=f"{', '.join(missing)} did not come")
         if self.schema is not None:
+            for one in self.schema:
+                odd = other_field(found.column(one.name).type, one.type, one.name)
+                if odd:
+                    why = f"{odd}: one of {found.column(one.name).type} and the declared {one.type} has it"
+                    raise ValueInvalid("map_batches gave other fields than its schema= says", why=why)
             found = pa.table([*(found.column(one.name).cast(one.type) for one in self.schema),
                               *(found.column(name) for name in COORDINATES)],
                              [*self.schema.names, *COORDINATES])  # fmt: skip
@@ -285,7 +291,7 @@ class Steps:
                 ticks = np.asarray(pc.fill_null(column.cast(pa.int64()), 0))
                 rows.update(np.flatnonzero((ticks > most) | (ticks < -most)).tolist() if most < _MOST_US else ())
             elif _has_time(column.type):
-                rows.update(_misfits(column, one.type))
+                rows.update(_misfits(column))
         return sorted(rows)
 
     def _joined(self, parts: Sequence[pa.Table]) -> pa.Table:
@@ -385,26 +391,30 @@ def _in_micros(column: pa.Array, _: pa.DataType | None = None) -> pa.Array:
     nested values; everything else as it is.
     """
     kind = column.type
-    if is_rebuilt(kind):
-        return rebuilt(column, _micros(kind), _in_micros) if _has_time(kind) else column
-    if _micros(kind) == kind:
+    if not _has_time(kind):
+        return column
+    if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        column = column.cast(pa.list_(kind.value_field))
+    made = _micros(kind)
+    if is_rebuilt(made):
+        return rebuilt(column, made, _in_micros)
+    if made == kind:
         return column
     whole = np.asarray(pc.fill_null(column.cast(pa.int64()), 0)) // (86_400_000 if pa.types.is_date(kind) else 1_000)
     found = pa.array(whole, mask=np.asarray(column.is_null()))
-    return (found.cast(pa.int32()) if pa.types.is_date(kind) else found).cast(_micros(kind))
+    return (found.cast(pa.int32()) if pa.types.is_date(kind) else found).cast(made)
 
 
-def _micros(kind: pa.DataType) -> pa.DataType:
-    """Return the type that `_in_micros` gives."""
-    types = pa.types
+def _micros(kind: pa.DataType, units: Collection[str] = ("ns",)) -> pa.DataType:
+    """Return a type whose timestamps of some units are of microseconds, and whose dates are of days."""
+    types, within = pa.types, partial(_micros, units=units)
     if types.is_struct(kind):
-        return pa.struct([field.with_type(_micros(field.type)) for field in kind])
+        return pa.struct([field.with_type(within(field.type)) for field in kind])
     if types.is_map(kind):
-        key, item = kind.key_field.with_type(_micros(kind.key_type)), kind.item_field.with_type(_micros(kind.item_type))
-        return pa.map_(key, item)
-    if types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_micros(kind.value_type)))
-    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.map_(*(field.with_type(within(field.type)) for field in (kind.key_field, kind.item_field)))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(within(kind.value_type)))
+    if types.is_timestamp(kind) and kind.unit in units:
         return pa.timestamp("us", kind.tz)
     return pa.date32() if types.is_date64(kind) else kind
 
@@ -415,20 +425,18 @@ def _has_time(kind: pa.DataType) -> bool:
     return own or any(_has_time(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def _misfits(column: pa.Array, kind: pa.DataType) -> list[int]:
-    """Return the rows whose times do not fit a type; none where the types are not of one kind."""
+def _misfits(column: pa.Array) -> list[int]:
+    """Return the rows with a time that no timestamp of microseconds has, or a date that is none."""
     found: list[int] = []
-    left = [(0, len(column))]
+    left, kind = [(0, len(column))], _micros(column.type, ("s", "ms", "ns"))
     while left:
         low, high = left.pop()
         try:
-            _in_micros(column.slice(low, high - low)).cast(kind)
+            _in_micros(column.slice(low, high - low)).cast(kind)  # nothing but times is another than before
         except pa.ArrowInvalid:
             half = (low + high) // 2
             left += [(low, half), (half, high)] if high - low > 1 else []
             found += [low] if high - low == 1 else []
-        except pa.ArrowException:
-            return []
     return found
 
 

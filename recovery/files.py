@@ -18,6 +18,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -124,10 +125,8 @@ def check_location(uri: str, option: str = "") -> None:
     first = uri.partition("/")[0]
     if ":" in first and "://" not in uri and first != "file:":
         what = f"{option}={uri!r}" if option else f"location {uri!r}"
-        raise ValueError(
-            f"{what}: allowed are a URI with two slashes, {first.replace(':', '://', 1)}..., and a path (./{first}..."
-            " for one that begins so)"
-        )
+        uri_said = f"a URI with two slashes, {first}//..., and " if first.endswith(":") else ""
+        raise ValueError(f"{what}: allowed are {uri_said}a path that begins with / or ./ (./{first}...)")
     scheme, found, rest = uri.partition("://")
     user, at, host = rest.split("/", 1)[0].rpartition("@")
     if found and at and ":" in user:
@@ -349,21 +348,32 @@ class LocalFiles:
     def delete_folder(self, folder: str, *, follow: bool = True) -> None:
         """Delete a folder, also when others write or delete in it meanwhile; at most `_DELETE_TRIES` times."""
         path = self.root / folder
-        if path.is_symlink() and not follow:
-            self.delete([folder])
+        if path.is_symlink():
+            self._delete_link(path, follow=follow)
         for left in reversed(range(_DELETE_TRIES)):
             if not path.is_dir():
                 break
             try:
-                shutil.rmtree(path.resolve() if path.is_symlink() else path)
+                shutil.rmtree(path)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or not left:
                     raise storage_failed(error, str(path)) from error
-        if path.is_symlink():
-            with storage(str(path)):
-                path.unlink()
         if path.parent.is_dir():
             sync(path.parent)
+
+    def _delete_link(self, path: Path, *, follow: bool) -> None:
+        """Delete a link to a directory, last, so that an interruption leaves something that leads to the rest."""
+        with storage(str(path)):
+            target = path.resolve()
+            for one in target.iterdir() if follow and target.is_dir() else ():
+                if one.is_dir() and not one.is_symlink():
+                    LocalFiles(target).delete_folder(one.name)
+                else:
+                    one.unlink(missing_ok=True)
+            path.unlink()
+            if follow:
+                with suppress(OSError):
+                    target.rmdir()
 
     def put(self, source: Path, name: str, *, link: bool) -> int:
         """Link or copy a local file under a temporary name, then move it into place."""

@@ -123,6 +123,8 @@ def check_kinds(aggregates: Mapping[str, Aggregate]) -> None:
 
 def refuse(name: str, kind: str, entry: pa.Field, allowed: str) -> ValueError:
     """Make the error for a field whose type an aggregate cannot take."""
+    if not has_kernels(entry.type) or pa.types.is_float16(entry.type):
+        allowed = "types that Arrow compares (no views, intervals, half floats, decimals of 32 or 64 bits); cast it"
     return ValueError(f"aggregates[{name!r}]: {kind} of field {entry.name!r} of type {entry.type}; allowed: {allowed}")
 
 

@@ -40,7 +40,7 @@ from backend.batch import (
     SourcePartition,
 )
 from backend.contexts import offsets_seen
-from backend.errors import KeyInvalid, ManifestMismatch, SelectorDisabled, UnknownFormat
+from backend.errors import KeyInvalid, ManifestMismatch, SelectorDisabled, StateAhead, UnknownFormat
 from backend.keys import encode_columns
 from backend.python_rows import python_rows
 from backend.store.bounds import stored_bounds
@@ -140,7 +140,7 @@ class Context:
         saved = _Saved(FORMAT, 0, [])
         if data is not None:
             saved = decode_row(data, _decoder, FORMAT, "a context's positions", older=(WITHOUT_RUNS,))
-        self._version = saved.version
+        self._version = self._flushed = saved.version
         self._positions: dict[SourcePartition, Position] = {(s, p): position for s, p, position in saved.positions}
         self._seen = offsets_seen.read(self._work, self._positions)
         self.next_due_ms: int | None = saved.due_ms
@@ -156,6 +156,7 @@ class Context:
         now = self._clock() if wall_ms is None else wall_ms
         for message in messages:
             _check_place(message)
+        messages = list(map(_plain, messages))
         fresh, refused, after = self._advance(messages, self._unfit(messages), now)
         if messages and not fresh and not refused:
             return [], [], False
@@ -296,6 +297,14 @@ class Context:
 
     def _flush(self) -> None:
         """Write everything since the last flush, positions with it, atomically and durably."""
+        data = self._store.get(_KEY)
+        stored = _decoder.decode(data).version if data is not None else 0
+        if stored != self._flushed:
+            raise StateAhead(
+                "another context has flushed to the store since this one was opened",
+                why=f"it is at {stored}, this one began from {self._flushed}",
+                command="open one context on a store; what this one was given since its last flush is added again",
+            )
         positions = [(s, p, position) for (s, p), position in sorted(self._positions.items())]
         self._work.put(_KEY, _encoder.encode(_Saved(FORMAT, self._version, positions, self.next_due_ms)))
         if self._work.get(_SPECIFICATION) is None:
@@ -304,7 +313,17 @@ class Context:
         for source, runs in sorted(self._seen.items()):
             runs.save(self._work, source)
         self._store.write(self._work.changes())
+        self._flushed = self._version
         self._work = Workspace(self._store, dict(self._work.bounds))
+
+
+def _plain(message: Message) -> Message:
+    """Return a message with numbers of Python, not of numpy."""
+    places: dict[str, Any] = {name: getattr(message, name) for name in ("stream", "partition", "offset", "time")}
+    if all(type(one) is int or not isinstance(one, Integral) for one in places.values()):
+        return message
+    plain = {name: int(one) if isinstance(one, Integral) else one for name, one in places.items()}
+    return Message(fields=message.fields, **plain)
 
 
 def _place(message: Message) -> tuple[int, int, int]:
@@ -352,7 +371,7 @@ class Automatic(Context):
         operator: As for both contexts.
         fields: As for both contexts.
         max_ahead_ms: As for both contexts.
-        downstream: Takes one result; False refuses it for now.
+        downstream: Takes one result; False refuses it for now, None does not.
         store: As for both contexts.
         on_error: Takes one row of the errors output (out of retention, ...); None drops them.
         clock: Wall clock in milliseconds.
@@ -437,7 +456,8 @@ class Automatic(Context):
             self._on_error(self._refused[0])
             self._refused.popleft()
         while self._unsent:
-            if not self._downstream(self._unsent[0]):
+            taken = self._downstream(self._unsent[0])
+            if not taken and taken is not None:  # a function that says nothing, such as `list.append`, takes it
                 return False
             self._unsent.popleft()
         if self._must_flush:

@@ -51,6 +51,12 @@ class _Sides:
         side, _, name = column.partition(".")
         return message.fields.get(name) if side == SIDES[side_of(message.stream, self._spec)] else None
 
+    def _of_left(self, message: Message) -> Message:
+        if not message.stream < self._spec.left_streams:
+            most = self._spec.left_streams - 1
+            raise ValueError(f"stream={message.stream!r}: allowed are 0 to {most}, those of the left side")
+        return message
+
     def _of_right(self, message: Message) -> Message:
         return replace(message, stream=self._spec.left_streams + message.stream)
 
@@ -70,7 +76,7 @@ class StandaloneJoin(_Sides, Standalone):
 
     def add_left(self, message: Message, wall_ms: int | None = None) -> None:
         """Add a left message; a replay of something already added is a NOOP."""
-        self.add_message(message, wall_ms)
+        self.add_message(self._of_left(message), wall_ms)
 
     def add_right(self, message: Message, wall_ms: int | None = None) -> None:
         """Add a right message; its stream counts from 0 on this side."""
@@ -82,7 +88,7 @@ class AutomaticJoin(_Sides, Automatic):
 
     Args:
         spec: The join.
-        downstream: Takes one result; False refuses it for now.
+        downstream: Takes one result; False refuses it for now, None does not.
         store: Where state is flushed to; the caller closes it. None keeps it in memory.
         on_error: Takes one row of the errors output (out of retention, ...); None drops them.
         clock: Wall clock in milliseconds, for calls that do not say it.
@@ -104,7 +110,7 @@ class AutomaticJoin(_Sides, Automatic):
 
     def add_left(self, message: Message, wall_ms: int | None = None) -> None:
         """Add a left message. Raises `SelectorDisabled` while a downstream refuses output."""
-        self.add_message(message, wall_ms)
+        self.add_message(self._of_left(message), wall_ms)
 
     def add_right(self, message: Message, wall_ms: int | None = None) -> None:
         """Add a right message; its stream counts from 0 on this side. Raises as `add_left`."""

@@ -60,7 +60,7 @@ class AutomaticContext(_Look, Automatic):
 
     Args:
         spec: The windows.
-        downstream: Takes one result; False refuses it for now.
+        downstream: Takes one result; False refuses it for now, None does not.
         store: Where state is flushed to; the caller closes it. None keeps it in memory.
         on_error: Takes one row of the errors output (out of retention, ...); None drops them.
         clock: Wall clock in milliseconds, for calls that do not say it.

@@ -103,7 +103,7 @@ def is_there(admin: Any, topic: str, timeout_s: float) -> bool:
     from confluent_kafka import KafkaError, KafkaException
 
     try:
-        while_it_settles(lambda: described(admin, [topic], timeout_s))
+        while_it_settles(lambda: described(admin, [topic], timeout_s), unknown_s=0)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return False

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -82,6 +83,8 @@ class RocksStore:
             )
         if fresh:
             with storage(str(path)):
+                if path.exists() and not path.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(path))
                 path.mkdir(mode=0o700, exist_ok=True)
         native = native_options(options)
         links = Links(path) if read_only and not os.access(path, os.W_OK) else None

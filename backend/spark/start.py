@@ -296,8 +296,7 @@ def _open(
         owner=entries["query"], logged=job.logged,
     )  # fmt: skip
     restoring = _committed_before(spark, checkpoint, changelog(), job.shards, make) if used else {}
-    _write_down(checkpoint, settled, changelog(), new=not used)
-    _open_sink(sink, checkpoint, output)
+    _take_places(checkpoint, stored, settled, changelog(), partial(_open_sink, sink, checkpoint, output), new=not used)
     terms = terms_of(job, settled, checkpoint, [since.commit.version + 1 for since in restoring.values()])
     keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
     shards = {value: shard for shard, value in enumerate(job.grouping)}
@@ -380,10 +379,26 @@ def _committed_before(
     return {shard: one.since for shard, one in pointers.items() if isinstance(one, RestoringPointer)}
 
 
-def _write_down(checkpoint: str, settled: Manifest, changelog: Changelog, *, new: bool) -> None:
-    """Record what the query is, and only then make a changelog that is its own; refused starts have changed neither."""
+def _take_places(
+    checkpoint: str,
+    stored: Manifest | None,
+    settled: Manifest,
+    changelog: Changelog,
+    open_sink: Callable[[], None],
+    *,
+    new: bool,
+) -> None:
+    """Record what the query is, then make a changelog of its own, and open the sink.
+
+    A query that has a manifest goes by that until its sink is open: what that refuses has changed nothing. The first
+    start records its id before anything is the id's own.
+    """
+    if stored is not None:
+        open_sink()
     record(checkpoint, settled)
     changelog.prepare(settled.shards, new=new)
+    if stored is None:
+        open_sink()
 
 
 def _begin_sink(sink: Sink, checkpoint: str, output: str, operator: Operator) -> None:

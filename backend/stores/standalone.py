@@ -23,6 +23,7 @@ from backend.errors import ManifestMismatch, StoreClosed
 from backend.rocks import RocksOptions, RocksStore
 from backend.store.bounds import FORMAT_KEY, reclaim, stored_bounds
 from backend.store.protocol import Region, Store, region_range
+from backend.store.storage import storage
 from backend.store.workspace import Workspace
 from backend.stores.named import Declaration, NamedStore
 
@@ -91,7 +92,8 @@ class StoreSet(Mapping[str, NamedStore]):
             StoreLocked: Another process holds it for longer than `wait_s` seconds.
             ManifestMismatch: It holds other stores, or is a shard of a query.
         """
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with storage(str(path)):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
         store = RocksStore.open(Path(path), options=options or RocksOptions(), wait_s=wait_s)
         with ExitStack() as undo:
             undo.callback(store.close)

@@ -90,10 +90,11 @@ def check_alone(checkpoint: str, stored: Manifest | None, changelog: str) -> lis
     return [place for place, its in known if its is not None]
 
 
-def originals(checkpoint: str, stored: Manifest) -> list[str]:
-    """Return the places where the query of a checkpoint that was copied lies too, or which do not answer."""
+def originals(checkpoint: str, stored: Manifest) -> dict[str, bool]:
+    """Return the places where the query of a checkpoint that was copied lies too (True), or which do not answer."""
     places = [place for place in _places_before(checkpoint, stored) if not is_same(place, checkpoint)]
-    return [place for place in places if _changelog_at(place, stored) is not None]
+    known = {place: _changelog_at(place, stored) for place in places}
+    return {place: bool(its) for place, its in known.items() if its is not None}
 
 
 def _places_before(checkpoint: str, stored: Manifest) -> list[str]:
@@ -111,7 +112,7 @@ def _changelog_at(place: str, stored: Manifest) -> str | None:
         return ""
     if original is None or original.entries.get("query") != stored.entries.get("query"):
         return None
-    return str(original.entries.get("changelog", ""))
+    return str(original.entries.get("changelog", CHANGELOG_DIRECTORY))
 
 
 def check_settled(checkpoint: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +103,7 @@ def plan_reset(
     if home is None:
         notes.append("local state: the checkpoint does not say which it is")
     elif others:
-        notes.append(f"local state: {home}: {others[0]} is a checkpoint of the same query, whose it may be")
+        notes.append(f"local state: {home}: it may be that of {_said(others)}; where it is not, delete it by hand")
         home = None
     else:
         notes += _none(home)
@@ -186,12 +186,18 @@ def _delete_checkpoint(files: Files) -> None:
         files.delete([name])
 
 
-def _outputs(opened: Checkpoint, others: Sequence[str], *, delete: bool) -> tuple[dict[str, str], list[str]]:
+def _said(others: Mapping[str, bool]) -> str:
+    """Say which other checkpoint it may be."""
+    place, there = next(iter(others.items()))
+    return f"the same query's checkpoint at {place}" + ("" if there else ", which does not answer")
+
+
+def _outputs(opened: Checkpoint, others: Mapping[str, bool], *, delete: bool) -> tuple[dict[str, str], list[str]]:
     """Return the directories to delete, with whose they are, and what is said of outputs that stay.
 
     Args:
         opened: The checkpoint.
-        others: Where the same query has a checkpoint, too: what it writes to there stays.
+        others: Where the same query has a checkpoint, too, or may have: what it writes to there stays.
         delete: Whether directories are to be deleted.
     """
     found: dict[str, str] = {}
@@ -209,7 +215,10 @@ def _outputs(opened: Checkpoint, others: Sequence[str], *, delete: bool) -> tupl
             places = [(known[holds], holds) for holds in ("results", "errors")]
             own = {place: query for place, holds in places if VersionedDirectory(place, holds).is_of(query)}
             shared = {place: at for place in own for at in others if _writes_to(at, of, place)}
-            notes += [f"{place}: the same query writes there from {at}" for place, at in shared.items()]
+            for place, at in shared.items():
+                notes.append(
+                    f"{place}: it may be the output of {_said({at: others[at]})}; where not, delete it by hand"
+                )
             found |= {place: query for place, query in own.items() if place not in shared}
         elif known.get("kind") == "kafka" and known.get("commits"):
             topics = f"{known['results']}, {known['errors']}, {known['commits']}"
@@ -220,15 +229,16 @@ def _outputs(opened: Checkpoint, others: Sequence[str], *, delete: bool) -> tupl
         return found, notes
     if delete:
         known_as = [known for _, known in written]
-        raise ValueError(f"--outputs: the checkpoint names no directories of its own output (its outputs: {known_as})")
+        said = "; ".join(notes) or f"the checkpoint names no directories of its own output (its outputs: {known_as})"
+        raise ValueError(f"--outputs: {said}")
     if found:
         notes.append(
             f"{', '.join(found)}: they hold this query's output, and refuse a new query's: give that one other"
             f" directories, or call rewind reset {quote(opened.location)} --outputs instead of this, which deletes"
             " them: without the checkpoint only you can, by hand"
         )
-    others = "results and errors: directories and topics of this query refuse a new one: give that one others"
-    return {}, notes or [others]
+    unknown = "results and errors: directories and topics of this query refuse a new one: give that one others"
+    return {}, notes or [unknown]
 
 
 def _writes_to(checkpoint: str, query: str, place: str) -> bool:

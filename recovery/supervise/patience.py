@@ -44,6 +44,10 @@ class Patience:
     _tries: int = 0
     _restores: int = 0
 
+    def healthy(self) -> None:
+        """Take note that the query runs and finds its sources: what fails from now on has not failed before."""
+        self._since = None
+
     def after(self, failure: Failure, committed: int) -> float:
         """Return the seconds to wait before the next try, and log them; the first restore does not wait.
 

@@ -76,19 +76,23 @@ class Placement:
         """Shards that were sent elsewhere, when there are new executors that may get them back."""
         return frozenset(self._away if self._new else ())
 
-    def look(self, query: Any) -> None:
+    def look(self, query: Any) -> bool:
         """Send shards elsewhere whose executor is gone; each to where the fewest are, on its own host if there is one.
 
         Only to where its state is, or a copy, unless every executor has a disk for itself.
 
         Args:
             query: Spark's, which runs.
+
+        Returns:
+            Whether Spark was asked; it is not each time.
         """
         now_s = self._clock()
         if now_s - self._looked_s < LOOK_S:
-            return
+            return False
+        self._looked_s = now_s
         there, known = self._cluster.executors(), self._since
-        self._looked_s, self._since = now_s, {one: known.get(one, now_s) for one in there}
+        self._since = {one: known.get(one, now_s) for one in there}
         self._lost = self._lost or not known.keys() <= there
         self._new = (self._new & there) | (there - known.keys()) if known else set()
         if self._own_disks:
@@ -96,22 +100,24 @@ class Placement:
         # those that are here for long first: one that has just come is as cold as the next
         left = known.keys() & there
         pool = {one for one in left if self._is_warm(one)} or left
-        if not (self._lost and pool):
-            return
-        targets, places = self._cluster.active(sorted(pool)), self._places(query)
+        targets = self._cluster.active(sorted(pool)) if self._lost and pool else []
+        if not targets:
+            return True
+        places, again = self._places(query), False
         counts = Counter(place.executor for place in places.values())
-        self._lost = False
         for shard, place in places.items():
-            if place.executor not in there and targets:
+            if place.executor not in there:
                 able = [one for one in targets if self._has_state(one, shard, place)]
                 if not (able := able or (targets if self._own_disks else [])):
-                    self._lost = True  # what replaces it finds its state: Spark may do better
+                    again = True  # what replaces it finds its state: Spark may do better
                     continue
                 target = _emptiest(able, counts, query, shard, place.host)
                 self._cluster.prefer(query, shard, place, target)
                 log.warning("executor %s is gone: shard %d is to run on %s", place.executor, shard, target.executor)
                 counts[target.executor] += 1
                 self._away.add(shard)
+        self._lost = again
+        return True
 
     def copied(self, query: Any, copies: Iterable[tuple[Place, Collection[int]]]) -> None:
         """Note where a round of copies has left which shards lacking nothing, and give a shard back."""

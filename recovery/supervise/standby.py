@@ -20,8 +20,8 @@ CANCEL_S, JOIN_S = 0.5, 60.0
 BUSY_S, IDLE_S = 2.0, 20.0
 """Between two rounds: while there is something to bring, and while there is nothing (Spark ends a Python worker that
 idles for a minute)."""
-MOST_REFUSED = 3
-"""Times in a row that Spark does not say where its executors are, before it is no longer asked."""
+MOST_REFUSED, REFUSED_S = 3, 1.0
+"""Times in a row, so many seconds apart, that Spark does not say where its executors are: then it is asked no more."""
 
 
 class Standby:
@@ -58,7 +58,7 @@ class Standby:
         self._ended_s = float("-inf")
         self._again = self._silent = False
         self._copies: list[tuple[Place, frozenset[int]]] | None = None
-        self._refused = 0
+        self._refused, self._refused_s = 0, float("-inf")
         self.fetched = 0
 
     def look(self, commits: Mapping[int, Commit], query: Any = None) -> None:
@@ -96,14 +96,16 @@ class Standby:
         if self._placement is None:
             return
         try:
-            self._placement.look(query)
+            asked = self._placement.look(query)
             copies = self._copies
             if copies is not None:
                 self._copies = None
                 self._placement.copied(query, copies)
-            self._refused = 0
+            self._refused = 0 if asked else self._refused
         except Exception as error:  # of Spark's inner parts, which another version may not have: it does without
-            self._refused += 1
+            if self._clock() - self._refused_s < REFUSED_S:
+                return  # a hiccup, so far
+            self._refused, self._refused_s = self._refused + 1, self._clock()
             if self._refused == MOST_REFUSED:
                 log.warning("Spark alone says where shards run from now on: %s", str(error).partition("\n")[0])
                 self._placement = None

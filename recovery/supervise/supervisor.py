@@ -433,10 +433,25 @@ class RewindQuery:
         try:
             error = self._watch()
         except Exception as raised:  # not Spark's: a request that could not be written, a lease that was taken
-            self.query.stop()
             error = raised
-        self._committed = max(self._committed, _committed(self.query))
+            late = self._stop_late()
+            if late is not None and read(raised, self._plan.look_again).kind is not Kind.FINAL:
+                error = late  # it runs on: nothing can be restored or started under it
+        self._committed = max(self._committed, _committed(self.query.lastProgress))
         return read(error, self._plan.look_again) if error is not None else None
+
+    def _stop_late(self) -> Exception | None:
+        """Stop Spark's query, again where Spark's own bound on it ran out; return why it still runs after `STOP_S`."""
+        deadline = time.monotonic() + STOP_S
+        while True:
+            try:
+                self.query.stop()
+                return None
+            except Exception as error:
+                log.warning("Spark's query does not stop: %s", summary(error))
+                if time.monotonic() > deadline:
+                    return error
+            time.sleep(POLL_S)
 
     def _watch(self) -> BaseException | None:
         """Follow Spark's query until it ends, and end it when it is to; give what ended it.
@@ -453,7 +468,10 @@ class RewindQuery:
             if self._stopping.is_set() or (self._plan.lease is not None and self._plan.lease.lost is not None):
                 query.stop()
                 break
-            committed = _committed(query)
+            progress = query.lastProgress
+            committed = _committed(progress)
+            if progress is not None and "addBatch" not in progress["durationMs"]:
+                self._patience.healthy()  # a trigger that looked at all sources, and found nothing new
             if committed > self._committed:
                 self._check_lease()
                 self._maintain(committed)
@@ -539,13 +557,12 @@ class RewindQuery:
         return False
 
 
-def _committed(query: StreamingQuery) -> int:
-    """Give the newest micro-batch that Spark has committed, -1 for none.
+def _committed(progress: Any) -> int:
+    """Give the newest micro-batch that Spark has committed by its last report, -1 for none.
 
     Spark reports after the commit; but a trigger that found nothing to do reports too, under the number of the
     micro-batch that will come next. Only a micro-batch that ran has `addBatch` among its durations.
     """
-    progress = query.lastProgress
     if progress is None:
         return -1
     return int(progress["batchId"]) if "addBatch" in progress["durationMs"] else int(progress["batchId"]) - 1

@@ -7,6 +7,7 @@ standard input and cleans up.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shlex
@@ -18,6 +19,7 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +28,10 @@ from typing import Protocol
 from backend.errors import BrokerUnavailable
 from backend.kafka_client.settings import KafkaSettings
 from backend.spark.session import jars
+from backend.texts import one_line
 from recovery.testing.security import CA_FILE, add_scram_users, protocol, sasl_properties, tls_properties
+
+log = logging.getLogger("rewind.testing")
 
 START_TIMEOUT_S = 60
 START_TRIES = 3
@@ -358,8 +363,13 @@ def open_broker() -> tuple[Broker, Callable[[], None]]:
         from testcontainers.community.kafka import KafkaContainer
 
         container = KafkaContainer().with_kraft()
-        container.start(timeout=120)
-        return ExternalBroker(KafkaSettings(container.get_bootstrap_server())), container.stop
+        try:
+            container.start(timeout=120)
+            return ExternalBroker(KafkaSettings(container.get_bootstrap_server())), container.stop
+        except Exception as error:  # no registry, no network, no room: docker and testcontainers have many kinds
+            log.warning("Docker gives no broker, one from jars is started: %s", one_line(str(error)))
+            with suppress(Exception):
+                container.stop()
     broker = LocalBroker()
     broker.start()
     return broker, broker.close

@@ -434,12 +434,13 @@ class OperatorTester:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= greatest:
                 raise ValueError(f"{option}={number!r}: allowed are 0 to {greatest}")
         side = self._side(stream)
-        self._check_rows(listed, side)
+        timed = [self._with_time(row, side) for row in listed]
+        self._check_rows(timed, side)
         names, messages = dict(zip(self._schemas[side].names, self._names(side), strict=True)), []
         limit = None if replayed else DEFAULT_POISON_LIMIT
         steps = replace(self._steps[side], poison_limit=limit, _raised={})
         for row, (made, came, detail) in zip(
-            listed, self._stepped(listed, steps, side, stream, partition, first), strict=True
+            timed, self._stepped(timed, steps, side, stream, partition, first), strict=True
         ):
             known = {names.get(own, own): value for own, value in made.items()}
             time = self._replayed_time(row, made, side) if replayed else None
@@ -476,6 +477,14 @@ class OperatorTester:
                 pa.array([row.get(own.name) for row in rows], own.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise ValueError(f"messages: field {own.name!r} of type {own.type}: {error}") from error
+
+    def _with_time(self, row: Mapping[str, Any], side: int) -> Mapping[str, Any]:
+        """Return a message whose event time, where it is in milliseconds, is in the unit of its field."""
+        name, given = self._event_times[side], self._given[side]
+        value = row.get(name) if name is not None and name in given.names else None
+        if name is None or not isinstance(value, int) or isinstance(value, bool):
+            return row
+        return {**row, name: _in_unit(value, given.field(name).type)}
 
     def _time(self, row: Mapping[str, Any], made: Mapping[str, Any], side: int) -> int:
         """Return a message's event time: `_time` that it was given, else the job's field behind the steps."""
@@ -542,6 +551,16 @@ class OperatorTester:
 def _same(records: pa.RecordBatch) -> pa.RecordBatch:
     """Parse nothing: messages come with their fields."""
     return records
+
+
+def _in_unit(milliseconds: int, kind: pa.DataType) -> int:
+    """Return a time in the unit of a type, rounded down; of a type that is no time as it is."""
+    if pa.types.is_timestamp(kind):
+        return milliseconds * {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[kind.unit] // 1_000
+    if pa.types.is_date(kind):
+        days = milliseconds // 86_400_000
+        return days if pa.types.is_date32(kind) else days * 86_400_000
+    return milliseconds
 
 
 def _milliseconds(value: object, kind: pa.DataType) -> object:

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from backend.aggregates import count, max_, median, reducer, sum_
+from backend.batch import Position
 from backend.contexts import base as contexts_base
 from backend.contexts.windows import AutomaticContext, Message, StandaloneContext
-from backend.errors import ManifestMismatch, SelectorDisabled, UnknownFormat
+from backend.errors import ManifestMismatch, SelectorDisabled, StateAhead, UnknownFormat
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
 from backend.windows.definitions import hopping, session, sliding, tumbling
@@ -475,3 +476,34 @@ def test_messages_of_a_key_that_is_nan_are_those_of_its_group():
         return sorted(context.get_messages(0, 10, {"k": key}).column("v").to_pylist())
 
     assert [found(key) for key in (float("nan"), None, 0.0, 1.0)] == [[0, 4], [1], [2, 3], [5]]
+
+
+def test_a_downstream_that_says_nothing_takes_what_it_is_given():
+    taken = []
+    context = AutomaticContext(spec(tumbling(10), {"n": count()}, retention=50), taken.append)
+    for offset in range(3):
+        context.add_message(Message(offset, 10 * offset, {"key": "a", "value": 1}), 0)
+    assert context.selector_enabled
+    assert [row["window_start"] for row in taken] == [0, 10]
+
+
+def test_of_two_contexts_on_one_store_the_second_to_flush_is_refused():
+    """Each would count its own messages over the other's."""
+    store = MemoryStore()
+    one, two = (StandaloneContext(spec(**FIRST), store) for _ in range(2))
+    for context in (one, two):
+        context.add_message(Message(0, 1, {"key": "a", "value": 1}), 0)
+    one.flush()
+    with pytest.raises(StateAhead, match="another context has flushed to the store"):
+        two.flush()
+    one.add_message(Message(1, 2, {"key": "a", "value": 1}), 0)
+    one.flush()
+    assert [window.messages for window in StandaloneContext(spec(**FIRST), store).get_windows(0, 10)] == [2]
+
+
+def test_numbers_of_numpy_are_numbers():
+    context = StandaloneContext(spec(**FIRST))
+    context.add_message(Message(np.int64(0), np.int64(5), {"key": "a", "value": 1}, np.int32(0)), 0)
+    context.add_message(Message(np.int64(1), np.int64(10), {"key": "a", "value": 1}), 0)
+    assert [(row["window_start"], row["n"]) for row in context.get_result()] == [(0, 1)]
+    assert context.positions == {(0, 0): Position(2, 10, 0)}

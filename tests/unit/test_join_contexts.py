@@ -184,3 +184,11 @@ def test_automatic_results_flow_and_a_refusing_downstream_is_asked_again():
     assert (taken, join.selector_enabled) == ([], False)
     join.timeout(wall_ms=1)
     assert (taken, join.selector_enabled) == ([1], True)
+
+
+def test_a_left_message_is_of_a_stream_of_the_left_side():
+    side = pa.schema([("id", pa.int64())])
+    both = StandaloneJoin(join_spec(side, side, on="id", left_retention=1_000, right_retention=1_000))
+    with pytest.raises(ValueError, match="stream=1: allowed are 0 to 0, those of the left side"):
+        both.add_left(Message(0, 0, {"id": 1}, stream=1), 0)
+    assert both.positions == {}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from backend.errors import BrokerUnavailable
+from recovery.testing import broker
 from recovery.testing.broker import START_TRIES, LocalBroker
 
 
@@ -75,3 +76,29 @@ def test_kafka_opts_are_options_of_the_brokers_jvm(monkeypatch: pytest.MonkeyPat
     assert command[0] == "java"
     assert {"-Dwhere=a b", "-Xlog:gc=off"} < set(command[1 : command.index("-cp")])
     assert command[-3:] == ["-cp", "kafka.jar", "kafka.Kafka"]
+
+
+def test_a_docker_that_gives_no_broker_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers, and has no registry to take the image from."""
+    testcontainers = pytest.importorskip("testcontainers.community.kafka")
+
+    class Container:
+        def with_kraft(self) -> Container:
+            return self
+
+        def start(self, timeout: int) -> None:
+            raise ValueError("no such image")
+
+        def stop(self) -> None:
+            raise KeyError("never started")
+
+    monkeypatch.delenv("KAFKA_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.setattr(broker, "docker_answers", lambda: True)
+    monkeypatch.setattr(testcontainers, "KafkaContainer", Container)
+    monkeypatch.setattr(broker, "LocalBroker", lambda: Scripted(True))
+    found, close = broker.open_broker()
+    assert isinstance(found, Scripted)
+    assert "Docker gives no broker, one from jars is started: no such image" in caplog.text
+    close()

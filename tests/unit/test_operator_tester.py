@@ -535,3 +535,36 @@ def test_a_replay_in_which_a_message_has_no_time_is_a_mismatch(tmp_path):
     tester.lose_disk()
     with pytest.raises(RestoreMismatch):
         tester.restore()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")), pa.int64()],
+    ids=str,
+)
+def test_an_event_time_in_milliseconds_is_that_time_whatever_the_field_holds(tmp_path, kind):
+    source = archive("nowhere", value="at bigint, n bigint", topics=["t"])
+    job = (
+        stream(source, event_time="at")
+        .window(tumbling("1 minute"), retention="1 hour", max_ahead=None)
+        .aggregate(n=count())
+    )
+    tester = OperatorTester(job, pa.schema([("at", kind), ("n", pa.int64())]), tmp_path)
+    first = 1_577_836_800_000  # 2020-01-01
+    tester.batch([{"at": first, "n": 1}])
+    (one,) = tester.batch([{"at": first + 3_600_000, "n": 0}]).results.to_pylist()
+    assert (one["reason"], one["window_start"], one["n"]) == ("full", first, 1)
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.date64()])
+def test_an_event_time_in_milliseconds_is_a_day_where_the_field_holds_days(tmp_path, kind):
+    source = archive("nowhere", value="at date, n bigint", topics=["t"])
+    job = (
+        stream(source, event_time="at")
+        .window(tumbling("1 day"), retention="9 days", max_ahead=None)
+        .aggregate(n=count())
+    )
+    tester = OperatorTester(job, pa.schema([("at", kind), ("n", pa.int64())]), tmp_path)
+    tester.batch([{"at": 86_400_000 + 5, "n": 1}])
+    (one,) = tester.batch([{"at": 3 * 86_400_000, "n": 0}]).results.to_pylist()
+    assert (one["window_start"], one["n"]) == (86_400_000, 1)

@@ -245,8 +245,9 @@ def test_what_a_round_left_whole_is_noted_with_where_its_tasks_ran(caplog: pytes
     ran: list[Any] = [{0: one, 1: two}, {1: two}, {0: one, 1: two, 2: one}, AttributeError("no status store\nat py4j")]
 
     class Noted(Placement):
-        def look(self, query: Any) -> None:
+        def look(self, query: Any) -> bool:
             noted.append("look")
+            return True
 
         def copied(self, query: Any, copies: Any) -> None:
             noted.append(copies)
@@ -285,9 +286,64 @@ def test_without_spark_s_inner_parts_it_does_without(caplog: pytest.LogCaptureFi
 
     spark, clock = Other(places={}), [100.0]
     spark.placement._clock = lambda: clock[0]
-    standby = Standby(lambda _: Round(), {}, placement=spark.placement)
+    standby = Standby(lambda _: Round(), {}, placement=spark.placement, clock=lambda: clock[0])
     for _ in range(MOST_REFUSED + 4):
         clock[0] += 1
         standby.look({})
     assert spark.asked == 2 + MOST_REFUSED, "once is no reason"
     assert [r.getMessage() for r in caplog.records] == ["Spark alone says where shards run from now on: no such method"]
+
+
+def test_shards_of_the_dead_are_looked_at_again_where_nobody_was_left_to_take_them() -> None:
+    """Spark's status lags: for a moment the executor that is left is not among those that tasks are given to."""
+    spark = Spark("1", "2", places={0: "1", 1: "2"}, hosts={"1": "a", "2": "a"})
+    spark.look()
+    spark.going = {"2"}
+    assert spark.look("1") == {0: "1", 1: "2"}
+    assert spark.look() == {0: "1", 1: "2"}
+    spark.going = set()
+    assert spark.look() == {0: "2", 1: "2"}
+
+
+def test_shards_that_could_not_be_sent_are_sent_later() -> None:
+    class Once(Spark):
+        failed = False
+
+        def prefer(self, query: Any, shard: int, old: Place, new: Place) -> None:
+            if not self.failed:
+                self.failed = True
+                raise ConnectionError("the driver did not answer")
+            super().prefer(query, shard, old, new)
+
+    spark = Once("1", "2", places={0: "1", 1: "1"}, hosts={"1": "a", "2": "a"})
+    spark.look()
+    with pytest.raises(ConnectionError):
+        spark.look("1")
+    assert spark.look() == {0: "2", 1: "2"}
+
+
+def test_a_spark_that_cannot_place_is_asked_no_more_but_not_for_a_hiccup(caplog: pytest.LogCaptureFixture) -> None:
+    class Without(Spark):
+        refuses = True
+
+        def place(self, query: Any, shard: int) -> Place | None:
+            if self.refuses:
+                raise AttributeError("no such method")
+            return super().place(query, shard)
+
+    for seconds, given_up in ((0.3, False), (10.0, True)):
+        caplog.clear()
+        spark, clock = Without("1", "2", places={0: "1"}, hosts={"1": "a", "2": "a"}), [100.0]
+        spark.placement._clock = lambda clock=clock: clock[0]
+        standby = Standby(lambda _: Round(), {}, placement=spark.placement, clock=lambda clock=clock: clock[0])
+        standby.look({}, spark.query)
+        spark.there = {"2"}
+        for _ in range(int(seconds / 0.05)):  # as often as the supervisor looks
+            clock[0] += 0.05
+            standby.look({}, spark.query)
+        spark.refuses = False
+        clock[0] += 1.0
+        standby.look({}, spark.query)
+        assert spark.places == {0: "1" if given_up else "2"}
+        said = [r.getMessage() for r in caplog.records if "Spark alone" in r.getMessage()]
+        assert len(said) == given_up

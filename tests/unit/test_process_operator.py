@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import pickle
 import re
@@ -421,3 +422,45 @@ def test_key_value_store(tmp_path: Path) -> None:
         store.put("zzz", 1)
         assert [key for key, _ in rows] == ["", "user_1", "user_12", "user_2"]
         assert store.get("user_1") is None
+
+
+WHO = pa.struct([("name", pa.string()), ("total", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "said"),
+    [
+        (WHO, pa.array([{"name": "anna", "totl": 5}]), r"who\.total: one of"),
+        (WHO, pa.array([{"name": "anna"}]), r"who\.total: one of"),
+        (WHO, pa.array([{"name": "anna", "total": 5, "more": 1}]), r"who\.more: one of"),
+        (pa.list_(WHO), pa.array([[{"name": "anna", "Total": 5}]]), r"who\.Total: one of"),
+        (pa.map_(pa.string(), WHO), pa.array([[("k", {"name": "a", "n": 5})]], pa.map_(pa.string(), pa.struct(
+            [("name", pa.string()), ("n", pa.int64())]))), r"who\.n: one of"),
+        (pa.float32(), pa.array([1e300]), "would lose what it is"),
+        (pa.bool_(), pa.array([2]), "would lose what it is"),
+        (pa.date32(), pa.array([3_600_000], pa.timestamp("ms")), "would lose what it is"),
+    ],
+)  # fmt: skip
+def test_nothing_within_a_result_is_lost_or_made_null_without_a_word(
+    declared: pa.DataType, given: pa.Array, said: str
+) -> None:
+    schema = pa.schema([("who", declared)])
+    shard = Shard(ProcessOperator(lambda *_: pa.table([given], ["who"]), schema))
+    with pytest.raises(ValueInvalid, match=said):
+        shard.attempt(_batch([]))
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "wanted"),
+    [
+        (WHO, pa.array([{"total": 5, "name": "anna"}]), {"name": "anna", "total": 5}),
+        (pa.float32(), pa.array([float("inf")]), float("inf")),
+        (pa.float32(), pa.array([0.5]), 0.5),
+        (pa.bool_(), pa.array([None]), None),
+        (pa.date32(), pa.array([86_400_000], pa.timestamp("ms")), dt.date(1970, 1, 2)),
+    ],
+)
+def test_what_fits_a_result_is_taken(declared: pa.DataType, given: pa.Array, wanted: Any) -> None:
+    schema = pa.schema([("who", declared)])
+    outcome = Shard(ProcessOperator(lambda *_: pa.table([given], ["who"]), schema)).attempt(_batch([]))
+    assert outcome.results["who"].to_pylist() == [wanted]

@@ -260,11 +260,15 @@ def test_reset_of_a_copy_leaves_what_is_its_originals(template: Path, tmp_path: 
     place = str(home / "checkpoint")
     write_manifest(place, Manifest(1, (0,), {"operator": {}, "query": OWN, "place": place}))
     shutil.copytree(home / "checkpoint", copy)
-    before = left_in(home)
+    before, said = left_in(home), f"the same query's checkpoint at {place}"
     told = reset_copy(home, copy, "--dry-run")
     for own in (home / "results", home / "errors"):
-        assert f"{own}: the same query writes there from {place}" in told["kept"]
-    assert any(one.startswith(f"local state: {home / 'local' / QUERY}: {place} is") for one in told["kept"])
+        assert f"{own}: it may be the output of {said}; where not, delete it by hand" in told["kept"]
+    local = f"local state: {home / 'local' / QUERY}: it may be that of {said}; where it is not, delete it by hand"
+    assert local in told["kept"]
+    result = CliRunner().invoke(app, ["reset", str(copy), "--yes", "--outputs", "--local-dir", str(home / "local")])
+    assert result.exit_code == 2
+    assert "it may be the output of the same query's checkpoint at" in " ".join(result.output.split())
     forget_outputs(str(copy))
     second = ParquetSink(tmp_path / "second", tmp_path / "second-errors")
     second.open(output_id(str(copy), OWN))
@@ -286,6 +290,39 @@ def test_reset_of_what_was_moved_takes_all_that_is_its_own(template: Path, tmp_p
     shutil.move(place, moved)
     reset_copy(home, moved, "--yes", "--outputs")
     assert left_in(home) == []
+
+
+def test_reset_says_of_a_place_that_does_not_answer_what_it_leaves(template: Path, tmp_path: Path) -> None:
+    home = copied(template, tmp_path / "one")
+    place = "nowhere-at-all://gone/c"
+    write_manifest(str(home / "checkpoint"), Manifest(1, (0,), {"operator": {}, "query": OWN, "place": place}))
+    told = run(home, "reset", "--yes")
+    assert any(f"checkpoint at {place}, which does not answer" in one for one in told["kept"])
+    assert (home / "local" / QUERY).is_dir()
+
+
+def test_a_deletion_of_a_link_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there"
+    for name in ("a", "b"):
+        (there / name).mkdir(parents=True)
+        (there / name / "file").write_text("0")
+    (tmp_path / "link").symlink_to(there)
+    unlink, left = os.unlink, [1]
+
+    def dies(*args: Any, **kwargs: Any) -> None:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        unlink(*args, **kwargs)
+
+    files = LocalFiles(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", dies)
+        with pytest.raises(Killed):
+            files.delete_folder("link")
+    assert files.folders() == ["link", "there"], "it still leads to what is left"
+    files.delete_folder("link")
+    assert files.folders() == []
 
 
 def test_reset_follows_folders_that_are_links_to_another_disk(template: Path, tmp_path: Path) -> None:

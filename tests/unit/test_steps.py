@@ -218,6 +218,8 @@ NS, DAY = pa.timestamp("ns"), 86_400_000
         (pa.struct([("t", pa.timestamp("ms"))]), pa.struct([("t", pa.timestamp("us"))]),
          [{"t": -(2**60)}, {"t": 1}, None], ["far", {"t": 1_000}, None]),
         (pa.date64(), pa.date32(), [DAY + 1, -1, None], [1, -1, None]),
+        (pa.large_list(NS), pa.list_(pa.timestamp("us")), [[1_999], None, []], [[1], None, []]),
+        (pa.list_(NS, 1), pa.list_(pa.timestamp("us")), [[1_999], [-1], [0]], [[1], [-1], [0]]),
         (pa.list_(pa.date64()), pa.list_(pa.date32()), [[DAY - 1], [2**62 // DAY * DAY], None], [[0], "far", None]),
     ],
 )  # fmt: skip
@@ -238,8 +240,24 @@ def test_times_within_lists_structs_and_maps_are_taken_as_those_beside_them(
     ]
 
 
+def test_a_step_that_gives_another_type_beside_a_time_is_named() -> None:
+    """Text where a number was declared is no time that does not fit: it is the step, not the message."""
+
+    def function(table: pa.Table) -> pa.Table:
+        kind = pa.struct([("t", pa.timestamp("us")), ("n", pa.int64() if not table.num_rows else pa.string())])
+        return table.append_column("at", pa.array([{"t": 1, "n": "x"}] * table.num_rows, kind))
+
+    step = Step("map_batches", {"": function})
+    with pytest.raises(ValueInvalid, match="a step gave other fields than it declared"):
+        steps_of(step)(parsed([(0, 0, 1, ""), (0, 1, 2, "")]))
+
+
 def plain_numbers(kind: pa.DataType) -> pa.DataType:
     """Return a type with integers where it has times."""
+    if pa.types.is_large_list(kind):
+        return pa.large_list(plain_numbers(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain_numbers(kind.value_type), kind.list_size)
     if pa.types.is_list(kind):
         return pa.list_(plain_numbers(kind.value_type))
     if pa.types.is_struct(kind):
@@ -251,16 +269,20 @@ def plain_numbers(kind: pa.DataType) -> pa.DataType:
     return pa.int32() if pa.types.is_date32(kind) else pa.int64()
 
 
+def has_no_offsets(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind)
+
+
 def view(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the same buffers as another type, which they fit: nothing is looked at."""
     children = [array.field(at) for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
-    if pa.types.is_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         children = [array.values]
     if pa.types.is_map(kind):
         entries = pa.StructArray.from_arrays([array.keys, view(array.items, kind.item_type)], ["key", "value"])
         return pa.MapArray.from_arrays(array.offsets, entries.field(0), entries.field(1), mask=array.is_null())
     inner = [view(child, kind.field(at).type) for at, child in enumerate(children)]
-    return pa.Array.from_buffers(kind, len(array), array.buffers()[: 2 - pa.types.is_struct(kind)], children=inner)
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[: 1 if has_no_offsets(kind) else 2], children=inner)
 
 
 def test_a_step_that_would_end_the_worker_is_an_error_of_its_message() -> None:
@@ -384,3 +406,18 @@ def test_a_step_whose_type_goes_with_the_values_may_raise_for_one_of_them() -> N
     made = Steps(lambda records: records, (step,), schema)(pa.RecordBatch.from_pydict(rows))
     assert made.column("verdict").to_pylist() == [PASSED, POISON, PASSED, PASSED]
     assert [row["w"] for row in made.column("fields").to_pylist() if row] == [2.0, 0.5, 1.5]
+
+
+def test_a_field_within_a_struct_that_is_not_declared_is_named() -> None:
+    declared = pa.schema([("who", pa.struct([("x", pa.int64())]))])
+
+    def steps(name: str) -> Steps:
+        def function(table: pa.Table) -> pa.Table:
+            made = pa.array([{name: 7}] * table.num_rows, pa.struct([(name, pa.int64())]))
+            return table.append_column("who", made)
+
+        return Steps(lambda rows: rows, (Step("map_batches", {"": function}, schema=declared),), declared)
+
+    assert steps("x")(parsed([(0, 0, 1, "")]))["fields"].to_pylist() == [{"who": {"x": 7}}]
+    with pytest.raises(ValueInvalid, match=r"map_batches gave other fields than its schema= says.*who\.X: one of"):
+        steps("X")(parsed([(0, 0, 1, "")]))

@@ -21,6 +21,7 @@ from backend.boundary import CrossedError, crossing, user_code
 from backend.errors import (
     AccessRefused,
     ChangelogUnavailable,
+    CheckpointTaken,
     HistoryLost,
     RestoreFailed,
     RewindError,
@@ -271,6 +272,84 @@ def test_patience_is_a_duration_that_progress_begins_anew(caplog) -> None:
         waits.after(failure, 5)
 
 
+def test_failures_long_ago_count_no_more_once_the_query_ran_and_found_nothing() -> None:
+    """A topic that is quiet at night: away for a second, three hours without a message, and away again."""
+    now = [0.0]
+    waits = patience.Patience(600.0, "checkpoint", clock=lambda: now[0])
+    away = read(SourceUnavailable("no broker answers", where="host:9092"))
+    waits.after(away, 41)
+    waits.healthy()
+    now[0] += 3 * 3600.0
+    for _ in range(9):
+        waits.after(away, 41)
+        now[0] += 60.0
+    with pytest.raises(SourceUnavailable, match=r"tried 1\d times in 6\d\d s"):
+        for _ in range(9):
+            waits.after(away, 41)
+            now[0] += 60.0
+
+
+class Stubborn(Failing):
+    """Runs until it was asked a few times to stop: Spark's own bound on a stop runs out before."""
+
+    def __init__(self, asked: int, reports: list[dict[str, Any]] | None = None) -> None:
+        super().__init__(None)
+        self.isActive, self.left, self.reports = True, asked, reports or []
+
+    @property
+    def lastProgress(self) -> Any:
+        return self.reports.pop(0) if len(self.reports) > 1 else self.reports[0] if self.reports else None
+
+    def stop(self) -> None:
+        self.left -= 1
+        if self.left > 0:
+            raise RuntimeError("[STREAMING_STOP_TIMEOUT] the stream did not stop in 60 seconds")
+        self.isActive = False
+
+
+def followed(monkeypatch: pytest.MonkeyPatch, query: Any, raised: Exception) -> tuple[Job, Any]:
+    """Run a job whose first query goes on while the supervisor finds something wrong; give it and what ended it."""
+    job, queries, looks = Job([]), [query, Failing(None)], [raised]
+    monkeypatch.setattr(job, "launch", lambda publish: queries.pop(0))
+
+    def look(committed: int) -> None:
+        if looks:
+            raise looks.pop()
+
+    monkeypatch.setattr(Beside, "look", lambda self, committed: look(committed))
+    try:
+        job.run()
+    except Exception as error:
+        return job, error
+    return job, None
+
+
+def test_a_query_that_stops_late_is_restored_when_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, error = followed(monkeypatch, Stubborn(3), MISSING)
+    assert error is None
+    assert len(job.restored) == 1
+
+
+def test_what_ends_a_query_that_does_not_stop_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STOP_S", 0.2)
+    job, error = followed(monkeypatch, Stubborn(10_000), CheckpointTaken("a newer start has it", where="checkpoint"))
+    assert isinstance(error, CheckpointTaken)
+    job, error = followed(monkeypatch, Stubborn(10_000), MISSING)
+    assert "STREAMING_STOP_TIMEOUT" in str(error)
+    assert job.restored == [], "nothing is restored under a query that runs"
+
+
+def test_a_trigger_that_found_nothing_is_told_to_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(patience.Patience, "healthy", lambda self: told.append(1))
+    reports = [{"batchId": 7, "durationMs": {"addBatch": 3}, "sources": []}] * 3
+    followed(monkeypatch, Stubborn(1, reports), GONE)
+    assert not told
+    idle = [{"batchId": 7, "durationMs": {"latestOffset": 1}, "sources": []}]
+    followed(monkeypatch, Stubborn(1, idle), GONE)
+    assert told
+
+
 def test_pauses_grow_to_half_a_minute(monkeypatch) -> None:
     monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.5)
     waits = patience.Patience(600.0, "checkpoint", clock=lambda: 0.0)
@@ -429,11 +508,8 @@ def test_errors_in_user_code_are_not_tried_again() -> None:
 def test_a_trigger_without_work_tells_of_no_commit(durations, committed):
     """Spark numbers the progress of an idle trigger like the micro-batch that has not run yet."""
 
-    class Idle:
-        lastProgress = {"batchId": 7, "durationMs": durations}  # noqa: N815, RUF012 - Spark's name
-
-    assert supervisor._committed(Idle()) == committed
-    assert supervisor._committed(Failing(None)) == -1
+    assert supervisor._committed({"batchId": 7, "durationMs": durations}) == committed
+    assert supervisor._committed(None) == -1
 
 
 def test_partitions_that_come_while_the_query_runs_are_announced_once(caplog):
