@@ -442,16 +442,26 @@ class RewindQuery:
 
     def _stop_late(self) -> Exception | None:
         """Stop Spark's query, again where Spark's own bound on it ran out; return why it still runs after `STOP_S`."""
-        deadline = time.monotonic() + STOP_S
-        while True:
+        deadline, late = time.monotonic() + STOP_S, None
+        while late is None or self._runs_on():
             try:
                 self.query.stop()
                 return None
             except Exception as error:
-                log.warning("Spark's query does not stop: %s", summary(error))
-                if time.monotonic() > deadline:
-                    return error
+                if late is None:
+                    log.warning("Spark's query does not stop: %s", summary(error))
+                late = error
+            if time.monotonic() > deadline:
+                return late
             time.sleep(POLL_S)
+        return None
+
+    def _runs_on(self) -> bool:
+        try:
+            return bool(self.query.isActive)
+        except Exception as error:  # the session is gone, and the query with it
+            log.info("Spark does not say whether its query runs: %s", summary(error))
+            return False
 
     def _watch(self) -> BaseException | None:
         """Follow Spark's query until it ends, and end it when it is to; give what ended it.
