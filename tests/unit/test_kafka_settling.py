@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from backend.kafka_client import settling
+from backend.kafka_client import admin, settling
+from backend.kafka_client.settings import KafkaSettings
 from backend.kafka_client.settling import RETRY_S, while_it_settles
+from backend.sinks.kafka import commits
 
 
 class Clock:
@@ -92,3 +94,25 @@ def test_the_asking_ends(clock: Clock, request_s: float) -> None:
     # the first answer begins the patience; the last request may be under way when it ends
     assert 20.0 < clock.now - began - request_s <= 20.0 + RETRY_S + request_s + 1e-6
     assert broker.asked > 1
+
+
+def test_a_topic_that_is_not_there_is_made_without_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that is there is not made: who has no right to make topics finds it made."""
+    made: list[str] = []
+    there = [False]
+
+    def described(*_: object) -> dict[str, object]:
+        if not there[0]:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        return {"t": None}
+
+    waited: list[float] = []
+    monkeypatch.setattr(settling.time, "sleep", waited.append)
+    monkeypatch.setattr(admin, "described", described)
+    monkeypatch.setattr(commits, "admin_client", lambda _: None)
+    monkeypatch.setattr(commits, "configuration", lambda *_, **__: commits.SETTINGS)
+    monkeypatch.setattr(commits, "create_topic", lambda _, topic, *__, **___: made.append(topic))
+    for there[0], wanted in ((False, ["t"]), (True, ["t"])):
+        commits.prepare(KafkaSettings("host:1"), "t")
+        assert made == wanted
+    assert sum(waited) <= 2 * RETRY_S

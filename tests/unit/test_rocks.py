@@ -28,6 +28,7 @@ from backend.store.bounds import FORMAT_KEY, stored_bounds
 from backend.store.protocol import Changes
 from backend.store.rows import StoreRows
 from backend.store.staging import seal
+from backend.stores.key_value_store import KeyValueStore
 
 ROWS = 20_000
 KEYS = [b"\x01" + number.to_bytes(8, "big") for number in range(ROWS)]
@@ -481,3 +482,12 @@ def test_what_is_merged_at_once_stays_small(tmp_path: Path) -> None:
         lengths = [path.stat().st_size for path in (tmp_path / "db").glob("*.sst")]
     assert sum(lengths) > 24_000_000
     assert max(lengths) < 9_000_000, "a compaction of the first level would take longer than a store is open"
+
+
+@pytest.mark.parametrize("below", ["", "/in/it"])
+def test_a_file_where_the_directory_would_be_is_named(tmp_path: Path, below: str) -> None:
+    place = tmp_path / "a_file"
+    place.touch()
+    for opens in (RocksStore.open, KeyValueStore.open):
+        with pytest.raises((StorageFailed, FileExistsError), match="a file lies where a directory must be"):
+            opens(Path(f"{place}{below}"))
