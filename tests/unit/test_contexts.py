@@ -260,6 +260,10 @@ def test_windows_and_messages_can_be_looked_at():
     assert context.get_messages(0, 31).num_rows == 0
     with pytest.raises(ValueError, match="'color' is not kept"):
         context.get_messages(0, 10, {"color": 1})
+    with pytest.raises(ValueError, match="key='a': allowed are None and values by field"):
+        context.get_messages(0, 10, key="a")
+    with pytest.raises(ValueError, match=r"key 'key' of type string: .*5"):
+        context.get_messages(0, 10, key={"key": 5})
     with pytest.raises(ValueError, match="no messages are kept"):
         StandaloneContext(spec(tumbling(10))).get_messages(0, 10)
 
@@ -499,6 +503,15 @@ def test_of_two_contexts_on_one_store_the_second_to_flush_is_refused():
     one.add_message(Message(1, 2, {"key": "a", "value": 1}), 0)
     one.flush()
     assert [window.messages for window in StandaloneContext(spec(**FIRST), store).get_windows(0, 10)] == [2]
+
+
+def test_what_is_no_store_and_a_message_without_fields_are_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"^store='x/y': allowed are None and a store"):
+        StandaloneContext(spec(**FIRST), "x/y")
+    context = StandaloneContext(spec(**FIRST))
+    with pytest.raises(ValueError, match=r"^fields=None: allowed are values by name"):
+        context.add_message(Message(0, 5, None), 0)
+    assert context.positions == {}
 
 
 def test_numbers_of_numpy_are_numbers():
