@@ -100,11 +100,11 @@ def hearing(kind: type, configuration: Mapping[str, Any]) -> Any:
     except KafkaException as error:
         if error.args[0].code() != KafkaError._INVALID_ARG:
             raise
-        why = one_line(str(error.args[0].str()))
+        why = str(error.args[0].str())
         for name, secret in configuration.items():
             why = why.replace(str(secret), "***") if "password" in name and secret else why
         raise ValueError(
-            f"servers={configuration.get('bootstrap.servers')!r}: no client takes the settings: {why}"
+            f"servers={configuration.get('bootstrap.servers')!r}: no client takes the settings: {one_line(why)}"
         ) from None
 
 

@@ -156,9 +156,9 @@ class BatchSink(OutboxSink):
         due = self._is_due(Given(version, written.content(RESULTS), written.content(ERRORS)))
         kill_point("during_publish", version)
         if due:
-            given = [self._frame(written, kind) for kind in KINDS]
+            results, errors = self._frame(written, RESULTS), self._frame(written, ERRORS)
             with user_code(f"the function of the sink, in micro-batch {version},"):
-                self._function(*given, version)
+                self._function(results, errors, version)
         kill_point("after_publish", version)
 
     def _frame(self, written: Written, kind: str) -> DataFrame:
@@ -219,7 +219,7 @@ def _literal(path: str) -> str:
     r"""Return a path that Spark takes for one file, not for a pattern.
 
     >>> _literal("/jobs[eu]/a*")
-    '/jobs\[eu\]/a\*'
+    '/jobs\\[eu\\]/a\\*'
     """
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 

@@ -27,7 +27,7 @@ from backend.sinks.tables import KINDS
 
 PREFIX = "rewind."
 OWNER = f"{PREFIX}owner"
-_TOLD = ("name", "type", "warehouse")
+_PLAIN = ("name", "type", "warehouse")
 _RETRIES = {"commit.retry.num-retries": "0"}
 
 
@@ -45,9 +45,11 @@ def iceberg_tables(
             with reaching(f"catalog {name}"):
                 found = load_catalog(**given)
         except SinkUnavailable as error:
-            if isinstance(error.__cause__, ValueError | ImportError | NotInstalledError | _sql_argument_errors()):
+            if isinstance(error.__cause__, (ValueError, ImportError, NotInstalledError, *_sql_argument_errors())):
                 raise ValueError(f"catalog: {name}: {_hidden(str(error.__cause__), given)}") from None
-            raise
+            raise SinkUnavailable(
+                error.what, where=error.where, why=_hidden(error.why, given), command=error.command
+            ) from None
     else:
         raise ValueError("catalog: must be the name of a catalog, its properties, or one of pyiceberg's")
     tables = {kind: IcebergOutput(found, names[kind]) for kind in KINDS}
@@ -68,7 +70,7 @@ def _sql_argument_errors() -> tuple[type[Exception], ...]:
 def _hidden(text: str, properties: Mapping[str, str]) -> str:
     """Return an error's text without the values of a catalog's properties, which may be secrets; places are told."""
     for name, value in properties.items():
-        if name not in _TOLD:
+        if name not in _PLAIN and value:
             text = text.replace(str(value), _without_secrets(value) if "://" in str(value) else "***")
     return text
 

@@ -76,7 +76,8 @@ def fetch(
         end: The offset after the last.
 
     Raises:
-        HistoryLost: The broker no longer has the offsets, or has none so far.
+        HistoryLost: The broker no longer has the offsets.
+        SourceWentBack: It has none so far.
         SourceUnavailable: It gives nothing.
         TopicMissing: There is no such topic.
         AccessRefused: It refuses the credentials or their rights.

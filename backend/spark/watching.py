@@ -33,7 +33,8 @@ class SourceWatch:
         self._unsaved = False
         leader_epochs = self._read() if self._watches else {}
         for _, watch in self._watches:
-            watch.leader_epochs |= {key: epoch for key, epoch in leader_epochs.items() if key[0] in watch.topics}
+            mine = {key: leader_epoch for key, leader_epoch in leader_epochs.items() if key[0] in watch.topics}
+            watch.leader_epochs |= mine
 
     def look(self, *, beside: bool = False) -> None:
         """Look at every source; what is new of the epochs is durable on return.

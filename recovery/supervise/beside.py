@@ -27,8 +27,8 @@ log = logging.getLogger("rewind.queue")
 MAX_REFUSED = 3
 ASKED_FOR = 16
 """Micro-batches that a shard may go on queueing after it was asked to adopt, before it counts as not asked."""
-RETRY_S = 2.0
-"""Behind a restore that failed by what passes: for how long it may fail is bounded by what may be queued."""
+RETRY_S, MAX_TRIES = 2.0, 30
+"""Behind a restore that failed by what passes; after so many in a row the query is stopped, and has its patience."""
 PACE_S, SLOWEST_S, LOOK_S = 0.05, 1.0, 0.05
 """While a shard waits for its state, micro-batches begin this long after one another for each one that it has queued,
 up to the second: back to back they would fill a queue with nothing in it in seconds."""
@@ -81,7 +81,7 @@ class Beside:
         self._refused: dict[int, tuple[int, str]] = {}
         self._thread: threading.Thread | None = None
         self._failed: tuple[BaseException, Mapping[int, Pointer]] | None = None
-        self._not_before = 0.0
+        self._tries, self._not_before = 0, 0.0
         self._paced = 0.0
 
     def published(self, shard: int, version: int, metrics: Mapping[str, Any]) -> None:
@@ -121,8 +121,8 @@ class Beside:
             StateUnavailable: A queue is too long, or a shard could not adopt it: the query is to be stopped.
             Exception: What ended a restore that is still wanted, unless it passes: then there is another one.
         """
+        self._judge_failure()
         with self._lock:
-            self._judge_failure()
             waiting = {shard: queued for shard, queued in self.shards.items() if not self._was_asked(shard, queued)}
             for shard, queued in waiting.items():
                 self._check(shard, queued, committed)
@@ -175,8 +175,10 @@ class Beside:
             return
         (error, due), self._failed = self._failed, None
         failure = read(error)
-        wanted = any(shard in self.shards and self.shards[shard].since == since for shard, since in due.items())
-        if wanted and failure.kind is not Kind.PASSES:
+        with self._lock:
+            wanted = any(shard in self.shards and self.shards[shard].since == since for shard, since in due.items())
+        self._tries = self._tries + 1 if wanted else 0
+        if wanted and (failure.kind is not Kind.PASSES or self._tries >= MAX_TRIES):
             raise error
         log.warning("a restore beside the query failed%s: %s", ", it is tried again" * wanted, failure.text)
         self._not_before = time.monotonic() + RETRY_S
@@ -202,6 +204,7 @@ class Beside:
             self._failed = error, due
             return
         with self._lock:
+            self._tries = 0
             counts = {shard: queued.count for shard, queued in self.shards.items()}
             self._asked |= {shard: (pointer.commit, counts.get(shard, 0)) for shard, pointer in due.items()}
         for shard, pointer in sorted(due.items()):

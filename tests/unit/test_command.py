@@ -220,7 +220,7 @@ def test_inspect_tells_what_a_shard_has_queued(little: Little) -> None:
     queue = little.location / "rewind/queue/1"
     queue.mkdir(parents=True)
     newest = int(little.commit(1).name[:20])
-    for version, length in ((newest, 5), (newest + 1, 10), (newest + 2, 20)):
+    for version, length in ((newest - 1, 5), (newest + 1, 10), (newest + 2, 20)):
         (queue / f"{version:020d}_{'a' * 32}.entry").write_bytes(b"x" * length)
     shards = little.run("inspect")["shards"]
     assert [shard["queue"]["micro_batches"] for shard in shards] == [0, 2]

@@ -65,7 +65,7 @@ from recovery.restore.planner import Queue as Queueing
 from recovery.restore.replay import slices
 from recovery.share import ShardInput
 from recovery.snapshots.publisher import Snapshots
-from recovery.supervise.beside import ASKED_FOR, MAX_REFUSED, RETRY_S, Beside
+from recovery.supervise.beside import ASKED_FOR, MAX_REFUSED, MAX_TRIES, RETRY_S, Beside
 from recovery.supervise.housekeeping import Housekeeping
 from tests.support.counting import CountingOperator
 from tests.unit.test_combining import assembled, rows, spec
@@ -1058,6 +1058,26 @@ def test_a_restore_that_fails_by_what_passes_is_tried_again_beside_the_query(mon
     first, second, third = tried
     assert second - first >= RETRY_S
     assert third - second >= RETRY_S
+
+
+def test_a_restore_that_fails_again_and_again_ends_what_it_runs_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle source fills no queue; the supervisor has patience, and says what it waits for."""
+    clock = [100.0]
+    monkeypatch.setattr("recovery.supervise.beside.time.monotonic", lambda: clock[0])
+
+    def restore(*_: object) -> None:
+        raise ChangelogUnavailable("the brokers do not answer")
+
+    beside = Beside(restore, 10**9, 1_000, {0: queueing_since(FIRST, 1, 1)})
+    looks = 0
+    with pytest.raises(ChangelogUnavailable):
+        while looks < 10 * MAX_TRIES:
+            beside.look(9)
+            assert beside._thread is not None
+            beside._thread.join()
+            clock[0] += RETRY_S
+            looks += 1
+    assert looks == MAX_TRIES
 
 
 def test_what_ends_a_restore_that_nobody_waits_for_ends_nothing() -> None:

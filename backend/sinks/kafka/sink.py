@@ -201,8 +201,9 @@ class KafkaSink(Sealing):
         reports = []
         found: dict[int, dict[str, Content]] = {}
         messages: list[Message] = []
+        to = self._publication(self._settings)
         for shard, given in shards.items():
-            found[shard], made = _messages(given, shard, version, self.publication)
+            found[shard], made = _messages(given, shard, version, to)
             messages += made
             metrics = merge_metrics(row["metrics"] for row in given)
             reports.append(summary(shard, found[shard][RESULTS][0], found[shard][ERRORS][0], metrics))
@@ -248,8 +249,11 @@ class KafkaSink(Sealing):
     @property
     def publication(self) -> Publication:
         """What tasks need to produce; topics' limits as of the last look."""
+        return self._publication(self._settings.inlined())  # tasks do not have its files
+
+    def _publication(self, settings: KafkaSettings) -> Publication:
         return Publication(
-            self._settings.inlined(),  # tasks do not have its files
+            settings,
             self._topics,
             self._key,
             self._query,

@@ -254,7 +254,8 @@ class TransactionalWriter:
                 about = error.args[0] if isinstance(error, KafkaException) else None
                 if is_fenced(error) and self._claimed:
                     fenced, self._doubtful = fenced + 1, True
-                    overran = self._too_long(time.monotonic() - began, len(messages))
+                    if fenced > 1:  # once may be an outage
+                        overran = self._too_long(time.monotonic() - began, len(messages))
                     if fenced > TRIES:
                         raise unavailable(self._settings, self._commits, error) from None
                     tries -= 1
