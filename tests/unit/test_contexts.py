@@ -25,11 +25,13 @@ SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())]
 
 
 SPECIFICATION = (
-    b'{"format": 1, "operator": {"aggregates": {"n": {"fields": [], "kind": "count"}}, "fields": [["key", "string"]],'
-    b' "format": 1, "keys": [["key", "string"]], "operator": "window", "window": {"kind": "tumbling", "origin": 0,'
+    b'{"format": 1, "operator": {"aggregates": {"n": {"fields": [], "kind": "count"}}, "columns": ["n"],'
+    b' "fields": [["key", "string"]], "format": 1, "keys": [["key", "string"]], "operator": "window", "window": {"kind": "tumbling", "origin": 0,'
     b' "size": 10, "step": 10, "unit": "time"}}}'
 )
-"""The row of `FIRST` as it was written first."""
+"""The row of `FIRST` as it is written."""
+WITHOUT_COLUMNS = SPECIFICATION.replace(b'"columns": ["n"], ', b"")
+"""As it was written first."""
 FIRST = {"window": tumbling(10), "aggregates": {"n": count()}, "keys": ["key"], "retention": 50}
 
 
@@ -61,6 +63,22 @@ def test_a_store_is_opened_with_the_specification_that_made_its_state(changed, n
     context = StandaloneContext(again, store)
     context.add_message(Message(3, 10, {"key": "a", "value": 3}), 0)
     assert [row["n"] for row in context.get_result()] == [3]
+
+
+def test_aggregates_of_a_store_stay_in_their_order():
+    """What is stored of them has no names."""
+    of = {"lo": min_("value"), "hi": max_("value")}
+    store = MemoryStore()
+    StandaloneContext(spec(**{**FIRST, "aggregates": of}), store).flush()
+    with pytest.raises(ManifestMismatch, match=r"columns: was \['lo', 'hi'\], is \['hi', 'lo'\]"):
+        StandaloneContext(spec(**{**FIRST, "aggregates": {name: of[name] for name in ("hi", "lo")}}), store)
+
+
+def test_a_store_that_does_not_say_the_order_of_its_aggregates_is_opened():
+    assert WITHOUT_COLUMNS != SPECIFICATION
+    store = MemoryStore()
+    store.write(Changes([contexts_base._SPECIFICATION], [WITHOUT_COLUMNS]))
+    StandaloneContext(spec(**FIRST), store)
 
 
 def test_the_specification_of_a_store_has_a_format(monkeypatch):
