@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from backend.aggregates import count, max_, median, reducer, sum_
+from backend.aggregates import count, max_, median, min_, reducer, sum_
 from backend.batch import Position
 from backend.contexts import base as contexts_base
 from backend.contexts.windows import AutomaticContext, Message, StandaloneContext
 from backend.errors import ManifestMismatch, SelectorDisabled, StateAhead, UnknownFormat
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes
 from backend.windows.definitions import hopping, session, sliding, tumbling
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
