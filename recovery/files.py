@@ -184,10 +184,10 @@ def empty_own(out: Path, mark: str, what: str) -> None:
     Raises:
         ValueError: It is a file, or holds something else.
     """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out={str(out)!r}: is a file: allowed is a directory")
+    if (out.exists() or out.is_symlink()) and not out.is_dir():
+        raise ValueError(f"out={str(out)!r}: is no directory: allowed is one, or nothing")
     out.mkdir(parents=True, exist_ok=True)
-    inside = sorted(out.iterdir())
+    inside = sorted(one for one in out.iterdir() if one.name != "lost+found")  # of a filesystem's root
     if inside and not (out / mark).exists():
         raise ValueError(f"out={str(out)!r}: is not empty and not of an earlier {what}")
     (out / mark).touch()

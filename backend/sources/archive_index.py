@@ -328,7 +328,7 @@ def covered(gaps: Sequence[OffsetRange], start: int, end: int) -> int:
     """
     total, at = 0, bisect_right(gaps, start, key=_end)
     while at < len(gaps) and gaps[at][0] < end:
-        total += min(end, gaps[at][1]) - max(start, gaps[at][0])
+        total += max(0, min(end, gaps[at][1]) - max(start, gaps[at][0]))
         at += 1
     return total
 

@@ -74,9 +74,8 @@ class ValueFormat:
         from pyspark.sql.types import StructField, StructType
 
         if self.name == "avro":
-            parsed: Any = fields_of(self.schema)
-        else:
-            parsed = parse_ddl(RAW_SCHEMA if self.name == "raw" else self.schema, f"value={self.schema!r}")
+            return fields_of(self.schema)
+        parsed = parse_ddl(RAW_SCHEMA if self.name == "raw" else self.schema, f"value={self.schema!r}")
         if not isinstance(parsed, StructType) or not parsed.fields:
             raise ValueError(f"value={self.schema!r}: must be DDL of at least one field, 'name type, ...'")
         folded = [field.name.lower() for field in parsed.fields]

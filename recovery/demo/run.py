@@ -72,7 +72,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m recovery.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="output directory, emptied first")
     parser.add_argument("--days", type=at_least_one, default=None, help="only the first days of 2013")
-    parser.add_argument("--offsets", type=at_least_one, default=DEFAULT_OFFSETS, help="offsets per airport and micro-batch")
+    parser.add_argument(
+        "--offsets", type=at_least_one, default=DEFAULT_OFFSETS, help="offsets per airport and micro-batch"
+    )
     parser.add_argument("--break-restore", action="store_true", help="leave out one replayed message: it must fail")
     parser.add_argument("--kafka", action="store_true", help="through a Kafka broker: topic and changelog")
     options = parser.parse_args()
@@ -99,12 +101,13 @@ def _run(demo: Demo, console: Console, *, break_restore: bool) -> int:
     began = time.monotonic()
     try:
         demo.prepare()
-        demo.disaster()
-        demo.restart(break_restore=break_restore)
-        proof = demo.prove()
     except ValueError as error:
         console.print(plain(str(error)), soft_wrap=True)
         return 2
+    try:
+        demo.disaster()
+        demo.restart(break_restore=break_restore)
+        proof = demo.prove()
     except Failed as failure:
         console.print(plain(f"FAILED: {failure}"), soft_wrap=True)
         console.print(plain(f"logs: {demo.out}/*.log"), soft_wrap=True)

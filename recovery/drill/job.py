@@ -1,7 +1,7 @@
 """The runs of a drill, in a process of their own that `recovery.drill.drill` starts, tells what to run, and kills.
 
 It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "alternate": ...,
-"zombie": ...}`. What happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready`
+"zombie": ..., "as_it_is": ...}`. What happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready`
 (Spark is up), then per run `begun`, `aged` (where its sources begin now), `started`, `progress`, `restoring`,
 `suspended`, `restored`, `fetched` (a task took its shard's state from snapshots, which is no restore), `ended` or
 `failed`, and `idle`.
@@ -285,7 +285,9 @@ def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
     out = Path(asked["out"])
     tell("begun")
     try:
-        pipeline = of_the_drill(load_pipeline(job, spark))
+        pipeline = load_pipeline(job, spark)
+        if not asked.get("as_it_is"):
+            pipeline = of_the_drill(pipeline)
         if asked.get("zombie"):
             tell("zombies", outcomes=late_attempts(spark, pipeline, out))
             return

@@ -156,6 +156,7 @@ class Beside:
             committed: The newest committed micro-batch: shards that began to queue after it were not asked.
         """
         with self._lock:
+            self._tries = 0
             self._refused.clear()
             self._asked = {
                 shard: (queued.since.commit, queued.count)
@@ -179,6 +180,7 @@ class Beside:
             wanted = any(shard in self.shards and self.shards[shard].since == since for shard, since in due.items())
         self._tries = self._tries + 1 if wanted else 0
         if wanted and (failure.kind is not Kind.PASSES or self._tries >= MAX_TRIES):
+            self._tries = 0
             raise error
         log.warning("a restore beside the query failed%s: %s", ", it is tried again" * wanted, failure.text)
         self._not_before = time.monotonic() + RETRY_S

@@ -230,7 +230,11 @@ def test_what_cannot_be_read_of_one_shard_hides_no_other(home: Path, monkeypatch
 
     commit = Commit(3, "a" * 32)
     checkpoint: Any = SimpleNamespace(
-        shards=[0, 1], committed=lambda _: commit, changelog=Changelog(), location=str(home / "checkpoint"), manifest=None
+        shards=[0, 1],
+        committed=lambda _: commit,
+        changelog=Changelog(),
+        location=str(home / "checkpoint"),
+        manifest=None,
     )
     monkeypatch.setattr(user_job, "job_of", lambda *_: SimpleNamespace(operator=None))
     monkeypatch.setattr(user_job, "shard_maker", lambda *_: lambda *_: None)

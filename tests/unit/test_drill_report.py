@@ -113,8 +113,10 @@ def test_what_a_drill_had_written_goes_wherever_its_directory_really_lies(tmp_pa
     (tmp_path / "other" / "mine").touch()
     with pytest.raises(ValueError, match="is not empty and not of an earlier drill"):
         Drill(tmp_path / "other", job="a:job")
-    with pytest.raises(ValueError, match="is a file"):
-        Drill(tmp_path / "other" / "mine", job="a:job")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for place in (tmp_path / "other" / "mine", tmp_path / "dangling"):
+        with pytest.raises(ValueError, match="is no directory"):
+            Drill(place, job="a:job")
     assert (tmp_path / "other" / "mine").exists()
 
 
