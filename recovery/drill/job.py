@@ -1,10 +1,10 @@
 """The runs of a drill, in a process of their own that `recovery.drill.drill` starts, tells what to run, and kills.
 
 It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "alternate": ...,
-"zombie": ..., "as_it_is": ...}`. What happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready`
-(Spark is up), then per run `begun`, `aged` (where its sources begin now), `started`, `progress`, `restoring`,
-`suspended`, `restored`, `fetched` (a task took its shard's state from snapshots, which is no restore), `ended` or
-`failed`, and `idle`.
+"zombie": ..., "as_it_is": ...}`. What happens is told on standard output, likewise, with the time since the epoch:
+`launched`, `ready` (Spark is up), then per run `begun`, `aged` (where its sources begin now), `started`, `progress`,
+`restoring`, `suspended`, `restored`, `fetched` (a task took its shard's state from snapshots, which is no restore),
+`ended` or `failed`, and `idle`.
 """
 
 from __future__ import annotations
