@@ -141,7 +141,8 @@ class _Coder:
             raise ValueInvalid(
                 f"aggregates[{alias!r}]: a state of the reducer is not of the type that state= declares",
                 why=str(error),
-                command="let init, add and merge give that type; for a state that is stored already, give state= as it was",
+                command="let init, add and merge give that type; for a state that is stored already, give state= as it"
+                " was",
             ) from error
         except UNDECODABLE as error:
             raise StateCorrupted(

@@ -91,8 +91,10 @@ class BlockTree:
         skipped = np.cumsum(rest) - rest
         blocks.append(int(self._starts[-2]) + np.arange(len(owner)) - skipped[owner] + low[owner])
         owners.append(owner)
-        rights = behind[::-1]
-        return np.concatenate([*blocks, *(own for own, _ in rights)]), np.concatenate([*owners, *(who for _, who in rights)])
+        for own, whose in behind[::-1]:
+            blocks.append(own)
+            owners.append(whose)
+        return np.concatenate(blocks), np.concatenate(owners)
 
     def _visible(
         self, blocks: IntArray, owner: IntArray, windows: IntArray, clocks: IntArray
