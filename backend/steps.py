@@ -218,7 +218,7 @@ class Steps:
                 if error is None:
                     parts.append(part)
                     continue
-                [row] = good[places.get_indexer(_places(part))]
+                [row] = good[self._rows(places, part)]
                 verdict[row], reasons[row] = POISON, f"{name}: {error}"
             table = self._joined(parts) if parts else table.slice(0, 0)
             if self.debug and before.num_rows > 1:

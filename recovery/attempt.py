@@ -163,7 +163,9 @@ def run_attempt(
         return _run(job, pointer, version, [own], watch)
     sealed = queue.decided(job.shard, version)
     if sealed is Decision.QUEUED:
-        return _put(job, queue, pointer, version, given, "the micro-batch was queued when it ran before")
+        # where a queue has begun it was planned before anybody asked to adopt it: that is no refusal
+        why = "" if isinstance(pointer, RestoringPointer) else "the micro-batch was queued when it ran before"
+        return _put(job, queue, pointer, version, given, why)
     if not isinstance(pointer, RestoringPointer):
         most_bytes = TAKEOVER_BYTES if queue.may_begin(version) else None
         try:

@@ -8,6 +8,7 @@ path and offset first.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -42,7 +43,19 @@ LocalDir = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="only say what would be touched")]
 Ask = Annotated[bool, typer.Option("--spark", help="start Spark and read the committed pointers out of its state")]
-Master = Annotated[str, typer.Option("--master", help="Spark's master for what needs Spark")]
+
+
+def _on_this_host(master: str) -> str:
+    """Return Spark's master: the session of a command has its driver at localhost, where no other host finds it."""
+    if not re.fullmatch(r"local(\[[0-9*, ]+\]|-cluster\[[0-9, ]+\])?", master):
+        allowed = "local[<cores>] and local-cluster[<executors>,<cores>,<MB>]"
+        raise typer.BadParameter(f"{master!r}: allowed are {allowed}")
+    return master
+
+
+Master = Annotated[
+    str, typer.Option("--master", help="Spark's master for what needs Spark, on this host", callback=_on_this_host)
+]
 
 
 class Format(StrEnum):
@@ -376,7 +389,10 @@ def drill(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="chooses where and what is broken")] = 0,
-    days: Annotated[int, typer.Option("--days", help="days of departures for the drill's own job", min=1)] = DAYS,
+    days: Annotated[
+        int | None,
+        typer.Option("--days", help="days of departures for the drill's own job", min=1, show_default=str(DAYS)),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="directory of the drill's own; emptied first")] = Path("drill-out"),
     list_only: Annotated[bool, typer.Option("--list", help="only list the scenarios")] = False,
     as_json: Json = False,
@@ -389,6 +405,8 @@ def drill(
 
     chosen = choose(scenarios or [])
     if job is not None:
+        if days is not None:
+            raise ValueError(f"days={days}: allowed is none with --job, which has data of its own")
         find_job(job)  # before Spark is started for it
     console = Console(stderr=as_json)
     if list_only:
@@ -403,7 +421,7 @@ def drill(
     def tell(text: str) -> None:
         console.print(plain(text), soft_wrap=True)
 
-    with Drill(out, job=job, seed=seed, days=days, tell=tell) as drills:
+    with Drill(out, job=job, seed=seed, days=days or DAYS, tell=tell) as drills:
         tell("control: the job undisturbed")
         drills.control()
         verdicts = []

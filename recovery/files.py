@@ -173,6 +173,29 @@ def is_object_store(filesystem: Any) -> bool:
     return bool(names & _PUBLISHED_AT_CLOSE)
 
 
+def empty_own(out: Path, mark: str, what: str) -> None:
+    """Make a directory, or empty it where it was made before; a link to one, or a filesystem's root, stays.
+
+    Args:
+        out: The directory.
+        mark: Name of the file that says that it may be emptied; the last one to go, the first one to be made.
+        what: Whose it is, for people.
+
+    Raises:
+        ValueError: It is a file, or holds something else.
+    """
+    if (out.exists() or out.is_symlink()) and not out.is_dir():
+        raise ValueError(f"out={str(out)!r}: is no directory: allowed is one, or nothing")
+    out.mkdir(parents=True, exist_ok=True)
+    inside = sorted(one for one in out.iterdir() if one.name != "lost+found")  # of a filesystem's root
+    if inside and not (out / mark).exists():
+        raise ValueError(f"out={str(out)!r}: is not empty and not of an earlier {what}")
+    (out / mark).touch()
+    for one in inside:
+        if one.name != mark:
+            shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+
+
 def make_directory(path: Path) -> None:
     """Create a local directory and those above it, durably; all that are made are this user's alone (0700)."""
     missing = []

@@ -48,7 +48,10 @@ class IncrementalPlan:
         return self._accumulators([item.fold(rows) for item in self._bound])
 
     def merge(self, accumulators: pa.Table, groups: Ints, n: int) -> pa.Table:
-        """Make one partial per group from partials (`accumulator_schema`); their order does not matter."""
+        """Make one partial per group from partials (`accumulator_schema`).
+
+        Their order does not matter but to a user's `merge(earlier, later)`.
+        """
         rows = Rows(accumulators, groups, n)
         if not self._bound:
             total = np.zeros(n, np.int64)

@@ -137,6 +137,13 @@ class _Coder:
     def decode(self, alias: str, data: bytes) -> Any:
         try:
             return self._decoder.decode(data)
+        except msgspec.ValidationError as error:  # whole, and of another type: no disk made that
+            raise ValueInvalid(
+                f"aggregates[{alias!r}]: a state of the reducer is not of the type that state= declares",
+                why=str(error),
+                command="let init, add and merge give that type; for a state that is stored already, give state= as it"
+                " was",
+            ) from error
         except UNDECODABLE as error:
             raise StateCorrupted(
                 f"aggregates[{alias!r}]: the stored state of the reducer cannot be decoded", why=str(error)

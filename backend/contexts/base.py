@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import reprlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +115,7 @@ class Context:
         offsets: `"ordered"`, or `"unordered"` to take offsets that were passed before.
 
     Raises:
-        ValueError: `offsets` is neither.
+        ValueError: `offsets` is neither, `store` is none.
     """
 
     def __init__(
@@ -130,6 +131,8 @@ class Context:
         allowed = (offsets_seen.ORDERED, offsets_seen.UNORDERED)
         if offsets not in allowed:
             raise ValueError(f"offsets={offsets!r}: allowed are {allowed[0]!r} and {allowed[1]!r}")
+        if store is not None and not callable(getattr(store, "write", None)):
+            raise ValueError(f"store={store!r}: allowed are None and a store, such as RocksStore.open(path)")
         self._ordered = offsets == offsets_seen.ORDERED
         self._operator, self._max_ahead_ms = operator, max_ahead_ms
         self._store, self._clock = store if store is not None else MemoryStore(), clock
@@ -195,6 +198,8 @@ class Context:
                 command="install the release that wrote it",
             )
         stored, mine = row["operator"], self._specification()
+        if "columns" not in stored:  # of before it was written down
+            mine.pop("columns", None)
         wrong = [name for name in sorted({*stored, *mine}) if stored.get(name) != mine.get(name)]
         if wrong:
             raise ManifestMismatch(
@@ -335,11 +340,13 @@ def _is_fraction(value: object) -> bool:
 
 
 def _check_place(message: Message) -> None:
-    """Raise `ValueError` unless a message has a place in its source."""
+    """Raise `ValueError` unless a message has a place in its source, and fields."""
     for name, end in (("stream", 2**16), ("partition", 2**31), ("offset", 2**63 - 1)):
         value = getattr(message, name)
         if not isinstance(value, Integral) or not 0 <= int(value) < end:
             raise ValueError(f"{name}={value!r}: allowed are integers from 0 to {end - 1}")
+    if not isinstance(message.fields, Mapping):
+        raise ValueError(f"fields={reprlib.repr(message.fields)}: allowed are values by name, such as a dict")
 
 
 def _unfit_reason(message: Message, why: str) -> tuple[str, str]:

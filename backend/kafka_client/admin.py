@@ -248,14 +248,14 @@ def check_replayable(settings: KafkaSettings, topics: Sequence[str]) -> None:
     from confluent_kafka import KafkaException
 
     admin = admin_client(settings)
-    try:
-        policies = {topic: configuration(admin, topic, NEW_TOPIC_S)["cleanup.policy"] for topic in topics}
-    except (KafkaException, TimeoutError) as error:
-        if may_not_ask(error):
-            log.warning("whether %s is compacted cannot be seen: grant DescribeConfigs on it", ", ".join(topics))
-            return
-        raise _unavailable(settings, topics, error) from None
-    for topic, policy in sorted(policies.items()):
+    for topic in sorted(topics):
+        try:
+            policy = configuration(admin, topic, NEW_TOPIC_S)["cleanup.policy"]
+        except (KafkaException, TimeoutError) as error:
+            if not may_not_ask(error):
+                raise _unavailable(settings, topics, error) from None
+            log.warning("whether %s is compacted cannot be seen: grant DescribeConfigs on it", topic)
+            continue
         if "compact" in policy:
             raise HistoryLost(
                 "a compacted topic cannot be read again as it was",

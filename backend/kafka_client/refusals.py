@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.errors import AccessRefused, RewindError, TopicMissing
+from backend.texts import one_line
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -88,8 +89,23 @@ def hearing(kind: type, configuration: Mapping[str, Any]) -> Any:
     Args:
         kind: `Consumer`, `Producer` or `AdminClient`.
         configuration: librdkafka's.
+
+    Raises:
+        ValueError: It takes none of it: a file that is no certificate, a wrong password of a key.
     """
-    return _with_an_ear(kind)(configuration)
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        return _with_an_ear(kind)(configuration)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError._INVALID_ARG:
+            raise
+        why = str(error.args[0].str())
+        for name, secret in configuration.items():
+            why = why.replace(str(secret), "***") if "password" in name and secret else why
+        raise ValueError(
+            f"servers={configuration.get('bootstrap.servers')!r}: no client takes the settings: {one_line(why)}"
+        ) from None
 
 
 @cache

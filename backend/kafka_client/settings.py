@@ -22,6 +22,8 @@ _LOGIN = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+_FILES = ("ca_file", "certificate_file", "key_file")
+_TLS = {"": False, "0": False, "false": False, "1": True, "true": True}
 _ENVIRONMENT = {
     "mechanism": "REWIND_KAFKA_MECHANISM",
     "username": "REWIND_KAFKA_USERNAME",
@@ -62,7 +64,7 @@ class KafkaSettings:
         username: For SASL.
         password: For SASL.
         tls: Whether connections are encrypted; implied by `ca_file` and `certificate_file`.
-        ca_file: PEM file of the authorities to trust, or its text (`inlined`); None trusts the system's.
+        ca_file: Path of a PEM file of the authorities to trust, or its text (`inlined`); None trusts the system's.
         certificate_file: PEM file of the client's certificate chain, for mutual TLS, or its text.
         key_file: PEM file (PKCS#8) of the client's key, or its text.
         key_password: Of the key file.
@@ -96,6 +98,33 @@ class KafkaSettings:
             raise ValueError("certificate_file and key_file: must be given together, or none of them")
         if self.key_password is not None and self.key_file is None:
             raise ValueError("key_password: must come with key_file")
+        for name in ("tls", "check_host"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are True and False")
+        for name in _FILES:
+            file = getattr(self, name)
+            if not isinstance(file, str | os.PathLike | None):
+                raise ValueError(
+                    f"{name}: must be the path of a PEM file, its text, or None; it is a {type(file).__name__}"
+                )
+            object.__setattr__(self, name, file and os.fspath(file))
+
+    def check_files(self) -> None:
+        """See that the PEM files can be read: who makes a source or a sink asks, before anything starts.
+
+        Raises:
+            ValueError: One cannot, or is no PEM; names it.
+        """
+        for name in _FILES:
+            file = getattr(self, name)
+            try:
+                whole = file is None or "-----BEGIN" in pem(file)
+                why = "has no PEM in it"
+            except (OSError, ValueError) as error:
+                whole, why = False, f"cannot be read: {type(error).__name__}"
+            if not whole:
+                shown = repr(file) if "\n" not in str(file) else "a text"  # which may be a key
+                raise ValueError(f"{name}={shown}: {why}; allowed are a PEM file and its text")
 
     def places(self, topic: str) -> list[str]:
         """Return the URIs by which a topic of this cluster may be named, one per server."""
@@ -109,10 +138,16 @@ class KafkaSettings:
         """Read everything but the servers from `REWIND_KAFKA_*`: how the command line gets its secrets.
 
         `REWIND_KAFKA_TLS=1` encrypts with the system's authorities.
+
+        Raises:
+            ValueError: As for the class; or `REWIND_KAFKA_TLS` is neither on nor off.
         """
         env = os.environ if environment is None else environment
+        tls = env.get("REWIND_KAFKA_TLS", "")
+        if tls.strip().lower() not in _TLS:
+            raise ValueError(f"REWIND_KAFKA_TLS={tls!r}: allowed are 1, true, 0 and false")
         given = {name: env[variable] for name, variable in _ENVIRONMENT.items() if env.get(variable)}
-        return cls(servers=servers, tls=env.get("REWIND_KAFKA_TLS", "") in ("1", "true"), **given)  # type: ignore[arg-type]
+        return cls(servers=servers, tls=_TLS[tls.strip().lower()], **given)  # type: ignore[arg-type]
 
     @property
     def protocol(self) -> str:

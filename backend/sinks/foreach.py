@@ -15,6 +15,7 @@ rows and version in one transaction and skipping a version it has seen.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from backend.boundary import check_function, user_code
 from backend.sinks.outbox import OutboxSink, Written
 from backend.sinks.record import check_whole
 from backend.sinks.sealing import Sealing
+from backend.sinks.table_rows import leaves
 from backend.sinks.tables import (
     ERRORS,
     KINDS,
@@ -41,6 +43,8 @@ from recovery.killpoints import kill_point
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from backend.batch import Operator
 
 Consumer = Callable[[pa.Table, pa.Table, int], None]
 """(results, errors, version) -> None."""
@@ -120,6 +124,20 @@ class BatchSink(OutboxSink):
         self._function = function
         self._session: SparkSession | None = None
 
+    def begin(self, outbox: str, operator: Operator) -> None:
+        """Take note as every sink of the outbox, having seen that Spark reads what the tasks write.
+
+        Raises:
+            ValueError: A column is of a type that it does not.
+        """
+        super().begin(outbox, operator)
+        for table in self._empty.values():
+            for field in table.schema:
+                if any(map(_is_unread, leaves(field.type))):
+                    raise ValueError(
+                        f"foreach_batch: column {field.name!r}: Spark reads no {field.type} from files; cast it"
+                    )
+
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Write to the outbox with one action, then call the function.
 
@@ -138,8 +156,9 @@ class BatchSink(OutboxSink):
         due = self._is_due(Given(version, written.content(RESULTS), written.content(ERRORS)))
         kill_point("during_publish", version)
         if due:
+            results, errors = self._frame(written, RESULTS), self._frame(written, ERRORS)
             with user_code(f"the function of the sink, in micro-batch {version},"):
-                self._function(self._frame(written, RESULTS), self._frame(written, ERRORS), version)
+                self._function(results, errors, version)
         kill_point("after_publish", version)
 
     def _frame(self, written: Written, kind: str) -> DataFrame:
@@ -147,7 +166,7 @@ class BatchSink(OutboxSink):
 
         spark = self._session
         assert spark is not None, "publish() comes first"
-        schema, paths = from_arrow_schema(self._schemas[kind]), written.paths(kind)
+        schema, paths = from_arrow_schema(self._schemas[kind]), [*map(_literal, written.paths(kind))]
         return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
 
     def _is_due(self, now: Given) -> bool:
@@ -182,6 +201,27 @@ class BatchSink(OutboxSink):
             command="install the release that wrote it; or delete the file: then other rows on a second run are not"
             " noticed once",
         )
+
+
+def _is_unread(kind: pa.DataType) -> bool:
+    """Return whether Spark cannot read a type from Parquet, or takes its values for others."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _is_unread(kind.value_type)
+    if types.is_timestamp(kind):
+        return bool(kind.unit == "ns")
+    if types.is_time(kind) or types.is_duration(kind):
+        return bool(kind.unit != "us")
+    return bool(types.is_decimal256(kind) or types.is_float16(kind))
+
+
+def _literal(path: str) -> str:
+    r"""Return a path that Spark takes for one file, not for a pattern.
+
+    >>> _literal("/jobs[eu]/a*")
+    '/jobs\\[eu\\]/a\\*'
+    """
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
 def _name(function: Callable[..., None]) -> str:

@@ -27,6 +27,7 @@ from backend.sinks.tables import KINDS
 
 PREFIX = "rewind."
 OWNER = f"{PREFIX}owner"
+_PLAIN = ("name", "type", "warehouse")
 _RETRIES = {"commit.retry.num-retries": "0"}
 
 
@@ -44,15 +45,34 @@ def iceberg_tables(
             with reaching(f"catalog {name}"):
                 found = load_catalog(**given)
         except SinkUnavailable as error:
-            if isinstance(error.__cause__, ValueError | NotInstalledError):
-                raise ValueError(f"catalog: {name}: {error.__cause__}") from None
-            raise
+            if isinstance(error.__cause__, (ValueError, ImportError, NotInstalledError, *_sql_argument_errors())):
+                raise ValueError(f"catalog: {name}: {_hidden(str(error.__cause__), given)}") from None
+            raise SinkUnavailable(
+                error.what, where=error.where, why=_hidden(error.why, given), command=error.command
+            ) from None
     else:
         raise ValueError("catalog: must be the name of a catalog, its properties, or one of pyiceberg's")
     tables = {kind: IcebergOutput(found, names[kind]) for kind in KINDS}
     # catalogs that are given by their properties all have one name
     where = {name: _without_secrets(found.properties.get(name, "")) for name in ("uri", "warehouse")}
     return KeyedSink(tables, {"kind": "iceberg", "catalog": found.name, **where, **names}, **options)
+
+
+def _sql_argument_errors() -> tuple[type[Exception], ...]:
+    """Return what SQLAlchemy raises for a URL of a catalog that it cannot take; without it there is no such catalog."""
+    try:
+        from sqlalchemy.exc import ArgumentError
+    except ImportError:
+        return ()
+    return (ArgumentError,)
+
+
+def _hidden(text: str, properties: Mapping[str, str]) -> str:
+    """Return an error's text without the values of a catalog's properties, which may be secrets; places are told."""
+    for name, value in properties.items():
+        if name not in _PLAIN and value:
+            text = text.replace(str(value), _without_secrets(value) if "://" in str(value) else "***")
+    return text
 
 
 def _without_secrets(uri: object) -> str:

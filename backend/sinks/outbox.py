@@ -211,7 +211,7 @@ def write_outbox(frames: pa.RecordBatch, version: int, *, uri: str, run: str) ->
     files, folder = open_files(uri), folder_of(run, version)
     if isinstance(files, LocalFiles):
         place = str(files.root / folder)
-        return write_frames(frames, version, attempts={RESULTS: place, ERRORS: place})
+        return write_frames(frames, version, attempts={RESULTS: place, ERRORS: place}, private=True)
     with tempfile.TemporaryDirectory(prefix="rewind-outbox-") as scratch:
         report = write_frames(frames, version, attempts={RESULTS: scratch, ERRORS: scratch})
         for path in sorted(Path(scratch).iterdir()):

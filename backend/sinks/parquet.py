@@ -178,8 +178,8 @@ class ParquetSink(Sealing):
 class _ShardWriter:
     """The files of one shard in one attempt, open until `close`."""
 
-    def __init__(self, shard: int, version: int, attempts: dict[str, str]) -> None:
-        self.shard, self.version, self.attempts = shard, version, attempts
+    def __init__(self, shard: int, version: int, attempts: dict[str, str], *, private: bool) -> None:
+        self.shard, self.version, self.attempts, self._private = shard, version, attempts, private
         self.digests = {kind: Digest() for kind in KINDS}
         self._numbering = Numbering(version, shard)
         self.metrics: list[str | None] = []
@@ -195,6 +195,8 @@ class _ShardWriter:
         self.digests[kind].add(made)
         if kind not in self._open:
             path = Path(self.attempts[kind], f"{uuid.uuid4().hex}.part")
+            if self._private:
+                path.touch(0o600, exist_ok=False)
             self._open[kind] = path, pq.ParquetWriter(path, table.schema, compression="zstd", write_page_checksum=True)
         self._open[kind][1].write_table(table)
 
@@ -231,16 +233,19 @@ def write_attempt(frames: pa.RecordBatch, version: int, *, attempts: dict[str, s
     return write_frames(frames, version, attempts={kind: f"{run}{version}" for kind, run in attempts.items()})
 
 
-def write_frames(frames: pa.RecordBatch, version: int, *, attempts: dict[str, str]) -> pa.RecordBatch:
+def write_frames(
+    frames: pa.RecordBatch, version: int, *, attempts: dict[str, str], private: bool = False
+) -> pa.RecordBatch:
     """Write what one shard made into the attempt's directories; gives one row that reports it. Runs in a task.
 
     Args:
         frames: As `backend.sinks` says.
         version: What every frame must say.
         attempts: `results` and `errors` -> directory of this attempt.
+        private: The files are this user's alone (0600), whatever the umask.
     """
     rows = frames.to_pylist()
-    writer = _ShardWriter(rows[0]["shard"], version, attempts)
+    writer = _ShardWriter(rows[0]["shard"], version, attempts, private=private)
     with storage(attempts[RESULTS]):
         for row in rows:
             check_version(row["version"], version)

@@ -5,16 +5,18 @@ The record is the row of the output in the table `rewind_commits`, beside the ou
 finds another one, and has written nothing. Rows that are replaced are deleted and inserted.
 
 Text that a database has no room for is changed: NUL characters become U+FFFD. Times outside of the years 1 to 9999 are
-null. Lists, structs and maps are JSON.
+null. Lists, structs and maps are JSON; numbers in them that JSON has not (NaN, infinities) are null.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +31,7 @@ from backend.sinks.table_sink import KeyedSink, Record, check_columns, check_own
 from backend.sinks.tables import KINDS
 
 COMMITS = "rewind_commits"
+_PLACES = ("host", "port", "dbname", "service", "unix_socket", "uri")
 _CHUNK_ROWS = 500
 """Rows of one statement: databases bound its parameters."""
 
@@ -48,9 +51,18 @@ def sql_tables(url: str, table: str, errors: str | None, schema: str | None, opt
     in_memory |= query.get("vfs") == "memdb"
     if engine.dialect.name == "sqlite" and in_memory:
         raise ValueError("url: SQLite in memory is gone with each connection: allowed is a file, sqlite:///<path>")
-    place = engine.url.render_as_string(hide_password=True)
+    if engine.dialect.name == "sqlite" and not _file_of(database).startswith(os.sep):
+        absolute = str(Path(_file_of(database)).absolute())  # a start from elsewhere means the same file
+        named = f"file:{quote(absolute)}" if database.startswith("file:") else absolute
+        engine = sa.create_engine(engine.url.set(database=named), poolclass=NullPool, hide_parameters=True)
     tables = {kind: SqlOutput(engine, names[kind], schema) for kind in KINDS}
-    return KeyedSink(tables, {"kind": "sql", "url": place, "schema": schema, **names}, **options)
+    return KeyedSink(tables, {"kind": "sql", "url": _shown(engine.url), "schema": schema, **names}, **options)
+
+
+def _shown(url: sa.URL) -> str:
+    """Return a URL as it may be told: of its query, where passwords stand too, what says which database it is."""
+    places = {name: value for name, value in url.query.items() if name in _PLACES}
+    return url.set(query=places).render_as_string(hide_password=True)
 
 
 def _file_of(database: str) -> str:
@@ -69,7 +81,7 @@ class SqlOutput:
 
     def __init__(self, engine: sa.Engine, name: str, schema: str | None) -> None:
         self._engine, self._name, self._schema = engine, name, schema
-        self.place = f"{engine.url.render_as_string(hide_password=True)} {name}"
+        self.place = f"{_shown(engine.url)} {name}"
         self._commits = sa.Table(
             COMMITS,
             sa.MetaData(),
@@ -199,10 +211,19 @@ def _values(column: pa.Array) -> list[Any]:
     kind, types = column.type, pa.types
     values = python_values(dated(column))
     if types.is_nested(kind):
-        values = [None if value is None else json.dumps(value, default=_text) for value in values]
+        values = [None if value is None else json.dumps(_finite(value), default=_text) for value in values]
     if types.is_nested(kind) or types.is_string(kind):
         return [None if value is None else value.replace("\x00", "\ufffd") for value in values]
     return values
+
+
+def _finite(value: Any) -> Any:
+    """Return a nested value with null for what JSON has no number for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [*map(_finite, value)] if isinstance(value, list | tuple) else value
 
 
 def _text(value: Any) -> str:

@@ -84,7 +84,7 @@ def unfit(schema: pa.Schema, *, times: bool, cases: bool, within: bool = False) 
         within: Where it does not, it does not for fields within a column either.
     """
     for field in schema:
-        if any(_unfit(kind, times) for kind in _leaves(field.type)):
+        if any(_unfit(kind, times) for kind in leaves(field.type)):
             return f"column {field.name!r}: {field.type} is no type that the table can have; cast it"
     for names in [] if cases else [schema.names, *(_structs(schema) if within else [])]:
         last = {name.lower(): name for name in names}
@@ -99,10 +99,10 @@ def _unfit(kind: pa.DataType, times: bool) -> bool:
     return types.is_duration(kind) or types.is_decimal256(kind) or (types.is_time(kind) and not times)
 
 
-def _leaves(kind: pa.DataType) -> list[pa.DataType]:
+def leaves(kind: pa.DataType) -> list[pa.DataType]:
     """Return what a type is made of."""
     children = [kind.field(at).type for at in range(kind.num_fields)]
-    return [leaf for child in children for leaf in _leaves(child)] if children else [kind]
+    return [leaf for child in children for leaf in leaves(child)] if children else [kind]
 
 
 def _structs(fields: Iterable[pa.Field]) -> list[list[str]]:
@@ -161,7 +161,7 @@ def dated_within(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def has_date(kind: pa.DataType) -> bool:
     """Return whether a type is a date, or has one within."""
-    return any(pa.types.is_date(leaf) for leaf in _leaves(kind))
+    return any(pa.types.is_date(leaf) for leaf in leaves(kind))
 
 
 def row_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:

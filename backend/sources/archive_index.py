@@ -20,6 +20,7 @@ a micro-batch is planned, the rows are checked when they are read, and a task th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -97,10 +98,8 @@ class PartitionIndex:
 
     def next_present(self, offset: int) -> int:
         """Give the first offset at or after `offset` that no declared gap covers."""
-        for start, end in self.gaps:
-            if start <= offset < end:
-                return end
-        return offset
+        at = bisect_right(self.gaps, offset, key=_end)
+        return self.gaps[at][1] if at < len(self.gaps) and self.gaps[at][0] <= offset else offset
 
 
 @dataclass(slots=True)
@@ -322,12 +321,20 @@ def check(entries: Iterable[FileEntry], gaps: Sequence[Gap]) -> dict[TopicPartit
 
 
 def covered(gaps: Sequence[OffsetRange], start: int, end: int) -> int:
-    """Count the offsets of `[start, end)` that lie in disjoint gaps.
+    """Count the offsets of `[start, end)` that lie in gaps, which are sorted and disjoint: there may be very many.
 
     >>> covered([(2, 4), (8, 20)], 3, 10)
     3
     """
-    return sum(max(0, min(end, high) - max(start, low)) for low, high in gaps)
+    total, at = 0, bisect_right(gaps, start, key=_end)
+    while at < len(gaps) and gaps[at][0] < end:
+        total += max(0, min(end, gaps[at][1]) - max(start, gaps[at][0]))
+        at += 1
+    return total
+
+
+def _end(gap: OffsetRange) -> int:
+    return gap[1]
 
 
 def gap_error(path: str, topic: str, partition: int, start: int, end: int) -> SourceGap:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -98,9 +97,11 @@ class ArchiveReader:
             )
         if end > index.range[1]:
             raise gap_error(self._path, topic, partition, index.range[1], end)
-        bounds = [*range(start, end, self._source.max_offsets_per_task), end]
-        results = self._source.results
-        return [Piece(topic, partition, low, high, *index.cut(low, high), results) for low, high in pairwise(bounds)]
+        results, pieces = self._source.results, list[Piece]()
+        while (low := index.next_present(start)) < end:  # a gap needs no task, however wide it is
+            start = min(low + self._source.max_offsets_per_task, end)
+            pieces.append(Piece(topic, partition, low, start, *index.cut(low, start), results))
+        return pieces
 
     def read(self, partition: Piece) -> Iterator[pa.RecordBatch]:
         """Read one piece, checked, as Arrow batches; runs in a task."""

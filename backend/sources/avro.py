@@ -40,6 +40,7 @@ def fields_of(schema: str) -> StructType:
     Raises:
         ValueError: It is not a record, or has a type without a counterpart (a union of several types, a decimal).
     """
+    import fastavro
     from pyspark.sql.types import StructType
 
     try:
@@ -52,6 +53,10 @@ def fields_of(schema: str) -> StructType:
         raise ValueError(f"value={schema!r}: is no Avro schema ({type(error).__name__}: {error})") from None
     if not isinstance(found, StructType) or not found.fields:
         raise ValueError(f"value={schema!r}: the Avro schema must be a record of at least one field")
+    try:
+        fastavro.parse_schema(parsed)
+    except Exception as error:  # of many kinds, some of them Python's own
+        raise ValueError(f"value={schema!r}: is no Avro schema ({type(error).__name__}: {error})") from None
     return found
 
 

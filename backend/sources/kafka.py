@@ -308,7 +308,7 @@ class KafkaSource:
         rows = (
             reader.format("kafka")
             .options(**IN_BULK, **shares)
-            .options(**self.settings.for_spark(), **self.options, **options)
+            .options(**connector_options(options, self.options, self.settings.for_spark()))
             .option("kafka.isolation.level", self.isolation)
             .option("includeHeaders", str(bool(self.headers)).lower())
             .load()
@@ -316,7 +316,8 @@ class KafkaSource:
         self.fields()  # checks the names
         more = [_typed(f.col("key"), kind).alias(name) for name, kind in _ddl(self.key)]
         more += [_typed(_last_header(name), kind).alias(name) for name, kind in self.headers.items()]
-        return rows.select(*RECORD, *more)
+        stamp = f.when(f.unix_micros("timestamp") >= 0, f.col("timestamp"))  # -1 ms: it has none, as the client says
+        return rows.withColumn("timestamp", stamp).select(*RECORD, *more)
 
 
 def kafka(
@@ -371,9 +372,11 @@ def kafka(
         raise ValueError(f"value={value!r}: must be Spark DDL or a StructType")
     schema = value if isinstance(value, str) else value.toDDL()
     parsed = ValueFormat("function", schema, format) if callable(format) else ValueFormat(format, schema)
+    settings = servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers)
+    settings.check_files()
     source = KafkaSource(
         topics=tuple(sorted(names)),
-        settings=servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers),
+        settings=settings,
         value=parsed,
         key=key,
         headers=dict(headers or {}),
@@ -425,6 +428,19 @@ def _texts(given: object) -> bool:
     return given is None or (
         isinstance(given, Mapping) and all(isinstance(text, str) for pair in given.items() for text in pair)
     )
+
+
+def connector_options(*given: Mapping[str, str]) -> dict[str, str]:
+    """Return options of the connector, whose names come in any case: of a name the first that has it.
+
+    >>> connector_options({"assign": "a", "maxRecordsPerPartition": "5"}, {"maxrecordsperpartition": "7", "x": "1"})
+    {'assign': 'a', 'maxRecordsPerPartition': '5', 'x': '1'}
+    """
+    found: dict[str, str] = {}
+    for options in given:
+        known = {name.lower() for name in found}
+        found |= {name: value for name, value in options.items() if name.lower() not in known}
+    return found
 
 
 def _by_topic(values: Mapping[TopicPartition, int]) -> str:

@@ -22,17 +22,19 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType
 
-from backend.errors import HistoryLost, RewindError, SourceDamaged, SourceUnavailable
+from backend.errors import HistoryLost, RewindError, SourceDamaged, SourceUnavailable, SourceWentBack
 from backend.kafka_client.loss import KEEP
 from backend.kafka_client.reader import next_messages
 from backend.kafka_client.refusals import hearing, missing, named, refusals
 from backend.sources.formats import record_schema
+from backend.sources.kafka_watch import ANEW
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
 STALL_S = 120.0  # Spark's connector waits as long
 WAIT_S = 1.0
+ASK_S = 10.0
 BULK = 10_000
 """Messages taken at a time, if so many have come: the client holds no more than `queued.max.messages.kbytes`."""
 IDLE_CLIENTS = 2
@@ -74,7 +76,8 @@ def fetch(
         end: The offset after the last.
 
     Raises:
-        HistoryLost: The broker no longer has the offsets, or has none so far.
+        HistoryLost: The broker no longer has the offsets.
+        SourceWentBack: It has none so far.
         SourceUnavailable: It gives nothing.
         TopicMissing: There is no such topic.
         AccessRefused: It refuses the credentials or their rights.
@@ -102,7 +105,7 @@ def fetch(
                 progress = time.monotonic()
             del records
             for message in failed:
-                seen, refusal = _judged(message, configuration, f"{topic}-{partition}", following)
+                seen, refusal = _judged(consumer, message, configuration, (topic, partition), following)
                 following, why = max(following, seen), refusal or why
                 torn = message.error().code() == KafkaError._BAD_MSG
             if following < end and time.monotonic() - progress > STALL_S:
@@ -148,20 +151,31 @@ def _records(messages: list[Any], topic: str, partition: int, following: int, en
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
 
-def _judged(message: Any, configuration: Mapping[str, str], where: str, following: int) -> tuple[int, str]:
+def _judged(
+    consumer: Any, message: Any, configuration: Mapping[str, str], place: tuple[str, int], following: int
+) -> tuple[int, str]:
     """Judge what came instead of a message: the offset that it speaks of (0 for none), and what it tells.
 
     Raises:
         HistoryLost: The offsets are gone.
+        SourceWentBack: The partition ends before them.
         AccessRefused, TopicMissing, SourceUnavailable: It will not pass.
     """
     from confluent_kafka import KafkaError, KafkaException
 
-    error = message.error()
+    error, where = message.error(), "{}-{}".format(*place)
     code = error.code()
     if code == KafkaError._PARTITION_EOF:
         return message.offset(), ""
     if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        end = _end(consumer, place)
+        if end is not None and end < following:
+            raise SourceWentBack(
+                "a partition has lost its end",
+                where=where,
+                why=f"offset {following} comes next, it holds offsets up to {end - 1}: {error.str()}",
+                command=ANEW,
+            )
         raise HistoryLost(
             "the topic does not hold offsets that are needed",
             where=where,
@@ -171,6 +185,17 @@ def _judged(message: Any, configuration: Mapping[str, str], where: str, followin
     if error.fatal() or code in refusals() | missing():
         raise _refused(configuration, where, KafkaException(error))
     return 0, str(error.str())
+
+
+def _end(consumer: Any, place: tuple[str, int]) -> int | None:
+    """Return the end of a partition as of now; None where nobody answers."""
+    from confluent_kafka import KafkaException, TopicPartition
+
+    try:
+        _, end = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S, cached=False)
+    except KafkaException:
+        return None
+    return int(end)
 
 
 def _refused(configuration: Mapping[str, str], where: str, error: Exception) -> RewindError:

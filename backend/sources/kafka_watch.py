@@ -45,7 +45,7 @@ class TopicWatch:
     """
 
     def __init__(self, settings: KafkaSettings, topics: Sequence[str], known: Mapping[str, TopicIdentity]) -> None:
-        self._settings, self._topics, self._known = settings, topics, known
+        self._settings, self.topics, self._known = settings, topics, known
         self._admin: Any = None
         self._seen: Iterable[TopicPartition] = ()
         self.leader_epochs: dict[TopicPartition, int] = {}
@@ -69,7 +69,7 @@ class TopicWatch:
         """
         self._admin = self._admin or admin_client(self._settings)
         found = ends(
-            self._settings, self._topics, self._admin, committed_only=False, known=self._known, expected=self._seen
+            self._settings, self.topics, self._admin, committed_only=False, known=self._known, expected=self._seen
         )
         self._seen = found.keys()
         leader_epochs = {

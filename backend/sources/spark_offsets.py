@@ -26,6 +26,19 @@ def offset_json(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, 
     return topics
 
 
+def is_ours(offset: Any) -> bool:
+    """Return whether a source of ours gave an offset, which says its format; Spark's connector says none.
+
+    >>> is_ours('{"format": 1, "asked": 3}'), is_ours('{"logOffset": 9}'), is_ours(None), is_ours("-")
+    (True, False, False, False)
+    """
+    try:
+        found = json.loads(offset) if isinstance(offset, str) else offset
+    except ValueError:
+        return False
+    return isinstance(found, Mapping) and isinstance(found.get("format"), int)
+
+
 def positions_in(offset: Any) -> dict[TopicPartition, int]:
     """Give the next offset of each source partition.
 

@@ -297,7 +297,7 @@ def _open(
     )  # fmt: skip
     restoring = _committed_before(spark, checkpoint, changelog(), job.shards, make) if used else {}
     _take_places(checkpoint, stored, settled, changelog(), partial(_open_sink, sink, checkpoint, output), new=not used)
-    terms = terms_of(job, settled, checkpoint, [since.commit.version + 1 for since in restoring.values()])
+    terms = terms_of(job, settled, checkpoint, [one.since.commit.version + 1 for one in restoring.values()])
     keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
     shards = {value: shard for shard, value in enumerate(job.grouping)}
     sealing = Sealing(sink, lease, bool(restoring))
@@ -371,12 +371,12 @@ def _open(
 
 def _committed_before(
     spark: SparkSession, checkpoint: str, changelog: Changelog, shards: int, make: Callable[[str, int], ShardJob]
-) -> dict[int, Pointer]:
-    """Check that what is committed can be had; return what the shards that queue their input queue since, by shard."""
+) -> dict[int, RestoringPointer]:
+    """Check that what is committed can be had; return the pointers of the shards that queue their input."""
     open_files(checkpoint).delete_folder(REPLAY_DIRECTORY)  # of a restore whose driver died
     pointers = read_pointers(spark, checkpoint, shards)
     check_lineage(spark, checkpoint, changelog, pointers, make)
-    return {shard: one.since for shard, one in pointers.items() if isinstance(one, RestoringPointer)}
+    return {shard: one for shard, one in pointers.items() if isinstance(one, RestoringPointer)}
 
 
 def _take_places(

@@ -30,9 +30,11 @@ class SourceWatch:
         self._watches: list[tuple[int, Any]] = [
             (number, source.watch()) for number, source in enumerate(sources) if hasattr(source, "watch")
         ]
+        self._unsaved = False
         leader_epochs = self._read() if self._watches else {}
         for _, watch in self._watches:
-            watch.leader_epochs |= leader_epochs
+            mine = {key: leader_epoch for key, leader_epoch in leader_epochs.items() if key[0] in watch.topics}
+            watch.leader_epochs |= mine
 
     def look(self, *, beside: bool = False) -> None:
         """Look at every source; what is new of the epochs is durable on return.
@@ -44,16 +46,18 @@ class SourceWatch:
             SourceWentBack: A topic was deleted and made again, or a partition has lost its end.
             SourceUnavailable: A cluster does not answer.
         """
-        changed = False
         with self._lock:
             for number, watch in self._watches:
-                changed = watch.look(lambda number=number: self._committed(number), keep=not beside) or changed
-        if changed:
+                changed = watch.look(lambda number=number: self._committed(number), keep=not beside)
+                self._unsaved = changed or self._unsaved  # until it is written, also when a later watch raises
+            if not self._unsaved:
+                return
             leader_epochs = {
                 key: leader_epoch for _, watch in self._watches for key, leader_epoch in watch.leader_epochs.items()
             }
             content = {"format": FORMAT, "epochs": offset_json(leader_epochs)}
             open_files(self._checkpoint).write(LEADER_EPOCHS, [json.dumps(content).encode()])
+            self._unsaved = False
 
     def _committed(self, number: int) -> dict[TopicPartition, int]:
         positions = committed_positions(self._checkpoint)

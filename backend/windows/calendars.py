@@ -55,9 +55,13 @@ def read_calendar(size: object, timezone: str | None) -> tuple[int, str] | None:
     return int(found[1]), found[2].lower()
 
 
+_OF_A_HOST = ("localtime", "posixrules", "Factory")
+"""Names beside those of time zones: what they mean is each host's own matter."""
+
+
 def _check_zone(name: object) -> None:
     try:
-        if not isinstance(name, str):
+        if not isinstance(name, str) or name in _OF_A_HOST:
             raise ValueError
         ZoneInfo(name)
     except (OSError, KeyError, ValueError):  # what zoneinfo raises of names that are a folder, unknown, or no name

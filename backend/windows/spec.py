@@ -125,6 +125,7 @@ class WindowSpec:
             "window": self.window.describe(),
             "keys": [[f.name, str(f.type)] for f in self.key_fields],
             "aggregates": {name: aggregate.describe() for name, aggregate in self.aggregates.items()},
+            "columns": list(self.aggregates),  # stored rows name nothing: this is what their values are of
             "fields": [[name, str(self.schema.field(name).type)] for name in self.input_fields()],
             "retention_ms": self.retention_ms,
             "retention_messages": self.retention_messages,

@@ -19,6 +19,7 @@ from backend.batch import MAX_TIME, MIN_TIME, OFFSET, TIME, SourcePartition
 from backend.python_rows import python_values
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
+from backend.texts import one_line
 from backend.windows.aligned.kind import Aligned
 from backend.windows.by_number.kind import Tuples
 from backend.windows.by_number.sessions import TupleSessions
@@ -185,8 +186,8 @@ def messages(
             windows by number of messages keep no times.
 
     Raises:
-        ValueError: No messages are kept, because every aggregate is incremental; or a field is not kept; or `by` is
-            neither.
+        ValueError: No messages are kept, because every aggregate is incremental; or a field is not kept, or cannot have
+            the value; or `by` is neither.
     """
     axes = {"offset": OFFSET} if isinstance(kind, (Tuples, TupleSessions)) else {"time": TIME, "offset": OFFSET}
     if by not in (None, *axes):
@@ -202,11 +203,16 @@ def messages(
         raise ValueError("get_messages: no messages are kept, because no aggregate needs them (median does)")
     column = found.column(column_name)
     found = found.filter(pc.and_(pc.greater_equal(column, start), pc.less(column, end)))
+    if not isinstance(key, Mapping | None):
+        raise ValueError(f"get_messages: key={key!r}: allowed are None and values by field, such as {{'user': 'ann'}}")
     for name, value in (key or {}).items():
         if name not in found.column_names:
             raise ValueError(f"get_messages: {name!r} is not kept; kept are {found.column_names}")
         column = found.column(name)
-        wanted = pa.scalar(value, column.type)
+        try:
+            wanted = pa.scalar(value, column.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"get_messages: key {name!r} of type {column.type}: {one_line(str(error))}") from None
         if not wanted.is_valid:
             found = found.filter(pc.is_null(column))
         elif wanted != wanted:  # a NaN: one group, whatever its bits  # noqa: PLR0124

@@ -176,7 +176,13 @@ def _named(outputs: Mapping[str, Any]) -> list[Any]:
 def text_of(outputs: Mapping[str, Any]) -> str:
     """Name outputs for people: their kind, and what makes them the ones that they are."""
     kind = outputs.get("kind")
-    places = ", ".join(f"{name} {outputs[name]}" for name in _names_of(kind) if outputs.get(name))
+    # a URL that an older release wrote may have a password in its query
+    said = {
+        name: str(outputs[name]).partition("?")[0] if name == "url" else outputs[name]
+        for name in _names_of(kind)
+        if outputs.get(name)
+    }
+    places = ", ".join(f"{name} {value}" for name, value in said.items())
     return f"{kind}" + (f" ({places})" if places else "")
 
 

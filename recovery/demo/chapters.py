@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from recovery.demo.job import ARCHIVE, CHECKPOINT, ERRORS, LOCAL, RESULTS
 from recovery.demo.proof import Proof, prove
 from recovery.demo.session import environment
 from recovery.drill.flights import make_archive
+from recovery.files import empty_own
 from recovery.inspect.screen import plain
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Demo:
 
     def prepare(self) -> None:
         """Write the archive of the flights."""
-        self._empty()
+        empty_own(self.out, ".rewind-demo", "demo")
         began = time.monotonic()
         rows = make_archive(self.out / ARCHIVE, days=self.days)
         self.say(f"archive: {rows.num_rows:,} flights of 3 airports in {time.monotonic() - began:.1f} s")
@@ -195,19 +195,6 @@ class Demo:
             raise Failed("the recomputation failed")
         [line] = [line for line in done.stdout.splitlines() if line.startswith("{")]
         return Proof.of_json(json.loads(line))
-
-    def _empty(self) -> None:
-        """Empty the output directory, if it is one.
-
-        Raises:
-            ValueError: It holds something that no demo wrote.
-        """
-        mark = self.out / ".rewind-demo"
-        if self.out.exists() and any(self.out.iterdir()) and not mark.exists():
-            raise ValueError(f"out={str(self.out)!r}: is not empty and not of an earlier demo")
-        shutil.rmtree(self.out, ignore_errors=True)
-        self.out.mkdir(parents=True)
-        mark.touch()
 
     def say(self, text: str) -> None:
         """Tell the next part of the story."""

@@ -59,12 +59,22 @@ def _verdict(part: Comparison, noun: str) -> str:
     return f"{part.equal:,} of {part.total:,} {noun} equal"
 
 
+def at_least_one(text: str) -> int:
+    """Return a number given as an option."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: allowed are whole numbers from 1")
+    return number
+
+
 def main() -> int:
     """Run the demo; the exit code is 0 only if everything is equal."""
     parser = argparse.ArgumentParser(prog="python -m recovery.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="output directory, emptied first")
-    parser.add_argument("--days", type=int, default=None, help="only the first days of 2013")
-    parser.add_argument("--offsets", type=int, default=DEFAULT_OFFSETS, help="offsets per airport and micro-batch")
+    parser.add_argument("--days", type=at_least_one, default=None, help="only the first days of 2013")
+    parser.add_argument(
+        "--offsets", type=at_least_one, default=DEFAULT_OFFSETS, help="offsets per airport and micro-batch"
+    )
     parser.add_argument("--break-restore", action="store_true", help="leave out one replayed message: it must fail")
     parser.add_argument("--kafka", action="store_true", help="through a Kafka broker: topic and changelog")
     options = parser.parse_args()
@@ -91,6 +101,10 @@ def _run(demo: Demo, console: Console, *, break_restore: bool) -> int:
     began = time.monotonic()
     try:
         demo.prepare()
+    except ValueError as error:
+        console.print(plain(str(error)), soft_wrap=True)
+        return 2
+    try:
         demo.disaster()
         demo.restart(break_restore=break_restore)
         proof = demo.prove()

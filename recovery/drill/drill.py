@@ -23,6 +23,7 @@ from recovery.drill.job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, HOSTS, LOC
 from recovery.drill.process import BEFORE, Runner, snapshot, strike, strike_host, strike_restore
 from recovery.drill.run import Run, misnamed, unmoved, wrongly_restored
 from recovery.drill.scenarios import DAYS, Scenario
+from recovery.files import empty_own
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.inspect.compare import Difference, Output, compare, read_output
 from recovery.killpoints import order, taken
@@ -81,12 +82,7 @@ class Drill:
         env: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        mark = out / ".rewind-drill"
-        if out.exists() and any(out.iterdir()) and not mark.exists():
-            raise ValueError(f"out={str(out)!r}: is not empty and not of an earlier drill")
-        shutil.rmtree(out, ignore_errors=True)
-        out.mkdir(parents=True)
-        mark.touch()
+        empty_own(out, ".rewind-drill", "drill")
         self.out, self.job, self.seed, self.tell = out.absolute(), job or DEFAULT_JOB, seed, tell
         self.env = dict(env or {})
         if job is None:
@@ -180,7 +176,11 @@ class Drill:
             out = self._directory(f"killed-{how}")
             runner = self._ready()
             runner.ask(out=str(out))
-            version = strike(runner, out, self._at(how), how)
+            try:
+                version = strike(runner, out, self._at(how), how)
+            except TimeoutError as error:  # the others that begin so would wait as long
+                run.error = str(error)
+                return run
             self._listen(runner, run, quiet=version is not None)
             if version is not None:
                 run.version, run.error = version, ""
@@ -240,8 +240,14 @@ class Drill:
 
     def _judge(self, scenario: Scenario, out: Path, run: Run, control: Output, why: str) -> Verdict:
         difference = None
+        unbroken = (
+            "the job ended before it could be broken: give it more input, or smaller micro-batches"
+            " (archive(..., max_offsets_per_batch=...))"
+        )
         if why:
             pass
+        elif scenario.error and run.broken_at is None and not run.error:
+            why = unbroken
         elif scenario.error:
             why = misnamed(scenario, run)
         elif run.error:
@@ -249,10 +255,7 @@ class Drill:
         elif scenario.zombie:
             why = self._zombies(out, run)
         elif run.broken_at is None:
-            why = (
-                "the job ended before it could be broken: give it more input, or smaller micro-batches"
-                " (archive(..., max_offsets_per_batch=...))"
-            )
+            why = unbroken
         if not why and not scenario.error:
             try:
                 difference = compare(control, self._output(out, run))

@@ -1,10 +1,10 @@
 """The runs of a drill, in a process of their own that `recovery.drill.drill` starts, tells what to run, and kills.
 
 It is asked on standard input, one JSON object per line: `{"out": ..., "aged": ..., "hosts": ..., "alternate": ...,
-"zombie": ...}`. What happens is told on standard output, likewise, with the time since the epoch: `launched`, `ready`
-(Spark is up), then per run `begun`, `aged` (where its sources begin now), `started`, `progress`, `restoring`,
-`suspended`, `restored`, `fetched` (a task took its shard's state from snapshots, which is no restore), `ended` or
-`failed`, and `idle`.
+"zombie": ..., "as_it_is": ...}`. What happens is told on standard output, likewise, with the time since the epoch:
+`launched`, `ready` (Spark is up), then per run `begun`, `aged` (where its sources begin now), `started`, `progress`,
+`restoring`, `suspended`, `restored`, `fetched` (a task took its shard's state from snapshots, which is no restore),
+`ended` or `failed`, and `idle`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from backend.errors import HistoryLost, RewindError
 from backend.sources.dataframe import is_ranked
@@ -161,10 +161,22 @@ class Aged(Wrapped):
                 )
 
 
+_out: list[TextIO] = []
+"""Where events go once `telling_apart` was called."""
+
+
+def telling_apart() -> None:
+    """Keep standard output for events: what else writes there, such as a job's `print`, goes to standard error."""
+    _out[:] = [os.fdopen(os.dup(1), "w", encoding="utf-8")]
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+
 def tell(event: str, **details: object) -> None:
     """Write one event, a line in one piece: listeners, sinks and the main thread all tell, and `print` writes twice."""
-    sys.stdout.write(json.dumps({"event": event, "at": time.time(), **details}) + "\n")
-    sys.stdout.flush()
+    out = _out[0] if _out else sys.stdout
+    out.write(json.dumps({"event": event, "at": time.time(), **details}) + "\n")
+    out.flush()
 
 
 def said(error: Exception) -> str:
@@ -182,6 +194,14 @@ def aged(pipeline: Pipeline, share: float) -> Pipeline:
     if any(is_ranked(side.source) for side in pipeline.streams):
         raise ValueError("job: it reads a DataFrame, of which nothing is read again: it cannot age")
     return replace(pipeline, streams=tuple(replace(side, source=Aged(side.source, share)) for side in pipeline.streams))
+
+
+def of_the_drill(pipeline: Pipeline) -> Pipeline:
+    """Return a job without its own places, and without what brings state back otherwise than a restore does.
+
+    Its changelog is claimed by the query that writes to it first, which must not be a drill's.
+    """
+    return pipeline.options(changelog=None, snapshots="off", standby=0, queue_bytes=None, name=None)
 
 
 def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = False, alternate: bool = False) -> None:
@@ -266,6 +286,8 @@ def serve(spark: SparkSession, job: str, asked: Mapping[str, Any]) -> None:
     tell("begun")
     try:
         pipeline = load_pipeline(job, spark)
+        if not asked.get("as_it_is"):
+            pipeline = of_the_drill(pipeline)
         if asked.get("zombie"):
             tell("zombies", outcomes=late_attempts(spark, pipeline, out))
             return
@@ -288,6 +310,7 @@ def main() -> int:
     parser.add_argument("--master", required=True)
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
+    telling_apart()
     tell("launched")
     with session(options.master, conf=dict(one.split("=", 1) for one in options.conf)) as spark:
         tell("ready")

@@ -26,7 +26,8 @@ from recovery.drill.damage import OLD
 from recovery.drill.job import CHECKPOINT, LOCAL
 from recovery.killpoints import taken
 
-START_TIMEOUT_S = 600.0
+WAIT_S = 3600.0
+"""For so long a run may take to come to the place where it is to be broken."""
 BEFORE = 2
 """How many micro-batches before the kill the local state is copied, for what brings an older copy of it back."""
 _POLL_S = 0.005
@@ -81,14 +82,16 @@ class Runner:
     def _read(self) -> None:
         """Take in what it tells, until it is dead."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                event = json.loads(line)
-                if event["event"] == "idle":
-                    self._idle.set()
-                self._events.put(event if event["event"] != "idle" else None)
-        self._idle.set()
-        self._events.put(None)
+        try:
+            for line in self.process.stdout:
+                event = _event(line)
+                if event is not None:
+                    if event["event"] == "idle":
+                        self._idle.set()
+                    self._events.put(event if event["event"] != "idle" else None)
+        finally:
+            self._idle.set()
+            self._events.put(None)
 
     @property
     def alive(self) -> bool:
@@ -142,6 +145,15 @@ class Runner:
         self.process.wait()
         self._reader.join()
         self.process.stdout.close()
+
+
+def _event(line: str) -> Event | None:
+    """Return what a line tells; None where it is something else, such as a library's warning."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
 
 
 def strike(runner: Runner, out: Path, at: int, how: str) -> int | None:
@@ -233,7 +245,7 @@ def executors(family: Sequence[psutil.Process]) -> dict[str, psutil.Process]:
 
 def _hold(runner: Runner, there: Callable[[], bool], do: Callable[[], object]) -> bool:
     """Wait for something, stop all processes, and do something if it is still so; False when the job ended first."""
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if not runner.busy:
             return False
@@ -247,7 +259,8 @@ def _hold(runner: Runner, there: Callable[[], bool], do: Callable[[], object]) -
             finally:
                 each(family, "resume")
         time.sleep(_POLL_S)
-    raise TimeoutError(f"what the drill waits for did not happen within {START_TIMEOUT_S:g} seconds")
+    runner.kill()  # else it would go on, and be taken for the next run
+    raise TimeoutError(f"what the drill waits for did not happen within {WAIT_S:g} seconds")
 
 
 def _committed(out: Path, version: int) -> bool:

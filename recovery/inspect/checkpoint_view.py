@@ -190,9 +190,10 @@ class Checkpoint:
             return None
         last = max(commit.version for commit in commits)
         candidates = [commit for commit in commits if commit.version == last]
-        if len(candidates) > 1:
+        queued = last in entries_behind(queue_files(self.location), shard, last - 1)
+        if len(candidates) + queued > 1:
             raise Undecided(
-                f"{len(candidates)} attempts logged micro-batch {last}",
+                f"{len(candidates) + queued} attempts logged micro-batch {last}" + ", one of them as queued" * queued,
                 where=f"shard {shard}",
                 why="only one of them is committed, and only Spark's state says which",
                 command=f"rewind inspect {quote(self.location)} --spark",

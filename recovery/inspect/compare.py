@@ -18,6 +18,7 @@ import xxhash
 from backend.batch import RESULT_FIELDS, published_name
 from backend.python_rows import python_values
 from backend.store.protocol import Region
+from backend.stores.named import BY_KEY, TIME_BYTES
 from backend.windows.definitions import Window
 from recovery.inspect.checkpoint_view import Checkpoint
 
@@ -145,12 +146,26 @@ def state_digest(checkpoint: Checkpoint, shard: int) -> tuple[int, int, int]:
     if commit is None:
         return 0, 0, 0
     history = checkpoint.changelog.read(shard, commit)
+    expiring = expiring_regions(checkpoint.manifest.entries)
     total = 0
     for keys, values in history.chunks():
         for key, value in zip(keys, values, strict=True):
-            if key[0] not in CLOCKED:
+            if key[0] in expiring:
+                if key[1:2] == BY_KEY:  # the others say when it expires, and nothing else
+                    total += xxhash.xxh3_64_intdigest(key + value[TIME_BYTES:])
+            elif key[0] not in CLOCKED:
                 total += xxhash.xxh3_64_intdigest(key + value)
     return total % 2**64, history.record.message_count, history.record.message_digest
+
+
+def expiring_regions(entries: Mapping[str, Any]) -> frozenset[int]:
+    """Return the regions of stores whose rows hold when they expire: batch times plus a TTL (`backend.stores.ttl`).
+
+    Args:
+        entries: The manifest's.
+    """
+    stores = entries.get("operator", {}).get("stores", {}).values()
+    return frozenset(int(one["region"]) for one in stores if one["kind"] in ("value", "list", "map"))
 
 
 def compare(control: Output, faulty: Output) -> Difference:

@@ -21,12 +21,14 @@ Read from the changelog, so the job may be running, and no executor needs its lo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from backend.joins.options import SIDES
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.inspect.tables import Wanted, read_table, table_schema
 
@@ -63,12 +65,16 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        checkpoint, _ = _asked(self._options)
-        return [InputPartition(shard) for shard in checkpoint.shards]
+        checkpoint, wanted = _asked(self._options)
+        version = wanted.version
+        if version is None and wanted.table not in ("messages", *SIDES):  # all shards as of one, however long it takes
+            version = max(checkpoint.versions(), default=None)
+        return [InputPartition((shard, version)) for shard in checkpoint.shards]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         checkpoint, wanted = _asked(self._options)
-        table = read_table(checkpoint, int(partition.value), wanted)
+        shard, version = partition.value
+        table = read_table(checkpoint, shard, replace(wanted, version=version))
         yield from table.cast(_signed(table.schema)).to_batches()
 
 

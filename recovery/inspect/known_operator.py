@@ -59,7 +59,7 @@ def window_operator(entry: Mapping[str, Any]) -> WindowOperator:
         window_spec(
             Window(**entry["window"]),
             schema,
-            {name: _aggregate(name, one) for name, one in entry["aggregates"].items()},
+            {name: _aggregate(name, entry["aggregates"][name]) for name in entry.get("columns", entry["aggregates"])},
             keys=[name for name, _ in entry["keys"]],
             retention=entry["retention_ms"] if entry["window"]["unit"] == "time" else None,
             retention_messages=entry["retention_messages"],

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.boundary import check_function, user_code
-from backend.errors import RestoreMismatch
+from backend.errors import HistoryLost, RewindError
 from backend.sources.dataframe import is_ranked
 from backend.spark.session.jvm import WORKER_TIME
+from backend.texts import one_line
 from recovery import ROOT
 from recovery.commit.manifest import Manifest, check_same, query_id
 from recovery.daemon import OPTION
@@ -94,14 +95,14 @@ def find_job(name: str) -> Callable[[SparkSession], object]:
         ValueError: There is no such function.
     """
     module, _, function = name.partition(":")
-    if not module or not function:
-        raise ValueError(f"job={name!r}: must be module:function")
+    if not function or not all(module.split(".")) or "/" in module or module.endswith(".py"):
+        raise ValueError(f"job={name!r}: must be module:function, such as job:orders; a module is named, not its file")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found: Callable[[SparkSession], object] = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"job={name!r}: {error}") from error
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise ValueError(f"job={name!r}: {type(error).__name__}: {one_line(str(error))}") from error
     check_function(f"job={name!r}", found, ("spark",))
     return found
 
@@ -189,22 +190,29 @@ def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: Spa
     job = job_of(pipeline, spark, checkpoint.location, checkpoint.manifest)
     histories = {}
     for shard in checkpoint.shards:
-        commit = checkpoint.committed(shard)
-        if commit is not None:
-            histories[shard] = checkpoint.changelog.read(shard, commit)
+        try:
+            commit = checkpoint.committed(shard)
+            if commit is not None:
+                histories[shard] = checkpoint.changelog.read(shard, commit)
+        except RewindError as error:  # the others are looked at all the same
+            yield _wrong(f"shard {shard}", error)
     scratch = Path(tempfile.mkdtemp(prefix="rewind-verify-"))
     records = {shard: history.record for shard, history in histories.items()}
     make = shard_maker(checkpoint, job)
     try:
-        names = write_chunks(spark, job, str(scratch), "chunks", records, ARROW_ROWS)
+        try:
+            names = write_chunks(spark, job, str(scratch), "chunks", records, ARROW_ROWS)
+        except HistoryLost as error:
+            yield _wrong(error.where, error)
+            return
         for shard, history in histories.items():
             where = f"shard {shard}, commit {history.record.commit.name}"
             try:
                 logged = logged_chunks(make(query_id(checkpoint.location), shard), history.record)
                 chunks = chain(read_chunks(str(scratch), names.get(shard, [])), logged)
                 restored = restore_shard(history, chunks, job.operator, scratch / f"shard-{shard}")
-            except RestoreMismatch as error:
-                yield Finding(PROBLEM, "against source", where, f"{error.what}: {error.why}", error.command)
+            except RewindError as error:
+                yield _wrong(where, error)
                 continue
             text = (
                 f"{restored.messages:,} replayed messages are the committed ones, in {restored.proofs} windows or panes"
@@ -212,6 +220,11 @@ def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: Spa
             yield Finding(SOUND, "against source", where, text)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _wrong(where: str, error: RewindError) -> Finding:
+    text = f"{error.what}: {error.why}" if error.why else error.what
+    return Finding(PROBLEM, "against source", where, text, error.command)
 
 
 def lag_of(job: Job, spark: SparkSession, shards: Sequence[ShardView]) -> dict[str, int]:

@@ -262,9 +262,15 @@ class Snapshots(SnapshotReader):
     def _needed(
         self, shard: int, retained: Iterable[Commit], manifests: Collection[str], shared: Mapping[str, int]
     ) -> set[str]:
-        """Give the manifests that lead to the retained commits; a path that leads to nothing is not needed."""
+        """Give the manifests that lead to the retained commits; a path that leads to nothing is not needed.
+
+        The path of a commit that lies on a newer one's is the rest of that, unless it ends at a snapshot of its own: it
+        is not walked again, which asks an object store about the same snapshot for each commit.
+        """
         needed: set[str] = set()
-        for commit in retained:
+        for commit in sorted(retained, reverse=True):
+            if manifest_name(commit, full=False) in needed and manifest_name(commit, full=True) not in manifests:
+                continue
             path = self._back(shard, commit, None, manifests, (), shared)
             if path and (path[-1].full or path[-1].parent is None):
                 needed.update(manifest_name(offer.commit, full=offer.full) for offer in path)

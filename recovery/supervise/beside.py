@@ -19,13 +19,16 @@ from typing import Any
 
 from backend.errors import StateUnavailable
 from backend.texts import one_line
-from recovery.commit.pointer import Commit, Pointer, decode
+from recovery.commit.pointer import Commit, Pointer, RestoringPointer, decode
+from recovery.failures import Kind, read
 from recovery.queue.seals import DECISION, Decision
 
 log = logging.getLogger("rewind.queue")
 MAX_REFUSED = 3
 ASKED_FOR = 16
 """Micro-batches that a shard may go on queueing after it was asked to adopt, before it counts as not asked."""
+RETRY_S, MAX_TRIES = 2.0, 30
+"""Behind a restore that failed by what passes; after so many in a row the query is stopped, and has its patience."""
 PACE_S, SLOWEST_S, LOOK_S = 0.05, 1.0, 0.05
 """While a shard waits for its state, micro-batches begin this long after one another for each one that it has queued,
 up to the second: back to back they would fill a queue with nothing in it in seconds."""
@@ -56,7 +59,7 @@ class Beside:
             those that could not adopt them before.
         most_bytes: The query is stopped when a shard has queued more.
         most_count: The same, in micro-batches.
-        restoring: What pointers said at the start: shard -> what it queues since.
+        restoring: What pointers said at the start, by shard.
     """
 
     def __init__(
@@ -64,15 +67,21 @@ class Beside:
         restore: Callable[[Mapping[int, Pointer], Collection[int]], None],
         most_bytes: int,
         most_count: int,
-        restoring: Mapping[int, Pointer],
+        restoring: Mapping[int, RestoringPointer],
     ) -> None:
         self._restore, self._most_bytes, self._most_count = restore, most_bytes, most_count
         self._lock = threading.Lock()
-        self.shards = {shard: Queued(since.commit.version, since, 0, 0) for shard, since in restoring.items()}
+        self.shards = {
+            shard: Queued(at.since.commit.version, at.since, at.queued, at.queued_bytes)
+            for shard, at in restoring.items()
+        }
+        self._over: dict[int, int] = {}
+        """The micro-batch with which a shard's queue became too long: the query goes on until that is committed."""
         self._asked: dict[int, tuple[Commit, int]] = {}
         self._refused: dict[int, tuple[int, str]] = {}
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._failed: tuple[BaseException, Mapping[int, Pointer]] | None = None
+        self._tries, self._not_before = 0, 0.0
         self._paced = 0.0
 
     def published(self, shard: int, version: int, metrics: Mapping[str, Any]) -> None:
@@ -90,13 +99,17 @@ class Beside:
                     self._refused[shard] = self._refused.get(shard, (0, ""))[0] + 1, why
                 known = self.shards.get(shard)
                 begun = known.begun if known is not None and known.since == since else version
-                self.shards[shard] = Queued(begun, since, int(metrics["queued"]), int(metrics["queued_bytes"]))
+                queued = Queued(begun, since, int(metrics["queued"]), int(metrics["queued_bytes"]))
+                self.shards[shard] = queued
+                if queued.length > self._most_bytes or queued.count > self._most_count:
+                    self._over.setdefault(shard, version)
             elif "commit" in metrics:
                 if self.shards.pop(shard, None) is not None:
                     count = int(metrics.get("adopted", 0))
                     log.warning("shard %d has adopted its queue: %d micro-batches", shard, count)
                 self._refused.pop(shard, None)
                 self._asked.pop(shard, None)
+                self._over.pop(shard, None)
 
     def look(self, committed: int) -> None:
         """Begin a restore if one is due; called after each commit.
@@ -106,17 +119,16 @@ class Beside:
 
         Raises:
             StateUnavailable: A queue is too long, or a shard could not adopt it: the query is to be stopped.
-            Exception: What ended the restore.
+            Exception: What ended a restore that is still wanted, unless it passes: then there is another one.
         """
+        self._judge_failure()
         with self._lock:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
             waiting = {shard: queued for shard, queued in self.shards.items() if not self._was_asked(shard, queued)}
             for shard, queued in waiting.items():
-                self._check(shard, queued)
+                self._check(shard, queued, committed)
             due = {shard: queued.since for shard, queued in waiting.items() if queued.begun <= committed}
-            if not due or (self._thread is not None and self._thread.is_alive()):
+            under_way = self._thread is not None and self._thread.is_alive()
+            if not due or under_way or time.monotonic() < self._not_before:
                 return
             refused = due.keys() & self._refused.keys()
             self._thread = threading.Thread(target=self._run, args=(due, refused), name="rewind-beside", daemon=True)
@@ -144,6 +156,7 @@ class Beside:
             committed: The newest committed micro-batch: shards that began to queue after it were not asked.
         """
         with self._lock:
+            self._tries = 0
             self._refused.clear()
             self._asked = {
                 shard: (queued.since.commit, queued.count)
@@ -155,13 +168,28 @@ class Beside:
         """Wait for the restore that runs: what failed is found again by the next one."""
         if self._thread is not None:
             self._thread.join()
-        self._error = None
+        self._failed = None
 
-    def _check(self, shard: int, queued: Queued) -> None:
+    def _judge_failure(self) -> None:
+        """Raise what ended the last restore, unless it passes, or nobody waits for that restore any more."""
+        if self._failed is None:
+            return
+        (error, due), self._failed = self._failed, None
+        failure = read(error)
+        with self._lock:
+            wanted = any(shard in self.shards and self.shards[shard].since == since for shard, since in due.items())
+        self._tries = self._tries + 1 if wanted else 0
+        if wanted and (failure.kind is not Kind.PASSES or self._tries >= MAX_TRIES):
+            self._tries = 0
+            raise error
+        log.warning("a restore beside the query failed%s: %s", ", it is tried again" * wanted, failure.text)
+        self._not_before = time.monotonic() + RETRY_S
+
+    def _check(self, shard: int, queued: Queued, committed: int) -> None:
         count, why = self._refused.get(shard, (0, ""))
         if count >= MAX_REFUSED:
             why = f"it could not adopt its queue {count} times: {why}"
-        elif queued.length > self._most_bytes or queued.count > self._most_count:
+        elif self._over.get(shard, committed + 1) <= committed:
             why = f"{queued.count} micro-batches, {queued.length} bytes are queued while its state is restored"
         else:
             return
@@ -175,9 +203,10 @@ class Beside:
         try:
             self._restore(due, refused)
         except BaseException as error:
-            self._error = error
+            self._failed = error, due
             return
         with self._lock:
+            self._tries = 0
             counts = {shard: queued.count for shard, queued in self.shards.items()}
             self._asked |= {shard: (pointer.commit, counts.get(shard, 0)) for shard, pointer in due.items()}
         for shard, pointer in sorted(due.items()):

@@ -18,12 +18,12 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import QueryStopped, RewindError
-from backend.sources.spark_offsets import positions_in
+from backend.sources.spark_offsets import is_ours, positions_in
 from backend.texts import one_line
 from recovery.commit.lease import Lease
 from recovery.commit.option_sets import versions_in
@@ -198,7 +198,7 @@ class RewindQuery:
             state = f"waiting: {progress.waiting}"
         mended = [f"; shard {shard}: {count} micro-batches queued" for shard, count in progress.queued.items()]
         mended += [f"; shard {shard} under restore: {amount}" for shard, amount in progress.restoring.items()]
-        lag = "unknown" if spark is None else f"{sum(map(_lag, spark['sources']))} messages"
+        lag = "unknown" if spark is None else _lag(spark["sources"])
         return (
             f"<RewindQuery {self._plan.checkpoint}: {state}; shards {self._plan.shards}, "
             f"micro-batch {progress.version}, lag {lag}, too late {late}{''.join(mended)}>"
@@ -578,11 +578,23 @@ def _committed(progress: Any) -> int:
     return int(progress["batchId"]) if "addBatch" in progress["durationMs"] else int(progress["batchId"]) - 1
 
 
-def _lag(source: Any) -> int:
-    """Give how many offsets of a source were there and not read, as of Spark's last report of it."""
-    read_to = positions_in(source["endOffset"])
-    there = positions_in(source["latestOffset"])
-    return sum(max(0, end - read_to.get(partition, 0)) for partition, end in there.items())
+def _lag(sources: Sequence[Any]) -> str:
+    """Say how many offsets of the sources were there and not read, as of Spark's last report of them.
+
+    >>> _lag([{"endOffset": '{"t": {"0": 5}}', "latestOffset": '{"t": {"0": 9}}'}])
+    '4 messages'
+    >>> _lag([{"endOffset": '{"format": 1, "asked": 0}', "latestOffset": None}])  # of the control stream
+    '0 messages'
+    >>> _lag([{"endOffset": '{"logOffset": 1}', "latestOffset": '{"logOffset": 9}'}])  # a DataFrame's
+    'unknown'
+    """
+    total = 0
+    for source in sources:
+        read_to, there = positions_in(source["endOffset"]), positions_in(source["latestOffset"])
+        if not read_to and not there and not is_ours(source["endOffset"]):
+            return "unknown"
+        total += sum(max(0, end - read_to.get(partition, 0)) for partition, end in there.items())
+    return f"{total} messages"
 
 
 def _at(progress: Any, targets: tuple[Mapping[tuple[str, int], int] | None, ...]) -> bool:

@@ -344,6 +344,14 @@ def docker_answers() -> bool:
         client.close()
 
 
+_OF_ONE_BROKER = {
+    "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR": "1",
+    "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1",
+    "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false",
+}
+"""Of a container: by default Kafka's log of transactions wants three brokers, so that no transaction ever begins."""
+
+
 def open_broker() -> tuple[Broker, Callable[[], None]]:
     """Give a broker and how to end it: `KAFKA_BOOTSTRAP_SERVERS`, else testcontainers, else one from jars.
 
@@ -363,6 +371,8 @@ def open_broker() -> tuple[Broker, Callable[[], None]]:
         from testcontainers.community.kafka import KafkaContainer
 
         container = KafkaContainer().with_kraft()
+        for name, value in _OF_ONE_BROKER.items():
+            container.with_env(name, value)
         try:
             container.start(timeout=120)
             return ExternalBroker(KafkaSettings(container.get_bootstrap_server())), container.stop

@@ -121,9 +121,13 @@ class Topics:
             transaction: Produce in one transaction, and how it ends.
 
         Raises:
+            ValueError: `transaction` is none of these.
             BrokerUnavailable: Not everything was acknowledged within the bound.
         """
         from confluent_kafka import Producer
+
+        if transaction not in (None, "commit", "abort"):
+            raise ValueError(f"transaction={transaction!r}: allowed are None, 'commit' and 'abort'")
 
         config: dict[str, Any] = self._settings.for_client() | {"linger.ms": 5, "log_level": 0}
         if transaction:

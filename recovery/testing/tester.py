@@ -18,6 +18,7 @@ as there: a message may give the record's own timestamp as `_timestamp`, if that
 from __future__ import annotations
 
 import math
+import os
 import reprlib
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -124,24 +125,25 @@ class OperatorTester:
         now_ms: Batch time of the first micro-batch.
 
     Raises:
-        ValueError: A schema too many, or too few, or what is none; an event time that is no name; a step that does not
-            take the fields.
+        ValueError: No job, no path, no time; a schema too many, or too few, or what is none; an event time that is no
+            name; a step that does not take the fields.
     """
 
     def __init__(
         self,
         job: Any,
         schema: pa.Schema | Sequence[pa.Schema],
-        directory: Path,
+        directory: Path | str,
         *,
         event_time: str | Sequence[str] | None = None,
         changelog: Changelog | None = None,
         now_ms: int = 0,
     ) -> None:
-        if not any(callable(getattr(job, name, None)) for name in ("make", "replay_rows")):
-            raise ValueError(
-                f"job={reprlib.repr(job)}: allowed is what aggregate, join or process gives, or an Operator"
-            )
+        _check_job(job)
+        if not _is_int64(now_ms):
+            raise ValueError(f"now_ms={now_ms!r}: allowed are integers, milliseconds")
+        if not isinstance(directory, str | os.PathLike):
+            raise ValueError(f"directory={directory!r}: allowed is a path")
         self._sides: tuple[str, ...] = getattr(job, "sides", ("",))
         self._schemas = self._given = _schemas(schema, len(self._sides))
         self._described: list[list[dict[str, Any]]] | None = None
@@ -158,10 +160,10 @@ class OperatorTester:
         self._job = ShardJob(
             query_id=QUERY_ID,
             shard=0,
-            local_dir=directory / "local",
+            local_dir=Path(directory) / "local",
             operator=operator,
             message_fields=fields,
-            changelog=changelog or FileChangelog(directory / "changelog"),
+            changelog=changelog or FileChangelog(Path(directory) / "changelog"),
             lock_wait_s=5.0,
         )
         self.now_ms = now_ms
@@ -246,8 +248,9 @@ class OperatorTester:
             job: As for the tester itself.
 
         Raises:
-            ValueError: A join instead of something else, or the reverse; other steps.
+            ValueError: No job; a join instead of something else, or the reverse; other steps.
         """
+        _check_job(job)
         if getattr(job, "sides", ("",)) != self._sides:
             raise ValueError(f"job={reprlib.repr(job)}: a join and what is none cannot go on with one checkpoint")
         operator, fields = self._take(job)
@@ -546,6 +549,11 @@ class OperatorTester:
     def _names(self, side: int) -> list[str]:
         """Return the names under which an operator reads the fields of a side."""
         return [_named(self._sides[side], name) for name in self._schemas[side].names]
+
+
+def _check_job(job: Any) -> None:
+    if not any(callable(getattr(job, name, None)) for name in ("make", "replay_rows")):
+        raise ValueError(f"job={reprlib.repr(job)}: allowed is what aggregate, join or process gives, or an Operator")
 
 
 def _same(records: pa.RecordBatch) -> pa.RecordBatch:

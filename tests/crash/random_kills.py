@@ -228,7 +228,7 @@ class Storm:
         else:
             conf = {**CONF, "spark.local.dir": str(self.out / HOSTS), "spark.deploy.maxExecutorRetries": "-1"}
             runner = Runner(kill_job.NAME, MASTER, self.environment, log, orders, conf)
-        runner.ask(out=str(self.out), hosts=True)
+        runner.ask(out=str(self.out), hosts=True, as_it_is=True)
         return runner
 
     def _again(self, runner: Runner) -> Runner:

@@ -128,7 +128,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         for life in LIVES:
             for place in life.lost:
                 shutil.rmtree(told.out / place)
-            runner.ask(out=str(told.out))
+            runner.ask(out=str(told.out), as_it_is=True)
             live(runner, life, told)
             if life.driver:
                 runner.close()
@@ -168,7 +168,7 @@ def tidy(root: Path, told: Story, point: str) -> None:
 
 
 def follow(runner: Runner, out: Path) -> list[Event]:
-    runner.ask(out=str(out))
+    runner.ask(out=str(out), as_it_is=True)
     events = list(runner.events())
     assert [event["event"] for event in events if event["event"] in ("ended", "failed")] == ["ended"], events
     return events

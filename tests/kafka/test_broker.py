@@ -59,6 +59,8 @@ def test_events_arrive_with_everything_they_were_given(kafka_broker, kafka_topic
 
 def test_an_aborted_transaction_is_there_only_for_read_uncommitted(kafka_broker, kafka_topics):
     topic = kafka_topics.create()
+    with pytest.raises(ValueError, match="transaction='rollback': allowed are None, 'commit' and 'abort'"):
+        kafka_topics.produce(topic, ["left open"], transaction="rollback")
     kafka_topics.produce(topic, ["no"], transaction="abort")
     kafka_topics.produce(topic, ["yes"], transaction="commit")
     committed = [m.value() for m in read_all(kafka_broker.settings, topic, 1)]

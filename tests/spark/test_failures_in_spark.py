@@ -266,7 +266,7 @@ def test_a_full_checkpoint_disk_is_waited_for_by_name_under_speculation(small_di
         closing(Cluster(tmp_path, TWO_NAMES, "1g", environment)) as cluster,
         closing(OnCluster(cluster, kill_job.NAME, cluster.url, environment, log, tmp_path / "order", conf)) as runner,
     ):
-        runner.ask(out=str(small_disk), hosts=True)
+        runner.ask(out=str(small_disk), hosts=True, as_it_is=True)
         until(lambda: newest(small_disk) >= FIRST, runner, "nothing was committed")
         stopped = random_kills.workers_of(next(iter(executors(runner.family()).values())))
         each(stopped, "suspend")

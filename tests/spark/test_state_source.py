@@ -45,6 +45,18 @@ def test_an_older_version(reader) -> None:
         reader(table="lions").count()
 
 
+def test_all_shards_are_as_of_the_micro_batch_that_was_the_newest_when_it_was_planned(home: Path) -> None:
+    """Tasks run at different times; the query goes on meanwhile."""
+    source = RewindStateSource({"path": str(home / "checkpoint"), "table": "windows"}).reader(None)
+    newest = max(home.glob("checkpoint/commits/[0-9]*"), key=lambda path: int(path.name))
+    newest.rename(home / "commit")
+    [planned] = source.partitions()
+    (home / "commit").rename(newest)
+    assert sum(batch.num_rows for batch in source.read(planned)) < 3
+    [now] = source.partitions()
+    assert sum(batch.num_rows for batch in source.read(now)) == 3
+
+
 def test_rows_and_aggregates(reader) -> None:
     assert reader(table="rows").where("region = 'windows'").count() == 3
     assert {row.k for row in reader(table="aggregates").select("k").collect()} == {"anna", "bert"}

@@ -133,7 +133,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         try:
             for name, trouble in (("control", None), ("duels", fight), ("kills", strike)):
                 (root / name).mkdir()
-                runner.ask(out=str(root / name), hosts=True)
+                runner.ask(out=str(root / name), hosts=True, as_it_is=True)
                 if trouble is not None:
                     trouble(runner, told)
                 told.events[name] = list(runner.events())

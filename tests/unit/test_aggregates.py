@@ -19,7 +19,7 @@ from backend.aggregates import groups
 from backend.aggregates.groups import Rows
 from backend.batch import MESSAGE_FIELDS
 from backend.contexts.windows import Message, StandaloneContext
-from backend.errors import StateCorrupted, ValueInvalid
+from backend.errors import StateCorrupted, UserCodeFailed, ValueInvalid
 from backend.windows.definitions import session, tumbling
 from backend.windows.spec import window_spec
 
@@ -306,6 +306,12 @@ def test_reducer_state_must_be_encodable_and_decodable() -> None:
     plan = agg.compile_incremental({"r": spread_of("x")}, messages(x=[1]).schema)
     with pytest.raises(StateCorrupted, match="decoded"):
         plan.result(pa.table({"r.state": [b"\xc1"]}))
+    other = agg.reducer(
+        "x", init=int, add=lambda s, x: s + x, merge=lambda a, b: a + b, output=pa.float64(), state=int
+    )
+    plan = agg.compile_incremental({"r": other}, messages(x=[1.5]).schema)
+    with pytest.raises((ValueInvalid, UserCodeFailed), match="not of the type that state= declares"):
+        plan.result(plan.fold(messages(x=[1.5]), np.zeros(1, np.int64), 1))  # no disk is wrong, and nothing to restore
     huge = agg.reducer(init=str, add=lambda s: "x" * 2_000_000, merge=lambda a, b: a, output=pa.string())
     plan = agg.compile_incremental({"r": huge}, messages(x=[1]).schema)
     with pytest.raises(ValueInvalid, match="too large"):

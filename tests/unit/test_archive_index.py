@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +15,8 @@ from backend.errors import SourceGap, SourceUnavailable, UnknownFormat
 from backend.sources import archive_index
 from backend.sources.archive import archive
 from backend.sources.archive_files import WRITE_SCHEMA, read_range, write_archive
-from backend.sources.archive_index import INDEX_NAME, Archive, Gap
+from backend.sources.archive_index import INDEX_NAME, Archive, Gap, PartitionIndex, Slice, check_rows, covered
+from backend.sources.archive_reader import ArchiveReader
 
 
 def messages(offsets: list[int], *, topic: str = "t", partition: int = 0) -> pa.Table:
@@ -103,6 +105,48 @@ def test_declared_gaps_are_fine_and_only_those(tmp_path: Path) -> None:
     declare(tmp_path, (2, 4), (6, 7))
     with pytest.raises(SourceGap, match="offsets 6 to 7"):
         read(tmp_path, 0, 10)
+
+
+class Looked(list[tuple[int, int]]):
+    """Counts the gaps that are looked at."""
+
+    times = 0
+
+    def __getitem__(self, at):  # type: ignore[no-untyped-def]
+        self.times += 1
+        return super().__getitem__(at)
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        for one in super().__iter__():
+            self.times += 1
+            yield one
+
+
+def test_a_row_behind_a_gap_looks_at_few_of_them() -> None:
+    """A topic of transactions has a gap for each; all of them were looked at for each."""
+    gaps = Looked((offset + 1, offset + 2) for offset in range(0, 4_000, 2))
+    assert check_rows(pa.array(range(0, 4_000, 2)), 0, gaps, "f", "t", 0) == 3_999
+    assert gaps.times <= 40 * len(gaps)
+    with pytest.raises(SourceGap, match="offsets 3999 to 4001"):
+        check_rows(pa.array([4_002]), 3_999, gaps, "f", "t", 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "count"), [(0, 30, 14), (2, 4, 2), (3, 10, 3), (4, 8, 0), (9, 9, 0), (20, 50, 0), (19, 50, 1), (10, 5, 0)]
+)
+def test_offsets_of_gaps_are_counted_between_any_two(start: int, end: int, count: int) -> None:
+    assert covered([(2, 4), (8, 20)], start, end) == count
+
+
+def test_a_gap_needs_no_task_however_wide_it_is() -> None:
+    far = 10**15
+    index = PartitionIndex((Slice("a", 0, 99, 100), Slice("b", far, far + 99, 100)), ((100, far),))
+    reader, key = ArchiveReader.__new__(ArchiveReader), ("t", 0)
+    reader._source = SimpleNamespace(max_offsets_per_task=60, results=False)  # type: ignore[assignment]
+    planned = [(piece.start, piece.end) for piece in reader.plan({key: index}, key, 0, far + 100)]
+    assert planned == [(0, 60), (60, 120), (far, far + 60), (far + 60, far + 100)]
+    assert reader.plan({key: index}, key, 100, far) == []
+    assert [index.next_present(offset) for offset in (99, 100, far - 1, far)] == [99, far, far, far]
 
 
 def test_a_declared_gap_that_holds_rows_is_an_error(tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ def test_the_manifest_gives_the_windows_back():
         ({"size": "1 hour", "timezone": BERLIN}, r"size='1 hour' with a timezone: allowed are a number of days, weeks"),
         ({"size": 86_400_000, "timezone": BERLIN}, "size=86400000 with a timezone"),
         ({"size": "1 day", "timezone": "Europe/Berlin2"}, "timezone='Europe/Berlin2': allowed are names such as"),
+        ({"size": "1 day", "timezone": "localtime"}, "timezone='localtime': allowed are names such as"),
         ({"size": "1 day", "timezone": "../etc/passwd"}, "timezone='../etc/passwd'"),
         ({"size": "1 day", "timezone": "Europe"}, "timezone='Europe'"),
         ({"size": "1 day", "timezone": ""}, "timezone=''"),

@@ -220,7 +220,7 @@ def test_inspect_tells_what_a_shard_has_queued(little: Little) -> None:
     queue = little.location / "rewind/queue/1"
     queue.mkdir(parents=True)
     newest = int(little.commit(1).name[:20])
-    for version, length in ((newest, 5), (newest + 1, 10), (newest + 2, 20)):
+    for version, length in ((newest - 1, 5), (newest + 1, 10), (newest + 2, 20)):
         (queue / f"{version:020d}_{'a' * 32}.entry").write_bytes(b"x" * length)
     shards = little.run("inspect")["shards"]
     assert [shard["queue"]["micro_batches"] for shard in shards] == [0, 2]
@@ -255,6 +255,17 @@ def test_two_attempts_of_the_committed_version_need_spark(little: Little) -> Non
     little.attempt(0, 4)
     little.committed("4")
     assert Checkpoint(str(little.location), little.local).committed(0) == little.commit(0), "a later commit decides"
+
+
+def test_an_attempt_that_logged_what_another_one_queued_is_not_taken_for_committed(little: Little) -> None:
+    """Its executor died behind its record; the attempt that Spark committed found no state, and queued."""
+    little.attempt(0, 4, kept=False)
+    little.committed(4)
+    folder = little.location / "rewind" / "queue" / "0"
+    folder.mkdir(parents=True)
+    (folder / f"{4:020d}_{'b' * 32}.entry").write_bytes(b"-")
+    with pytest.raises(Undecided, match="2 attempts logged micro-batch 4, one of them as queued"):
+        Checkpoint(str(little.location), little.local).committed(0)
 
 
 def test_not_a_checkpoint(tmp_path: Path) -> None:

@@ -6,16 +6,19 @@ import fcntl
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from backend.errors import HistoryLost
+from backend.errors import ChangelogDamaged, HistoryLost
 from backend.spark.start import release
 from recovery.cli import app
+from recovery.commit.pointer import Commit
 from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.inspect.verify import PROBLEM, SOUND
 from tests.support.windows import QUERY, make_windows
 
 
@@ -184,6 +187,72 @@ def test_a_job_that_is_not_there_is_said_before_spark_is_started(
     result = CliRunner().invoke(app, [words[0], str(home / "checkpoint"), *words[1:]])
     assert result.exit_code == 2
     assert "nowhere:job" in result.output
+
+
+def test_a_job_that_is_given_by_its_file_or_fails_when_it_is_imported_is_a_wrong_call(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "torn_job_module.py").write_text("def job(:\n")
+    (tmp_path / "poor_job_module.py").write_text("{}['settings']\n")
+    for job, why in (
+        ("./job.py:orders", "must be module:function"),
+        (".job:orders", "must be module:function"),
+        ("torn_job_module:job", "SyntaxError"),
+        ("poor_job_module:job", "KeyError: 'settings'"),
+    ):
+        result = CliRunner().invoke(app, ["restore", str(home / "checkpoint"), job])
+        assert (result.exit_code, job in result.stderr, why in result.stderr) == (2, True, True), result.output
+
+
+def test_a_master_on_other_hosts_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recovery.inspect.user_job.session", lambda *_: pytest.fail("Spark was started"))
+    words = ["inspect", str(home / "checkpoint"), "--spark", "--master", "spark://other:7077"]
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, "spark://other:7077" in result.stderr) == (2, True), result.output
+
+
+def test_days_of_a_drill_are_of_its_own_job() -> None:
+    result = CliRunner().invoke(app, ["drill", "--days", "2", "--job", "json:loads", "--list"])
+    assert (result.exit_code, "days=2" in result.stderr) == (2, True), result.output
+
+
+def test_what_cannot_be_read_of_one_shard_hides_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recovery.inspect import user_job
+    from recovery.restore import replay
+
+    class Changelog:
+        def read(self, shard: int, commit: Commit) -> Any:
+            if shard == 0:
+                raise ChangelogDamaged("a record is damaged", command="rewind verify <checkpoint>")
+            return SimpleNamespace(record=SimpleNamespace(commit=commit))
+
+    commit = Commit(3, "a" * 32)
+    checkpoint: Any = SimpleNamespace(
+        shards=[0, 1],
+        committed=lambda _: commit,
+        changelog=Changelog(),
+        location=str(home / "checkpoint"),
+        manifest=None,
+    )
+    monkeypatch.setattr(user_job, "job_of", lambda *_: SimpleNamespace(operator=None))
+    monkeypatch.setattr(user_job, "shard_maker", lambda *_: lambda *_: None)
+    monkeypatch.setattr(user_job, "restore_shard", lambda *_: SimpleNamespace(messages=7, proofs=2))
+    monkeypatch.setattr(replay, "write_chunks", lambda *_: {})
+    monkeypatch.setattr(replay, "logged_chunks", lambda *_: [])
+
+    def levels() -> list[tuple[str, str]]:
+        found = user_job.verify_against_source(checkpoint, None, None)  # type: ignore[arg-type]
+        return [(one.level, one.where.partition(",")[0]) for one in found]
+
+    assert levels() == [(PROBLEM, "shard 0"), (SOUND, "shard 1")]
+
+    def aged(*_: Any) -> Any:
+        raise HistoryLost("the source no longer has the messages", where="departures partition 1")
+
+    monkeypatch.setattr(replay, "write_chunks", aged)
+    assert levels() == [(PROBLEM, "shard 0"), (PROBLEM, "departures partition 1")]
 
 
 @pytest.mark.parametrize("job", ["nowhere:job", "os:getcwd", "os:sep", "json"])

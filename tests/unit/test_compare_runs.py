@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from backend import key_value_store, list_state, value_state
 from backend.batch import EDGES
+from backend.process import ProcessOperator
+from backend.store.memory import MemoryStore
+from backend.stores.standalone import StoreSet
 from backend.windows.definitions import Window, sliding, tumbling
 from recovery.drill.run import Run, unmoved
 from recovery.drill.scenarios import CATALOGUE, choose
-from recovery.inspect.compare import Output, _rounded, compare, last_revisions, window_columns
+from recovery.inspect.compare import Output, _rounded, compare, last_revisions, state_digest, window_columns
 
 PLACE = ("window_start", "window_end", "k")
 ROW = {"reason": "full", "revision": 0, "window_start": 0, "window_end": 10, "k": "a", "n": 1, "mean": 0.1, "shard": 0}
@@ -113,6 +118,33 @@ def test_every_difference_is_seen(faulty: Output, wrong: dict[str, Any]) -> None
     told = {"lost": 0, "extra": 0, "changed": 0, "doubled": 0, "state_equal": True, **wrong}
     assert {name: getattr(found, name) for name in told} == told
     assert bool(found.samples) == bool(set(wrong) - {"doubled"})
+
+
+def digest_of(time_ms: int, value: str = "x") -> tuple[int, int, int]:
+    """Give the digest of a shard of `process()` whose stores were written to at a batch time."""
+    declared = [value_state("v", ttl="1 hour"), list_state("l", ttl="1 hour"), key_value_store("k")]
+    store = MemoryStore()
+    stores = StoreSet(store, declared, time_ms=time_ms)
+    stores["v"].update("anna", value)
+    stores["l"].append_list("anna", [1, 2])
+    stores["k"].put("anna", 3)
+    stores.flush()
+    rows = [*store.scan(b"", None)]
+    record = SimpleNamespace(message_count=0, message_digest=0)
+    history = SimpleNamespace(chunks=lambda: [([key for key, _ in rows], [value for _, value in rows])], record=record)
+    operator = ProcessOperator(lambda messages, context: None, pa.schema([("n", pa.int64())]), stores=declared)
+    checkpoint: Any = SimpleNamespace(
+        committed=lambda shard: "a commit",
+        changelog=SimpleNamespace(read=lambda shard, commit: history),
+        manifest=SimpleNamespace(entries={"operator": operator.describe()}),
+    )
+    return state_digest(checkpoint, 0)
+
+
+def test_when_a_state_expires_is_no_difference_and_what_it_holds_is() -> None:
+    """It is the batch time plus a TTL: no two runs of a job have the same."""
+    assert digest_of(1_000) == digest_of(2_000)
+    assert digest_of(1_000) != digest_of(1_000, value="y")
 
 
 def test_nothing_is_not_equal_to_nothing() -> None:

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from backend.aggregates import count, max_, median, reducer, sum_
+from backend.aggregates import count, max_, median, min_, reducer, sum_
 from backend.batch import Position
 from backend.contexts import base as contexts_base
 from backend.contexts.windows import AutomaticContext, Message, StandaloneContext
 from backend.errors import ManifestMismatch, SelectorDisabled, StateAhead, UnknownFormat
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes
 from backend.windows.definitions import hopping, session, sliding, tumbling
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
@@ -25,11 +26,13 @@ SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())]
 
 
 SPECIFICATION = (
-    b'{"format": 1, "operator": {"aggregates": {"n": {"fields": [], "kind": "count"}}, "fields": [["key", "string"]],'
-    b' "format": 1, "keys": [["key", "string"]], "operator": "window", "window": {"kind": "tumbling", "origin": 0,'
+    b'{"format": 1, "operator": {"aggregates": {"n": {"fields": [], "kind": "count"}}, "columns": ["n"],'
+    b' "fields": [["key", "string"]], "format": 1, "keys": [["key", "string"]], "operator": "window", "window": {"kind": "tumbling", "origin": 0,'
     b' "size": 10, "step": 10, "unit": "time"}}}'
 )
-"""The row of `FIRST` as it was written first."""
+"""The row of `FIRST` as it is written."""
+WITHOUT_COLUMNS = SPECIFICATION.replace(b'"columns": ["n"], ', b"")
+"""As it was written first."""
 FIRST = {"window": tumbling(10), "aggregates": {"n": count()}, "keys": ["key"], "retention": 50}
 
 
@@ -61,6 +64,22 @@ def test_a_store_is_opened_with_the_specification_that_made_its_state(changed, n
     context = StandaloneContext(again, store)
     context.add_message(Message(3, 10, {"key": "a", "value": 3}), 0)
     assert [row["n"] for row in context.get_result()] == [3]
+
+
+def test_aggregates_of_a_store_stay_in_their_order():
+    """What is stored of them has no names."""
+    of = {"lo": min_("value"), "hi": max_("value")}
+    store = MemoryStore()
+    StandaloneContext(spec(**{**FIRST, "aggregates": of}), store).flush()
+    with pytest.raises(ManifestMismatch, match=r"columns: was \['lo', 'hi'\], is \['hi', 'lo'\]"):
+        StandaloneContext(spec(**{**FIRST, "aggregates": {name: of[name] for name in ("hi", "lo")}}), store)
+
+
+def test_a_store_that_does_not_say_the_order_of_its_aggregates_is_opened():
+    assert WITHOUT_COLUMNS != SPECIFICATION
+    store = MemoryStore()
+    store.write(Changes([contexts_base._SPECIFICATION], [WITHOUT_COLUMNS]))
+    StandaloneContext(spec(**FIRST), store)
 
 
 def test_the_specification_of_a_store_has_a_format(monkeypatch):
@@ -260,6 +279,10 @@ def test_windows_and_messages_can_be_looked_at():
     assert context.get_messages(0, 31).num_rows == 0
     with pytest.raises(ValueError, match="'color' is not kept"):
         context.get_messages(0, 10, {"color": 1})
+    with pytest.raises(ValueError, match="key='a': allowed are None and values by field"):
+        context.get_messages(0, 10, key="a")
+    with pytest.raises(ValueError, match=r"key 'key' of type string: .*'int'"):
+        context.get_messages(0, 10, key={"key": 5})
     with pytest.raises(ValueError, match="no messages are kept"):
         StandaloneContext(spec(tumbling(10))).get_messages(0, 10)
 
@@ -499,6 +522,15 @@ def test_of_two_contexts_on_one_store_the_second_to_flush_is_refused():
     one.add_message(Message(1, 2, {"key": "a", "value": 1}), 0)
     one.flush()
     assert [window.messages for window in StandaloneContext(spec(**FIRST), store).get_windows(0, 10)] == [2]
+
+
+def test_what_is_no_store_and_a_message_without_fields_are_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"^store='x/y': allowed are None and a store"):
+        StandaloneContext(spec(**FIRST), "x/y")
+    context = StandaloneContext(spec(**FIRST))
+    with pytest.raises(ValueError, match=r"^fields=None: allowed are values by name"):
+        context.add_message(Message(0, 5, None), 0)
+    assert context.positions == {}
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from backend.sources.archive_files import WRITE_SCHEMA, write_archive
 from backend.sources.formats import Parse
 from backend.sources.json_columns import JsonColumns
 from recovery.demo.job import Forgetful
+from recovery.demo.run import main
 from recovery.drill.job import Teller
 from recovery.listener import Restoring
 
@@ -51,3 +53,28 @@ def test_a_forgetful_source_leaves_out_the_last_message_that_parses(tmp_path: Pa
     source = Forgetful(Parsed(whole.path, whole.value, 100, 2))
     pieces, read, _ = source.pieces(None, {("t", 0): [(0, 4)]})  # type: ignore[arg-type]
     assert [row["offset"] for piece in pieces for rows in read(piece) for row in rows.to_pylist()] == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--offsets", "0"], "allowed are whole numbers from 1"), (["--days", "-3"], "allowed are whole numbers from 1")],
+)
+def test_a_bad_option_of_the_demo_is_said_before_anything_is_emptied(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["demo", "--out", str(tmp_path / "out"), *options])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_that_is_not_the_demos_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").touch()
+    monkeypatch.setattr(sys, "argv", ["demo", "--out", str(tmp_path)])
+    assert main() == 2
+    assert "is not empty and not of an earlier demo" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "mine").exists()

@@ -153,7 +153,7 @@ def test_a_job_without_spark(tmp_path: Path) -> None:
 def test_sinks_into_tables(tmp_path: Path) -> None:
     places = {
         "postgresql+psycopg://host/database": "sqlite:///windows.db",
-        "/catalog.db": "/:memory:",
+        "//data/catalog.db": "/:memory:",
         "/data/warehouse": str(tmp_path),
     }
     sinks = run("docs/sinks.md:2", {}, places)

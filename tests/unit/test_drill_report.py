@@ -6,6 +6,7 @@ import io
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,55 @@ def test_an_error_must_name_what_was_damaged(error: str, why: str) -> None:
     found = misnamed(scenario, run)
     assert why in found
     assert bool(why) == bool(found)
+
+
+def test_a_job_that_was_never_broken_is_not_said_to_have_hidden_it(tmp_path: Path) -> None:
+    (scenario,) = choose(["lose-tail"])
+    drill = Drill(tmp_path / "out", job="a:job")
+    verdict = drill._judge(scenario, drill.out / "lose-tail", Run(), Output({}, {}, {}, 0), "")
+    assert not verdict.passed
+    assert "ended before it could be broken" in verdict.why
+
+
+def test_a_place_that_is_never_come_to_is_told_once_for_all_that_begin_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def strike(*_: object) -> None:
+        asked.append("struck")
+        raise TimeoutError("what the drill waits for did not happen")
+
+    monkeypatch.setattr("recovery.drill.drill.strike", strike)
+    drill = Drill(tmp_path / "out", job="a:job")
+    monkeypatch.setattr(drill, "_ready", lambda: SimpleNamespace(ask=lambda **_: None))
+    for name in ("kill-driver", "lose-all"):
+        (scenario,) = choose([name])
+        run = Run()
+        out = drill._carry_out(scenario, run)
+        assert "did not happen" in drill._judge(scenario, out, run, Output({}, {}, {}, 0), "").why
+    assert len(asked) == len({one.killed for one in choose(["kill-driver", "lose-all"])})
+
+
+def test_what_a_drill_had_written_goes_wherever_its_directory_really_lies(tmp_path: Path) -> None:
+    """A link, or the root of a filesystem, cannot be removed."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    for _ in range(2):
+        drill = Drill(tmp_path / "out", job="a:job")
+        assert [path.name for path in (tmp_path / "disk").iterdir()] == [".rewind-drill"]
+        (drill.out / "control").mkdir()
+        (drill.out / "control" / "rows").touch()
+        (drill.out / "elsewhere").symlink_to(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine").touch()
+    with pytest.raises(ValueError, match="is not empty and not of an earlier drill"):
+        Drill(tmp_path / "other", job="a:job")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for place in (tmp_path / "other" / "mine", tmp_path / "dangling"):
+        with pytest.raises(ValueError, match="is no directory"):
+            Drill(place, job="a:job")
+    assert (tmp_path / "other" / "mine").exists()
 
 
 @pytest.mark.parametrize("place", ["checkpoint/rewind/changelog/0", "results", "errors"])

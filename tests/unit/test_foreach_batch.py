@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from backend.errors import OutputDiffers, UnknownFormat, UserCodeFailed
+from backend.process import ProcessOperator
 from backend.sinks import foreach_batch
 from tests.support.sink_story import Player, Story, check_seen, operator, scratch
 
@@ -62,6 +65,31 @@ def rows_of(written: Any, kind: str) -> list[tuple[Any, ...]]:
 
 def ms(at: datetime) -> int:
     return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        (pa.timestamp("ns"), True),
+        (pa.list_(pa.timestamp("ns", "UTC")), True),
+        (pa.time32("s"), True),
+        (pa.struct([("a", pa.duration("s"))]), True),
+        (pa.decimal256(50, 0), True),
+        (pa.float16(), True),
+        (pa.timestamp("us"), False),
+        (pa.timestamp("ms", "UTC"), False),
+        (pa.duration("us"), False),
+        (pa.decimal128(38, 2), False),
+        (pa.map_(pa.string(), pa.list_(pa.float32())), False),
+    ],
+)
+def test_a_column_that_spark_does_not_read_is_refused_before_anything_starts(
+    kind: pa.DataType, refused: bool, tmp_path: Path
+) -> None:
+    """Their first rows ended the query, as an error of the function; a duration in seconds came as microseconds."""
+    job = ProcessOperator(lambda messages, context: None, pa.schema([("t", kind)]))
+    with pytest.raises(ValueError, match=r"foreach_batch: column 't': Spark reads no") if refused else nullcontext():
+        foreach_batch(lambda results, errors, version: None).begin(scratch(tmp_path), job)
 
 
 @pytest.mark.parametrize(("batches", "deaths"), [(5, 9), pytest.param(40, 100, marks=pytest.mark.long)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from backend.errors import (
     AccessRefused,
@@ -18,6 +18,7 @@ from backend.errors import (
     HistoryLost,
     SourceDamaged,
     SourceUnavailable,
+    SourceWentBack,
     TopicMissing,
 )
 from backend.kafka_client.settings import KafkaSettings
@@ -56,6 +57,7 @@ class Client:
     """Gives what it was told to, one answer per call."""
 
     made: list[Client]
+    ends: tuple[int, int] | None = 100, 200
     script: list[list[Message]]
 
     def __init__(self, configuration: dict[str, str]) -> None:
@@ -76,6 +78,12 @@ class Client:
 
     def consume(self, at_most: int, timeout: float) -> list[Message]:
         return self.answer[:at_most]
+
+    def get_watermark_offsets(self, place: Any, timeout: float, *, cached: bool) -> tuple[int, int]:
+        assert not cached
+        if self.ends is None:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no answer"))
+        return self.ends
 
     def close(self) -> None:
         self.closed = True
@@ -140,7 +148,20 @@ def test_messages_of_another_range_are_never_taken_for_these(client: Any, given:
 
 
 @pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
-def test_offsets_that_are_gone(client: Any, code: int) -> None:
+def test_an_end_that_is_lost_is_no_matter_of_retention(client: Any, code: int) -> None:
+    """An unclean election, between the plan of a micro-batch and its tasks."""
+    client.ends = 0, 3
+    client.script += [[Message(3)], [Message(-1001, code)]]
+    with pytest.raises(SourceWentBack, match="offset 4 comes next, it holds offsets up to 2") as caught:
+        read(3, 9)
+    assert caught.value.where == "t-1"
+    assert "retention" not in caught.value.command
+
+
+@pytest.mark.parametrize("ends", [(100, 200), None])
+@pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
+def test_offsets_that_are_gone(client: Any, code: int, ends: tuple[int, int] | None) -> None:
+    client.ends = ends
     client.script += [[Message(3)], [Message(-1001, code)]]
     with pytest.raises(HistoryLost, match="offset 4 comes next") as caught:
         read(3, 9)

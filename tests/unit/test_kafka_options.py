@@ -128,6 +128,17 @@ def test_a_replay_has_work_for_all_cores(options, tasks, monkeypatch):
     assert session.read.taken["minpartitions"] == tasks
 
 
+@pytest.mark.parametrize("name", ["maxRecordsPerPartition", "maxrecordsperpartition"])
+def test_an_option_that_a_replay_sets_itself_does_not_end_it(name, monkeypatch):
+    monkeypatch.setattr("backend.spark.session.connector.ensure_connector", lambda spark: None)
+    monkeypatch.setattr(KafkaSource, "offsets", lambda self, spark=None: {("t", 0): (0, 10)})
+    monkeypatch.setattr(KafkaSource, "check_replayable", lambda self: None)
+    session = SimpleNamespace(read=Reader(), sparkContext=SimpleNamespace(defaultParallelism=3))
+    with pytest.raises(LookupError):
+        kafka("t", servers="h:1", value="n int", options={name: "7"}).batch(session, {("t", 0): (2, 5)})
+    assert session.read.taken["maxrecordsperpartition"] == "500000"
+
+
 def test_settings_that_travel_hold_the_files_texts(tmp_path):
     text = "-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----\n"
     files = {name: str(tmp_path / name) for name in ("ca_file", "certificate_file", "key_file")}

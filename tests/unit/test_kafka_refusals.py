@@ -16,7 +16,14 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, admin
 
-from backend.errors import AccessRefused, ChangelogUnavailable, SinkUnavailable, SourceUnavailable, TopicMissing
+from backend.errors import (
+    AccessRefused,
+    ChangelogUnavailable,
+    HistoryLost,
+    SinkUnavailable,
+    SourceUnavailable,
+    TopicMissing,
+)
 from backend.kafka_client import admin as asking
 from backend.kafka_client import refusals, settling
 from backend.kafka_client.settings import KafkaSettings
@@ -372,3 +379,31 @@ def test_a_deleted_topic_is_given_time_in_a_query_that_knew_it(
     cluster(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 3)
     known = {"t": asking.TopicIdentity(f"{10:032x}", 1)}
     assert asking.offsets(SETTINGS, ["t"], committed_only=False, known=known) == {("t", 0): (5, 5)}
+
+
+def test_a_compacted_topic_is_refused_also_beside_one_that_may_not_be_asked_about(monkeypatch, caplog):
+    denied = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "no"))
+
+    def configuration(_: Any, topic: str, __: float) -> dict[str, str]:
+        if topic == "a-private":
+            raise denied
+        return {"cleanup.policy": "compact" if topic == "b-compacted" else "delete"}
+
+    monkeypatch.setattr(asking, "admin_client", lambda _: None)
+    monkeypatch.setattr(asking, "configuration", configuration)
+    asking.check_replayable(SETTINGS, ["a-private", "c-plain"])
+    assert "whether a-private is compacted cannot be seen" in caplog.text
+    assert "c-plain" not in caplog.text
+    with pytest.raises(HistoryLost, match="b-compacted"):
+        asking.check_replayable(SETTINGS, ["a-private", "b-compacted"])
+
+
+def test_settings_that_no_client_takes_are_a_bad_option(tmp_path):
+    """The client's own error names no option of ours, and came as it was."""
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\nno certificate\n-----END CERTIFICATE-----\n")
+    settings = KafkaSettings(
+        "h:1", ca_file=tmp_path / "ca.pem", mechanism="PLAIN", username="u", password="told-nobody"
+    )
+    with pytest.raises(ValueError, match=r"^servers='h:1': no client takes the settings: .*ca") as caught:
+        asking.admin_client(settings)
+    assert "told-nobody" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.kafka_client.settings import KafkaSettings
+from backend.sources.kafka import kafka
 
 SECRET = 'p"w\\1'
 SASL = KafkaSettings("a:1,b:2", mechanism="PLAIN", username="ann", password=SECRET)
@@ -99,8 +100,44 @@ def test_the_environment_gives_what_a_command_line_should_not():
         ({"username": "u", "password": "p"}, "together"),
         ({"certificate_file": "c"}, "key_file"),
         ({"key_password": "k"}, "key_password"),
+        ({"tls": "false"}, "tls='false': allowed are True and False"),
+        ({"check_host": 0}, "check_host=0: allowed are True and False"),
+        ({"ca_file": b"ca.pem"}, "ca_file: must be the path of a PEM file, its text, or None; it is a bytes"),
     ],
 )
 def test_a_combination_that_cannot_work_is_refused_by_name(options, named):
     with pytest.raises(ValueError, match=named):
         KafkaSettings(**{"servers": "a:1", **options})
+
+
+@pytest.mark.parametrize(
+    ("tls", "protocol"), [("TRUE", "SSL"), ("1", "SSL"), ("False", "PLAINTEXT"), ("0", "PLAINTEXT")]
+)
+def test_encryption_is_on_or_off_in_any_spelling(tls, protocol):
+    assert KafkaSettings.from_environment("a:1", {"REWIND_KAFKA_TLS": tls}).protocol == protocol
+
+
+def test_encryption_that_is_neither_on_nor_off_is_refused():
+    """It was off for all but two spellings of on, and the password went out in the clear."""
+    with pytest.raises(ValueError, match="REWIND_KAFKA_TLS='yes': allowed are 1, true, 0 and false"):
+        KafkaSettings.from_environment("a:1", {"REWIND_KAFKA_TLS": "yes"})
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read: FileNotFoundError"),
+        (b"\xff", "cannot be read: UnicodeDecodeError"),
+        (b"text", "has no PEM in it"),
+    ],
+)
+def test_a_file_that_is_no_certificate_is_refused_by_name(content, why, tmp_path):
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_bytes(content)
+    settings = KafkaSettings("a:1", ca_file=file)
+    assert settings.ca_file == str(file)
+    with pytest.raises(ValueError, match=f"^ca_file='{file}': {why}"):
+        settings.check_files()
+    with pytest.raises(ValueError, match=r"^ca_file="):
+        kafka("t", servers=settings, value="n int")

@@ -69,6 +69,24 @@ def test_no_producer_is_opened_before_it_was_asked_whose_the_output_is(monkeypat
     assert writer.done == ["failed", *["ask", "open", "failed"] * kafka_writer.TRIES]
 
 
+def test_a_transaction_that_takes_longer_than_the_broker_lets_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker ends it, which looks like a fence; each try would take as long."""
+    writer = Fenced([FENCED] * 2, monkeypatch)
+    now = [1000.0]
+    monkeypatch.setattr(kafka_writer.time, "monotonic", lambda: now[0])
+    transact = writer._transact
+
+    def slowly(record: Published, messages: Any) -> None:
+        now[0] += kafka_writer.TRANSACTION_TIMEOUT_S
+        transact(record, messages)
+
+    monkeypatch.setattr(writer, "_transact", slowly)
+    with pytest.raises(SinkUnavailable, match="3 messages were not out after 120 s") as caught:
+        writer._write(wanted(writer), [None] * 3)  # type: ignore[list-item]
+    assert "max_offsets_per_trigger" in caught.value.command
+    assert writer.done == ["failed", "ask", "open"] * 2
+
+
 def test_a_writer_that_has_lost_the_output_opens_none(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Fenced([FENCED], monkeypatch)
     writer.latest = Published("q", 0, 0, {}, "another", {})

@@ -134,6 +134,9 @@ def test_the_commit_record_is_read_back_and_another_is_refused():
         ({"results": "r" * 245}, "commits='rrr.*at most 249"),
         ({"patience": "0 seconds"}, "patience='0 seconds'"),
         ({"overflow": ""}, "overflow=''"),
+        ({"overflow": 5}, "overflow=5"),
+        ({"overflow": "nosuch://x"}, "overflow='nosuch://x'"),
+        ({"overflow": "memory://x"}, "overflow='memory://x'"),
         ({"accept_published": -1}, "accept_published=-1"),
         ({"accept_published": True}, "accept_published=True"),
     ],
@@ -141,6 +144,23 @@ def test_the_commit_record_is_read_back_and_another_is_refused():
 def test_a_bad_option_is_named(options, named):
     with pytest.raises(ValueError, match=named):
         kafka_sink(**{"results": "r", "errors": "e", "servers": "h:1", **options})
+
+
+def test_tasks_are_given_what_they_need_wherever_they_stand(tmp_path, monkeypatch):
+    text = "-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----\n"
+    (tmp_path / "ca.pem").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    settings = KafkaSettings("h:1", ca_file="ca.pem")
+    sink = kafka_sink("r", "e", servers=settings, guarantee="at_least_once", overflow="whole")
+    to = sink.publication
+    assert (to.settings.ca_file, to.overflow) == (text, str(tmp_path / "whole"))
+    assert sink.places() == {"overflow": str(tmp_path / "whole")}
+    assert kafka_sink("r", "e", servers="h:1").places() == {}
+
+
+def test_a_certificate_that_is_not_there_is_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ValueError, match=r"^ca_file='.*ca\.pem': cannot be read"):
+        kafka_sink("r", "e", servers=KafkaSettings("h:1", ca_file=tmp_path / "ca.pem"))
 
 
 def test_what_is_told_of_it_holds_nothing_secret():

@@ -320,3 +320,29 @@ def test_a_live_holder_is_found_where_no_link_shows_that_two_mounts_are_one(
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.setattr("backend.places.os.path.realpath", os.path.abspath)
     assert module._is_there(str(tmp_path / "link"), f"file://{tmp_path}/real")
+
+
+def test_a_lease_is_taken_also_where_older_ones_cannot_be_deleted(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It renewed itself for ever, and nobody could give it back: every further start was refused."""
+    take(checkpoint, "one").release()
+
+    def fails(*_: Any) -> None:
+        raise StorageFailed("no right to delete")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(open_files(checkpoint)), "delete", fails)
+        take(checkpoint, "two").release()
+    assert "older leases" in caplog.text
+    take(checkpoint, "three").release()
+
+
+def test_a_take_that_fails_gives_the_lease_back(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Lease) -> None:
+        raise StorageFailed("the filesystem does not answer")
+
+    with monkeypatch.context() as broken, pytest.raises(StorageFailed):
+        broken.setattr(Lease, "check", fails)
+        take(checkpoint, "one")
+    take(checkpoint, "two").release()

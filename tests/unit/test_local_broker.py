@@ -78,6 +78,39 @@ def test_kafka_opts_are_options_of_the_brokers_jvm(monkeypatch: pytest.MonkeyPat
     assert command[-3:] == ["-cp", "kafka.jar", "kafka.Kafka"]
 
 
+def test_a_broker_in_docker_can_do_transactions_and_makes_no_topics_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    testcontainers = pytest.importorskip("testcontainers.community.kafka")
+    given: dict[str, str] = {}
+
+    class Container:
+        def with_kraft(self) -> Container:
+            return self
+
+        def with_env(self, name: str, value: str) -> Container:
+            given[name] = value
+            return self
+
+        def start(self, timeout: int) -> None:
+            given["started with"] = ", ".join(given)
+
+        def get_bootstrap_server(self) -> str:
+            return "h:1"
+
+        def stop(self) -> None:
+            given.clear()
+
+    monkeypatch.delenv("KAFKA_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.setattr(broker, "docker_answers", lambda: True)
+    monkeypatch.setattr(testcontainers, "KafkaContainer", Container)
+    found, close = broker.open_broker()
+    assert found.settings.servers == "h:1"
+    log = "KAFKA_TRANSACTION_STATE_LOG"
+    wanted = {f"{log}_REPLICATION_FACTOR": "1", f"{log}_MIN_ISR": "1", "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false"}
+    assert given == {**wanted, "started with": ", ".join(wanted)}
+    close()
+    assert given == {}
+
+
 def test_a_docker_that_gives_no_broker_is_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -86,6 +119,9 @@ def test_a_docker_that_gives_no_broker_is_done_without(
 
     class Container:
         def with_kraft(self) -> Container:
+            return self
+
+        def with_env(self, name: str, value: str) -> Container:
             return self
 
         def start(self, timeout: int) -> None:

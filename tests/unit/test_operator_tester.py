@@ -304,6 +304,23 @@ def test_messages_are_a_list_of_dicts(tester, rows):
         tester.send(rows)
 
 
+@pytest.mark.parametrize(("options", "said"), [({"now_ms": "x"}, "now_ms='x'"), ({"directory": 5}, "directory=5")])
+def test_options_of_a_tester_are_looked_at_before_anything_is_made(tester, options, said, tmp_path):
+    with pytest.raises(ValueError, match=f"^{said}: allowed"):
+        OperatorTester(tester.operator, **{"schema": SCHEMA, "directory": tmp_path / "other", **options})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_directory_may_be_text(tmp_path):
+    windows = stream(NOWHERE, event_time="at").window(tumbling(100), retention=0, max_ahead=None)
+    given = OperatorTester(windows.aggregate(n=count()), SCHEMA, str(tmp_path / "own"))
+    given.batch([row(0, 1)])
+    given.lose_disk()
+    given.restore()
+    assert [found["n"] for found in given.drain().results.to_pylist()] == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
 def test_what_is_no_job_is_refused_and_a_refused_change_changes_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"^job=5: "):
         OperatorTester(5, SCHEMA, tmp_path)
@@ -313,6 +330,8 @@ def test_what_is_no_job_is_refused_and_a_refused_change_changes_nothing(tmp_path
     other = OperatorTester(joined(), [LEFT, RIGHT], tmp_path / "other").operator
     with pytest.raises(ValueError, match="the job reads"):
         given.change(other)
+    with pytest.raises(ValueError, match=r"^job=5: "):
+        given.change(5)
     assert given.operator is whole
     assert [error["reason"] for error in given.batch([row(111, 1)]).errors.to_pylist()] == ["in_future"]
 

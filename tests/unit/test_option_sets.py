@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backend.aggregates import count
+from backend.aggregates import count, max_, min_
 from backend.batch import Operator
 from backend.errors import ManifestMismatch, StateCorrupted
 from backend.joins.operator import JoinOperator
@@ -30,6 +30,7 @@ from backend.windows.spec import window_spec
 from recovery.commit.manifest import NAME, Manifest, read_manifest, record, settle, write_manifest
 from recovery.commit.option_sets import FREE, OPTIONS, OptionSet, options_of
 from recovery.files import open_files
+from recovery.inspect.known_operator import window_operator
 
 SCHEMA = pa.schema([("user", pa.string()), ("x", pa.int64())])
 
@@ -238,3 +239,30 @@ def test_a_task_finds_the_terms_of_its_version() -> None:
     waits = start(then, [[0, 0], [0, 1]], queued=[1])
     assert waits.at(1).operator.spec.retention_ms == 10, "but what a shard has queued does"
     assert waits.at(2).operator.spec.retention_ms == 99
+
+
+def test_aggregates_in_another_order_are_another_job() -> None:
+    """What is stored of them has no names: the least and the greatest changed places."""
+    of = {"lo": min_("x"), "hi": max_("x")}
+
+    def wanted(*names: str) -> Manifest:
+        spec = window_spec(tumbling(10), SCHEMA, {name: of[name] for name in names}, keys=["user"], retention=0)
+        return Manifest(1, (0,), {"operator": spec.describe()})
+
+    spark = Checkpoint()
+    record(spark.location, settle(spark.location, wanted("lo", "hi"), used=False))
+    settle(spark.location, wanted("lo", "hi"), used=True)
+    with pytest.raises(ManifestMismatch, match=r"operator\.columns: was \['lo', 'hi'\], is \['hi', 'lo'\]"):
+        settle(spark.location, wanted("hi", "lo"), used=True)
+
+
+def test_a_manifest_that_does_not_say_the_order_takes_that_of_the_next_start() -> None:
+    spec = window_spec(tumbling(10), SCHEMA, {"hi": max_("x"), "lo": min_("x")}, keys=["user"], retention=0)
+    before: dict[str, Any] = {name: value for name, value in spec.describe().items() if name != "columns"}
+    spark = Checkpoint()
+    record(spark.location, settle(spark.location, Manifest(1, (0,), {"operator": before}), used=False))
+    record(spark.location, settle(spark.location, Manifest(1, (0,), {"operator": spec.describe()}), used=True))
+    stored = read_manifest(spark.location)
+    assert stored is not None
+    assert stored.entries["operator"]["columns"] == ["hi", "lo"]
+    assert window_operator(stored.entries["operator"]).describe()["columns"] == ["hi", "lo"]

@@ -261,6 +261,37 @@ def test_prune_keeps_what_retained_commits_need(shard: Shard, snapshots: Snapsho
     assert snapshots.prune(SHARD, []) == []
 
 
+def test_a_snapshot_is_asked_about_once_however_many_commits_lead_back_to_it(tmp_path: Path) -> None:
+    """On an object store each question is a request, and this runs in the thread that looks after the query."""
+
+    class Counted(LocalFiles):
+        asked = 0
+
+        def read(self, name: str) -> bytes:
+            self.asked += name.endswith(".full.json")
+            return super().read(name)
+
+        def list(self, folder: str = "", **how: Any) -> Any:
+            self.asked += folder.count("/") == 1 and not folder.endswith("shared")
+            return super().list(folder, **how)
+
+    files = Counted(tmp_path / "snapshots")
+    snapshots = Snapshots(files, idle_s=0)
+    shard = Shard(tmp_path / "origin", snapshots)
+    for version in range(40):
+        shard.commit({b"\x03a": b"%d" % version}, full=version in (2, 20))
+    keep = [record.commit for record in shard.records[10:]]
+    files.asked = 0
+    snapshots.prune(SHARD, keep)
+    assert files.asked <= 8, "manifest and folder of two snapshots, and both manifests again for the files they share"
+    left = {(p.commit.version, p.full) for p in snapshots.manifests(SHARD) if p.commit.version <= 20}
+    assert left == {(2, True), (20, True), *((version, False) for version in range(3, 21))}
+    for version in (10, 19, 20, 39):
+        other = Elsewhere(tmp_path)
+        assert other.fetch(snapshots, shard.pointers[version])
+        assert other.rows() == shard.states[version]
+
+
 def test_shared_files_wait_for_a_second_prune(shard: Shard, snapshots: Snapshots) -> None:
     shard.commit({b"\x03a": b"1"}, step=False, full=True)
     snapshots.files.write(f"{SHARD}/shared/upload_begun.sst", [b"its manifest comes later"])

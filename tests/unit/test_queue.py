@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import weakref
 from base64 import b64decode
 from collections.abc import Callable
@@ -22,6 +23,7 @@ import pytest
 from backend import foreach_sink, kafka_sink, parquet_sink, sql_sink
 from backend.batch import MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position
 from backend.errors import (
+    ChangelogUnavailable,
     CheckpointTaken,
     ControlDamaged,
     HistoryLost,
@@ -63,7 +65,7 @@ from recovery.restore.planner import Queue as Queueing
 from recovery.restore.replay import slices
 from recovery.share import ShardInput
 from recovery.snapshots.publisher import Snapshots
-from recovery.supervise.beside import ASKED_FOR, MAX_REFUSED, Beside
+from recovery.supervise.beside import ASKED_FOR, MAX_REFUSED, MAX_TRIES, RETRY_S, Beside
 from recovery.supervise.housekeeping import Housekeeping
 from tests.support.counting import CountingOperator
 from tests.unit.test_combining import assembled, rows, spec
@@ -812,6 +814,12 @@ def reported(first: Pointer, queued: int, length: int = 10, why: str = "") -> di
 FIRST = Pointer(0, COMMIT, None, 1, "", [], {}, "")
 
 
+def queueing_since(first: Pointer, queued: int = 0, length: int = 0) -> RestoringPointer:
+    """Return what a start finds committed of a shard that has queued so much."""
+    at = Commit(first.commit.version + queued, "c" * 32)
+    return RestoringPointer(0, at, first.commit, 1, "", [], {}, "", since=first, queued=queued, queued_bytes=length)
+
+
 def run_to_its_end(beside: Beside, committed: int) -> None:
     beside.look(committed)
     beside.join()
@@ -833,7 +841,7 @@ def test_what_committed_pointers_say_is_restored_once() -> None:
 
 def test_a_shard_that_could_not_adopt_is_restored_again_a_few_times() -> None:
     restored: list[object] = []
-    beside = Beside(lambda due, _: restored.append(due), 100, 10, {0: FIRST})
+    beside = Beside(lambda due, _: restored.append(due), 100, 10, {0: queueing_since(FIRST)})
     for version in range(5, 5 + MAX_REFUSED):
         run_to_its_end(beside, version)
         assert len(restored) == version - 4
@@ -844,7 +852,7 @@ def test_a_shard_that_could_not_adopt_is_restored_again_a_few_times() -> None:
 
 def test_a_restore_is_told_which_shards_could_not_adopt_before() -> None:
     found: list[object] = []
-    beside = Beside(lambda _, refused: found.append(set(refused)), 100, 10, {0: FIRST})
+    beside = Beside(lambda _, refused: found.append(set(refused)), 100, 10, {0: queueing_since(FIRST)})
     run_to_its_end(beside, 5)
     beside.published(0, 6, reported(FIRST, 2, why="the snapshot is damaged"))
     run_to_its_end(beside, 6)
@@ -995,6 +1003,99 @@ def test_each_restore_has_a_folder_of_its_own_and_takes_no_other_away(
     assert not [path for path in (tmp_path / all_shards.DIRECTORY).rglob("*") if path.is_file()]
 
 
+def test_a_query_is_not_stopped_before_the_micro_batch_is_committed_with_which_a_queue_became_too_long() -> None:
+    """It would run again under its seal, be as long, and stop the query again, before its commit."""
+    over = threading.Event()
+    beside = Beside(lambda *_: over.wait(), 100, 10, {})  # type: ignore[arg-type,return-value]
+    for version, length in ((5, 50), (6, 101), (7, 150)):
+        beside.published(0, version, reported(FIRST, version - 4, length))
+        beside.look(5)
+    with pytest.raises(StateUnavailable, match="3 micro-batches, 150 bytes"):
+        beside.look(6)
+    over.set()
+    beside.join()
+    beside.restored(6)  # with no task running; it was asked to adopt
+    beside.published(0, 7, reported(FIRST, 3, 150))  # planned before: again, under its seal
+    beside.look(7)
+    beside.published(0, 8, {"commit": Commit(8, "b" * 32).name, "adopted": 3})
+    beside.published(0, 9, reported(FIRST, 1, 10))
+    beside.look(9)
+
+
+def test_what_queued_and_runs_again_refuses_nothing(job: ShardJob) -> None:
+    first, third = queued_twice(job)
+    again = run_attempt(sealed(job, 3, Decision.QUEUED), third, 3, given([5], adopt=first.commit.name))
+    assert again.metrics["decision"] == "queued"
+    assert "queued_why" not in again.metrics
+
+
+def test_a_start_knows_how_long_a_queue_is_already() -> None:
+    """It was taken for empty: behind a full restore its shard counted as not asked, and was restored once more."""
+    due: list[Any] = []
+    beside = Beside(lambda shards, _: due.append(dict(shards)), 10**9, 1_000, {0: queueing_since(FIRST, 40, 400)})
+    assert beside.shards[0].count == 40
+    beside.restored(50)
+    beside.published(0, 51, reported(FIRST, 41, 410))
+    run_to_its_end(beside, 51)
+    assert due == []
+
+
+def test_a_restore_that_fails_by_what_passes_is_tried_again_beside_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tried = [100.0], list[float]()
+    monkeypatch.setattr("recovery.supervise.beside.time.monotonic", lambda: clock[0])
+
+    def restore(*_: object) -> None:
+        tried.append(clock[0])
+        if len(tried) < 3:
+            raise ChangelogUnavailable("the brokers do not answer")
+
+    beside = Beside(restore, 10**9, 1_000, {0: queueing_since(FIRST, 1, 1)})
+    for _ in range(80):
+        beside.look(9)
+        if beside._thread is not None:
+            beside._thread.join()
+        clock[0] += 0.1
+    first, second, third = tried
+    assert second - first >= RETRY_S
+    assert third - second >= RETRY_S
+
+
+def test_a_restore_that_fails_again_and_again_ends_what_it_runs_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle source fills no queue; the supervisor has patience, and says what it waits for."""
+    clock = [100.0]
+    monkeypatch.setattr("recovery.supervise.beside.time.monotonic", lambda: clock[0])
+
+    tried: list[float] = []
+
+    def restore(*_: object) -> None:
+        tried.append(clock[0])
+        raise ChangelogUnavailable("the brokers do not answer")
+
+    beside = Beside(restore, 10**9, 1_000, {0: queueing_since(FIRST, 1, 1)})
+    for times in (1, 2):  # and from the beginning once the query goes on
+        with pytest.raises(ChangelogUnavailable):
+            for _ in range(10 * MAX_TRIES):
+                beside.look(9)
+                assert beside._thread is not None
+                beside._thread.join()
+                clock[0] += RETRY_S
+        assert len(tried) == times * MAX_TRIES
+
+
+def test_what_ends_a_restore_that_nobody_waits_for_ends_nothing() -> None:
+    """Its shard has adopted its queue meanwhile, by an earlier row."""
+
+    def lost(*_: object) -> None:
+        raise HistoryLost("the source no longer has the messages")
+
+    beside = Beside(lost, 100, 10, {0: queueing_since(FIRST)})
+    beside.look(5)
+    assert beside._thread is not None
+    beside._thread.join()
+    beside.published(0, 6, {"commit": Commit(6, "b" * 32).name, "adopted": 1})
+    beside.look(6)
+
+
 def test_a_queue_has_bounds() -> None:
     for queued, length in ((11, 10), (1, 101)):
         beside = Beside(lambda *_: None, 100, 10, {})
@@ -1019,7 +1120,7 @@ def test_what_ends_a_restore_beside_the_query_ends_the_query() -> None:
     def lost(*_: object) -> None:
         raise HistoryLost("the source no longer has the messages")
 
-    beside = Beside(lost, 100, 10, {0: FIRST})
+    beside = Beside(lost, 100, 10, {0: queueing_since(FIRST)})
     beside.look(5)
     assert beside._thread is not None
     beside._thread.join()

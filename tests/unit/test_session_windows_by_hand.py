@@ -15,6 +15,8 @@ from backend.store.workspace import Workspace
 from backend.windows import ledger
 from backend.windows.definitions import session
 from backend.windows.merging import rows
+from backend.windows.merging.one_by_one import Live, OneByOne, Terms
+from backend.windows.merging.rows import NEVER
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
@@ -264,3 +266,37 @@ def test_an_empty_start_is_fine():
     assert s.batch([]) == []
     assert s.batch([], drain=True) == []
     assert NO_TIME not in s.visible()
+
+
+class Counted(Live):
+    """A session that counts how often it is asked whether it is closed."""
+
+    asked = 0
+
+    @property  # type: ignore[override]
+    def closed(self) -> bool:
+        Counted.asked += 1
+        return self._is_closed
+
+    @closed.setter
+    def closed(self, value: bool) -> None:
+        self._is_closed = value
+
+
+def test_a_message_looks_at_the_sessions_that_it_touches_however_many_there_are():
+    """A producer that sends a day again, backwards: each message joins two of very many sessions."""
+    count, gap = 2_000, 10
+    terms = Terms(gap, 10**7, True, 0, 0, -(10**9), NEVER, 0, False, False, policies())
+    sessions = [Counted(20 * n, 20 * n, True, NEVER, 0, [n], [n]) for n in range(count)]
+    clock = 20 * count + 100
+    messages = [(row, 20 * (count - 1 - row) - 10, clock, clock) for row in range(count - 1)]
+    Counted.asked = 0
+    told = OneByOne(terms, count, lambda at: (20 * at, 20 * at, 0))
+    whole = told.tell(0, sessions, messages)
+    assert Counted.asked <= 10 * count
+    assert (whole.first, whole.last, whole.closed) == (0, 20 * (count - 1), True)
+    assert sorted(whole.shown) == list(range(count))
+    [(leaf, members)] = told.leaves
+    [(join, nodes)] = told.joins
+    assert (sorted(members), sorted(nodes)) == ([*range(count - 1)], [*range(count), leaf])
+    assert (leaf, join, whole.nodes) == (count, count + 1, [count + 1])

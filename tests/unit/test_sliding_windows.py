@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from backend.aggregates import collect_list, count, median, sum_
+import pyarrow as pa
+
+from backend.aggregates import collect_list, count, median, reducer, sum_
 from backend.store.workspace import Workspace
 from backend.windows.definitions import sliding
 from backend.windows.policies import policies
@@ -96,3 +98,14 @@ def test_early_results_of_open_windows():
     assert s.outcome.next_due_ms == 1000
     assert s.batch([(1, 5, "a", 2)], 1000) == [("early", 0, -5, 5, "a", 3)]
     assert s.batch([(2, 6, "a", 4)], 1500) == [("full", 1, -5, 5, "a", 3)]
+
+
+def test_a_reducer_is_told_what_is_earlier_first():
+    """Blocks of several messages stood behind single ones: the last list was [3, 1, 2]."""
+    join = reducer("value", init=list, add=lambda s, v: [*s, v], merge=lambda a, b: a + b, output=pa.list_(pa.int64()))
+    for size in (3, 10):
+        for messages in range(1, 12):
+            s = shard({"all": join}, size=size, retention=0)
+            rows = s.batch([*((n, n, "a", n) for n in range(messages)), (messages, messages, "b", 99)])
+            found = [row[-1] for row in rows if row[4] == "a"]
+            assert found == [[*range(max(0, last - size), last + 1)] for last in range(messages)]

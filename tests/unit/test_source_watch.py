@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backend.errors import SourceWentBack, UnknownFormat
+from backend.errors import SourceUnavailable, SourceWentBack, UnknownFormat
 from backend.kafka_client.admin import End, TopicIdentity
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
@@ -30,13 +30,16 @@ class Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ends: dict[tuple[str, int], End]) -> None:
         self.ends, self.checked = ends, list[tuple[tuple[str, int], int, int]]()
         monkeypatch.setattr(kafka_watch, "admin_client", lambda _: None)
-        monkeypatch.setattr(kafka_watch, "ends", lambda *_, **__: dict(self.ends))
+        monkeypatch.setattr(kafka_watch, "ends", self.ends_of)
         monkeypatch.setattr(kafka_watch, "check_end", lambda _, key, at, epoch: self.checked.append((key, at, epoch)))
+
+    def ends_of(self, _: Any, topics: tuple[str, ...], *__: Any, **___: Any) -> dict[tuple[str, int], End]:
+        return {key: end for key, end in self.ends.items() if key[0] in topics}
 
 
 class Source:
-    def __init__(self) -> None:
-        self.made = TopicWatch(SETTINGS, ("t",), {"t": TopicIdentity("a", 1)})
+    def __init__(self, topic: str = "t") -> None:
+        self.made = TopicWatch(SETTINGS, (topic,), {topic: TopicIdentity("a", 1)})
 
     def watch(self) -> TopicWatch:
         return self.made
@@ -110,6 +113,43 @@ def test_an_end_is_checked_where_a_leader_is_new_and_only_there(monkeypatch, tmp
     cluster.ends[("t", 0)] = End(100, 7)
     SourceWatch(str(tmp_path), [Source()]).look()  # while the job was stopped
     assert cluster.checked[1:] == [(("t", 0), 90, 6)]
+
+
+def epochs_in(checkpoint: Path) -> Any:
+    return json.loads((checkpoint / LEADER_EPOCHS).read_bytes())["epochs"]
+
+
+def test_of_two_sources_each_writes_the_epochs_of_its_own_topics(monkeypatch, tmp_path):
+    """What one source knew of the other's at the start is old by then, and was written over what is new."""
+    cluster = Cluster(monkeypatch, {("a", 0): End(100, 4), ("b", 0): End(100, 4)})
+
+    def look() -> None:
+        SourceWatch(str(tmp_path), [Source("a"), Source("b")]).look()
+
+    look()
+    cluster.ends = {("a", 0): End(100, 5), ("b", 0): End(100, 6)}
+    look()
+    assert epochs_in(tmp_path) == {"a": {"0": 5}, "b": {"0": 6}}
+
+
+def test_epochs_that_could_not_be_written_are_written_by_the_next_look(monkeypatch, tmp_path):
+    cluster = Cluster(monkeypatch, {("a", 0): End(100, 4), ("b", 0): End(100, 4)})
+    first, second = Source("a"), Source("b")
+    watch = SourceWatch(str(tmp_path), [first, second])
+    watch.look()
+    cluster.ends[("a", 0)] = End(100, 5)
+    whole = second.made.look
+
+    def fails(*_: Any, **__: Any) -> bool:
+        raise SourceUnavailable("the cluster does not answer")
+
+    monkeypatch.setattr(second.made, "look", fails)
+    with pytest.raises(SourceUnavailable):
+        watch.look()
+    assert epochs_in(tmp_path)["a"] == {"0": 4}
+    monkeypatch.setattr(second.made, "look", whole)
+    watch.look()
+    assert epochs_in(tmp_path) == {"a": {"0": 5}, "b": {"0": 4}}
 
 
 def test_nothing_committed_means_nothing_to_lose(monkeypatch, tmp_path):

@@ -421,3 +421,20 @@ def test_a_field_within_a_struct_that_is_not_declared_is_named() -> None:
     assert steps("x")(parsed([(0, 0, 1, "")]))["fields"].to_pylist() == [{"who": {"x": 7}}]
     with pytest.raises(ValueInvalid, match=r"map_batches gave other fields than its schema= says.*who\.X: one of"):
         steps("X")(parsed([(0, 0, 1, "")]))
+
+
+def test_what_a_step_raises_for_a_row_that_was_not_given_is_no_other_messages_error() -> None:
+    """It was the last message's, which had done nothing, and the row that had gone was dropped without a word."""
+
+    def strange(table: pa.Table) -> pa.Table:
+        offsets = [100 if x == 1 else offset for x, offset in zip(*table.select(["x", "_offset"]).to_pydict().values())]  # noqa: B905
+        return table.set_column(table.schema.get_field_index("_offset"), "_offset", pa.array(offsets, pa.int64()))
+
+    def raises(table: pa.Table) -> pa.Table:
+        if 1 in table["x"].to_pylist():
+            raise ArithmeticError("one is bad")
+        return table
+
+    steps = steps_of(Step("map_batches", {"": strange}), Step("map_batches", {"": raises}))
+    with pytest.raises(ValueInvalid, match="that was not given"):
+        steps(parsed([(0, 0, 1, "a"), (0, 1, 2, "b"), (0, 2, 3, "c")]))

@@ -36,7 +36,7 @@ from backend.errors import (
 from backend.sinks.tables import merge_metrics, summary
 from backend.spark import start
 from recovery import failures
-from recovery.commit.pointer import Commit, Pointer, encode
+from recovery.commit.pointer import Commit, Pointer, RestoringPointer, encode
 from recovery.failures import Kind, Link, QueryFailed, java_chain, read
 from recovery.listener import LoggingListener
 from recovery.restore.tries import Recorder, Try
@@ -912,11 +912,17 @@ def test_a_queue_that_is_too_long_stops_the_query_for_a_restore_once(tmp_path: P
     beside.look(6)  # it was asked to adopt: nothing more is to be done
 
 
+def queueing() -> RestoringPointer:
+    since = Pointer(0, Commit(4, "a" * 32), None, 1, "", [], {}, "")
+    at = Commit(4, "c" * 32)
+    return RestoringPointer(0, at, since.commit, 1, "", [], {}, "", since=since, queued=0, queued_bytes=0)
+
+
 def test_what_a_restore_beside_the_query_found_lost_ends_the_query_by_name() -> None:
     def lost(*_: object) -> None:
         raise GONE
 
-    beside = Beside(lost, 100, 10, {0: Pointer(0, Commit(4, "a" * 32), None, 1, "", [], {}, "")})
+    beside = Beside(lost, 100, 10, {0: queueing()})
     query = RewindQuery(one_shard(beside=beside))
     with pytest.raises(HistoryLost, match="offsets are gone"):
         query.await_termination(30)
@@ -972,7 +978,7 @@ def test_the_end_of_a_restore_beside_the_query_is_waited_for() -> None:
         free.wait(30)
         over.set()
 
-    beside = Beside(restore, 100, 10, {0: Pointer(0, Commit(4, "a" * 32), None, 1, "", [], {}, "")})
+    beside = Beside(restore, 100, 10, {0: queueing()})
     beside.look(4)
     assert going.wait(30)
     threading.Timer(0.05, free.set).start()

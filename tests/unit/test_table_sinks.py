@@ -23,7 +23,7 @@ from backend.sinks.tables import pack
 from backend.windows.definitions import Window, hopping, session, sliding, tumbling
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
-from recovery.commit.outputs import check_outputs, write_outputs
+from recovery.commit.outputs import check_outputs, text_of, write_outputs
 from tests.support.sink_story import (
     FIELDS,
     MINUTE_MS,
@@ -292,6 +292,11 @@ def test_a_table_that_is_dropped_while_the_query_runs_is_named(case: Case, tmp_p
 def test_a_catalog_is_named_where_it_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="catalog: nowhere: URI missing"):
         iceberg_sink("a.b", catalog="nowhere")
+    for uri in ("postgres://app:s3cret@db/cat", "nosuch+driver://app:s3cret@db/cat?password=s3cret"):
+        for kind in ({}, {"type": "sql"}):
+            with pytest.raises(ValueError, match="catalog: rewind: ") as bad:
+                iceberg_sink("a.b", catalog={"uri": uri, "warehouse": "w", "s3.secret-access-key": "s3cret", **kind})
+            assert "s3cret" not in str(bad.value)
     with pytest.raises(SinkUnavailable, match="catalog rewind; why: OperationalError"):
         iceberg_sink("a.b", catalog={"type": "sql", "uri": f"sqlite:///{tmp_path}/no/c.db", "warehouse": "w"})
     with pytest.raises(ValueError, match="storage_options: must be texts"):
@@ -553,6 +558,13 @@ def test_a_password_is_told_nowhere_and_an_outage_is_waited_for(tmp_path: Path) 
         sink.open("q")
     assert "secret" not in str(caught.value) + repr(sink.describe())
     assert "127.0.0.1:1" in str(caught.value)
+    sink = sql_sink("postgresql+psycopg://127.0.0.1:1/d?user=u&password=secret&host=h&sslpassword=secret", "windows")
+    assert sink.describe()["url"] == "postgresql+psycopg://127.0.0.1:1/d?host=h"
+    sink.begin(scratch(tmp_path), operator())
+    with pytest.raises(SinkUnavailable) as caught:
+        sink.open("q")
+    assert "secret" not in str(caught.value)
+    assert "secret" not in text_of({"kind": "sql", "url": "postgresql://h/d?password=secret", "results": "windows"})
     with pytest.raises(ValueError, match="url: not a database that is known") as bad:
         sql_sink("nothing:secret", "windows")
     assert "secret" not in str(bad.value)
@@ -670,6 +682,38 @@ def test_a_database_by_the_uri_of_a_file_is_found_where_it_is(tmp_path: Path) ->
         begun(Case(lambda sink=sink, **_: sink, lambda _: []), tmp_path)  # type: ignore[misc]
         assert sink.holds("q")
         assert (home / f"{number}.db").exists()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///out.db", "sqlite:///file:out.db?uri=true"])
+def test_a_database_by_a_relative_path_is_the_one_where_it_was_given(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From elsewhere it is another one, and the second start is told so."""
+    said = []
+    for name in ("a b", "c"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        sink = sql_sink(url, "windows")
+        said.append(str(sink.describe()["url"]))
+    assert said[0] != said[1]
+    begun(Case(lambda **_: sink, lambda _: []), tmp_path / "begun")
+    assert (tmp_path / "c" / "out.db").exists()
+    assert not (tmp_path / "a b" / "out.db").exists()
+
+
+def test_numbers_that_json_has_not_are_null_within_lists(tmp_path: Path) -> None:
+    import json
+
+    job = process(pa.schema([("l", pa.list_(pa.float64())), ("m", pa.map_(pa.string(), pa.float64()))]))
+    case = sqlite(tmp_path)
+    rows = pa.table([[[1.5, float("nan"), float("-inf")]], [[("x", float("inf"))]]], schema=job.result_schema)
+    published(begun(case, tmp_path, job=job), 0, pack(rows))
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    [found] = case.query("SELECT l, m FROM results")
+    assert [json.loads(text, parse_constant=refuse) for text in found] == [[1.5, None, None], [["x", None]]]
 
 
 def test_catalogs_that_are_given_by_their_properties_are_told_apart(tmp_path: Path) -> None:

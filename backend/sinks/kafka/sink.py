@@ -50,6 +50,7 @@ from backend.sinks.tables import (
     warm_up,
 )
 from backend.windows.definitions import Duration, duration_ms
+from recovery.files import check_place
 from recovery.killpoints import kill_point
 
 if TYPE_CHECKING:
@@ -121,16 +122,15 @@ class KafkaSink(Sealing):
             raise ValueError(f"key={key!r}: must be a column of the results, or several")
         if named in (results, errors):
             raise ValueError(f"commits={named!r}: must be a topic of its own")
-        if overflow is not None and not str(overflow):
-            raise ValueError(f"overflow={overflow!r}: must be a directory or a URI")
         check_accepted(accept_published)
         patience_s = duration_ms(patience, "patience", least=1000) / 1000
         self._topics = {RESULTS: results, ERRORS: errors}
         self._settings = servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers)
+        self._settings.check_files()
         self._key = tuple(columns)
         self._guarantee = guarantee
         self._commits = named
-        self._overflow = str(overflow) if overflow is not None else None
+        self._overflow = check_place(overflow, "overflow") if overflow is not None else None
         self._patience_s = patience_s
         self._planned = -1
         self._query = ""
@@ -201,8 +201,9 @@ class KafkaSink(Sealing):
         reports = []
         found: dict[int, dict[str, Content]] = {}
         messages: list[Message] = []
+        to = self._publication(self._settings)
         for shard, given in shards.items():
-            found[shard], made = _messages(given, shard, version, self.publication)
+            found[shard], made = _messages(given, shard, version, to)
             messages += made
             metrics = merge_metrics(row["metrics"] for row in given)
             reports.append(summary(shard, found[shard][RESULTS][0], found[shard][ERRORS][0], metrics))
@@ -232,6 +233,10 @@ class KafkaSink(Sealing):
         """Let the producer go; the next publication takes the output over again."""
         self._writer.close()
 
+    def places(self) -> dict[str, str]:
+        """Return the directory that is written to besides topics, by option."""
+        return {"overflow": self._overflow} if self._overflow is not None else {}
+
     def topic_places(self) -> list[tuple[str, str]]:
         """Return what is written to, as (option, URI)."""
         named = {**self._topics, "commits": self._commits}
@@ -244,8 +249,11 @@ class KafkaSink(Sealing):
     @property
     def publication(self) -> Publication:
         """What tasks need to produce; topics' limits as of the last look."""
+        return self._publication(self._settings.inlined())  # tasks do not have its files
+
+    def _publication(self, settings: KafkaSettings) -> Publication:
         return Publication(
-            self._settings,
+            settings,
             self._topics,
             self._key,
             self._query,

@@ -233,21 +233,29 @@ class TransactionalWriter:
 
         deadline = time.monotonic() + self._patience_s
         what = f"micro-batch {record.version}" if record else "claim"
-        tries, fenced, pause_s = 0, 0, min(RETRY_S, self._patience_s / TRIES)
+        tries, fenced, pause_s, began = 0, 0, min(RETRY_S, self._patience_s / TRIES), time.monotonic()
+        overran: SinkUnavailable | None = None
         while True:
             tries += 1
             try:
                 self._ensure_producer()
                 wanted = record or self._claim()  # a zombie may have published since the try before this one
                 if self._newest != wanted:  # else that one worked after all
+                    if overran is not None:
+                        raise overran
+                    began = time.monotonic()
                     self._transact(wanted, messages)
                     self._newest = wanted
                 return
             except (KafkaException, SinkUnavailable) as error:
                 self._let_go()
+                if error is overran:
+                    raise
                 about = error.args[0] if isinstance(error, KafkaException) else None
                 if is_fenced(error) and self._claimed:
                     fenced, self._doubtful = fenced + 1, True
+                    if fenced > 1:  # once may be an outage
+                        overran = self._too_long(time.monotonic() - began, len(messages))
                     if fenced > TRIES:
                         raise unavailable(self._settings, self._commits, error) from None
                     tries -= 1
@@ -262,6 +270,19 @@ class TransactionalWriter:
                     raise failure from None
                 log.warning("%s is written again: %s", what, failure)
                 time.sleep(pause_s)
+
+    def _too_long(self, took_s: float, count: int) -> SinkUnavailable | None:
+        """Return why a transaction that took so long was ended by the broker, if that is why."""
+        if took_s < TRANSACTION_TIMEOUT_S:
+            return None
+        return SinkUnavailable(
+            "a micro-batch's transaction takes too long",
+            where=self._where,
+            why=f"{count} messages were not out after {took_s:.0f} s, and the broker ends a transaction after"
+            f" {TRANSACTION_TIMEOUT_S}",
+            command="bound the micro-batches (max_offsets_per_trigger of kafka(), or of the archive), or see why the"
+            " topics take so little: a quota on the producer, slow brokers; then start the query again",
+        )
 
     def _ensure_producer(self) -> None:
         """Open a producer where there is none, which ends another writer's: after a fence it asks whose the output is.

@@ -11,8 +11,10 @@ way, so that aggregates are computed afterwards, for all at once.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from backend.windows.merging.rows import LONG_AGO, NEVER
 from backend.windows.micro_batch import EARLY, FULL
@@ -32,6 +34,7 @@ class Live:
         shown: Rows sent and not withdrawn: index of a stored row, or `-1 - event`.
         nodes: Nodes that it is made of.
         rows: Messages that are not in a node yet.
+        number: Place in the order in which sessions of its component were made.
     """
 
     first: int
@@ -42,6 +45,7 @@ class Live:
     shown: list[int]
     nodes: list[int]
     rows: list[int] = field(default_factory=list)
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,16 +172,20 @@ class OneByOne:
         Returns:
             The session that it is at the end, of one node.
         """
-        for row, time, before, clock in messages:
-            self._close(key, sessions, before, row)
-            self._close(key, sessions, clock, row)
-            sessions = self._add(sessions, row, time, clock)
-        (session,) = sessions
+        for number, session in enumerate(sessions):
+            session.number = number
+        line = sorted(sessions, key=_first)  # apart from each other, so by their ends, too
+        still_open = [session for session in sessions if not session.closed]  # seldom more than one
+        for number, (row, time, before, clock) in enumerate(messages, len(sessions)):
+            for now in (before, clock):
+                self._close(key, still_open, now, row)
+            still_open = self._add(line, still_open, number, row, time, clock)
+        (session,) = line
         self._node(session)
         return session
 
-    def _close(self, key: int, sessions: list[Live], clock: int, row: int) -> None:
-        for session in sessions:
+    def _close(self, key: int, still_open: Iterable[Live], clock: int, row: int) -> None:
+        for session in still_open:
             closes_at = session.last + self._terms.gap + 1
             if not session.closed and closes_at <= clock:
                 session.closed = True
@@ -209,29 +217,32 @@ class OneByOne:
         event = self.events[-1 - shown]
         return event.first, event.last, event.revision
 
-    def _add(self, sessions: list[Live], row: int, time: int, clock: int) -> list[Live]:
+    def _add(
+        self, line: list[Live], still_open: list[Live], number: int, row: int, time: int, clock: int
+    ) -> list[Live]:
+        """Put a message into what it touches of a line of sessions; give those that are open then."""
         terms = self._terms
-        merged = Live(time, time, True, NEVER, int(terms.counts), [], [], [row])
-        waits = []
-        others = []
-        for session in sessions:
-            if session.first - terms.gap <= time <= session.last + terms.gap:
-                merged.first, merged.last = min(merged.first, session.first), max(merged.last, session.last)
-                merged.shown += session.shown
-                merged.nodes += session.nodes
-                merged.rows += session.rows
-                merged.unsent += session.unsent
-                if session.since != NEVER:
-                    waits.append(session.since)
-            else:
-                others.append(session)
+        low, high = bisect_left(line, time - terms.gap, key=_last), bisect_right(line, time + terms.gap, key=_first)
+        touched = sorted(line[low:high], key=_number)
+        merged = Live(
+            min([time, *map(_first, touched)]),
+            max([time, *map(_last, touched)]),
+            closed=True,
+            since=min([terms.now, *(session.since for session in touched if session.since != NEVER)]),
+            unsent=int(terms.counts) + sum(session.unsent for session in touched),
+            shown=_joined([session.shown for session in touched]),
+            nodes=_joined([session.nodes for session in touched]),
+            rows=_joined([[row], *(session.rows for session in touched)]),
+            number=number,
+        )
+        line[low:high] = [merged]
         merged.closed = merged.last + terms.gap + 1 <= clock
-        waits.append(terms.now)
-        merged.since = min(waits)
         on = terms.policies.late_ms is not None if merged.closed else terms.policies.early
         if not on and merged.since != LONG_AGO:
             merged.since = NEVER
-        return [*others, merged]
+        gone = {*map(id, touched)}
+        others = [session for session in still_open if not session.closed and id(session) not in gone]
+        return others if merged.closed else [*others, merged]
 
     def _node(self, session: Live) -> int:
         """Put a session into one node."""
@@ -244,3 +255,18 @@ class OneByOne:
             session.nodes = [self._made]
             self._made += 1
         return session.nodes[0]
+
+
+_first, _last, _number = attrgetter("first"), attrgetter("last"), attrgetter("number")
+
+
+def _joined(parts: list[list[int]]) -> list[int]:
+    """Put lists behind one another, in the longest of them: a session that grows by and by is not copied each time."""
+    if not parts:
+        return []
+    at = max(range(len(parts)), key=lambda number: len(parts[number]))
+    whole = parts[at]
+    whole[:0] = [one for part in parts[:at] for one in part]
+    for part in parts[at + 1 :]:
+        whole += part
+    return whole

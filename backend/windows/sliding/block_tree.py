@@ -72,9 +72,10 @@ class BlockTree:
             yield blocks, owner, low, high
 
     def _cover(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
-        """Cover half-open ranges by blocks: at most two of each level, more of the last one."""
+        """Cover half-open ranges by blocks, from left to right: at most two of each level, more of the last one."""
         blocks: list[IntArray] = []
         owners: list[IntArray] = []
+        behind: list[tuple[IntArray, IntArray]] = []
         who = np.arange(len(low))
         for start in self._starts[:-2].tolist():
             left, right = (low & 1 == 1) & (low < high), (high & 1 == 1) & (low < high)
@@ -83,20 +84,22 @@ class BlockTree:
             low = low + left
             right &= low < high
             high = high - right
-            blocks.append(start + high[right])
-            owners.append(who[right])
+            behind.append((start + high[right], who[right]))
             low, high = low >> 1, high >> 1
         rest = np.maximum(high - low, 0)
         owner = np.repeat(who, rest)
         skipped = np.cumsum(rest) - rest
         blocks.append(int(self._starts[-2]) + np.arange(len(owner)) - skipped[owner] + low[owner])
         owners.append(owner)
+        for own, whose in behind[::-1]:
+            blocks.append(own)
+            owners.append(whose)
         return np.concatenate(blocks), np.concatenate(owners)
 
     def _visible(
         self, blocks: IntArray, owner: IntArray, windows: IntArray, clocks: IntArray
     ) -> tuple[IntArray, IntArray]:
-        """Replace blocks that a window sees only in part by their halves."""
+        """Replace blocks that a window sees only in part by their halves; from left to right, too."""
         whole: list[IntArray] = []
         owners: list[IntArray] = []
         while len(blocks):
@@ -113,4 +116,9 @@ class BlockTree:
             exists = halves < np.concatenate([last, last])
             blocks = (np.concatenate([below, below]) + halves)[exists]
             owner = owner[exists]
-        return np.concatenate(whole), np.concatenate(owners)
+        found, owned = np.concatenate(whole), np.concatenate(owners)
+        if len(whole) == 1:
+            return found, owned
+        level = np.searchsorted(self._starts, found, "right") - 1
+        order = np.lexsort(((found - self._starts[level]) << level, owned))
+        return found[order], owned[order]
