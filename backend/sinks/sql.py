@@ -62,7 +62,7 @@ def sql_tables(url: str, table: str, errors: str | None, schema: str | None, opt
 def _shown(url: sa.URL) -> str:
     """Return a URL as it may be told: of its query, where passwords stand too, what says which database it is."""
     places = {name: value for name, value in url.query.items() if name in _PLACES}
-    return url.set(query=places).render_as_string(hide_password=True)
+    return str(url.set(query=places).render_as_string(hide_password=True))
 
 
 def _file_of(database: str) -> str:

@@ -306,9 +306,7 @@ def test_reducer_state_must_be_encodable_and_decodable() -> None:
     plan = agg.compile_incremental({"r": spread_of("x")}, messages(x=[1]).schema)
     with pytest.raises(StateCorrupted, match="decoded"):
         plan.result(pa.table({"r.state": [b"\xc1"]}))
-    other = agg.reducer(
-        "x", init=int, add=lambda s, x: s + x, merge=lambda a, b: a + b, output=pa.float64(), state=int
-    )
+    other = agg.reducer("x", init=int, add=lambda s, x: s + x, merge=lambda a, b: a + b, output=pa.float64(), state=int)
     plan = agg.compile_incremental({"r": other}, messages(x=[1.5]).schema)
     with pytest.raises((ValueInvalid, UserCodeFailed), match="not of the type that state= declares"):
         plan.result(plan.fold(messages(x=[1.5]), np.zeros(1, np.int64), 1))  # no disk is wrong, and nothing to restore

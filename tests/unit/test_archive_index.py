@@ -132,7 +132,8 @@ def test_a_row_behind_a_gap_looks_at_few_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "count"), [(0, 30, 14), (2, 4, 2), (3, 10, 3), (4, 8, 0), (9, 9, 0), (20, 50, 0), (19, 50, 1), (10, 5, 0)]
+    ("start", "end", "count"),
+    [(0, 30, 14), (2, 4, 2), (3, 10, 3), (4, 8, 0), (9, 9, 0), (20, 50, 0), (19, 50, 1), (10, 5, 0)],
 )
 def test_offsets_of_gaps_are_counted_between_any_two(start: int, end: int, count: int) -> None:
     assert covered([(2, 4), (8, 20)], start, end) == count

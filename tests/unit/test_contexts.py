@@ -27,8 +27,8 @@ SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64())]
 
 SPECIFICATION = (
     b'{"format": 1, "operator": {"aggregates": {"n": {"fields": [], "kind": "count"}}, "columns": ["n"],'
-    b' "fields": [["key", "string"]], "format": 1, "keys": [["key", "string"]], "operator": "window", "window": {"kind": "tumbling", "origin": 0,'
-    b' "size": 10, "step": 10, "unit": "time"}}}'
+    b' "fields": [["key", "string"]], "format": 1, "keys": [["key", "string"]], "operator": "window",'
+    b' "window": {"kind": "tumbling", "origin": 0, "size": 10, "step": 10, "unit": "time"}}}'
 )
 """The row of `FIRST` as it is written."""
 WITHOUT_COLUMNS = SPECIFICATION.replace(b'"columns": ["n"], ', b"")
