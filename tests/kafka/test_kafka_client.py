@@ -138,6 +138,7 @@ def test_refused_messages_keep_their_bytes_and_come_back_from_the_topic(
 def test_both_readers_see_the_same_messages(spark, kafka_broker, kafka_topics, tmp_path):
     """What the pack stage gets of each message, in a replay: the connector says what is right."""
     topic = kafka_topics.create(2)
+    kafka_topics.produce(topic, [Event({"at": START, "who": "ann", "n": 1}, partition=1, timestamp_ms=-1)] * 3)
     kafka_topics.produce(topic, hostile(6_000, 1))
     kafka_topics.produce(topic, [{"at": START, "who": "ghost", "n": 1}] * 5, transaction="abort")
 
@@ -165,6 +166,7 @@ def test_both_readers_see_the_same_messages(spark, kafka_broker, kafka_topics, t
     mine, theirs = taken("client"), taken("connector")
     assert mine.keys() == theirs.keys()
     assert len(mine) > 5_000
+    assert all("'_timestamp': None" in mine[1, offset] for offset in range(3)), mine[1, 0]
     for place, row in theirs.items():
         assert mine[place] == row, place
 
