@@ -98,7 +98,9 @@ def test_a_function_may_run_many_actions_on_its_dataframes_and_the_operator_runs
 
     sink = foreach_batch(function)
     result = pa.schema([("window_start", pa.int64()), ("n", pa.int64())])
-    sink.begin(str(tmp_path / "out[1]{a,b}*?"), ProcessOperator(lambda batch, context: None, result, stores=[], fields=[]))
+    sink.begin(
+        str(tmp_path / "out[1]{a,b}*?"), ProcessOperator(lambda batch, context: None, result, stores=[], fields=[])
+    )
     sink.open("q")
     assert [one["errors"] for one in sink.publish(written(sink, frames(spark, 3, tasks), 3), 3)] == [0, 2, 0]
     assert tasks.value == 3
