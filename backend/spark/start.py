@@ -330,12 +330,16 @@ def _open(
 
     listeners = (under_way := UnderWay(), *options.listeners)
 
+    context, group = context_of(spark), f"rewind-restore {checkpoint} {uuid.uuid4().hex}"
+
     def restore(why: str) -> int:
         watch.look()
+        context.setJobGroup(group, "restore of shards")
         return restore_shards(spark, job, checkpoint, make, why, listeners, options.arrow_rows, lease.check)
 
     def beside(pointers: Mapping[int, Pointer], refused: Collection[int]) -> None:
         watch.look(beside=True)
+        context.setJobGroup(group, "restore of shards beside the query")
         restore_beside(spark, job, checkpoint, make, pointers, lease.check, listeners, options.arrow_rows, refused)
 
     return QueryPlan(
@@ -365,6 +369,7 @@ def _open(
         beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
         under_way=under_way,
         window_ends=WindowEnds() if every_ms == 0 else None,
+        end_restores=lambda: context.cancelJobGroup(group),
         standby=standby_of(spark, checkpoint, make, job.shards, used, options.standby, local_dir) if every else None,
     )
 

@@ -207,6 +207,10 @@ class Assembler:
         """
         return min((unfinished.first for unfinished in self._open.values() if unfinished.version > above), default=None)
 
+    def begins(self, append_id: bytes, offset: int) -> bool:
+        """Return whether a record of this append, whose end has not been seen, begins at an offset."""
+        return append_id in self._open and self._open[append_id].first == offset
+
     def add(self, key: ChunkKey, value: bytes, offset: int) -> tuple[Stored, bytes] | None:
         """Take a piece; give the record and its bytes when it was the last one.
 

@@ -205,6 +205,9 @@ class FileChangelog:
                     wrong.append(error)
         return wrong if commit is None else verify_lineage(lambda: self.read(shard, commit), wrong)
 
+    def rest(self) -> None:
+        """Do nothing: no handle is kept open."""
+
     def close(self) -> None:
         """Do nothing: no handle is kept open."""
 

@@ -222,6 +222,9 @@ class Changelog(Protocol):
     def verify(self, shard: int, commit: Commit | None = None) -> list[RewindError]:
         """Check every byte of a shard's records, and the lineage of `commit` when given; give what is wrong."""
 
+    def rest(self) -> None:
+        """Release clients, handles and bytes between two uses; what is known of the log may stay."""
+
     def close(self) -> None:
         """Release clients and handles; closing twice does nothing."""
 

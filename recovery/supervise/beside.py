@@ -29,6 +29,7 @@ ASKED_FOR = 16
 """Micro-batches that a shard may go on queueing after it was asked to adopt, before it counts as not asked."""
 RETRY_S, MAX_TRIES = 2.0, 30
 """Behind a restore that failed by what passes; after so many in a row the query is stopped, and has its patience."""
+CANCEL_S = 0.5
 PACE_S, SLOWEST_S, LOOK_S = 0.05, 1.0, 0.05
 """While a shard waits for its state, micro-batches begin this long after one another for each one that it has queued,
 up to the second: back to back they would fill a queue with nothing in it in seconds."""
@@ -164,10 +165,16 @@ class Beside:
                 if queued.begun <= committed
             }
 
-    def join(self) -> None:
-        """Wait for the restore that runs: what failed is found again by the next one."""
-        if self._thread is not None:
-            self._thread.join()
+    def join(self, cancel: Callable[[], None] | None = None) -> None:
+        """Wait for the restore that runs: what failed is found again by the next one.
+
+        Args:
+            cancel: Ends the job of the restore that runs now; None lets it come to its end.
+        """
+        while self._thread is not None and self._thread.is_alive():
+            if cancel is not None:
+                cancel()
+            self._thread.join(CANCEL_S if cancel is not None else None)
         self._failed = None
 
     def _judge_failure(self) -> None:

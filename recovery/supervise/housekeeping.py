@@ -138,7 +138,7 @@ class Housekeeping:
                     if self._message_log is not None:
                         deleted += self._message_log.prune(changelog.read(shard, keep[0]).record)
                 finally:
-                    changelog.close()
+                    changelog.rest()
                 deleted += self._snapshots.prune(shard, keep)
                 if self._checkpoint is not None:
                     deleted += prune_entries(queue_files(self._checkpoint), shard, keep[0])

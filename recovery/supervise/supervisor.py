@@ -55,6 +55,8 @@ It looks for that in the text by a regular expression that needs stack for every
 the real text, with all of the JVM's stack trace, Spark's thread died of a StackOverflowError (measured with Spark 4.2).
 """
 POLL_S = 0.05
+CANCEL_S = 0.5
+"""Between two tries to end a restore: it may be between two jobs."""
 STOP_S = 30.0
 """Bound on waiting for a micro-batch that runs when the end of the input is reached."""
 
@@ -85,6 +87,7 @@ class QueryPlan:
         under_way: Told of the restores that run.
         standby: Keeps copies of shards on other hosts; None keeps none.
         window_ends: Says when the next micro-batch begins; None where a trigger does.
+        end_restores: Cancels the jobs of restores, which fail then.
     """
 
     spark: SparkSession
@@ -106,6 +109,7 @@ class QueryPlan:
     under_way: UnderWay = field(default_factory=UnderWay)
     standby: Standby | None = None
     window_ends: WindowEnds | None = None
+    end_restores: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -241,12 +245,17 @@ class RewindQuery:
     def stop(self) -> None:
         """Stop the query: the running micro-batch's tasks are cancelled. On return nothing of it runs any more.
 
-        May be called at any time, from any thread, any number of times. A restore that is under way is waited for. A
-        listener or a sink's function may call it too: there it only asks, since the query waits for them.
+        May be called at any time, from any thread, any number of times. A restore that is under way is ended, and made
+        anew by the next start. A listener or a sink's function may call it too: there it only asks, since the query
+        waits for them.
         """
         self._stopping.set()
-        if not self._waits_for_caller():
-            self._thread.join()
+        if self._waits_for_caller():
+            return
+        while self._thread.is_alive():
+            if self._restoring:
+                self._end_restores()
+            self._thread.join(CANCEL_S)
 
     def drain(self) -> None:
         """Flush pending updates and emit open windows with reason `drain`, in the next micro-batch.
@@ -368,7 +377,7 @@ class RewindQuery:
             log.warning("Spark's query could not be stopped: %s", error)
             self._error = self._error or error
         try:
-            self._plan.beside.join()
+            self._plan.beside.join(self._end_restores if self._stopping.is_set() else None)
             self._end_copies()
         finally:
             if self._plan.lease is not None:
@@ -377,6 +386,12 @@ class RewindQuery:
     def _end_copies(self) -> None:
         if self._plan.standby is not None:
             self._plan.standby.join()
+
+    def _end_restores(self) -> None:
+        try:
+            self._plan.end_restores()
+        except Exception as error:  # the session is gone, and the restore fails with it
+            log.info("a restore could not be cancelled: %s", summary(error))
 
     def _check_lease(self) -> None:
         if self._plan.lease is not None:

@@ -23,7 +23,7 @@ from recovery.changelog.kafka import log as changelog_log
 from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.changelog.kafka.reader import PartitionReader
 from recovery.changelog.kafka.writer import PartitionWriter
-from recovery.changelog.protocol import Growth
+from recovery.changelog.protocol import Growth, place_and_growth
 from recovery.changelog.records import Kind, encode_base, encode_delta
 from tests.contracts.changelog import ChangelogContract, Make, Own, as_dict, changes, commit, record
 
@@ -143,6 +143,44 @@ def test_a_bound_on_kept_bytes_only_means_reading_again(kafka_broker, make, topi
     small = KafkaChangelog(kafka_broker.settings, topic, cache_bytes=1)
     assert as_dict(small.read(0, commit(1))) == {b"\x03a": noise(1_000_000), b"\x03b": noise(900_000)}
     small.close()
+
+
+def test_a_record_whose_offset_the_client_does_not_know_is_found_at_the_end(kafka_topics, make, monkeypatch, topic):
+    """A request that was repeated is answered "duplicate": the client reports it as delivered, without an offset."""
+
+    class Delivered:
+        def offset(self) -> None:
+            return None
+
+    produce = PartitionWriter._produce
+
+    def produce_without(self, producer, shard, key, piece, delivered):
+        produce(self, producer, shard, key, piece, lambda error, _: delivered(error, Delivered()))
+
+    def at(location: str) -> int:
+        return int(location.partition("+")[0].rpartition("@")[2])
+
+    log, rows = make(), {b"\x03" + bytes([i]): noise(700_000 + i) for i in range(4)}
+    kafka_topics.produce(topic, ["not ours"] * 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionWriter, "_produce", produce_without)
+        first = log.append(record(0), changes(rows)).location
+        second = log.append(record(1, commit(0)), changes({b"\x03a": noise(900_000)})).location
+        base = log.append_base(record(0), sorted(rows.items()))
+        with pytest.raises(ChangelogUnavailable, match="it is not at the end"):
+            log._find(0, b"12345678", 1)
+    assert [at(first), at(second), at(base)] == sorted({at(first), at(second), at(base)})
+    assert at(first) == 3
+    assert {(entry.kind, at(entry.location)) for entry in make().entries(0)} == {
+        (Kind.DELTA, at(first)),
+        (Kind.DELTA, at(second)),
+        (Kind.BASE, at(base)),
+    }
+    begins = [growth and growth.begins for _, growth in map(place_and_growth, (first, second))]
+    assert begins == [at(first)] * 2
+    third = make().append(record(2, commit(1)), changes({b"\x03b": b"2"})).location
+    assert make().lost(0, commit(2), third) == ""
+    assert as_dict(make().read(0, commit(1))) == rows | {b"\x03a": noise(900_000)}
 
 
 def test_aborted_half_written_and_foreign_messages_are_in_nobodys_way(kafka_broker, kafka_topics, make, topic):
@@ -349,6 +387,66 @@ def test_pruning_cuts_the_log_and_readers_before_and_after_go_on(kafka_broker, m
     assert as_dict(make().read(0, commit(6))) == {b"\x03a": b"6"}
     log.append(record(8, commit(7)), changes({b"\x03b": b"8"}))
     assert as_dict(log.read(0, commit(8))) == {b"\x03a": b"7", b"\x03b": b"8"}
+
+
+def test_a_pruning_after_a_rest_reads_what_is_new_and_keeps_no_bytes(make, monkeypatch, topic):
+    spans: list[tuple[int, int]] = []
+    read = PartitionReader.read
+
+    def watched(self, shard, start, end, take):
+        spans.append((start, end))
+        read(self, shard, start, end, take)
+
+    monkeypatch.setattr(PartitionReader, "read", watched)
+    log, writer = make(), make()
+    for version in range(12):
+        row = record(version, commit(version - 1) if version else None)
+        place = writer.append(row, changes({b"\x03a": noise(1000 + version)})).location
+        if version % 4 == 3:
+            writer.append_base(row, [(b"\x03a", noise(1000 + version))])
+        if version in (5, 11):
+            spans.clear()
+            gone = log.prune(0, [commit(version)])
+            assert len(gone) == {5: 4, 11: 10}[version]
+            log.rest()
+            assert not log._indexes[0]._cache
+            if version == 5:
+                behind = int(place.partition("+")[0].rpartition("@")[2])
+    start = min(start for start, end in spans if end - start > 1)
+    assert start > behind, "what was read before is read again"
+    assert as_dict(log.read(0, commit(11))) == {b"\x03a": noise(1011)}
+
+
+def test_a_rest_does_not_keep_half_of_a_record(kafka_broker, make, topic):
+    log = make()
+    log.append(record(0), changes({b"\x03a": b"0"}))
+    producer = Producer(kafka_broker.settings.for_client())
+    for at in range(2):
+        half = ChunkKey(Kind.BASE, commit(0), b"deadbeef", at, False, Growth())
+        producer.produce(topic, noise(500_000), half.encode(), 0)
+    assert producer.flush(20) == 0
+    assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"0"}
+    log.rest()
+    assert not log._indexes
+    assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"0"}
+
+
+def test_what_was_known_of_a_topic_that_was_made_again_cuts_nothing_of_the_new_one(kafka_topics, make, topic):
+    """The commits are the same and the new one is longer: only a look at the place tells."""
+    log = make()
+    for version in range(4):
+        log.append(record(version, commit(version - 1) if version else None), changes({b"\x03a": b"%d" % version}))
+    log.append_base(record(3, commit(2)), [(b"\x03a", b"3")])
+    assert log.prune(0, [commit(3)], dry_run=True)
+    log.rest()
+    kafka_topics.delete(topic)
+    kafka_topics.create(13, name=topic, cleanup_policy="delete", retention_ms=-1, retention_bytes=-1)
+    writer = make()
+    writer.append_base(record(3, commit(2)), [(b"\x03a", b"3")])
+    for version in range(4, 12):
+        writer.append(record(version, commit(version - 1)), changes({b"\x03b": b"%d" % version}))
+    assert log.prune(0, [commit(3)]) == []
+    assert as_dict(make().read(0, commit(11))) == {b"\x03a": b"3", b"\x03b": b"11"}
 
 
 def test_a_log_that_is_cut_while_it_is_verified_is_not_damaged(kafka_broker, make, topic, monkeypatch):

@@ -6,6 +6,8 @@ Where what it queued is lost too, that is read from the source again.
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,13 @@ import pytest
 from backend import archive, count, median, policies, stream, sum_, tumbling
 from backend.sinks.parquet import ParquetSink
 from backend.spark import start as starting
-from backend.spark.session.jvm import UNIX_SOCKETS
+from backend.spark.session.jvm import UNIX_SOCKETS, run_on_tasks
 from recovery.queue.seals import read_seal
+from recovery.restore.all_shards import _Run
 from recovery.restore.replay import DIRECTORY
 from recovery.supervise.beside import Beside
 from tests.spark.test_moving_shards import expected, found, make
-from tests.support.waiting import ended
+from tests.support.waiting import PATIENCE_S, ended, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -144,6 +147,39 @@ def test_what_was_queued_and_is_lost_too_is_read_again(
     if combined:
         wanted = {window: (n, total, n) for window, (n, total, _) in wanted.items()}
     assert found(tmp_path / "results") == (wanted, 0)
+
+
+def test_a_stop_ends_a_restore_beside_the_query_and_the_next_start_makes_it(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = make(tmp_path / "data", ROWS * BATCHES)
+    begun = tmp_path / "begun"
+
+    def for_ever(items: Any) -> Any:
+        begun.touch()
+        time.sleep(2 * PATIENCE_S)
+        yield from items
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "carry_out", lambda run, plans: run_on_tasks(run.spark, [0], for_ever))
+        query = job(tmp_path / "data", median("x")).start(
+            spark, checkpoint=tmp_path / "checkpoint", sink=Taking(tmp_path), shards=2, trigger="0 seconds",
+            local_dir=tmp_path / "local",
+        )  # fmt: skip
+        until(begun.exists, what="a restore beside the query", alive=lambda: query.is_active)
+        stopping = threading.Thread(target=query.stop)
+        stopping.start()
+        stopping.join(PATIENCE_S)
+        assert not stopping.is_alive(), "it waits for a restore that does not end"
+    assert query.exception is None
+    ended(
+        job(tmp_path / "data", median("x")).start(
+            spark, checkpoint=tmp_path / "checkpoint",
+            sink=ParquetSink(tmp_path / "results", tmp_path / "errors"), shards=2, trigger="0 seconds", until="end",
+            local_dir=tmp_path / "local",
+        )
+    )  # fmt: skip
+    assert found(tmp_path / "results") == (expected(messages), 0)
 
 
 def test_a_start_without_a_queue_of_its_own_seals_what_an_earlier_one_left(

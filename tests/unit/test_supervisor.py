@@ -947,7 +947,8 @@ def test_nothing_is_restored_or_started_while_a_restore_runs_beside() -> None:
         def restored(self, committed: int) -> None:
             events.append("asked")
 
-        def join(self) -> None:
+        def join(self, cancel: object = None) -> None:
+            assert cancel is None, "nobody stopped the query"
             events.append(f"{self.name} ended")
 
     queries = [Failing(LATE), Failing(MISSING), Failing(None)]
@@ -984,6 +985,35 @@ def test_the_end_of_a_restore_beside_the_query_is_waited_for() -> None:
     threading.Timer(0.05, free.set).start()
     beside.join()
     assert over.is_set()
+
+
+@pytest.mark.parametrize("where", ["beside the query", "with the query stopped"])
+def test_a_stop_ends_the_restore_that_runs(where: str) -> None:
+    """Its jobs are cancelled until one of them was one of it: between two jobs there is nothing to cancel."""
+    going, ended, asked, raised = threading.Event(), threading.Event(), list[bool](), list[str]()
+
+    def restore(*_: object) -> Any:
+        going.set()
+        if not ended.wait(30):
+            raised.append("it was not cancelled")
+        raise RuntimeError("Job 7 cancelled part of cancelled job group")
+
+    def cancel() -> None:
+        asked.append(query._stopping.is_set())
+        if len(asked) == 1:
+            raise RuntimeError("the JVM does not answer")
+        ended.set()
+
+    beside = where == "beside the query"
+    more: dict[str, Any] = {"beside": Beside(restore, 100, 10, {0: queueing()})} if beside else {}
+    queries: list[Any] = [Busy() if beside else Failing(MISSING)]
+    query = RewindQuery(
+        one_shard(start_query=lambda publish: queries.pop(0), restore=restore, end_restores=cancel, **more)
+    )
+    assert going.wait(30)
+    query.stop()
+    assert not query.is_active
+    assert (asked[:2], raised, query.exception) == ([True, True], [], None)
 
 
 class Leased:

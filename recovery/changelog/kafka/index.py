@@ -67,6 +67,17 @@ class ShardIndex:
         """Give a record's bytes if they were kept."""
         return self._cache.get(stored.append_id)
 
+    def forget_bytes(self) -> bool:
+        """Forget the bytes of records; return whether what is left is worth keeping: not with half of a record."""
+        self._cache.clear()
+        self._cached = 0
+        return not self.foreign and self._assembler.open_from(above=-1) is None
+
+    def begins(self, append_id: bytes, offset: int) -> bool:
+        """Return whether a record of this append begins at an offset."""
+        complete = any(stored.append_id == append_id and stored.first == offset for stored in self.stored())
+        return complete or self._assembler.begins(append_id, offset)
+
     def drop_below(self, offset: int) -> None:
         """Forget records that begin below an offset: the log was cut there."""
         self.next_offset = max(self.next_offset, offset)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from backend.errors import ChangelogDamaged, ChangelogUnavailable, RewindError, SourceUnavailable, UnknownFormat
 from backend.kafka_client.admin import admin_client, offsets
@@ -42,6 +43,7 @@ from recovery.changelog.protocol import (
 from recovery.changelog.records import Kind, LogRecord, check_commit, decode, encode_base, encode_delta
 from recovery.commit.pointer import Commit, CommitRecord
 
+T = TypeVar("T")
 _TRIES = 3
 TAIL_OFFSETS = 64
 
@@ -84,7 +86,7 @@ class KafkaChangelog:
         self._min_base_bytes = min_base_bytes
         self._cache_bytes = cache_bytes
         self._guard = threading.RLock()
-        self._writer = PartitionWriter(settings, topic, owner)
+        self._writer = PartitionWriter(settings, topic, owner, find=self._find)
         self._reader: PartitionReader | None = None
         self._indexes: dict[int, ShardIndex] = {}
         self._lineages: dict[int, Lineage] = {}
@@ -204,20 +206,13 @@ class KafkaChangelog:
 
         A damaged base does not end it while the deltas before it are still there; `History.notes` tells.
         """
-        with self._guard:
-            known = shard in self._indexes
-            try:
-                history, notes = self._read(shard, commit)
-            except ChangelogDamaged:
-                if not known:
-                    raise
-                self._indexes.pop(shard, None)  # it may be of a topic that was made again since
-                history, notes = self._read(shard, commit)
-        return History(history.record, history.keys, history.values, history.read_bytes, tuple(notes))
 
-    def _read(self, shard: int, commit: Commit) -> tuple[History, list[str]]:
-        index, notes = self._refreshed(shard), list[str]()
-        return read_history(shard, commit, lambda at: self._load(shard, index, notes, at)), notes
+        def read(index: ShardIndex) -> History:
+            notes = list[str]()
+            found = read_history(shard, commit, lambda at: self._load(shard, index, notes, at))
+            return replace(found, notes=tuple(notes))
+
+        return self._indexed(shard, read)
 
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's complete records; one of several copies."""
@@ -242,16 +237,21 @@ class KafkaChangelog:
         retained = sorted(set(keep))
         if not retained:
             return []
-        with self._guard:
-            index = self._refreshed(shard)
+
+        def cut(index: ShardIndex) -> list[str]:
             if index.foreign:
                 raise foreign(self._where(shard), index.foreign, self._owner)
             edge = index.cut_for(retained, self._where(shard))
             doomed = [self._location(shard, s.first) for s in index.stored() if s.first < edge]
             if doomed and not dry_run:
+                piece = self._key_at(shard, edge)
+                if piece is None or not index.begins(piece.append_id, edge):
+                    raise self._gone(shard, edge)
                 self._delete_below(shard, edge)
                 index.drop_below(edge)
-        return doomed
+            return doomed
+
+        return self._indexed(shard, cut)
 
     def verify(self, shard: int, commit: Commit | None = None) -> list[RewindError]:
         """Read every message of a shard again, check every complete record, then the lineage."""
@@ -283,15 +283,21 @@ class KafkaChangelog:
             self._whole(shard, begin)
         return wrong if commit is None else verify_lineage(lambda: self.read(shard, commit), wrong)
 
-    def close(self) -> None:
-        """Release clients and what was read; closing twice does nothing."""
+    def rest(self) -> None:
+        """Release clients and bytes; where the records lie stays known, so that the next pruning reads what is new."""
         with self._guard:
             self._writer.close()
-            self._indexes.clear()
+            self._indexes = {shard: index for shard, index in self._indexes.items() if index.forget_bytes()}
             self._lineages.clear()
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
+
+    def close(self) -> None:
+        """Release clients and what was read; closing twice does nothing."""
+        with self._guard:
+            self.rest()
+            self._indexes.clear()
 
     # -------------------------------------------------------------------------------------------------------- inside
 
@@ -356,6 +362,26 @@ class KafkaChangelog:
                     return owners[0], True
         return "", records
 
+    def _find(self, shard: int, append_id: bytes, pieces: int) -> int:
+        """Look at the end of a partition for the offset of an append's first piece.
+
+        Raises:
+            ChangelogUnavailable: It is not there.
+        """
+        found: list[int] = []
+
+        def take(key: bytes | None, _value: bytes | None, offset: int) -> None:
+            piece = decode_key(key, self._location(shard, offset))
+            if piece is not None and piece.append_id == append_id and piece.index == 0:
+                found.append(offset)
+
+        low, high = self._partitions().watermarks(shard)
+        self._partitions().read(shard, max(low, high - pieces - TAIL_OFFSETS), high, take)
+        if not found:
+            why = RuntimeError("the client says that a record was written, not where, and it is not at the end")
+            raise unavailable(self._settings, self._topic, why)
+        return found[0]
+
     def _key_at(self, shard: int, offset: int) -> ChunkKey | None:
         """Read the key of the message at an offset; None when none of ours is there."""
         found: list[ChunkKey | None] = []
@@ -376,6 +402,21 @@ class KafkaChangelog:
         if self._reader is None:
             self._reader = PartitionReader(self._settings, self._topic)
         return self._reader
+
+    def _indexed(self, shard: int, use: Callable[[ShardIndex], T]) -> T:
+        """Use a shard's index, brought to the end of the partition.
+
+        One that was known before and does not fit is made anew: it may be of a topic that was made again since.
+        """
+        with self._guard:
+            known = shard in self._indexes
+            try:
+                return use(self._refreshed(shard))
+            except ChangelogDamaged:
+                if not known:
+                    raise
+                self._indexes.pop(shard, None)
+                return use(self._refreshed(shard))
 
     def _refreshed(self, shard: int) -> ShardIndex:
         """Bring a shard's index to the end of the partition."""
@@ -436,12 +477,14 @@ class KafkaChangelog:
 
         self._partitions().read(shard, stored.first, stored.last + 1, take)
         if not found:
-            raise ChangelogDamaged(
-                "a changelog record is no longer there",
-                where=self._location(shard, stored.first),
-                command="rewind verify <checkpoint>",
-            )
+            raise self._gone(shard, stored.first)
         return found[0]
+
+    def _gone(self, shard: int, offset: int) -> ChangelogDamaged:
+        where = self._location(shard, offset)
+        return ChangelogDamaged(
+            "a changelog record is no longer there", where=where, command="rewind verify <checkpoint>"
+        )
 
     def _decoded(self, shard: int, stored: Stored, data: bytes) -> LogRecord:
         where = self._location(shard, stored.first)

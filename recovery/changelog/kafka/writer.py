@@ -42,9 +42,13 @@ class PartitionWriter:
         settings: The cluster.
         topic: The topic.
         owner: The query that writes: in every message and in the producers' names; "" for nobody.
+        find: Gives the offset of an append's first piece, from the shard, the append id and the number of pieces.
     """
 
-    def __init__(self, settings: KafkaSettings, topic: str, owner: str = "") -> None:
+    def __init__(
+        self, settings: KafkaSettings, topic: str, owner: str = "", *, find: Callable[[int, bytes, int], int]
+    ) -> None:
+        self._find = find
         self._settings = settings
         self._topic = topic
         self._owner = owner
@@ -110,13 +114,16 @@ class PartitionWriter:
     ) -> int:
         """Append one record in one transaction; give the offset of its first piece.
 
+        Where the broker answers a request that was repeated with "duplicate", the client reports what it had written
+        as delivered, without an offset: it is looked for.
+
         Raises:
             _Fenced: Another producer of this name was opened since, or the client cannot go on; nothing was appended.
             ChangelogUnavailable: Anything else; the producer must not be used again.
         """
         from confluent_kafka import KafkaError, KafkaException
 
-        firsts: list[int] = []
+        firsts: list[int | None] = []
         failures: list[Any] = []
 
         def delivered(error: Any, message: Any) -> None:
@@ -126,6 +133,7 @@ class PartitionWriter:
                 firsts.append(message.offset())
 
         append_id = os.urandom(8)
+        number = 0
         try:
             producer.begin_transaction()
             for number, (piece, last) in enumerate(cut(stream)):
@@ -142,7 +150,8 @@ class PartitionWriter:
         except BaseException:  # the rows of a base were refused
             _abort(producer)
             raise
-        return firsts[0]
+        first = firsts[0]
+        return self._find(shard, append_id, number + 1) if first is None else first
 
     def _produce(self, producer: Any, shard: int, key: bytes, piece: bytes, delivered: Callable[..., None]) -> None:
         while True:
