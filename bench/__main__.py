@@ -150,7 +150,7 @@ def main() -> int:
             failed = run_quick(here, [",".join(names) for names in units if names], arguments)
     else:
         failed = [name for name in chosen if run(name, arguments)]
-    if not options.quick and options.results == RESULTS:
+    if not failed and not options.quick and options.results == RESULTS:
         figures.main()
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

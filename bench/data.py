@@ -1,4 +1,4 @@
-"""The same messages for both sides: as an archive of a topic, and as plain Parquet files, one per micro-batch."""
+"""The same messages for both sides: as an archive of a topic, and as plain Parquet files, two per micro-batch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from backend.sources.archive_files import write_archive
 START_MS = 1_700_000_000_000
 """Event time of the first message."""
 TIME = pa.timestamp("ms", tz="UTC")
+FILES = 2
+"""Of a micro-batch: a single one of so few megabytes Spark scans in one task, while its other core waits."""
 
 
 def topic_rows(
@@ -57,12 +59,14 @@ def write_both(directory: Path, name: str, batches: Sequence[pa.Table]) -> None:
     )
     files = directory / f"{name}-files"
     files.mkdir()
+    share = -(-rows // FILES)
     for number, table in enumerate(batches):
-        path = files / f"{number:05d}.parquet"
         value = table["value"].combine_chunks()
-        columns = [value.field(at) for at in range(value.type.num_fields)]
-        pq.write_table(pa.table(columns, names=[*value.type.names]), path, row_group_size=rows // 4)
-        os.utime(path, (START_MS // 1000 + number,) * 2)  # Spark's file source reads them in this order
+        whole = pa.table([value.field(at) for at in range(value.type.num_fields)], names=[*value.type.names])
+        for part in range(FILES):
+            path = files / f"{number:05d}-{part}.parquet"
+            pq.write_table(whole.slice(part * share, share), path, row_group_size=rows // 4)
+            os.utime(path, (START_MS // 1000 + number * FILES + part,) * 2)  # Spark's source reads them in this order
 
 
 def read_archive(directory: Path, name: str, value: str, rows: int) -> Any:
@@ -74,5 +78,5 @@ def read_archive(directory: Path, name: str, value: str, rows: int) -> Any:
 
 
 def read_files(spark: Any, directory: Path, name: str, value: str) -> Any:
-    """Give Spark's own source: one file per micro-batch."""
-    return spark.readStream.schema(value).option("maxFilesPerTrigger", 1).parquet(str(directory / f"{name}-files"))
+    """Give Spark's own source: the same messages per micro-batch, in two tasks."""
+    return spark.readStream.schema(value).option("maxFilesPerTrigger", FILES).parquet(str(directory / f"{name}-files"))

@@ -8,7 +8,8 @@ cost nothing: milliseconds per micro-batch, and of the first one, of
   `transformWithStateInPandas`), with as many shards;
 * Spark's own windows on the JVM, with its RocksDB store and changelog checkpointing, with as many partitions.
 
-They run in turn, in one session; medians over micro-batches, the first three of each query left out.
+They run in turn, in one session, once the JVM's compilers have settled (`bench/warm.py`); medians over micro-batches,
+the first three of each query left out. The first micro-batch is that of a query in a JVM that has run others.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bench.data import START_MS, TIME, topic_rows, typed
 from bench.floor import empty, until_read
 from bench.session import has_messages, session, sparks_own_store, steadily
 from bench.table import Options, report
+from bench.warm import ROUNDS, Warm
 
 ROWS = 200
 WARM_UP = 3
@@ -112,8 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with session() as spark, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
         write(directory, batches)
-        for number, warm in enumerate(() if options.quick else (run_empty, run_ours, run_sparks)):
-            steadily(lambda run, go=warm: go(spark, directory, run, 1, batches), directory / f"warm-{number}")
+
+        def warm_up() -> None:
+            for go in (run_empty, run_ours, run_sparks):
+                steadily(lambda run, go=go: go(spark, directory, run, 2, batches), Path(tempfile.mkdtemp(dir=name)))
+
+        warm = Warm(spark, warm_up, rounds=0 if options.quick else ROUNDS)
         for shards in (2,) if options.quick else (1, 2, 4):
             taken: dict[str, list[float]] = {"ours": [], "empty": [], "sparks": []}
             first: dict[str, list[float]] = {"ours": [], "empty": [], "sparks": []}
@@ -138,12 +144,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "first: Spark's own ms": statistics.median(first["sparks"]),
                 }
             )
+        notes = warm.notes()
     report(
         "fixed",
         options,
         f"Micro-batches of {ROWS} messages, two cores",
         rows,
-        [] if options.quick else ["a whole query of each ran before, unmeasured: the JVM is warm"],
+        notes,
     )
 
 

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,16 @@ SNAPSHOT_EVERY = 10
 NAMES = {"tumbling": "incremental, few keys", "keys": "incremental, many keys", "median": "full state"}
 
 
-def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, snapshots: str | int) -> dict[str, int]:
-    """Run our job; give the bytes."""
+def ours(
+    spark: Any, directory: Path, case: Case, rows: int, run: Path, snapshots: str | int, events: int
+) -> dict[str, int]:
+    """Run our job over so many messages; give the bytes."""
     query = case.ours(stream(our_source(directory, rows), event_time="at", key="key")).start(
         spark, checkpoint=run / "checkpoint", results=run / "results", errors=run / "errors", shards=2,
         local_dir=run / "local", snapshots=snapshots, trigger="0 seconds", until="end",
     )  # fmt: skip
     query.await_termination()
+    assert query.progress.rows == events, (query.progress.rows, events)
     checkpoint = run / "checkpoint"
     steps = sum(path.stat().st_size for path in (checkpoint / "rewind" / "snapshots").glob("*/*.step.*"))
     return {
@@ -42,8 +46,8 @@ def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, snapshot
     }
 
 
-def sparks(spark: Any, directory: Path, case: Case, run: Path, *, changelog: bool) -> dict[str, int]:
-    """Run Spark's own operator; give the bytes."""
+def sparks(spark: Any, directory: Path, case: Case, run: Path, events: int, *, changelog: bool) -> dict[str, int]:
+    """Run Spark's own operator over so many messages; give the bytes."""
     sparks_own_store(spark, changelog=changelog)
     query = (
         case.sparks(sparks_source(spark, directory))
@@ -54,6 +58,8 @@ def sparks(spark: Any, directory: Path, case: Case, run: Path, *, changelog: boo
         .start()
     )
     query.awaitTermination()
+    read = sum(progress["numInputRows"] for progress in query.recentProgress)
+    assert read == events, (read, events)
     log = size(run / "checkpoint" / "state", ".changelog")
     return {"log": log, "steps": 0, "snapshots": size(run / "checkpoint" / "state") - log, "pointers": 0}
 
@@ -61,18 +67,19 @@ def sparks(spark: Any, directory: Path, case: Case, run: Path, *, changelog: boo
 def compare(spark: Any, case: Case, directory: Path, *, batches: int, rows: int) -> list[dict[str, Any]]:
     """Run all four over the same messages."""
     write(directory, case, batches, rows)
+    events = batches * rows
+    mine, theirs = partial(ours, spark, directory, case, rows), partial(sparks, spark, directory, case)
     runs = {
-        f"ours, snapshots every {SNAPSHOT_EVERY}": lambda run: ours(spark, directory, case, rows, run, SNAPSHOT_EVERY),
-        "ours, no snapshots": lambda run: ours(spark, directory, case, rows, run, "off"),
-        "Spark's, changelog checkpointing": lambda run: sparks(spark, directory, case, run, changelog=True),
-        "Spark's, snapshots only": lambda run: sparks(spark, directory, case, run, changelog=False),
+        f"ours, snapshots every {SNAPSHOT_EVERY}": partial(mine, snapshots=SNAPSHOT_EVERY, events=events),
+        "ours, no snapshots": partial(mine, snapshots="off", events=events),
+        "Spark's, changelog checkpointing": partial(theirs, events=events, changelog=True),
+        "Spark's, snapshots only": partial(theirs, events=events, changelog=False),
     }
     found = []
     for number, (label, go) in enumerate(runs.items()):
         run = directory / f"run-{number}"
         taken = go(run)
         shutil.rmtree(run, ignore_errors=True)
-        events = batches * rows
         found.append(
             {
                 "windows": NAMES[case.name],

@@ -1,9 +1,9 @@
 """Windows beside Spark's own operators: `python -m bench.windows [--quick] [--case NAME]`.
 
-The same Parquet files of 500,000 messages each, one file per micro-batch, read by both: ours through the archive source
-(typed values), Spark's by its file source, with its RocksDB state store and changelog checkpointing. The two run in
-turn in one session, twice (the Python one once), after a warm-up that ends when the JVM's compilers do: they take more
-than half a core in a query's first minute, and a query runs for days. The first third of each run is left out; the
+The same messages, 500,000 per micro-batch, read by both from Parquet files in two tasks: ours through the archive
+source (typed values), Spark's by its file source, with its RocksDB state store and changelog checkpointing. The two run
+in turn in one session, twice (the Python one once), after a warm-up that ends when the JVM's compilers do: they take
+more than half a core in a query's first minute, and a query runs for days. The first third of each run is left out; the
 median per micro-batch is compared, and every window that Spark closed must be among ours, aggregate by aggregate. The
 median is also computed as one writes it with Spark's stateful API in Python: `transformWithStateInPandas`, messages in
 a ListState per key.
@@ -146,7 +146,7 @@ class Medians(StatefulProcessor):
 
 
 def write(directory: Path, case: Case, batches: int, rows: int) -> None:
-    """Write the messages twice: as an archive, and as plain Parquet files, one per micro-batch, in the same order."""
+    """Write the messages twice: as an archive, and as plain Parquet files, two per micro-batch, in the same order."""
     random = np.random.default_rng(3)
     names = pa.array([f"k{number:07d}" for number in range(case.keys)])
     tables = []

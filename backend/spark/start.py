@@ -330,17 +330,19 @@ def _open(
 
     listeners = (under_way := UnderWay(), *options.listeners)
 
-    context, group = context_of(spark), f"rewind-restore {checkpoint} {uuid.uuid4().hex}"
+    group = f"rewind-restore {checkpoint} {uuid.uuid4().hex}"
 
     def restore(why: str) -> int:
         watch.look()
-        context.setJobGroup(group, "restore of shards")
-        return restore_shards(spark, job, checkpoint, make, why, listeners, options.arrow_rows, lease.check)
+        return restore_shards(
+            spark, job, checkpoint, make, why, listeners, options.arrow_rows, lease.check, group=group
+        )
 
     def beside(pointers: Mapping[int, Pointer], refused: Collection[int]) -> None:
         watch.look(beside=True)
-        context.setJobGroup(group, "restore of shards beside the query")
-        restore_beside(spark, job, checkpoint, make, pointers, lease.check, listeners, options.arrow_rows, refused)
+        restore_beside(
+            spark, job, checkpoint, make, pointers, lease.check, listeners, options.arrow_rows, refused, group=group
+        )
 
     return QueryPlan(
         spark=spark,
@@ -369,7 +371,7 @@ def _open(
         beside=Beside(beside, queue_bytes or 0, keep_versions // 2, restoring),
         under_way=under_way,
         window_ends=WindowEnds() if every_ms == 0 else None,
-        end_restores=lambda: context.cancelJobGroup(group),
+        end_restores=lambda: context_of(spark).cancelJobGroup(group),
         standby=standby_of(spark, checkpoint, make, job.shards, used, options.standby, local_dir) if every else None,
     )
 

@@ -57,6 +57,8 @@ def restore_shards(
     listeners: Sequence[RestoreListener] = (),
     arrow_rows: int = 200_000,
     check_lease: Callable[[], None] = lambda: None,
+    *,
+    group: str | None = None,
 ) -> int:
     """Restore every shard whose state is not usable where it was probed; no task of the query may be running.
 
@@ -69,6 +71,7 @@ def restore_shards(
         listeners: Told of each shard.
         arrow_rows: Rows per Arrow batch.
         check_lease: Raises once a newer start has the checkpoint: it alone asks shards to adopt their queues then.
+        group: Spark's group of jobs, of which all are from now on that this thread starts; None leaves it as it is.
 
     Returns:
         The number of shards restored, or made available to other hosts when none had to be.
@@ -79,6 +82,7 @@ def restore_shards(
         RestoreMismatch: Count or digest of the replayed messages differ from the committed ones.
         ChangelogDamaged: The changelog is damaged.
     """
+    _in_group(spark, group)
     query = query_id(checkpoint)
     committed = read_pointers(spark, checkpoint, len(job.grouping))
     queues = {shard: one for shard, one in committed.items() if isinstance(one, RestoringPointer)}
@@ -102,6 +106,8 @@ def restore_beside(
     listeners: Sequence[RestoreListener] = (),
     arrow_rows: int = 200_000,
     refused: Collection[int] = (),
+    *,
+    group: str | None = None,
 ) -> None:
     """Restore shards beside the running query, and ask them to adopt their queues.
 
@@ -118,6 +124,7 @@ def restore_beside(
         listeners: Told of each shard.
         arrow_rows: Rows per Arrow batch.
         refused: Shards that could not adopt their queues with the snapshots that there are.
+        group: As for `restore_shards`.
 
     Raises:
         CheckpointTaken: A newer start has taken the checkpoint over; nothing was asked.
@@ -125,6 +132,7 @@ def restore_beside(
         RestoreMismatch: Count or digest of the replayed messages differ from the committed ones.
         ChangelogDamaged: The changelog is damaged.
     """
+    _in_group(spark, group)
     of = partial(make, query_id(checkpoint))
     why = "its state was missing, and its input is queued"
     there = {
@@ -147,6 +155,11 @@ def restore_beside(
     check_lease()
     ask_to_adopt(checkpoint, {shard: pointer.commit.name for shard, pointer in pointers.items()})
     kill_point("after_ask")
+
+
+def _in_group(spark: SparkSession, group: str | None) -> None:
+    if group is not None:
+        context_of(spark).setJobGroup(group, "restore of shards")
 
 
 def _leads(snapshots: Snapshots | None, pointer: Pointer) -> bool:

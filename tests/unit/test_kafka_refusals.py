@@ -205,7 +205,10 @@ REQUESTS: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     "changelog: topic": (lambda: KafkaChangelog(SETTINGS, "t").check(1, new=False), ChangelogUnavailable),
     "changelog: ends": (lambda: PartitionReader(SETTINGS, "t").watermarks(0), ChangelogUnavailable),
     "changelog: messages": (lambda: PartitionReader(SETTINGS, "t").read(0, 0, 5, print), ChangelogUnavailable),
-    "changelog: producer": (lambda: PartitionWriter(SETTINGS, "t", find=lambda *_: 0)._open_producer("p"), ChangelogUnavailable),
+    "changelog: producer": (
+        lambda: PartitionWriter(SETTINGS, "t", find=lambda *_: 0)._open_producer("p"),
+        ChangelogUnavailable,
+    ),
     "changelog: cut": (lambda: KafkaChangelog(SETTINGS, "t")._delete_below(0, 5), ChangelogUnavailable),
 }
 
