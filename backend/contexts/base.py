@@ -45,7 +45,7 @@ from backend.errors import KeyInvalid, ManifestMismatch, SelectorDisabled, State
 from backend.keys import encode_columns
 from backend.python_rows import python_rows
 from backend.store.bounds import stored_bounds
-from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes
+from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes, large_rows
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Region, Store
 from backend.store.workspace import Workspace
@@ -229,6 +229,8 @@ class Context:
             longest = max(key_text_bytes(key, len(some)), default=0)
             if longest > MAX_KEY_TEXT_BYTES:
                 return f"the key has {longest} bytes, at most {MAX_KEY_TEXT_BYTES} are allowed"
+            for large in large_rows(table.columns, len(some)).values():
+                return large
             try:
                 if key:
                     encode_columns(key)

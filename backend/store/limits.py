@@ -15,6 +15,9 @@ from backend.store.protocol import MAX_KEY_BYTES, MAX_VALUE_BYTES
 MAX_KEY_TEXT_BYTES = 30_000
 """Texts of a message's key, all together: encoded, and with whatever comes before, they stay below `MAX_KEY_BYTES`,
 even if each byte has to be escaped. A message with a longer key is malformed, not the end of the job."""
+MAX_FIELDS_BYTES = 15 * 1024 * 1024
+"""Fields of a message that an operator reads, all together: a row of four aggregates that each keep them stays below
+`MAX_VALUE_BYTES`. A message with more is malformed."""
 
 
 def key_text_bytes(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> npt.NDArray[np.int64]:
@@ -24,6 +27,19 @@ def key_text_bytes(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) ->
         if _is_text(column.type):
             total += np.asarray(pc.binary_length(column).fill_null(0), np.int64)
     return total
+
+
+def large_rows(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> dict[int, str]:
+    """Return the rows, of `count`, whose values have more than `MAX_FIELDS_BYTES`, and what is said of each."""
+
+    def sought(start: int, stop: int) -> list[int]:
+        length = sum(column.slice(start, stop - start).nbytes for column in columns)
+        if length <= MAX_FIELDS_BYTES or stop == start:
+            return []
+        middle = (start + stop) // 2
+        return [start] if stop - start == 1 else [*sought(start, middle), *sought(middle, stop)]
+
+    return dict.fromkeys(sought(0, count), f"the fields have more than {MAX_FIELDS_BYTES} bytes")
 
 
 def _is_text(kind: pa.DataType) -> bool:

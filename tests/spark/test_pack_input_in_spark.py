@@ -111,7 +111,9 @@ def by_spark(spark: Any, source: ArchiveSource, key: tuple[str, ...], time: str 
     lengths = [f.coalesce(f.octet_length(f.col("value")[name]), f.lit(0)) for name in texts]
     length = sum(lengths, f.lit(0))
     widths = {"f32": lambda column: column.cast("double")}
-    hashed = f.xxhash64(*[widths.get(name, lambda column: column)(f.col("value")[name]) for name in key])
+    # a key that is too long goes where null does
+    fit = [f.when(length <= 30_000, f.col("value")[name]) for name in key]
+    hashed = f.xxhash64(*[widths.get(name, lambda column: column)(own) for name, own in zip(key, fit, strict=True)])
     rows = source.batch(spark, source.offsets()).select(
         f.when(f.col("topic") == "u", 1).otherwise(0).alias("stream"),
         "partition",

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from backend import Message, StandaloneContext, StandaloneJoin, count, join_spec, over_all, tumbling, window_spec
-from backend.aggregates import sum_
+from backend.aggregates import first, last, max_, min_, sum_
 from backend.contexts.windows import AutomaticContext
 from backend.errors import UserCodeFailed, ValueInvalid
-from backend.store.limits import MAX_KEY_TEXT_BYTES
+from backend.store.limits import MAX_FIELDS_BYTES, MAX_KEY_TEXT_BYTES
 from backend.store.memory import MemoryStore
 
 FIELDS = pa.schema([("key", pa.string()), ("value", pa.int64())])
@@ -85,6 +85,22 @@ def test_a_join_refuses_by_the_equal_fields_of_the_message_s_own_side() -> None:
         (1, 2, "malformed"),
     ]
     assert [row["text"] for row in join.get_result()] == [long]
+
+
+def test_fields_at_the_bound_are_kept_by_four_aggregates_and_more_are_malformed() -> None:
+    """A row of state has all of them, and a value of the store has 64 MiB at most."""
+    fields = pa.schema([("p", pa.string())])
+    kept = {"a": first("p"), "b": last("p"), "c": min_("p"), "d": max_("p")}
+    context = StandaloneContext(window_spec(tumbling(10), fields, kept, retention=0, max_ahead=None), MemoryStore())
+    text = "x" * (MAX_FIELDS_BYTES - 1_000)
+    context.add_message(Message(1, 1, {"p": text}), 0)
+    context.flush()
+    context.add_messages([Message(2, 2, {"p": text + text[:1_000]}), Message(3, 100, {"p": ""})], 0)
+    [row] = context.get_result()
+    assert [len(row[name]) for name in kept] == [len(text)] * 4
+    [error] = context.get_errors()
+    assert (error["offset"], error["reason"]) == (2, "malformed")
+    assert error["detail"] == f"the fields have more than {MAX_FIELDS_BYTES} bytes"
 
 
 @pytest.mark.parametrize("place", [{"offset": -1}, {"offset": 2**63}, {"partition": -1}, {"stream": 2**16}])

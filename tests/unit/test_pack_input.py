@@ -13,6 +13,7 @@ from backend.errors import SourceDamaged
 from backend.spark.pack import frames
 from backend.spark.pack import pack_input as pack_input_module
 from backend.spark.pack.pack_input import PackInput, millis, pack_input, selecting
+from backend.store import limits
 from backend.store.limits import MAX_KEY_TEXT_BYTES
 
 VALUE = pa.struct([("key", pa.string()), ("at", pa.timestamp("us", "UTC")), ("x", pa.int64())])
@@ -84,6 +85,25 @@ def test_a_key_that_is_too_long_is_malformed_and_kept() -> None:
     batch = rows([{"key": longest, "at": at(0), "x": 1}, {"key": longer, "at": at(0), "x": 2}])
     found = pack_input(batch, INPUT, 0).to_pydict()
     assert found["_malformed"] == [None, f"the key has {MAX_KEY_TEXT_BYTES + 1} bytes, at most 30000 are allowed"]
+    assert found["_shard"][1] == 42 % 4, "where null goes: it is not hashed"
+
+
+def test_fields_that_no_row_of_state_takes_are_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of many rows, whatever the type; fields that the operator does not read do not count."""
+    monkeypatch.setattr(limits, "MAX_FIELDS_BYTES", 10_000)
+    kind = pa.struct([*VALUE, pa.field("note", pa.string()), pa.field("more", pa.list_(pa.int64()))])
+    values = [{"key": "p", "at": at(0), "x": 1, "note": "n" * 9, "more": [1]} for _ in range(1_000)]
+    values[3] |= {"note": "n" * 10_001}
+    values[500] |= {"more": list(range(1_300))}
+    values[999] |= {"note": "n" * 6_000, "more": list(range(700))}
+    batch = rows([None] * 1_000).set_column(5, "fields", pa.array(values, kind))
+    batch = batch.set_column(7, "malformed", pa.nulls(1_000, pa.string()))
+    read = replace(INPUT, fields=tuple((kind.field(name), name) for name in ("note", "more")))
+    found = pack_input(batch, read, 0).column("_malformed").to_pylist()
+    assert {row: why for row, why in enumerate(found) if why} == dict.fromkeys(
+        (3, 500, 999), "the fields have more than 10000 bytes"
+    )
+    assert not any(pack_input(batch, INPUT, 0).column("_malformed").to_pylist())
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -22,7 +22,7 @@ from backend.sources.json_columns import instants
 from backend.spark.pack import frames
 from backend.spark.pack.hashing import xxhash64
 from backend.steps import VERDICT
-from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes
+from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes, large_rows
 
 DAY_MS = 86_400_000
 _DATES_MS = (2**63 - 1) // 1_000 - 2 * DAY_MS
@@ -122,10 +122,16 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int) -> pa.Record
     stream = _streams(rows.column("topic"), what.streams)
     partition = np.asarray(rows.column("partition"), np.int64)
     time = rows.column("timestamp") if what.event_time is None else named[what.event_time]
+    reasons = large_rows([named[own] for own in dict.fromkeys(own for _, own in what.fields) if own in named], count)
     length = key_text_bytes([named[name] for name in what.key], count)
+    keys = {name: named[name] for name in what.key}
     if (length > MAX_KEY_TEXT_BYTES).any():
-        malformed = _with_long_keys(malformed, length)
-    shards, codes = _shards(stream, partition, named, what, count)
+        reasons |= _long_keys(length)
+        long = pa.array(length > MAX_KEY_TEXT_BYTES)  # they go where null does: nothing is made of such a key
+        keys = {name: pc.if_else(long, pa.scalar(None, key.type), key) for name, key in keys.items()}
+    if reasons:
+        malformed = pa.array([reasons.get(row, why) for row, why in enumerate(malformed.to_pylist())], pa.string())
+    shards, codes = _shards(stream, partition, keys, what, count)
     columns = {
         STREAM: pa.array(stream, pa.int32()),
         PARTITION: rows.column("partition"),
@@ -189,16 +195,16 @@ def millis(times: pa.Array, timezone: str) -> pa.Array:
     return pa.array(floor, mask=np.asarray(ticks.is_null())) if ticks.null_count else pa.array(floor)
 
 
-def _with_long_keys(malformed: pa.Array, length: Ints) -> pa.Array:
-    """Say of rows whose key is too long that they are malformed."""
-    reasons = malformed.to_pylist()
-    for row in np.flatnonzero(length > MAX_KEY_TEXT_BYTES).tolist():
-        reasons[row] = f"the key has {length[row]} bytes, at most {MAX_KEY_TEXT_BYTES} are allowed"
-    return pa.array(reasons, pa.string())
+def _long_keys(length: Ints) -> dict[int, str]:
+    """Return the rows whose key is too long, and what is said of each."""
+    return {
+        row: f"the key has {length[row]} bytes, at most {MAX_KEY_TEXT_BYTES} are allowed"
+        for row in np.flatnonzero(length > MAX_KEY_TEXT_BYTES).tolist()
+    }
 
 
 def _shards(
-    stream: Ints, partition: Ints, named: Mapping[str, pa.Array], what: PackInput, count: int
+    stream: Ints, partition: Ints, keys: Mapping[str, pa.Array], what: PackInput, count: int
 ) -> tuple[Ints, pa.Array | None]:
     """Return each row's shard, and the number of its key where it is one text."""
     if what.by_partition:
@@ -206,7 +212,7 @@ def _shards(
         return (partition + base) % what.shards, None
     if not what.key or what.shards == 1:
         return np.zeros(count, np.int64), None
-    columns = [_normal(named[name], widen=what.widen) for name in what.key]
+    columns = [_normal(keys[name], widen=what.widen) for name in what.key]
     if len(columns) > 1 or not pa.types.is_string(columns[0].type):
         return np.mod(xxhash64(columns, count), what.shards), None
     codes = pc.dictionary_encode(columns[0], null_encoding="encode")  # each text once
