@@ -98,7 +98,8 @@ def fetch(
             records = _records(good, topic, partition, following, end)
             if good:
                 following, progress, torn = good[-1].offset() + 1, time.monotonic(), False
-            failed = [m for m in messages if m.error() is not None] if len(good) < len(messages) else []
+            # errors outlive an assignment: those of what the client read before may come now
+            failed = [m for m in messages if m.error() is not None and m.partition() in (None, partition)]
             del messages, good
             if records.num_rows:
                 yield records
@@ -169,11 +170,12 @@ def _judged(
         return message.offset(), ""
     if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         end = _end(consumer, place)
-        if end is not None and end < following:
+        if "truncation" in error.str() or (end is not None and end < following):
+            up_to = f"it holds offsets up to {end - 1}: " if end is not None else ""
             raise SourceWentBack(
                 "a partition has lost its end",
                 where=where,
-                why=f"offset {following} comes next, it holds offsets up to {end - 1}: {error.str()}",
+                why=f"offset {following} comes next, {up_to}{error.str()}",
                 command=ANEW,
             )
         raise HistoryLost(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from backend.errors import SourceUnavailable, SourceWentBack
 from backend.kafka_client.admin import TopicIdentity, admin_client, ends
 from backend.kafka_client.reader import next_messages
-from backend.kafka_client.refusals import hearing, named
+from backend.kafka_client.refusals import hearing, named, refusals
 from backend.sources import TopicPartition
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def check_end(settings: KafkaSettings, key: TopicPartition, position: int, leade
             if message is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
                 return
             if error is None or error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
+                if error is not None and (error.fatal() or error.code() in refusals()):
+                    raise KafkaException(error)
                 continue
             if "truncation" not in error.str():
                 return  # retention has passed the position by: told where it is read

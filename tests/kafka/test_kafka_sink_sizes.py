@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import xxhash
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from backend.batch import ERROR_SCHEMA
+from backend.kafka_client.writer import cause_of
 from backend.sinks import kafka_sink
+from backend.sinks.kafka.delivery import Delivery
 from backend.sinks.tables import pack
 from tests.kafka.test_kafka_sink import frame, produced, read
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.gentle]
 
@@ -95,3 +100,30 @@ def test_a_topic_that_takes_too_little_for_any_row_is_named(kafka_broker, kafka_
     topics = kafka_topics.create(max_message_bytes=500), kafka_topics.create()
     with pytest.raises(ValueError, match=f"topic '{topics[0]}' has max.message.bytes=500; a sink needs at least 1024"):
         kafka_sink(*topics, servers=kafka_broker.settings).open("q")
+
+
+@pytest.mark.parametrize("seen", ["by the next message", "at the end"])
+def test_what_ended_a_transaction_is_told_and_not_that_it_has_ended(kafka_broker, kafka_topics, seen):
+    """The client throws everything away for a message that is refused, and takes no more; it keeps why."""
+    topic = kafka_topics.create(1, max_message_bytes=2000)
+    more = {"transactional.id": f"{topic}-writer", "message.max.bytes": 1_000_000}
+    delivery = Delivery(kafka_broker.settings, {topic: 1_000_000}, 60.0, more)
+    delivery.producer.init_transactions(30)
+    delivery.producer.begin_transaction()
+    assert cause_of(delivery.producer, KafkaError(KafkaError._STATE)).code() == KafkaError._STATE, "it runs"
+    delivery.send(topic, os.urandom(100_000), b"")  # the client compresses
+    if seen == "by the next message":
+
+        def takes_no_more():
+            try:
+                delivery.producer.produce(topic, b"small", b"")  # nobody polls: no report is seen
+            except KafkaException as error:
+                return error.args[0].code() == KafkaError._STATE
+            return False
+
+        until(takes_no_more, what="a failed transaction")
+    with pytest.raises(KafkaException) as caught:
+        delivery.send(topic, b"small", b"")
+        delivery.finish()
+    assert caught.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+    delivery.producer.abort_transaction(30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -30,9 +31,11 @@ from recovery.changelog.kafka.reader import PartitionReader
 
 
 class Message:
-    def __init__(self, offset: int, error: int | None = None, *, fatal: bool = False, partition: int = 1) -> None:
+    def __init__(
+        self, offset: int, error: int | None = None, *, fatal: bool = False, partition: int = 1, text: str = "told"
+    ) -> None:
         self._partition = partition
-        self._offset, self._error = offset, None if error is None else KafkaError(error, "told", fatal)
+        self._offset, self._error = offset, None if error is None else KafkaError(error, text, fatal)
 
     def error(self) -> Any:
         return self._error
@@ -156,6 +159,21 @@ def test_an_end_that_is_lost_is_no_matter_of_retention(client: Any, code: int) -
         read(3, 9)
     assert caught.value.where == "t-1"
     assert "retention" not in caught.value.command
+
+
+@pytest.mark.parametrize("ends", [(0, 200), None])
+def test_an_end_that_is_lost_is_told_though_the_partition_has_grown_again(client: Any, ends: Any) -> None:
+    client.ends = ends
+    text = "Partition log truncation detected"
+    client.script += [[Message(3)], [Message(-1001, KafkaError._AUTO_OFFSET_RESET, text=text)]]
+    with pytest.raises(SourceWentBack, match=r"offset 4 comes next, .*truncation"):
+        read(3, 9)
+
+
+@pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.TOPIC_AUTHORIZATION_FAILED])
+def test_an_error_of_another_partition_that_the_client_read_before_is_passed_over(client: Any, code: int) -> None:
+    client.script += [[Message(-1001, code, partition=0)], [Message(3), Message(4)]]
+    assert read(3, 5) == [3, 4]
 
 
 @pytest.mark.parametrize("ends", [(100, 200), None])
@@ -294,5 +312,29 @@ def test_a_damaged_batch_of_the_changelog_ends_its_reading(monkeypatch: pytest.M
             lambda *_, code=code: next(came, [Message(0, code)]),  # and again
         )
         with pytest.raises(kind, match="nothing came"):
-            reader._read(6, lambda _key, _value, offset, found=found: found.append(offset))
+            reader._read(1, 6, lambda _key, _value, offset, found=found: found.append(offset))
         assert found == ([0, 1] if kind is ChangelogDamaged else [])
+
+
+def test_an_error_of_another_shard_is_no_matter_of_the_changelog_s_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = PartitionReader.__new__(PartitionReader)
+    reader._settings, reader._topic, reader._consumer = KafkaSettings("nowhere:1"), "log", None
+    came = iter([[Message(-1001, KafkaError._AUTO_OFFSET_RESET, partition=0)], [Message(4), Message(5)]])
+    monkeypatch.setattr(changelog_reader, "next_messages", lambda *_: next(came))
+    found: list[int] = []
+    reader._read(1, 6, lambda _key, _value, offset: found.append(offset))
+    assert found == [4, 5]
+
+
+def test_a_partition_that_seems_to_be_empty_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two requests of the client one was refused: it gives the answer to the other for both."""
+    reader = PartitionReader.__new__(PartitionReader)
+    reader._settings, reader._topic = KafkaSettings("nowhere:1"), "log"
+    for given, wanted in (([(9, 9), (2, 9)], (2, 9)), ([(9, 9)] * 3, (9, 9)), ([(0, 0)], (0, 0)), ([(2, 9)], (2, 9))):
+        answers = iter(given)
+        reader._consumer = SimpleNamespace(
+            get_watermark_offsets=lambda _, timeout, cached, answers=answers: next(answers),
+            errors=SimpleNamespace(begin=lambda: None),
+        )
+        assert reader.watermarks(0) == wanted
+        assert list(answers) == []

@@ -90,7 +90,8 @@ class Client:
         time.sleep(wait_s)
         self.script.poll(self.error_cb)
         if self.script.then == "works":
-            return Message(5, self.script.first.pop(0) if self.script.first else KafkaError._PARTITION_EOF)
+            code = self.script.first.pop(0) if self.script.first else KafkaError._PARTITION_EOF
+            return Message(5, code, partition=0)
         return None
 
     def later(self, value: Any) -> Future[Any]:
@@ -150,7 +151,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"recovery.changelog.kafka.{module}.TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr("recovery.changelog.kafka.reader.STALLED_S", PATIENCE_S)
     monkeypatch.setattr("backend.sinks.kafka.commits.TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr("backend.sources.kafka_fetch.STALL_S", PATIENCE_S)
+    # the first look at messages of a process takes half a second of its own
+    monkeypatch.setattr("backend.sources.kafka_fetch.STALL_S", 8 * PATIENCE_S)
     monkeypatch.setattr("backend.sources.kafka_watch.VALIDATED_S", PATIENCE_S)
     monkeypatch.setattr("backend.sources.kafka_fetch._idle", {})
     monkeypatch.setattr("backend.sources.kafka_fetch.WAIT_S", 0.05)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.errors import RewindError, SinkUnavailable
 from backend.kafka_client.refusals import hearing, named
+from backend.kafka_client.writer import cause_of
 from backend.sinks.kafka.sizes import producer_sizes
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Delivery:
     ) -> None:
         from confluent_kafka import Producer
 
-        self._patience_s = patience_s
+        self._patience_s, self._transactional = patience_s, "transactional.id" in more
         self._failure: Any = None
         self._sent = self._arrived = 0
         self._moved = time.monotonic()
@@ -74,6 +75,8 @@ class Delivery:
         Raises:
             KafkaException: As for `finish`.
         """
+        from confluent_kafka import KafkaException
+
         while True:
             try:
                 self.producer.produce(topic, value, key, partition)
@@ -81,6 +84,8 @@ class Delivery:
             except BufferError:
                 self.producer.poll(_LOOK_S)
                 self._check()
+            except KafkaException as error:
+                raise KafkaException(self._cause(error.args[0])) from None
         self._sent += 1
         self.producer.poll(0)
         if self._failure is not None:
@@ -125,7 +130,10 @@ class Delivery:
             if was_purged(failure):
                 self.producer.flush(_LOOK_S)  # the client threw it away for another message, whose report comes behind
                 failure = self._failure
-            raise KafkaException(failure)
+            raise KafkaException(self._cause(failure))
+
+    def _cause(self, error: Any) -> Any:
+        return cause_of(self.producer, error) if self._transactional else error
 
 
 def was_purged(error: Any) -> bool:

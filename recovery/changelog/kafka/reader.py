@@ -21,6 +21,7 @@ Take = Callable[[bytes | None, bytes | None, int], None]
 
 BULK = 64
 """Messages per call of the client: at their largest, 48 MiB."""
+EMPTY_TRIES = 3
 WAIT_S = 0.5
 STALLED_S = 60.0
 
@@ -48,6 +49,9 @@ class PartitionReader:
     def watermarks(self, shard: int) -> tuple[int, int]:
         """Ask for the first offset and the one after the last.
 
+        The client asks for each on its own, and where only the first is refused (its leader is new, say) it gives the
+        second for both: what seems to be empty is asked for again.
+
         Raises:
             ChangelogUnavailable: No answer, or there is no such partition.
         """
@@ -58,7 +62,10 @@ class PartitionReader:
             return self._consumer.get_watermark_offsets(place, timeout=timeout_s, cached=False)
 
         try:
-            low, high = while_it_settles(lambda: in_pieces(self._consumer, ask, TIMEOUT_S))
+            for _ in range(EMPTY_TRIES):
+                low, high = while_it_settles(lambda: in_pieces(self._consumer, ask, TIMEOUT_S))
+                if low < high or not high:
+                    break
         except KafkaException as error:
             raise unavailable(self._settings, self._topic, error) from None
         return int(low), int(high)
@@ -79,7 +86,7 @@ class PartitionReader:
             return
         try:
             self._consumer.assign([TopicPartition(self._topic, shard, start)])
-            self._read(end, take)
+            self._read(shard, end, take)
         except KafkaException as error:
             raise unavailable(self._settings, self._topic, error) from None
         finally:
@@ -89,7 +96,7 @@ class PartitionReader:
         """Close the consumer."""
         self._consumer.close()
 
-    def _read(self, end: int, take: Take) -> None:
+    def _read(self, shard: int, end: int, take: Take) -> None:
         from confluent_kafka import KafkaError, KafkaException
 
         stalled, why, torn = time.monotonic() + STALLED_S, "", False
@@ -107,6 +114,8 @@ class PartitionReader:
                 elif error.code() == KafkaError._PARTITION_EOF:
                     if message.offset() >= end:
                         return
+                elif message.partition() not in (None, shard):
+                    continue  # of what the client read before: such errors outlive an assignment
                 elif error.fatal() or error.code() in refusals() | {KafkaError._AUTO_OFFSET_RESET}:
                     raise KafkaException(error)
                 else:  # of a batch that does not match its checksum it comes again and again

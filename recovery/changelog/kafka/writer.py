@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.kafka_client.refusals import hearing, in_pieces
 from backend.kafka_client.settling import while_it_settles
-from backend.kafka_client.writer import is_fenced
+from backend.kafka_client.writer import cause_of, is_fenced
 from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey, cut
 from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
 from recovery.changelog.protocol import ITSELF, Growth
@@ -145,8 +145,9 @@ class PartitionWriter:
         except KafkaException as error:
             if is_fenced(error):
                 raise _Fenced(error.args[0]) from None
+            why = KafkaException(cause_of(producer, error.args[0]))
             _abort(producer)
-            raise unavailable(self._settings, self._topic, error) from None
+            raise unavailable(self._settings, self._topic, why) from None
         except BaseException:  # the rows of a base were refused
             _abort(producer)
             raise
