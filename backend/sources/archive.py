@@ -189,7 +189,7 @@ class ArchiveSource:
                 "the archive does not hold the offsets that a replay needs",
                 where=f"{self.path}, {key[0]}-{key[1]}",
                 why=f"needed are {bounds[0]} to {bounds[1] - 1}, there are {earliest} to {latest - 1}",
-                command="put the files back, or accept the loss and begin anew: rewind reset",
+                command="put the files back; or rewind reset <checkpoint> accepts the loss and begins anew",
             )
 
 

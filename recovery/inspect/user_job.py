@@ -140,7 +140,8 @@ def job_of(pipeline: Pipeline, spark: SparkSession, location: str, manifest: Man
     job = build_job(
         known_sources(pipeline, manifest, ""),
         spark,
-        StartOptions(**pipeline.settings),
+        # where the job does not say it, `start` may have been given it: as the shards, it is the checkpoint's
+        StartOptions(**{"route": manifest.entries.get("route", "key"), **pipeline.settings}),
         stored=manifest,
         first_offsets=lambda: manifest.entries["first_offsets"],
     )

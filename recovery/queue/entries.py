@@ -5,7 +5,7 @@ it (`RestoringPointer`). Once the state is restored, a task *adopts* it: it runs
 its own micro-batch. An entry is one immutable file on the checkpoint's filesystem, named by its commit and durable
 before the pointer is set::
 
-    <checkpoint>/rewind/queue/<shard>/<version, 20 digits>_<uuid>.entry     MessagePack of an `Entry` (format 2)
+    <checkpoint>/rewind/queue/<shard>/<version, 20 digits>_<uuid>.entry     MessagePack of an `Entry` (format 3)
 
 Its length and digest are in the pointer; each entry names the one before it in the same way. So a queue is followed
 from the pointer back by commits, never by a listing: what a lost attempt left behind is read by nobody.

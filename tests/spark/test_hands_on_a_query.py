@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,8 @@ def test_a_running_query_keeps_its_checkpoint_to_itself(
 
     opened = Checkpoint(str(tmp_path / "checkpoint"), tmp_path / "local")
     assert job_of(job(tmp_path), spark, opened.location, opened.manifest).grouping == opened.manifest.grouping
+    routed = replace(opened.manifest, entries={**opened.manifest.entries, "route": "partition"})
+    assert job_of(job(tmp_path), spark, opened.location, routed).route == "partition", "as start() was given it"
     with pytest.raises(ManifestMismatch, match=r"operator\.window\.size"):
         job_of(job(tmp_path, minutes=2), spark, opened.location, opened.manifest)
 
