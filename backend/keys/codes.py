@@ -38,6 +38,7 @@ QUIET_NAN = 0x7FF8_0000_0000_0000
 _UNIX_EPOCH = dt.datetime(1970, 1, 1)
 _UNIX_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 _MICROSECOND = dt.timedelta(microseconds=1)
+_FIRST, _LAST = ((one - _UNIX_EPOCH) // _MICROSECOND for one in (dt.datetime.min, dt.datetime.max))
 
 
 def encode(value: object) -> bytes:
@@ -95,7 +96,10 @@ def _date(value: dt.date) -> tuple[int, int]:
     tag, since = (
         (NAIVE, value - _UNIX_EPOCH) if value.tzinfo is None else (AWARE, value - _UNIX_EPOCH.replace(tzinfo=dt.UTC))
     )
-    return tag, since // _MICROSECOND + SIGN64
+    micros = since // _MICROSECOND
+    if not _FIRST <= micros <= _LAST:  # east or west of UTC
+        raise KeyInvalid("a time of a key is not within the years 1 to 9999 in UTC", why=str(value))
+    return tag, micros + SIGN64
 
 
 def _encode_text(tag: int, data: bytes, out: bytearray) -> None:

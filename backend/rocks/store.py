@@ -72,8 +72,12 @@ class RocksStore:
             UnknownFormat: Another release wrote the store.
         """
         path, options = Path(path), options or RocksOptions()
-        fresh, make = not (path / "CURRENT").exists(), create and not read_only
-        left = [file.suffix in (".sst", ".log") for file in path.iterdir()] if fresh and path.is_dir() else []
+        make = create and not read_only
+        with storage(str(path)):
+            fresh = not (path / "CURRENT").exists()
+            left = [file.suffix in (".sst", ".log") for file in path.iterdir()] if fresh and path.is_dir() else []
+            if any(left) and (path / "CURRENT").exists():  # another process has just made it
+                fresh, left = False, []
         if any(left) or (left and not make):
             # RocksDB would make a new, empty database over the files of the old one
             raise StateCorrupted("the database's CURRENT file is missing", where=str(path), command=VERIFY)

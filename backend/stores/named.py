@@ -272,7 +272,7 @@ class NamedStore:
             self.save()
 
     def close(self, *, flush: bool = True) -> None:
-        """Close the store and what it opened; closing twice does nothing.
+        """Close the store, and those of its `StoreSet` with it; closing twice does nothing.
 
         Args:
             flush: False drops what was not flushed.

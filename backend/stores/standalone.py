@@ -25,7 +25,7 @@ from backend.store.bounds import FORMAT_KEY, reclaim, stored_bounds
 from backend.store.protocol import Region, Store, region_range
 from backend.store.storage import storage
 from backend.store.workspace import Workspace
-from backend.stores.named import Declaration, NamedStore
+from backend.stores.named import Declaration, NamedStore, event_time
 
 MAX_STORES = 0xFF - Region.USER
 """A region each, from `Region.USER` to 0xfe."""
@@ -111,7 +111,12 @@ class StoreSet(Mapping[str, NamedStore]):
         return len(self._stores)
 
     def begin(self, time_ms: int) -> None:
-        """Set the time that TTL state goes by: what it would be of a micro-batch in Spark."""
+        """Set the time that TTL state goes by: what it would be of a micro-batch in Spark.
+
+        Raises:
+            KeyInvalid: It is no integer, or out of range.
+        """
+        time_ms = event_time(time_ms, "the time")
         for named in self._stores.values():
             named.set_time(time_ms)
 

@@ -31,7 +31,7 @@ from backend.rocks import RocksOptions
 from backend.store.workspace import Workspace
 from backend.stores import named
 from backend.stores.durations import Duration, milliseconds
-from backend.stores.named import NamedStore, check_name, encode_key
+from backend.stores.named import NamedStore, check_name, encode_key, event_time
 from backend.stores.standalone import StoreSet
 from backend.stores.ttl import OneToManyTTLState, OneToOneTTLState, TTLState
 from backend.stores.values import ValueCodec, describe_type
@@ -97,7 +97,8 @@ class _StateVariable(NamedStore, Generic[S]):
     def __init__(self, work: Workspace, region: int, options: TTLOptions, time_ms: int) -> None:
         self.options = options
         super().__init__(work, region, options.name, value_type=options.value_type)
-        self._ttl = self._indexes(work, region, ttl_ms=options.ttl_ms, now_ms=time_ms)
+        now_ms = event_time(time_ms, "the time")
+        self._ttl = self._indexes(work, region, ttl_ms=options.ttl_ms, now_ms=now_ms)
 
     @classmethod
     def open(
@@ -131,8 +132,12 @@ class _StateVariable(NamedStore, Generic[S]):
         return self._ttl
 
     def set_time(self, time_ms: int) -> None:
-        """Take the time of a micro-batch: what has expired by it is invisible from now on."""
-        self._ttl.now_ms = time_ms
+        """Take the time of a micro-batch: what has expired by it is invisible from now on.
+
+        Raises:
+            KeyInvalid: It is no integer, or out of range.
+        """
+        self._ttl.now_ms = event_time(time_ms, "the time")
 
     def clear_expired_state_for_all_keys(self, limit: int | None = None) -> int:
         """Remove what has expired, reading nothing that lives; `flush` and the end of a micro-batch do so themselves.

@@ -137,8 +137,9 @@ class TTLState(ABC):
         )
         return len(keys)
 
-    def _is_live(self, row: bytes) -> bool:
-        return self.now_ms < time_of(row[:TIME_BYTES])
+
+def _is_live(row: bytes, now_ms: int) -> bool:
+    return now_ms < time_of(row[:TIME_BYTES])
 
 
 def _check_room(values: Sequence[bytes]) -> None:
@@ -174,12 +175,12 @@ class OneToOneTTLState(TTLState):
     def get(self, element_key: bytes) -> bytes | None:
         """Return the element's value; None when there is none or it has expired."""
         row = self.work.get(self._by_key + element_key)
-        return row[TIME_BYTES:] if row is not None and self._is_live(row) else None
+        return row[TIME_BYTES:] if row is not None and _is_live(row, self.now_ms) else None
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the live elements whose keys begin with `prefix`, as (element key, value); a snapshot."""
-        rows = self.work.scan(self._by_key + prefix, prefix_end(self._by_key + prefix))
-        return ((key[len(self._by_key) :], row[TIME_BYTES:]) for key, row in rows if self._is_live(row))
+        rows, now = self.work.scan(self._by_key + prefix, prefix_end(self._by_key + prefix)), self.now_ms
+        return ((key[len(self._by_key) :], row[TIME_BYTES:]) for key, row in rows if _is_live(row, now))
 
     def clear_expired_state_for_all_keys(self, limit: int | None = None) -> int:
         """Remove the elements that have expired; reads one index row for each and nothing else."""
@@ -248,13 +249,13 @@ class OneToManyTTLState(TTLState):
     def values(self, element_key: bytes) -> Iterator[bytes]:
         """Iterate over the live values of an element in their order; a snapshot."""
         prefix = self._by_key + element_key
-        rows = self.work.scan(prefix, prefix + _BEYOND)
-        return (row[TIME_BYTES:] for _, row in rows if self._is_live(row))
+        rows, now = self.work.scan(prefix, prefix + _BEYOND), self.now_ms
+        return (row[TIME_BYTES:] for _, row in rows if _is_live(row, now))
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the live values of all elements, as (element key, value); a snapshot."""
-        rows = self.work.scan(self._by_key, prefix_end(self._by_key))
-        return ((key[len(self._by_key) : -TIME_BYTES], row[TIME_BYTES:]) for key, row in rows if self._is_live(row))
+        rows, now = self.work.scan(self._by_key, prefix_end(self._by_key)), self.now_ms
+        return ((key[len(self._by_key) : -TIME_BYTES], row[TIME_BYTES:]) for key, row in rows if _is_live(row, now))
 
     def clear_expired_state_for_all_keys(self, limit: int | None = None) -> int:
         """Remove the values that have expired; reads one index row for each and nothing else."""

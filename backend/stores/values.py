@@ -14,14 +14,17 @@ back as a list). There is no pickle anywhere near state.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid
+from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat, ValueInvalid
 from backend.store.protocol import MAX_VALUE_BYTES
 
 FORMAT = 1
@@ -29,6 +32,7 @@ _FORMAT_BYTE = bytes([FORMAT])
 
 _SCALARS = frozenset({bool, int, float, str, bytes})
 _MAX_DEPTH = 64
+_MODULES = re.compile(r"\b(?:\w+\.)+(?=[\w<])")
 
 
 class ValueCodec:
@@ -92,7 +96,8 @@ class ValueCodec:
 
         Raises:
             UnknownFormat: A newer release wrote it.
-            StateCorrupted: The bytes are not a value, or not one of `value_type`.
+            ManifestMismatch: It is a value, and not one of `value_type`: that is another type than the one that wrote it.
+            StateCorrupted: The bytes are not a value.
         """
         if data[:1] != _FORMAT_BYTE:
             raise UnknownFormat(
@@ -103,25 +108,44 @@ class ValueCodec:
         try:
             return self._decode(memoryview(data)[1:])
         except UNDECODABLE as error:
-            raise StateCorrupted(
-                "a value in a store cannot be decoded",
-                why=f"{error} (value_type is {describe_type(self.value_type)})",
-            ) from error
+            why = f"{error} (value_type is {describe_type(self.value_type)})"
+            if isinstance(error, msgspec.ValidationError) and _is_sound(data[1:]):
+                raise ManifestMismatch(
+                    "a value in a store is not one of its value_type",
+                    why=why,
+                    command="give a field that is new a default, or declare the type that wrote it",
+                ) from error
+            raise StateCorrupted("a value in a store cannot be decoded", why=why) from error
 
 
 def describe_type(value_type: Any) -> str:
-    """Give a type as text for the manifest.
+    """Give a type as text for the manifest: a class by its name, whatever module it was imported as.
 
-    >>> describe_type(None), describe_type(int), describe_type(list[int])
-    ('plain', 'int', 'list[int]')
+    >>> describe_type(None), describe_type(int), describe_type(list[int]), describe_type(list[datetime] | None)
+    ('plain', 'int', 'list[int]', 'list[datetime] | None')
     """
     if value_type is None:
         return "plain"
-    return (
-        value_type.__qualname__
-        if isinstance(value_type, type) and not hasattr(value_type, "__args__")
-        else str(value_type)
-    )
+    if isinstance(value_type, type) and not hasattr(value_type, "__args__"):
+        return value_type.__qualname__
+    return without_modules(str(value_type))
+
+
+def without_modules(text: str) -> str:
+    """Return the text of a type without the modules of its classes, which manifests of before may have.
+
+    >>> without_modules("dict[str, __main__.Visit]")
+    'dict[str, Visit]'
+    """
+    return _MODULES.sub("", text)
+
+
+def _is_sound(data: bytes) -> bool:
+    try:
+        msgspec.msgpack.decode(data)
+    except UNDECODABLE:
+        return False
+    return True
 
 
 def _is_same(back: Any, value: Any) -> bool:
@@ -138,7 +162,17 @@ def _is_same(back: Any, value: Any) -> bool:
         return len(back) == len(value) and all(map(_is_same, back, value))
     if isinstance(back, float):
         return math.isnan(back) and math.isnan(value)
+    names = _fields(back)
+    if names:
+        return all(_is_same(getattr(back, name), getattr(value, name)) for name in names)
     return not isinstance(back, str | bytes | int)  # a class of the user's, or a set with NaN in it
+
+
+def _fields(value: Any) -> Sequence[str]:
+    """Return the fields of a struct or a dataclass by which it is what it is; none of anything else."""
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value) if field.compare and field.name[0] != "_"]
+    return tuple(getattr(value, "__struct_fields__", ()))
 
 
 def _require_plain(value: object, depth: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import xxhash
 
 from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
+from backend.stores.values import without_modules
 from recovery.commit.option_sets import OptionSet, following, is_free, options_of, versions_in
 from recovery.commit.reset_mark import check_whole
 from recovery.commit.spark_files import METADATA, read_spark_file
@@ -195,6 +196,8 @@ def check_same(checkpoint: str, stored: Manifest, wanted: Manifest) -> None:
     old = {"hash": FIRST_HASH, **_plain(stored.entries), "shards": stored.shards}
     new = {"hash": FIRST_HASH, **_plain(wanted.entries), "shards": wanted.shards}
     operator = new.get("operator")
+    for store in ((old.get("operator") or {}).get("stores") or {}).values():
+        store["value_type"] = without_modules(store["value_type"])  # which were written down before
     if isinstance(operator, dict) and "columns" not in (old.get("operator") or {}):  # of before it was written down
         new["operator"] = {name: value for name, value in operator.items() if name != "columns"}
     found = [(path, a, b) for path, a, b in differences(old, new) if not is_free(path)]

@@ -253,8 +253,7 @@ class RewindQuery:
         if self._waits_for_caller():
             return
         while self._thread.is_alive():
-            if self._restoring:
-                self._end_restores()
+            self._end_restores()
             self._thread.join(CANCEL_S)
 
     def drain(self) -> None:

@@ -103,10 +103,10 @@ class Restores:
         self.due: At | None = None
         self.order: Order | None = None
 
-    def restore_shards(self, *arguments: Any) -> int:
+    def restore_shards(self, *arguments: Any, **more: Any) -> int:
         if self.due is not None:
             self.order, self.due = self._killing.order(self.due), None
-        return self._restore(*arguments)
+        return self._restore(*arguments, **more)
 
 
 class Job:

@@ -48,9 +48,9 @@ class Interrupted:
         self._timers: list[threading.Timer] = []
         self.kills: list[str] = []
 
-    def restore_shards(self, *arguments: Any) -> int:
+    def restore_shards(self, *arguments: Any, **more: Any) -> int:
         self._kill("before")
-        return self._restore(*arguments)
+        return self._restore(*arguments, **more)
 
     def start(self, restoring: Restoring) -> None:
         if restoring.how == "replay":  # a task that takes what was restored tells of it too

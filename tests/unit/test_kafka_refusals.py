@@ -224,6 +224,12 @@ def test_refused_credentials_end_each_request_by_name(cluster: Callable[..., Scr
     assert "told-nobody" not in str(caught.value)
 
 
+def test_a_right_that_is_missing_where_an_end_is_checked_is_told_at_once(cluster: Callable[..., Script]) -> None:
+    cluster(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(AccessRefused, match="where: .*t-0"):
+        check_end(SETTINGS, ("t", 0), 5, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_a_cluster_that_is_silent_may_come_back(cluster: Callable[..., Script], request_: str) -> None:

@@ -174,6 +174,16 @@ def test_floats_are_normalised_as_for_grouping() -> None:
     assert encode_columns([pa.array(odd)]).to_pylist() == [encode(math.nan)] * 2
 
 
+@pytest.mark.parametrize(("moment", "hours"), [(dt.datetime.max, -5), (dt.datetime.min, 1)])
+def test_a_moment_that_no_datetime_in_utc_is_is_refused(moment: dt.datetime, hours: int) -> None:
+    """It could be written, and nothing behind it be read any more."""
+    with pytest.raises(KeyInvalid, match="1 to 9999 in UTC"):
+        encode(moment.replace(tzinfo=dt.timezone(dt.timedelta(hours=hours))))
+    for zone in (None, dt.UTC, dt.timezone(dt.timedelta(hours=-hours))):
+        own = moment.replace(tzinfo=zone)
+        assert decode(encode(own)) == own
+
+
 def test_a_moment_of_another_timezone_is_the_same_moment() -> None:
     east = dt.timezone(dt.timedelta(hours=9))
     moment = dt.datetime(2020, 1, 1, 9, tzinfo=east)

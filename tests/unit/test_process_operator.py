@@ -160,6 +160,17 @@ def test_a_changed_job_goes_on_where_the_state_allows_it() -> None:
             _settled(before, ProcessOperator(print, RESULT, stores=changed))
 
 
+def test_the_module_of_a_value_s_class_is_no_difference() -> None:
+    """`python job.py` calls it `__main__`, the command `job`; manifests of before say it."""
+    entry = ProcessOperator(print, RESULT, stores=[value_state("v", value_type=list[uuid.UUID])]).describe()
+    before = json.loads(json.dumps(entry).replace("list[UUID]", "list[__main__.UUID]"))
+    assert before != json.loads(json.dumps(entry))
+    checkpoint = f"memory://process-{uuid.uuid4().hex}"
+    for described in (before, entry):
+        wanted = Manifest(1, (0,), {"operator": described})
+        record(checkpoint, settle(checkpoint, wanted, used=described is entry))
+
+
 def test_stores_in_another_order_are_refused() -> None:
     shard = Shard(ProcessOperator(_everything, RESULT, stores=_all_stores(), fields=["user"]))
     shard.attempt(_batch([("a", 10)]))

@@ -987,7 +987,24 @@ def test_the_end_of_a_restore_beside_the_query_is_waited_for() -> None:
     assert over.is_set()
 
 
-@pytest.mark.parametrize("where", ["beside the query", "with the query stopped"])
+class FailingLater(Busy):
+    """Fails by what passes once a restore runs beside it."""
+
+    def __init__(self, going: threading.Event) -> None:
+        self._going = going
+
+    @property
+    def isActive(self) -> bool:  # type: ignore[override]  # noqa: N802 - Spark's name
+        return not self._going.is_set()
+
+    def exception(self) -> Exception | None:
+        return LATE
+
+    def stop(self) -> None:
+        """It has ended."""
+
+
+@pytest.mark.parametrize("where", ["beside the query", "with the query stopped", "beside one that is to start again"])
 def test_a_stop_ends_the_restore_that_runs(where: str) -> None:
     """Its jobs are cancelled until one of them was one of it: between two jobs there is nothing to cancel."""
     going, ended, asked, raised = threading.Event(), threading.Event(), list[bool](), list[str]()
@@ -1004,9 +1021,9 @@ def test_a_stop_ends_the_restore_that_runs(where: str) -> None:
             raise RuntimeError("the JVM does not answer")
         ended.set()
 
-    beside = where == "beside the query"
-    more: dict[str, Any] = {"beside": Beside(restore, 100, 10, {0: queueing()})} if beside else {}
-    queries: list[Any] = [Busy() if beside else Failing(MISSING)]
+    more: dict[str, Any] = {"beside": Beside(restore, 100, 10, {0: queueing()})} if "beside" in where else {}
+    first = {"beside the query": Busy(), "with the query stopped": Failing(MISSING)}.get(where, FailingLater(going))
+    queries: list[Any] = [first, Busy()]
     query = RewindQuery(
         one_shard(start_query=lambda publish: queries.pop(0), restore=restore, end_restores=cancel, **more)
     )

@@ -150,6 +150,36 @@ def test_reads_do_not_refresh() -> None:
     assert last.get("a") is None
 
 
+@pytest.mark.parametrize("time", [1.5, None, True, 2**63])
+def test_a_time_that_is_none_changes_nothing(time: Any) -> None:
+    declared = [TTLOptions("value", "s", ttl=100)]
+    stores = StoreSet(MemoryStore(), declared, time_ms=0)
+    state: Any = stores["s"]
+    state.update("a", 1)
+    for take in (stores.begin, state.set_time, lambda time: StoreSet(MemoryStore(), declared, time_ms=time)):
+        with pytest.raises(KeyInvalid, match="the time"):
+            take(time)
+    assert state.get("a") == 1
+    stores.begin(100)
+    assert state.get("a") is None
+    stores.flush()
+    assert list(state.ttl_state.ttl_index_iterator()) == []
+
+
+def test_what_expires_while_it_is_iterated_over_is_given_still() -> None:
+    last, pages, seen = (_state(kind, ttl=100) for kind in ("value", "list", "map"))
+    for key in ("a", "b"):
+        last.update(key, 1)
+        pages.append_value("k", key)
+        seen.update_value("k", key, 1)
+    rows = [last.items(), pages.get("k"), pages.items(), seen.items("k")]
+    assert [next(one) for one in rows] == [("a", 1), "a", ("k", "a"), ("a", 1)]
+    for state in (last, pages, seen):
+        state.set_time(10_000)
+    assert [list(one) for one in rows] == [[("b", 1)], ["b"], [("k", "b")], [("b", 1)]]
+    assert list(last.items()) == []
+
+
 def test_without_ttl_nothing_expires() -> None:
     for kind in ("value", "list", "map"):
         state = _state(kind)

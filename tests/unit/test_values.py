@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from backend.errors import StateCorrupted, UnknownFormat, ValueInvalid
-from backend.stores.values import ValueCodec
+from backend.errors import ManifestMismatch, StateCorrupted, UnknownFormat, ValueInvalid
+from backend.stores.values import ValueCodec, describe_type, without_modules
 
 
 @dataclasses.dataclass
@@ -29,6 +29,15 @@ class Least:
 
 class Point(msgspec.Struct):
     x: float
+
+
+@dataclasses.dataclass
+class Loose:
+    extra: dict[str, Any]
+
+
+class LooseStruct(msgspec.Struct):
+    extra: dict[str, Any]
 
 
 class Colour(enum.Enum):
@@ -117,9 +126,43 @@ def test_damage_and_unknown_formats_are_named() -> None:
         codec.decode(b"\x02\x05")
     with pytest.raises(UnknownFormat, match="missing"):
         codec.decode(b"")
-    for data in (b"\x01", b"\x01\xc1", b"\x01\xa1x", codec.encode(300)[:-1]):
+    for data in (b"\x01", b"\x01\xc1", b"\x01\xa2x", codec.encode(300)[:-1]):
         with pytest.raises(StateCorrupted):
             codec.decode(data)
+
+
+def test_a_value_that_another_type_wrote_is_no_damage() -> None:
+    """The class has gained a field: what lies there is sound, and no restore would change it."""
+
+    @dataclasses.dataclass
+    class Later:
+        pages: int
+        last: str | None
+        user: str
+
+    for kind, data in ((Later, ValueCodec(Visit).encode(Visit(3))), (int, ValueCodec(str).encode("x"))):
+        with pytest.raises(ManifestMismatch, match=rf"value_type is .*{kind.__name__}"):
+            ValueCodec(kind).decode(data)
+    damaged = ValueCodec(Visit).encode(Visit(3))[:-1]
+    with pytest.raises(StateCorrupted):
+        ValueCodec(Later).decode(damaged)
+
+
+@pytest.mark.parametrize("kind", [Loose, LooseStruct])
+def test_a_field_that_would_come_back_as_another_one_is_refused(kind: Any) -> None:
+    codec = ValueCodec(kind)
+    for extra in ({"xy": (1, 2)}, {"at": dt.datetime(2026, 1, 1)}, {"in": kind({"xy": (1, 2)})}):
+        with pytest.raises(ValueInvalid, match="come back"):
+            codec.encode(kind(extra))
+    value = kind({"xy": [1, float("nan")]})
+    assert repr(codec.decode(codec.encode(value)).extra) == repr(value.extra)
+
+
+def test_a_class_has_the_same_text_whatever_its_module_was_imported_as() -> None:
+    assert describe_type(Visit) == "Visit"
+    assert describe_type(list[Visit]) == "list[Visit]"
+    assert describe_type(dict[str, Visit] | None) == "dict[str, Visit] | None"
+    assert without_modules("typing.Optional[job.parts.Visit]") == "Optional[Visit]"
 
 
 @pytest.mark.parametrize(

@@ -111,11 +111,11 @@ class PartitionReader:
                     take(message.key(), message.value(), message.offset())
                     if message.offset() == end - 1:
                         return
+                elif message.partition() not in (None, shard):
+                    continue  # of what the client read before: errors outlive an assignment
                 elif error.code() == KafkaError._PARTITION_EOF:
                     if message.offset() >= end:
                         return
-                elif message.partition() not in (None, shard):
-                    continue  # of what the client read before: such errors outlive an assignment
                 elif error.fatal() or error.code() in refusals() | {KafkaError._AUTO_OFFSET_RESET}:
                     raise KafkaException(error)
                 else:  # of a batch that does not match its checksum it comes again and again
