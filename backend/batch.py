@@ -133,16 +133,16 @@ KNOWN_REASONS = frozenset(
 
 ADDED_BY_SINKS = ("id", "version", "shard", "sequence", "batch")
 """Columns that sinks add to identify a result row (`batch` is the directory's): sinks put `_` behind
-the name of a key or of a joined field that is called so; aggregates cannot be."""
+the name of a key or of a joined field that is called so, whatever its case (Spark sees none); aggregates cannot be."""
 
 
 def published_name(name: str) -> str:
     """Give the name that a result column has for readers.
 
-    >>> published_name("id"), published_name("user")
-    ('id_', 'user')
+    >>> published_name("id"), published_name("ID"), published_name("user")
+    ('id_', 'ID_', 'user')
     """
-    return f"{name}_" if name in ADDED_BY_SINKS else name
+    return f"{name}_" if name.lower() in ADDED_BY_SINKS else name
 
 
 @dataclass(frozen=True, slots=True)

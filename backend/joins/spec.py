@@ -328,7 +328,7 @@ def join_spec(
         read_layout(message_key, sides, (before, after), session, large_window, large_window_messages),
         duration_ms(on_time_update_period, "on_time_update_period", least=0),
         duration_ms(late_update_period, "late_update_period", least=0),
-        None if idle_after is None else duration_ms(idle_after, "idle_after", least=0),
+        None if idle_after is None else duration_ms(idle_after, "idle_after", least=1),
         None if max_ahead is None else duration_ms(max_ahead, "max_ahead", least=0),
         read_left_streams(left_streams),
         dict(first_offsets or {}),

@@ -96,7 +96,7 @@ class ValueCodec:
 
         Raises:
             UnknownFormat: A newer release wrote it.
-            ManifestMismatch: It is a value, and not one of `value_type`: that is another type than the one that wrote it.
+            ManifestMismatch: It is a value, and not one of `value_type`: another type wrote it.
             StateCorrupted: The bytes are not a value.
         """
         if data[:1] != _FORMAT_BYTE:

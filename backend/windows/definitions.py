@@ -96,6 +96,8 @@ def read_duration(value: object) -> Fraction | None:
     text = value.strip()
     sign = -1 if text.startswith("-") else 1
     at, total = (1 if sign < 0 else 0), Fraction(0)
+    if at == len(text):
+        return None
     while at < len(text):
         part = _PART.match(text, at)
         if part is None:

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from backend.aggregates import Aggregate, FullPlan, IncrementalPlan, compile_full, compile_incremental
 from backend.aggregates.model import check_kinds
-from backend.batch import ADDED_BY_SINKS, MESSAGE_FIELDS, RESERVED, RESULT_FIELDS, published_name
+from backend.batch import ADDED_BY_SINKS, EDGES, MESSAGE_FIELDS, RESERVED, RESULT_FIELDS, published_name
 from backend.boundary import check_names
 from backend.keys.columns import has_order
 from backend.windows.combined_rows import check_marks
@@ -167,6 +167,7 @@ def window_spec(
     check_kinds(aggregates)
     keys = check_names("keys", keys, "a field")
     _check_names(schema, keys, aggregates)
+    _check_ours(window, aggregates)
     if window.by_time and retention is None:
         raise ValueError("retention=None: windows by event time need a retention, such as '1 hour' ('0 s' is allowed)")
     if not window.by_time and window.kind == "session" and retention_messages is not None:
@@ -182,19 +183,27 @@ def window_spec(
         duration_ms(retention, "retention", least=0 if window.by_time else 1) if retention is not None else 0,
         _count(retention_messages, "retention_messages") if retention_messages is not None else None,
         policies or Policies(),
-        _optional(idle_after, "idle_after"),
-        _optional(max_ahead, "max_ahead"),
+        None if idle_after is None else duration_ms(idle_after, "idle_after", least=1),
+        None if max_ahead is None else duration_ms(max_ahead, "max_ahead", least=0),
     )
     spec.plans()
     return spec
 
 
-def _optional(value: Duration | None, option: str) -> int | None:
-    return None if value is None else duration_ms(value, option, least=0)
+def _check_ours(window: Window, aggregates: Mapping[str, Aggregate]) -> None:
+    """Refuse aggregates of our own columns, and those that are called like columns that are stored beside them."""
+    beside = {"_last", "_revision", *(f"_{name}" for name in EDGES)}
+    for name, aggregate in aggregates.items():
+        if name in beside and (window.kind == "session" or not window.by_time):
+            raise ValueError(f"aggregates: the result name {name!r} is taken already; allowed is any other name")
+        ours = sorted(set(aggregate.fields) & set(RESERVED))
+        if ours:
+            raise ValueError(f"aggregates[{name!r}]: the fields {ours} are reserved: allowed are those of the messages")
 
 
 def _check_names(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str, Aggregate]) -> None:
-    taken = {f.name for f in RESULT_FIELDS} | set(RESERVED) | set(ADDED_BY_SINKS)
+    taken = {name.lower() for name in (*(f.name for f in RESULT_FIELDS), *RESERVED)}  # a and A are one to Spark
+    shown = [published_name(key).lower() for key in keys]
     reserved = sorted(set(schema.names) & set(RESERVED))
     if reserved:
         raise ValueError(f"schema: the field names {reserved} are reserved")
@@ -202,19 +211,16 @@ def _check_names(schema: pa.Schema, keys: Sequence[str], aggregates: Mapping[str
     for name in keys:
         if name not in schema.names:
             raise ValueError(f"keys: {name!r} is not a field; allowed are {schema.names}")
-        if (
-            name in taken.difference(ADDED_BY_SINKS)
-            or [published_name(key) for key in keys].count(published_name(name)) > 1
-        ):
+        if name.lower() in taken or shown.count(published_name(name).lower()) > 1:
             raise ValueError(f"keys: {name!r} is taken already; rename the field")
         if not has_order(schema.field(name).type):
             raise ValueError(
                 f"keys: {name!r} is {schema.field(name).type}: allowed in a group key are integers, floats,"
                 " texts, binaries, booleans, dates and timestamps"
             )
-    folded = [published_name(name).lower() for name in (*keys, *aggregates)]
+    folded = [*shown, *(name.lower() for name in aggregates)]
     for name in aggregates:
-        if name in taken or name in keys or name in map(published_name, keys):
+        if name.lower() in taken.union(ADDED_BY_SINKS) or name in keys or name in map(published_name, keys):
             raise ValueError(f"aggregates: the result name {name!r} is taken already; allowed is any other name")
         if folded.count(name.lower()) > 1:
             raise ValueError(f"aggregates: the result name {name!r} is taken already (a and A are one to Spark)")

@@ -226,7 +226,7 @@ def test_refused_credentials_end_each_request_by_name(cluster: Callable[..., Scr
 
 def test_a_right_that_is_missing_where_an_end_is_checked_is_told_at_once(cluster: Callable[..., Script]) -> None:
     cluster(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    with pytest.raises(AccessRefused, match="where: .*t-0"):
+    with pytest.raises(AccessRefused, match=r"where: .*t-0"):
         check_end(SETTINGS, ("t", 0), 5, 1)
 
 

@@ -93,6 +93,32 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: window_spec(tumbling("1 s"), SCHEMA, {"User": count()}, keys=["user"], retention=0),
         "the result name 'User' is taken already (a and A",
     ),
+    "a key like a column of ours in another case": (
+        lambda: window_spec(
+            tumbling("1 s"), pa.schema([("Reason", pa.string())]), {"n": count()}, keys=["Reason"], retention=0
+        ),
+        "keys: 'Reason' is taken already",
+    ),
+    "keys that differ in case": (
+        lambda: window_spec(
+            tumbling("1 s"), pa.schema([(k, pa.string()) for k in "aA"]), {"n": count()}, keys=["a", "A"], retention=0
+        ),
+        "keys: 'a' is taken already",
+    ),
+    "a result like a column of sinks in another case": (
+        lambda: window_spec(tumbling("1 s"), SCHEMA, {"Version": count()}, retention=0),
+        "the result name 'Version' is taken already",
+    ),
+    "a result like what a session stores": (
+        lambda: window_spec(session("1 s"), SCHEMA, {"_last": mean("price")}, retention=0),
+        "the result name '_last' is taken already",
+    ),
+    "an aggregate of a column of ours": (
+        lambda: window_spec(tumbling("1 s"), SCHEMA, {"m": mean("_before")}, retention=0),
+        "aggregates['m']: the fields ['_before'] are reserved",
+    ),
+    "a duration of nothing": (lambda: _window(retention="-"), "retention='-'"),
+    "no time to be idle": (lambda: _window(idle_after="0 s"), "idle_after='0 s'"),
     "an archive without its package": (lambda: archive("foo://x", value="a int"), "path='foo://x'"),
     "no retention": (lambda: _window(retention=None), "retention=None"),
     "a retention in words": (lambda: _window(retention="soon"), "retention='soon'"),

@@ -162,6 +162,8 @@ def test_a_changed_job_goes_on_where_the_state_allows_it() -> None:
 
 def test_the_module_of_a_value_s_class_is_no_difference() -> None:
     """`python job.py` calls it `__main__`, the command `job`; manifests of before say it."""
+    from recovery.commit.manifest import Manifest, record, settle
+
     entry = ProcessOperator(print, RESULT, stores=[value_state("v", value_type=list[uuid.UUID])]).describe()
     before = json.loads(json.dumps(entry).replace("list[UUID]", "list[__main__.UUID]"))
     assert before != json.loads(json.dumps(entry))

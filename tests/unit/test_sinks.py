@@ -412,6 +412,9 @@ def test_a_field_of_the_users_called_id_comes_out_beside_the_rows_own_id():
 def test_two_columns_never_get_one_name():
     schema = pa.schema([("id", pa.int64()), ("id_", pa.int64())])
     window_spec(tumbling(1000), schema, {"n": count()}, keys=["id"], retention=0)
+    named = window_spec(tumbling(1000), pa.schema([("ID", pa.int64())]), {"n": count()}, keys=["ID"], retention=0)
+    shown = readable("results", named.result_schema().empty_table(), 0, 0, 0).schema.names
+    assert len({name.lower() for name in shown}) == len(shown), "a and A are one to Spark"
     with pytest.raises(ValueError, match=r"keys: .id_?. is taken already"):
         window_spec(tumbling(1000), schema, {"n": count()}, keys=["id", "id_"], retention=0)
     with pytest.raises(ValueError, match="aggregates: the result name 'id_' is taken already"):

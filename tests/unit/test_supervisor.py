@@ -994,7 +994,7 @@ class FailingLater(Busy):
         self._going = going
 
     @property
-    def isActive(self) -> bool:  # type: ignore[override]  # noqa: N802 - Spark's name
+    def isActive(self) -> bool:  # type: ignore[override]
         return not self._going.is_set()
 
     def exception(self) -> Exception | None:

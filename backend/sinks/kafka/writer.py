@@ -280,8 +280,8 @@ class TransactionalWriter:
             where=self._where,
             why=f"{count} messages were not out after {took_s:.0f} s, and the broker ends a transaction after"
             f" {TRANSACTION_TIMEOUT_S}",
-            command="bound the micro-batches (max_offsets_per_trigger of kafka(), max_offsets_per_batch of archive()), or"
-            " see why the topics take so little: a quota on the producer, slow brokers; then start the query again",
+            command="bound the micro-batches (max_offsets_per_trigger of kafka(), max_offsets_per_batch of archive()),"
+            " or see why the topics take so little: a quota on the producer, slow brokers; then start the query again",
         )
 
     def _ensure_producer(self) -> None:
