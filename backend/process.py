@@ -290,7 +290,7 @@ def _check_fields(fields: Sequence[str]) -> tuple[str, ...]:
 def _check_schema(schema: pa.Schema) -> None:
     if len(set(schema.names)) != len(schema.names):
         raise ValueError(f"result: the columns {schema.names} have a name twice")
-    taken = [name for name in schema.names if name in ADDED_BY_SINKS]
+    taken = [name for name in schema.names if name.lower() in ADDED_BY_SINKS]
     if taken:
         raise ValueError(f"result: {taken} are added to each result row; allowed are other names")
     for one in schema:

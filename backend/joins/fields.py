@@ -128,8 +128,9 @@ def out_columns(
         else:
             columns.append((pa.field(f"right_{name}" if name in left_out else name, right[name]), None, name))
     names = [published_name(column.name) for column, _, _ in columns]
+    folded = [name.lower() for name in names]  # a and A are one to Spark
     for name in names:
-        if name in _TAKEN or names.count(name) > 1:
+        if name.lower() in _TAKEN or folded.count(name.lower()) > 1:
             raise ValueError(
                 f"left_fields, right_fields: two columns of the results would be called {name!r}; rename the field, or "
                 "leave it out"

@@ -196,8 +196,9 @@ def check_same(checkpoint: str, stored: Manifest, wanted: Manifest) -> None:
     old = {"hash": FIRST_HASH, **_plain(stored.entries), "shards": stored.shards}
     new = {"hash": FIRST_HASH, **_plain(wanted.entries), "shards": wanted.shards}
     operator = new.get("operator")
-    for store in ((old.get("operator") or {}).get("stores") or {}).values():
-        store["value_type"] = without_modules(store["value_type"])  # which were written down before
+    for side in (old, new):
+        for store in ((side.get("operator") or {}).get("stores") or {}).values():
+            store["value_type"] = without_modules(store["value_type"])  # which were written down before
     if isinstance(operator, dict) and "columns" not in (old.get("operator") or {}):  # of before it was written down
         new["operator"] = {name: value for name, value in operator.items() if name != "columns"}
     found = [(path, a, b) for path, a, b in differences(old, new) if not is_free(path)]

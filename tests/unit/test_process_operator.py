@@ -8,7 +8,7 @@ import pickle
 import re
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +164,16 @@ def test_the_module_of_a_value_s_class_is_no_difference() -> None:
     """`python job.py` calls it `__main__`, the command `job`; manifests of before say it."""
     from recovery.commit.manifest import Manifest, record, settle
 
-    entry = ProcessOperator(print, RESULT, stores=[value_state("v", value_type=list[uuid.UUID])]).describe()
+    @dataclass
+    class Local:
+        x: int
+
+    declared = [value_state("v", value_type=list[uuid.UUID]), value_state("w", value_type=Local)]
+    entry = ProcessOperator(print, RESULT, stores=declared).describe()
     before = json.loads(json.dumps(entry).replace("list[UUID]", "list[__main__.UUID]"))
     assert before != json.loads(json.dumps(entry))
     checkpoint = f"memory://process-{uuid.uuid4().hex}"
-    for described in (before, entry):
+    for described in (before, entry, entry):
         wanted = Manifest(1, (0,), {"operator": described})
         record(checkpoint, settle(checkpoint, wanted, used=described is entry))
 

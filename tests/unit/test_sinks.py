@@ -413,7 +413,7 @@ def test_two_columns_never_get_one_name():
     schema = pa.schema([("id", pa.int64()), ("id_", pa.int64())])
     window_spec(tumbling(1000), schema, {"n": count()}, keys=["id"], retention=0)
     named = window_spec(tumbling(1000), pa.schema([("ID", pa.int64())]), {"n": count()}, keys=["ID"], retention=0)
-    shown = readable("results", named.result_schema().empty_table(), 0, 0, 0).schema.names
+    shown = readable(named.result_schema().empty_table(), "results", 0, 0, 0).schema.names
     assert len({name.lower() for name in shown}) == len(shown), "a and A are one to Spark"
     with pytest.raises(ValueError, match=r"keys: .id_?. is taken already"):
         window_spec(tumbling(1000), schema, {"n": count()}, keys=["id", "id_"], retention=0)
@@ -421,6 +421,10 @@ def test_two_columns_never_get_one_name():
         window_spec(tumbling(1000), schema, {"id_": count()}, keys=["id"], retention=0)
     with pytest.raises(ValueError, match="two columns of the results would be called 'id_'"):
         join_spec(schema, schema, on=["id", "id_"], left_retention=1, right_retention=1)
+    for left, right in (("x", "X"), ("y", "Reason")):
+        sides = [pa.schema([("k", pa.int64()), (name, pa.int64())]) for name in (left, right)]
+        with pytest.raises(ValueError, match="two columns of the results would be called"):
+            join_spec(*sides, on="k", left_retention=1, right_retention=1)
 
 
 def test_a_place_that_is_no_directory_or_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
