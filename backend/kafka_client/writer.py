@@ -31,7 +31,7 @@ def cause_of(producer: Any, error: Any) -> Any:
     if error.code() in (KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
         try:
             producer.begin_transaction()
-        except KafkaException as told:
-            if told.args[0].code() != KafkaError._STATE:
-                return told.args[0]
+        except KafkaException as refusal:
+            if refusal.args[0].code() != KafkaError._STATE:
+                return refusal.args[0]
     return error

@@ -196,7 +196,7 @@ def _check_ours(window: Window, aggregates: Mapping[str, Aggregate]) -> None:
     for name, aggregate in aggregates.items():
         if name in beside and (window.kind == "session" or not window.by_time):
             raise ValueError(f"aggregates: the result name {name!r} is taken already; allowed is any other name")
-        ours = sorted(set(aggregate.fields) & set(RESERVED))
+        ours = [wanted for wanted in aggregate.fields if wanted in RESERVED]
         if ours:
             raise ValueError(f"aggregates[{name!r}]: the fields {ours} are reserved: allowed are those of the messages")
 
