@@ -78,6 +78,8 @@ def read_range(
             if _is_all(parquet, groups, topic):
                 columns.remove("topic")
                 left_out = len(topic.encode())
+            if _is_null(parquet, groups, "key"):
+                columns.remove("key")
             rows_at_once = _batch_rows(parquet, groups, columns, left_out)
             for batch in parquet.iter_batches(rows_at_once, row_groups=groups, columns=columns, use_threads=False):
                 rows = _rows_of(batch, topic, partition, start, end)
@@ -128,6 +130,16 @@ def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], topic: str) -> bool:
     )
 
 
+def _is_null(parquet: pq.ParquetFile, groups: Sequence[int], path: str) -> bool:
+    """Return whether the statistics say that a column is null in every row of row groups: then it need not be read."""
+    at = _leaf(parquet, path)
+    found = [parquet.metadata.row_group(number).column(at) for number in groups]
+    return all(
+        one.statistics is not None and one.statistics.has_null_count and one.statistics.null_count == one.num_values
+        for one in found
+    )
+
+
 def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str], more: int) -> int:
     """Give the rows of an Arrow batch: fewer where the first ones are long. Footers tell encoded lengths only.
 
@@ -174,6 +186,8 @@ def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end:
         mask = pc.and_(mask, pc.equal(batch.column("topic").cast(pa.string()), topic))
     else:
         batch = batch.append_column("topic", pa.repeat(topic, batch.num_rows))
+    if "key" not in batch.schema.names:
+        batch = batch.append_column("key", pa.nulls(batch.num_rows, pa.binary()))
     return batch if mask.true_count == len(mask) else batch.filter(mask)
 
 

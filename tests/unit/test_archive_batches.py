@@ -99,7 +99,10 @@ def test_a_value_of_which_several_fields_do_not_fit_names_the_first(tmp_path: Pa
     assert why.to_pylist() == [text, text, None, None]
 
 
-def test_a_topic_that_statistics_tell_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keys", [[None] * 3, [None, b"k", None]])
+def test_a_topic_and_keys_that_statistics_tell_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[bytes | None]
+) -> None:
     asked: list[list[str]] = []
     real = pq.ParquetFile.iter_batches
 
@@ -108,8 +111,11 @@ def test_a_topic_that_statistics_tell_is_not_read(tmp_path: Path, monkeypatch: p
         return real(self, *given, columns=columns, **more)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
-    read(tmp_path / "a", table(["t"] * 3, WRITE_SCHEMA, [b"x"] * 3), "t", WRITE_SCHEMA)
-    assert asked == [["key", "value"], ["partition", "offset", "timestamp", "key", "value"]]
+    rows = table(["t"] * 3, WRITE_SCHEMA, [b"x"] * 3).set_column(4, "key", pa.array(keys, pa.binary()))
+    found = pa.Table.from_batches(read(tmp_path / "a", rows, "t", WRITE_SCHEMA))
+    known = ["key"] if any(keys) else []
+    assert asked == [[*known, "value"], ["partition", "offset", "timestamp", *known, "value"]]
+    assert found["key"].to_pylist() == keys
 
 
 def table(topics: list[str], schema: pa.Schema, values: Any) -> pa.Table:

@@ -191,8 +191,9 @@ def millis(times: pa.Array, timezone: str) -> pa.Array:
     ticks = times.cast(pa.int64())
     if per_ms <= 1:
         return pc.multiply(ticks, 1_000) if per_ms == 0 else ticks
-    floor = np.asarray(ticks.fill_null(0), np.int64) // per_ms
-    return pa.array(floor, mask=np.asarray(ticks.is_null())) if ticks.null_count else pa.array(floor)
+    if not ticks.null_count:
+        return pa.array(np.asarray(ticks) // per_ms)
+    return pa.array(np.asarray(ticks.fill_null(0)) // per_ms, mask=np.asarray(ticks.is_null()))
 
 
 def _long_keys(length: Ints) -> dict[int, str]:

@@ -121,7 +121,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     shard = _ints(batch, SHARD_IN)
     time_ms = int(batch.column(BATCH_TIME_IN)[0].as_py())
     time = batch.column(TIME)
-    times = np.asarray(time.fill_null(0), dtype=np.int64)
+    times = np.asarray(time.fill_null(0) if time.null_count else time, dtype=np.int64)
     reasons = _reasons(batch, time_ms, plan)
     good = np.array([reason is None for reason in reasons]) if reasons is not None else None
     refused = ~good if good is not None else None

@@ -101,7 +101,7 @@ class Combining:
         ends = np.cumsum(sizes)
         first, last = order[ends - sizes], order[ends - 1]
         offset, time = numbers(messages, OFFSET), numbers(messages, TIME)
-        stamp = np.asarray(timestamps.fill_null(0), np.int64)
+        stamp = np.asarray(timestamps.fill_null(0) if timestamps.null_count else timestamps, np.int64)
         known = np.asarray(timestamps.is_valid()) if timestamps.null_count else None
         layout, places = laid_out(offset, time, stamp, known, order, sizes)
         heads = messages.select([f.name for f in (*MESSAGE_FIELDS, *self._key_fields)]).take(pa.array(first))
