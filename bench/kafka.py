@@ -3,7 +3,7 @@
 JSON of 56 bytes, a thousand keys, tumbling windows of ten seconds, two partitions, changelog in Kafka, broker on the
 same two cores. A backlog is worked off: micro-batches have two million messages, two to three seconds of them for us,
 twice as long for Spark's own, where Quix commits after five by default. It runs as one process and as two (one consumer
-group), told to commit every 10,000 messages, its default otherwise. Compared is the rate in steady state: ours over
+group), with its defaults. Compared is the rate in steady state: ours over
 whole micro-batches without the first ones, Quix's from its first message to its last. Windows that both closed must be
 equal. Changelog bytes are keys and values of the records in the changelog's topic (Quix adds headers: shown apart), per
 message. Beside our rate two floors: the topic read and parsed alone, thrown away; and the same messages into a stateful

@@ -47,7 +47,6 @@ def main() -> None:
         broker_address=options.servers,
         consumer_group=options.group,
         auto_offset_reset=options.begin_from,
-        commit_every=10_000,
         state_dir=options.state_dir,
         on_message_processed=processed,
         loglevel="INFO",
