@@ -22,6 +22,34 @@ def one_chunk(column: Any) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
+def decoded(column: pa.Array) -> pa.Array:
+    """Return a column, or the fields of structs, as plain values where they are dictionaries."""
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    if not is_coded(column.type):
+        return column
+    return rebuilt(column, plain(column.type), lambda child, _: decoded(child))
+
+
+def is_coded(kind: pa.DataType) -> bool:
+    """Return whether a type is a dictionary, or structs of which a field is one."""
+    return bool(pa.types.is_dictionary(kind) or (pa.types.is_struct(kind) and any(is_coded(f.type) for f in kind)))
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type that `decoded` gives."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    return pa.struct([field.with_type(plain(field.type)) for field in kind]) if is_coded(kind) else kind
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """Return a table whose columns are no dictionaries."""
+    if not any(is_coded(field.type) for field in table.schema):
+        return table
+    return table.cast(pa.schema([field.with_type(plain(field.type)) for field in table.schema]))
+
+
 def has_kernels(kind: pa.DataType) -> bool:
     """Return whether Arrow takes, filters and compares values of a type, and of those within it.
 

@@ -10,9 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backend.chunks import decoded, is_coded
+
 
 def readable(fields: pa.StructArray, malformed: pa.Array) -> tuple[pa.StructArray, pa.Array]:
     """Return fields that can be read, and say of rows where one could not that they are malformed."""
+    if is_coded(fields.type) and any(_fault(one) for one in fields.flatten() if is_coded(one.type)):
+        fields = decoded(fields)
     faults = _faults(fields)
     if not faults:
         return fields, malformed

@@ -8,7 +8,8 @@ median per micro-batch is compared, and every window that Spark closed must be a
 median is also computed as one writes it with Spark's stateful API in Python: `transformWithStateInPandas`, messages in
 a ListState per key.
 
-Below the table: where a micro-batch's milliseconds go, as the query's own progress tells (medians).
+Below the table: how many of a micro-batch's messages are combined before they come to the shards, and where its
+milliseconds go, as the query's own progress tells (medians).
 """
 
 from __future__ import annotations
@@ -29,11 +30,17 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from backend import count, hopping, max_, median, policies, stream, sum_, tumbling
 from backend import session as sessions
+from backend.spark.pack.frames import PACKED_SCHEMA, from_ipc
+from backend.spark.pack.narrow import widen
+from backend.spark.pack.packing import packer
+from backend.spark.start import StartOptions, build_job
+from backend.windows.combined_rows import counts
 from bench.data import START_MS, TIME, read_archive, read_files, topic_rows, typed, write_both
 from bench.floor import empty, packed
 from bench.session import has_messages, session, sparks_own_store, steadily
 from bench.table import Options, report
 from bench.warm import ROUNDS, Warm
+from recovery.commit.option_sets import ByVersion
 
 VALUE = "key string, at timestamp, x long"
 WARM_UP = 4
@@ -255,6 +262,17 @@ def breakdown(progress: list[Any]) -> str:
     return f"{', '.join(parts)}; in the slowest shard's task: {', '.join(steps)}"
 
 
+def share_combined(spark: Any, directory: Path, case: Case) -> float:
+    """Return the share of a micro-batch's messages that come to the shards as rows of several."""
+    job = build_job(ours(directory, case), spark, StartOptions(shards=SHARDS), stored=None, first_offsets=list)
+    pack = packer(ByVersion.always(job.pack_plan(job.max_ahead_ms, job.operator)))
+    rows = job.replay(spark, {(0, 0): (0, case.rows)}, pack, PACKED_SCHEMA)
+    assert rows is not None
+    frames = [bytes(row.frame) for row in rows.collect() if row.frame is not None]
+    found = np.concatenate([counts(widen(from_ipc(frame))) for frame in frames])
+    return float(found[found > 1].sum() / found.sum())
+
+
 def compare(spark: Any, case: Case, *, rounds: int) -> tuple[dict[str, Any], str]:
     """Run all in turn and compare medians; also tell where ours go."""
     batches = case.batches
@@ -269,6 +287,7 @@ def compare(spark: Any, case: Case, *, rounds: int) -> tuple[dict[str, Any], str
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
         write(directory, case, batches, case.rows)
+        share = share_combined(spark, directory, case)
         for number in range(rounds):
             # a directory of its own each time: Spark's stores may write to one when their query has long ended
             places = {label: directory / f"{label}-{number}" for label in runs}
@@ -296,7 +315,7 @@ def compare(spark: Any, case: Case, *, rounds: int) -> tuple[dict[str, Any], str
         "empty operator ms": middle.get("empty", ""),
         "pack stage alone ms": middle.get("packed", ""),
     }
-    return row, f"{case.name}: {breakdown(progress['ours'])}"
+    return row, f"{case.name}: {share:.1%} of the messages combined; {breakdown(progress['ours'])}"
 
 
 def warm_up(spark: Any) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -29,8 +30,6 @@ from backend.sources.formats import ValueFormat, record_schema
 from backend.sources.results_files import read_results
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from backend.sources.archive import ArchiveSource
 
 FORMAT = 1
@@ -70,6 +69,16 @@ class ArchiveReader:
         self._source, self._path, self._archive = source, source.path, source.open()
         self.schema = row_schema(source.value, names)
         self.arrow_schema = to_arrow_schema(self.schema, timezone="UTC")
+
+    def code(self, name: str) -> None:
+        """Let the texts of a field of structs come as a dictionary, where files have a small one."""
+        value = self.arrow_schema.field("value")
+        if self._source.results or not pa.types.is_struct(value.type) or value.type.field(name).type != pa.string():
+            return
+        kind = pa.dictionary(pa.int32(), pa.string())
+        kinds = [field.with_type(kind) if field.name == name else field for field in value.type]
+        at = self.arrow_schema.get_field_index("value")
+        self.arrow_schema = self.arrow_schema.set(at, value.with_type(pa.struct(kinds)))
 
     def index(self) -> dict[TopicPartition, PartitionIndex]:
         """Look at the archive; see `ArchiveSource.look`."""

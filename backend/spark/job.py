@@ -231,6 +231,8 @@ class Job:
             stage = selecting(parse, what, clock, pack)
             if direct is not None:
                 reader = direct.stream_reader(side.names(what), first)
+                if len(side.key) == 1 and not side.steps and combining_of(self.operator) is not None:
+                    getattr(reader, "code", lambda _: None)(side.key[0])
                 packed.append(streamed(spark, reader, frames.PACKED_SCHEMA, stage, trigger_ms))
             else:
                 packed.append(side.source.stream(spark).mapInArrow(crossing(stage), frames.PACKED_SCHEMA))

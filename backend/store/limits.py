@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backend.chunks import decoded, is_coded
 from backend.errors import KeyInvalid, ValueInvalid
 from backend.store.protocol import MAX_KEY_BYTES, MAX_VALUE_BYTES
 
@@ -30,7 +31,15 @@ def key_text_bytes(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) ->
 
 
 def large_rows(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> dict[int, str]:
-    """Return the rows, of `count`, whose values have more than `MAX_FIELDS_BYTES`, and what is said of each."""
+    """Return the rows, of `count`, whose values have more than `MAX_FIELDS_BYTES`, and what is said of each.
+
+    Columns that are dictionaries have short texts, as of keys.
+    """
+    if any(is_coded(column.type) for column in columns):
+        others = sum(column.nbytes for column in columns if not is_coded(column.type))
+        if others <= MAX_FIELDS_BYTES - 2 * MAX_KEY_TEXT_BYTES:
+            return {}
+        columns = [decoded(column) for column in columns]
 
     def sought(start: int, stop: int) -> list[int]:
         length = sum(column.slice(start, stop - start).nbytes for column in columns)

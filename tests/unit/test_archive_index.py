@@ -168,6 +168,24 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert first.slice(0, 1).to_pylist() == rows.filter(pc.field("offset") == 3).slice(0, 1).to_pylist()
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_offsets_are_written_as_their_differences(tmp_path: Path, nested: bool) -> None:
+    """And all else as a dictionary, as deep as it lies."""
+    rows = messages(list(range(5_000)))
+    if nested:
+        values = pa.array([{"key": "k", "more": [{"a": offset % 3}]} for offset in range(5_000)])
+        rows = rows.set_column(5, "value", values)
+    write_archive(tmp_path, rows, rows_per_file=5_000, row_group_rows=5_000)
+    [path] = tmp_path.glob("*.parquet")
+    group = pq.read_metadata(path).row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    encodings = {column.path_in_schema: column.encodings for column in columns}
+    assert "DELTA_BINARY_PACKED" in encodings.pop("offset")
+    assert group.column(2).total_compressed_size < 1_000, "of 40,000 bytes"
+    assert len(encodings) == (6 if nested else 5)
+    assert all("RLE_DICTIONARY" in found for found in encodings.values())
+
+
 def test_the_writer_refuses_gaps_unless_told_to_declare_them(tmp_path: Path) -> None:
     with pytest.raises(SourceGap):
         write_archive(tmp_path / "a", messages([0, 1, 5]))

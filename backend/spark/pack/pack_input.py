@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
+from backend.chunks import decoded, is_coded
 from backend.errors import SourceDamaged
 from backend.readable import readable
 from backend.sources.json_columns import instants
@@ -83,8 +84,14 @@ def selecting(
         time_ms = clock()
         waiting: list[pa.RecordBatch] = []
         for batch in records:
-            if batch.num_rows:
-                waiting.append(pack_input(parse(batch), what, time_ms))
+            made = pack_input(parse(batch), what, time_ms) if batch.num_rows else None
+            if made is not None and any(is_coded(field.type) for field in made.schema):
+                if waiting:
+                    yield _together(waiting)
+                    waiting = []
+                yield made  # gathered, it would have to be decoded
+            elif made is not None:
+                waiting.append(made)
             if sum(one.num_rows for one in waiting) >= GATHERED_ROWS or sum(map(_bytes, waiting)) >= GATHERED_BYTES:
                 yield _together(waiting)
                 waiting = []
@@ -122,9 +129,10 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int) -> pa.Record
     stream = _streams(rows.column("topic"), what.streams)
     partition = np.asarray(rows.column("partition"), np.int64)
     time = rows.column("timestamp") if what.event_time is None else named[what.event_time]
-    reasons = large_rows([named[own] for own in dict.fromkeys(own for _, own in what.fields) if own in named], count)
-    length = key_text_bytes([named[name] for name in what.key], count)
+    named |= {name: decoded(named[name]) for name in what.key if not _is_short(named[name])}
     keys = {name: named[name] for name in what.key}
+    length = key_text_bytes([key for key in keys.values() if not pa.types.is_dictionary(key.type)], count)
+    reasons = large_rows([named[own] for own in dict.fromkeys(own for _, own in what.fields) if own in named], count)
     if (length > MAX_KEY_TEXT_BYTES).any():
         reasons |= _long_keys(length)
         long = pa.array(length > MAX_KEY_TEXT_BYTES)  # they go where null does: nothing is made of such a key
@@ -208,17 +216,42 @@ def _shards(
     stream: Ints, partition: Ints, keys: Mapping[str, pa.Array], what: PackInput, count: int
 ) -> tuple[Ints, pa.Array | None]:
     """Return each row's shard, and the number of its key where it is one text."""
+    columns = [_normal(keys[name], widen=what.widen) for name in what.key]
+    hashed = bool(columns) and what.shards > 1 and not what.by_partition
+    texts = codes = None
+    if len(columns) == 1 and (is_coded(columns[0].type) or (hashed and pa.types.is_string(columns[0].type))):
+        texts, codes = _texts(columns[0])  # each text once
+    known = None if codes is None else pa.array(codes)
     if what.by_partition:
         base = stream if what.bases is None else np.take(np.array(what.bases, np.int64), stream)
-        return (partition + base) % what.shards, None
-    if not what.key or what.shards == 1:
-        return np.zeros(count, np.int64), None
-    columns = [_normal(keys[name], widen=what.widen) for name in what.key]
-    if len(columns) > 1 or not pa.types.is_string(columns[0].type):
+        return (partition + base) % what.shards, known
+    if not hashed:
+        return np.zeros(count, np.int64), known
+    if texts is None:
         return np.mod(xxhash64(columns, count), what.shards), None
-    codes = pc.dictionary_encode(columns[0], null_encoding="encode")  # each text once
-    own = np.mod(xxhash64([codes.dictionary], len(codes.dictionary)), what.shards)
-    return np.take(own, np.asarray(codes.indices)), codes.indices
+    return np.take(np.mod(xxhash64([texts], len(texts)), what.shards), codes), known
+
+
+def _texts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:
+    """Return the texts of a column, each once, null among them, and each row's place there."""
+    if not pa.types.is_dictionary(column.type):
+        column = pc.dictionary_encode(column, null_encoding="encode")
+        return column.dictionary, np.asarray(column.indices)
+    texts, codes = column.dictionary, column.indices
+    if codes.null_count:
+        texts, codes = pa.concat_arrays([texts, pa.nulls(1, texts.type)]), codes.fill_null(len(texts))
+    once = pc.dictionary_encode(texts, null_encoding="encode")  # a file's dictionary may have one twice
+    if len(once.dictionary) == len(texts):
+        return texts, np.asarray(codes)
+    return once.dictionary, np.take(np.asarray(once.indices), np.asarray(codes))
+
+
+def _is_short(column: pa.Array) -> bool:
+    """Return whether a key is none that is a dictionary, or one of fewer texts than rows, none of them too long."""
+    if not pa.types.is_dictionary(column.type):
+        return True
+    texts = column.dictionary
+    return len(texts) < len(column) and (pc.max(pc.binary_length(texts)).as_py() or 0) <= MAX_KEY_TEXT_BYTES
 
 
 def _normal(column: pa.Array, *, widen: bool) -> Any:

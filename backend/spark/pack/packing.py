@@ -28,6 +28,7 @@ from backend.batch import (
     STREAM,
     TIME,
 )
+from backend.chunks import is_coded, plain_table
 from backend.spark.pack.frames import (
     ADOPT_IN,
     BATCH_TIME_IN,
@@ -135,7 +136,12 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     carried = plan.carried({one.stream for one in slices})
     columns += [pa.array(times), pa.array(before), *(batch.column(column_name(f.name)) for f in carried)]
     columns.append(batch.column(TIMESTAMP_IN))
-    schema = pa.schema([*MESSAGE_FIELDS, *carried, TIMESTAMP_FIELD])
+    coded = plan.combining.coded if plan.combining is not None else ()
+    kinds = [
+        f.with_type(c.type) if f.name in coded and is_coded(c.type) else f
+        for f, c in zip(carried, columns[5:-1], strict=True)
+    ]
+    schema = pa.schema([*MESSAGE_FIELDS, *kinds, TIMESTAMP_FIELD])
     columns = [column.cast(f.type) for column, f in zip(columns, schema, strict=True)]
     messages = pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -177,7 +183,7 @@ def _frames(
     if combined is not None:
         rows, shard = narrow(combined[0]), combined[1]
     else:
-        rows = narrow(pa.Table.from_batches([messages]))
+        rows = narrow(plain_table(pa.Table.from_batches([messages])))
         if (shard != shard[0]).any():
             order = stable_order(shard, len(plan.grouping))
             rows, shard = rows.take(pa.array(order)), shard[order]

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from backend.aggregates.groups import stable_order
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, OFFSET, PARTITION, STREAM, TIME
+from backend.chunks import plain_table
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, compress, dense, firsts
 from backend.windows.columns.grouping import GroupKeys
@@ -55,6 +56,9 @@ class Combining:
         self._retention_ms, self._max_ahead_ms = spec.retention_ms, spec.max_ahead_ms
         self._keys, self._key_fields = GroupKeys(spec.key_fields), spec.key_fields
         self._plan, _ = spec.plans()
+        read = {name for aggregate in spec.aggregates.values() for name in aggregate.fields}
+        self.coded = frozenset(spec.keys) - read
+        """Fields that may come as dictionaries."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -108,7 +112,7 @@ class Combining:
         accumulators = self._plan.fold(messages, group, count)
         layouts = pa.repeat(pa.scalar(layout, pa.int16()), count)
         own = [pa.array(sizes), pa.array(offset[last]), pa.array(stamp[first]), layouts, places]
-        return pa.table([*heads.columns, *accumulators.columns, *own], schema=self.schema)
+        return pa.table([*plain_table(heads).columns, *accumulators.columns, *own], schema=self.schema)
 
     def _distinct(self, messages: pa.Table, shard: IntArray, codes: IntArray | None) -> tuple[IntArray, int]:
         """Number what may be combined, in any order; gives each message's number, and how many there are."""
