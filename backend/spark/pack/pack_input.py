@@ -227,7 +227,7 @@ def _shards(
         return (partition + base) % what.shards, known
     if not hashed:
         return np.zeros(count, np.int64), known
-    if texts is None:
+    if texts is None or codes is None:
         return np.mod(xxhash64(columns, count), what.shards), None
     return np.take(np.mod(xxhash64([texts], len(texts)), what.shards), codes), known
 
