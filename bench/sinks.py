@@ -30,7 +30,7 @@ import pyarrow.dataset as ds
 from backend import count, delta_sink, foreach_batch, iceberg_sink, kafka_sink, parquet_sink, sql_sink, sum_, tumbling
 from backend.sinks.sealing import Writing
 from backend.sinks.tables import pack
-from backend.spark.processor import OUTPUT, OUTPUT_SCHEMA
+from backend.spark.shard_task import OUTPUT, OUTPUT_SCHEMA
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from bench.data import START_MS

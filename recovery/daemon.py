@@ -44,8 +44,11 @@ MODULES = (
     "backend.sinks.kafka.sink",
     "backend.sinks.parquet",
     "backend.sources.archive_reader",
+    "backend.sources.kafka_fetch",
     "backend.sources.kafka_reader",
+    "backend.spark.pack.pack_input",
     "backend.spark.processor",
+    "backend.spark.shard_task",
     "recovery.restore.all_shards",
     "recovery.snapshots.uploads",
 )

@@ -23,7 +23,6 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-import fsspec
 import msgspec
 
 from backend.errors import UNDECODABLE, UnknownFormat
@@ -154,6 +153,8 @@ def check_place(place: str | os.PathLike[str], option: str) -> str:
     if found:
         if protocol in _OF_ONE_PROCESS:
             raise ValueError(f"{option}={text!r}: {protocol}:// is seen by one process only: allowed are shared places")
+        import fsspec  # what has local paths only need not wait for it
+
         try:
             fsspec.get_filesystem_class(protocol)
         except (ValueError, ImportError) as error:
@@ -434,6 +435,8 @@ class RemoteFiles:
     """
 
     def __init__(self, uri: str) -> None:
+        import fsspec
+
         try:
             self._fs, root = fsspec.core.url_to_fs(uri)
         except (ValueError, ImportError) as error:

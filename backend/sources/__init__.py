@@ -20,6 +20,8 @@ TopicPartition = tuple[str, int]
 """(topic, partition)."""
 OffsetRange = tuple[int, int]
 """Half-open: (first offset, offset after the last)."""
+GATHERED_ROWS, GATHERED_BYTES = 100_000, 16 * 1024 * 1024
+"""Rows wait until there are so many, or so many bytes: the pack stage makes a frame per shard of what it gets."""
 
 
 class Source(Protocol):

@@ -22,10 +22,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from backend.errors import SourceWentBack
 from backend.kafka_client.admin import TopicIdentity, admin_client, ends
 from backend.kafka_client.settings import KafkaSettings
-from backend.sources import OffsetRange, TopicPartition
-from backend.sources.kafka_fetch import fetch
+from backend.sources import GATHERED_BYTES, GATHERED_ROWS, OffsetRange, TopicPartition
 from backend.sources.spark_offsets import offset_json, positions_in
-from backend.spark.pack.pack_input import GATHERED_BYTES, GATHERED_ROWS
 
 
 @dataclass
@@ -184,6 +182,8 @@ def shared_out(ahead: Mapping[TopicPartition, OffsetRange], most: int) -> dict[T
 
 def read_records(configuration: Mapping[str, str], piece: Piece) -> Iterator[pa.RecordBatch]:
     """Read a piece and return its records as they are: `topic, partition, offset, timestamp, key, value`."""
+    from backend.sources.kafka_fetch import fetch  # not in the process that plans micro-batches
+
     parts: list[pa.RecordBatch] = []
     rows = size = 0
     for records in fetch(configuration, piece.topic, piece.partition, piece.start, piece.end):

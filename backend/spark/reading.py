@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from backend.allocation import begin_task
 from backend.boundary import OPTION, crossing, crossing_reader, token
 from backend.sources import replay_tasks
+from backend.spark.deferred import Deferred
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +46,7 @@ def streamed(
         stage: For a task's share; runs where it was read.
         trigger_ms: The interval of the query's trigger; 0 for none.
     """
+    late = Deferred(stage)  # the processes that plan micro-batches never need it
 
     class Read(DataSource):
         """Spark sends the class with what it refers to: it is made anew for each stream."""
@@ -58,9 +60,11 @@ def streamed(
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
             def read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-                begin_task()
-                # Spark has a stand-in for "no partitions at all"
-                return iter(()) if type(partition) is InputPartition else stage(reader.read(partition))
+                if type(partition) is InputPartition:  # Spark's stand-in for "no partitions at all"
+                    return iter(())
+                made = late()
+                begin_task()  # behind it: what it imported is there by now
+                return made(reader.read(partition))
 
             own = copy(reader)
             own.read = read

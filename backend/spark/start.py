@@ -36,12 +36,13 @@ from backend.spark.explain import explained
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, check_key, describe, number_streams
 from backend.spark.observed import observed
 from backend.spark.pack.routing import MAX_SHARDS, grouping_values
-from backend.spark.processor import ProcessorPlan, ShardProcessor
+from backend.spark.processor import ShardProcessor
 from backend.spark.queueing import Sealing, incarnation_of, queue_limit
 from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
 from backend.spark.session.jvm import check_same_files, context_of, cores, give_workers_time, use_unix_sockets
 from backend.spark.session.settings import settings
 from backend.spark.session.versions import check_not_connect
+from backend.spark.shard_task import ProcessorPlan
 from backend.spark.standby import standby_of
 from backend.spark.watching import SourceWatch
 from backend.steps import DEFAULT_POISON_LIMIT

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from backend.store.rows import StoreRows
+if TYPE_CHECKING:
+    from backend.store.rows import StoreRows
 
 FORMAT = 1
 """Version of the key layout and of the value encodings under it."""

@@ -27,10 +27,11 @@ from backend.batch import OFFSET, PARTITION, STREAM, TIME, Operator
 from backend.boundary import CrossedError
 from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable
 from backend.sinks.tables import ERRORS, RESULTS, readable, unpack
-from backend.spark import processor
+from backend.spark import shard_task
 from backend.spark.pack import frames, packing
 from backend.spark.pack.assembling import Packed, packed_rows
-from backend.spark.processor import ProcessorPlan, ShardProcessor
+from backend.spark.processor import ShardProcessor
+from backend.spark.shard_task import ProcessorPlan
 from backend.store.protocol import Region
 from recovery import attempt
 from recovery.changelog.file import FileChangelog
@@ -248,10 +249,10 @@ class Undisturbed:
     def playing(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(simulated(self))  # type: ignore[arg-type]
-            stack.enter_context(mock.patch.object(processor, "kill_point", self.at))
+            stack.enter_context(mock.patch.object(shard_task, "kill_point", self.at))
             if self.seed % 2:  # a task that may queue fetches no snapshot
                 stack.enter_context(mock.patch.object(attempt, "TAKEOVER_BYTES", 1))
-            stack.enter_context(mock.patch.object(processor, "query_and_version", lambda: (QUERY, self.version)))
+            stack.enter_context(mock.patch.object(shard_task, "query_and_version", lambda: (QUERY, self.version)))
             yield
 
     def plan(self, version: int) -> None:

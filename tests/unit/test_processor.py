@@ -18,9 +18,11 @@ from backend.batch import ERROR_SCHEMA
 from backend.boundary import CrossedError
 from backend.rocks import RocksStore
 from backend.sinks.parquet import ParquetSink
-from backend.spark import processor
+from backend.spark import shard_task
+from backend.spark.deferred import Deferred
 from backend.spark.pack import frames, packing
-from backend.spark.processor import ProcessorPlan, ShardProcessor
+from backend.spark.processor import ShardProcessor
+from backend.spark.shard_task import ProcessorPlan
 from recovery.changelog import open_changelog
 from recovery.commit.option_sets import ByVersion
 from recovery.commit.pointer import decode
@@ -91,7 +93,7 @@ def shard(tmp_path, monkeypatch):
     state = Timers()
     wrapper.init(state)
     wrapper.version = 0
-    monkeypatch.setattr(processor, "query_and_version", lambda: ("q", wrapper.version))
+    monkeypatch.setattr(shard_task, "query_and_version", lambda: ("q", wrapper.version))
     return wrapper, state
 
 
@@ -231,7 +233,7 @@ def test_errors_of_the_operator_are_located_and_the_driver_is_told_of_clocks(sha
         return replace(process(self, batch, work), errors=errors)
 
     monkeypatch.setattr(Waiting, "process", refuse)
-    wrapper._plan = replace(wrapper._plan, topics={0: "orders"}, max_ahead_ms=25)
+    wrapper._plan = Deferred(replace(wrapper._plan(), topics={0: "orders"}, max_ahead_ms=25))
     [output] = wrapper.handleInputRows((12,), packed([0, 1, 4], 1_000), Now(1_000))  # event times 0, 10 and 40
     [error] = frames.from_ipc(output["errors"][0]).to_pylist()
     assert (error["topic"], error["partition"], error["offset"], error["timestamp"]) == ("orders", 0, 1, 0)
@@ -255,7 +257,7 @@ def writing(shard, tmp_path):
     wrapper, state = shard
     sink = ParquetSink(tmp_path / "results", tmp_path / "errors")
     sink.open("q")
-    wrapper._plan = replace(wrapper._plan, topics={0: "orders"}, writing=sink.writing())
+    wrapper._plan = Deferred(replace(wrapper._plan(), topics={0: "orders"}, writing=sink.writing()))
     return wrapper, state, sink
 
 
@@ -266,7 +268,7 @@ def test_files_are_written_where_the_operator_runs_and_what_is_reported_is_publi
     list(run())
     state.value = None  # the task ran, and Spark gave it up
     [report] = run()
-    assert list(report.columns) == [field.split()[0] for field in wrapper._plan.ddl.split(", ")]
+    assert list(report.columns) == [field.split()[0] for field in wrapper._plan().ddl.split(", ")]
     [row] = report.to_dict("records")
     assert (row["shard"], row["version"], row["results_rows"], row["errors_rows"]) == (0, 0, 1, 1)
     assert json.loads(row["metrics"])["received"] == 3
@@ -308,11 +310,11 @@ def test_a_disk_that_refuses_the_sinks_files_is_named(writing, tmp_path, monkeyp
 def queueing(shard, tmp_path, monkeypatch):
     """The wrapper of a shard whose disk can be taken."""
     wrapper, state = shard
-    make = wrapper._plan.job
+    make = wrapper._plan().job
     queue = Queue(open_files(tmp_path / "queue"), ByVersion.always(Waiting()), begins=True)
     snapshots = Snapshots(str(tmp_path / "snapshots"))
     job = lambda *of: replace(make(*of), queue=queue, snapshots=snapshots)  # noqa: E731
-    wrapper._plan = replace(wrapper._plan, job=job, topics={0: "orders"})
+    wrapper._plan = Deferred(replace(wrapper._plan(), job=job, topics={0: "orders"}))
 
     def restored():
         since = decode(state.value[0]).since

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from backend import archive, count, tumbling
-from backend.sources import kafka_reader
+from backend.sources import kafka_fetch
 from backend.sources.formats import Parse
 from backend.sources.json_columns import JsonColumns
 from backend.sources.kafka_fetch import RECORDS
@@ -35,7 +35,7 @@ def records(monkeypatch: Any, values: list[bytes], stamps: list[int]) -> list[pa
     typed = [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)]
     found = pa.RecordBatch.from_arrays(typed, schema=RECORDS)
     parts = [found.slice(0, 2), found.slice(2)]
-    monkeypatch.setattr(kafka_reader, "fetch", lambda *_: iter(parts))
+    monkeypatch.setattr(kafka_fetch, "fetch", lambda *_: iter(parts))
     return list(read_records({}, Piece("t", 0, 0, len(values))))
 
 

@@ -19,6 +19,7 @@ from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.chunks import decoded, is_coded
 from backend.errors import SourceDamaged
 from backend.readable import readable
+from backend.sources import GATHERED_BYTES, GATHERED_ROWS
 from backend.sources.json_columns import instants
 from backend.spark.pack import frames
 from backend.spark.pack.hashing import xxhash64
@@ -30,8 +31,6 @@ _DATES_MS = (2**63 - 1) // 1_000 - 2 * DAY_MS
 """Dates up to there have a first moment, in microseconds, in each time zone."""
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Ints = npt.NDArray[np.int64]
-GATHERED_ROWS, GATHERED_BYTES = 100_000, 16 * 1024 * 1024
-"""Rows wait until there are so many, or so many bytes: the pack stage makes a frame per shard of what it gets."""
 
 
 @dataclass(frozen=True, slots=True)
