@@ -223,7 +223,7 @@ class Settling(Protocol):
     def settle(self, work: Workspace) -> None:
         """Delete replayed messages of windows that are gone.
 
-        Called after a replay, when `work` sees the restored state and every replayed message, before `proofs`.
+        Called after a replay, when `work` sees the restored state and every replayed message. It deletes nothing else.
         """
 
 
@@ -260,7 +260,7 @@ class Operator(Protocol):
         """Give the message-store rows of accepted messages, sorted by key: the same bytes that `process` writes."""
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:
-        """Give what the message store must hold according to the window metadata."""
+        """Give what the message store must hold according to the window metadata, whatever it holds."""
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry: everything that must stay the same for the state to stay readable."""

@@ -12,7 +12,7 @@ from rocksdict import SstFileWriter
 from backend.rocks import parts
 from backend.rocks.errors import translated
 from backend.rocks.options import RocksOptions, native_options
-from backend.store.protocol import REPLAYED, Staged, nothing, region_slice
+from backend.store.protocol import REPLAYED, Seen, Staged, nothing, pass_by, region_slice
 from backend.store.rows import StoreRows
 from backend.store.staging import seal
 from backend.store.storage import storage
@@ -62,10 +62,11 @@ def write_staged(
         raise
 
 
-def write_columns(path: Path, rows: StoreRows, *, options: RocksOptions | None = None) -> Staged:
+def write_columns(path: Path, rows: StoreRows, *, options: RocksOptions | None = None, seen: Seen = pass_by) -> Staged:
     """Write rows that are columns as `write_staged` does, to one SST.
 
-    A block of them at a time becomes objects, which fit in the processor's cache until they are written.
+    A block of them at a time becomes objects, which fit in the processor's cache until they are written. `seen` is
+    called with the keys and values of each block that was written.
 
     Raises:
         FileExistsError: There is a file already.
@@ -73,7 +74,9 @@ def write_columns(path: Path, rows: StoreRows, *, options: RocksOptions | None =
     """
     with _writing(path, options) as writer:
         for start in range(0, len(rows), _BLOCK_ROWS):
-            _write(writer, *rows.part(start, min(start + _BLOCK_ROWS, len(rows))).lists())
+            keys, values = rows.part(start, min(start + _BLOCK_ROWS, len(rows))).lists()
+            _write(writer, keys, values)
+            seen(keys, values)
     with storage(str(path)):
         return seal(path, len(rows))
 

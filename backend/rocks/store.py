@@ -27,7 +27,7 @@ from backend.rocks.lock import Links, open_locked
 from backend.rocks.options import RocksOptions, native_options
 from backend.rocks.scans import Scan, check_ended, until
 from backend.store.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
-from backend.store.protocol import Changes, Staged, nothing
+from backend.store.protocol import Changes, Seen, Staged, nothing, pass_by
 from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY, sync, verify
 from backend.store.storage import storage
@@ -199,10 +199,13 @@ class RocksStore:
         _ = self._open
         return write_staged(path, *rows_of(changes), options=self._options, midway=midway)
 
-    def stage_columns(self, rows: StoreRows, path: Path) -> Staged:
-        """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does."""
+    def stage_columns(self, rows: StoreRows, path: Path, *, seen: Seen = pass_by) -> Staged:
+        """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does.
+
+        `seen` is called with the keys and values of each part of them that was written, in order.
+        """
         _ = self._open
-        return write_columns(path, rows, options=self._options)
+        return write_columns(path, rows, options=self._options, seen=seen)
 
     def confirm(self, staged: Staged) -> None:
         """Check length and digest of a staged file, then apply it atomically. The file is left where it is.

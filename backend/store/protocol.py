@@ -120,6 +120,14 @@ class Staged:
     rows: int
 
 
+Seen = Callable[[list[bytes], list[bytes]], object]
+"""Takes keys and values."""
+
+
+def pass_by(keys: list[bytes], values: list[bytes]) -> None:
+    """Look at no rows: the default of who may see them."""
+
+
 def nothing() -> None:
     """Do nothing."""
 
@@ -152,8 +160,11 @@ class Store(Readable, Protocol):
         `midway` is called when half of the rows are written: a place to die for those who want to see what comes of it.
         """
 
-    def stage_columns(self, rows: StoreRows, path: Path) -> Staged:
-        """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does."""
+    def stage_columns(self, rows: StoreRows, path: Path, *, seen: Seen = pass_by) -> Staged:
+        """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does.
+
+        `seen` is called with the keys and values of each part of them that was written, in order.
+        """
 
     def confirm(self, staged: Staged) -> None:
         """Check length and digest of a staged file, then apply it atomically. The file is left where it is."""

@@ -1,8 +1,8 @@
 """Restore one shard: a new database from the changelog's rows and the replayed messages, proven before it counts.
 
 No Spark in here: the replay job gives the messages as chunks of rows, in any order of chunks, each sorted by key. They
-become SST files of bounded size, so a shard whose messages do not fit in memory restores in a small part of it. Then
-count and digest of every window are compared with what the window metadata says, and the totals with the commit record.
+become SST files of bounded size, so a shard whose messages do not fit in memory restores in a small part of it. Count
+and digest of every window are compared with what the window metadata says, and the totals with the commit record.
 Only then is the commit row written: a restore that died half-way is a directory without one, and is made again.
 """
 
@@ -23,14 +23,14 @@ from backend.errors import KeyInvalid
 from backend.messages import TIME_BYTES
 from backend.rocks import RocksOptions, RocksStore
 from backend.store.bounds import reclaim
-from backend.store.protocol import REPLAYED, Changes, Region, region_range
+from backend.store.protocol import REPLAYED, Changes, Region, Seen, pass_by, region_range
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from recovery.changelog.protocol import History
 from recovery.commit.pointer import COMMIT_KEY, CommitRecord, encode_record
 from recovery.killpoints import kill_point
 from recovery.restore.planner import replay_ranges
-from recovery.restore.prove import Proving, prove
+from recovery.restore.prove import Proving, Tally, prove
 
 RUN_BYTES = 32 * 1024 * 1024
 """Bytes of keys and values that are gathered before they become an SST file."""
@@ -132,7 +132,7 @@ def restore_shard(
     if directory.exists():
         raise FileExistsError(f"a restore needs a new directory: {directory}")
     with RocksStore.open(directory, options=options or OPTIONS) as store:
-        return _fill(store, history, messages, operator, directory, run_bytes, started)
+        return _fill(store, history, messages, operator, directory, run_bytes, started, new=True)
 
 
 def catch_up(
@@ -181,6 +181,8 @@ def _fill(
     directory: Path,
     run_bytes: int,
     started: float,
+    *,
+    new: bool = False,
 ) -> Restored:
     record = history.record
     with _Runs(store, directory, run_bytes) as runs:
@@ -188,19 +190,29 @@ def _fill(
         for start in range(0, len(logged), METADATA_CHUNK_ROWS):
             runs.add_whole(logged.part(start, min(start + METADATA_CHUNK_ROWS, len(logged))))
         store.write(Changes([], [], record.bounds))
+        proofs = list(operator.proofs(Workspace(store, record.bounds)))
+        runs.written = Tally(proofs)
         for chunk in messages:
             runs.add(above_bounds(chunk, record.bounds))
         runs.flush()
-        if isinstance(operator, Settling):
-            work = Workspace(store, record.bounds)
-            operator.settle(work)
-            store.write(work.changes())
-        proofs = list(operator.proofs(Workspace(store, record.bounds)))
+        settled = _settled(store, record, operator)
         kill_point("restore_proof", record.commit.version)
-        count = prove(store, record, proofs)
+        count = prove(store, record, proofs, runs.written if new and not settled else None)
         kill_point("restore_commit", record.commit.version)
         store.write(Changes([COMMIT_KEY], [encode_record(record)], record.bounds))
     return Restored(record, history.rows, count, runs.length, len(proofs), time.monotonic() - started)
+
+
+def _settled(store: RocksStore, record: CommitRecord, operator: Proving) -> bool:
+    """Delete replayed messages that no window has; say whether there were any."""
+    if not isinstance(operator, Settling):
+        return False
+    work = Workspace(store, record.bounds)
+    operator.settle(work)
+    changes = work.changes()
+    if changes.keys:
+        store.write(changes)
+    return bool(changes.keys)
 
 
 def _expire(store: RocksStore, bounds: dict[int, bytes]) -> None:
@@ -222,20 +234,27 @@ def _expire(store: RocksStore, bounds: dict[int, bytes]) -> None:
 class _Run:
     """Rows of one region that wait to become a file."""
 
+    region: int
     parts: list[StoreRows] = field(default_factory=list)
     length: int = 0
 
 
 class _Runs:
-    """Turns chunks into SST files and applies them; the files are gone at the end."""
+    """Turns chunks into SST files and applies them; the files are gone at the end.
+
+    Attributes:
+        length: Bytes of keys and values.
+        written: Of the messages.
+    """
 
     def __init__(self, store: RocksStore, directory: Path, run_bytes: int) -> None:
         self._store = store
         self._scratch = directory.with_name(f"{directory.name}.runs")
         self._run_bytes = run_bytes
-        self._open = {int(region): _Run() for region in REPLAYED}
+        self._open = {int(region): _Run(int(region)) for region in REPLAYED}
         self._files = 0
         self.length = 0
+        self.written = Tally(())
 
     def __enter__(self) -> _Runs:
         self._scratch.mkdir()
@@ -291,12 +310,12 @@ class _Runs:
         cut = rows.find(first) if first is not None else len(rows)
         if cut < len(rows) / 2:
             cut = len(rows)
-        self._write(rows.part(0, cut))
+        self._write(rows.part(0, cut), self.written.add if run.region == Region.MESSAGES else pass_by)
         rest = rows.part(cut)
         run.parts, run.length = [rest.detached()] if len(rest) else [], rest.nbytes
 
-    def _write(self, rows: StoreRows) -> None:
+    def _write(self, rows: StoreRows, seen: Seen = pass_by) -> None:
         path = self._scratch / f"{self._files:08d}.sst"
         self._files += 1
-        self._store.confirm(self._store.stage_columns(rows, path))
+        self._store.confirm(self._store.stage_columns(rows, path, seen=seen))
         path.unlink()

@@ -1,12 +1,14 @@
 """The proof of a restored shard: count and digest of every window's messages, and of all of them, in one pass.
 
-The window metadata says what the message store must hold; nothing is taken on trust from the replay. The pass reads the
-messages piece by piece, so it works however many there are.
+The window metadata says what the message store must hold; nothing is taken on trust from the replay. Messages are
+counted where they are handed to RocksDB's files, each of which is checked again before the store takes it; or they are
+read from the store: where it held some before, where some were deleted since, and where what was counted does not fit.
+Either way it goes piece by piece, however many there are.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from operator import add
 from typing import Protocol
@@ -35,16 +37,63 @@ class Proving(Protocol):
         """Give what the message store must hold according to the window metadata."""
 
 
-def prove(store: RocksStore, record: CommitRecord, proofs: Sequence[Proof]) -> int:
+class Tally:
+    """Counts messages, and sums up their hashes, below every edge of what is to be proven.
+
+    Args:
+        proofs: What each window must hold; ranges may overlap.
+    """
+
+    def __init__(self, proofs: Iterable[Proof]) -> None:
+        self._edges = sorted({edge for proof in proofs for edge in (proof.start, max(proof.start, proof.end))})
+        # what lies below the first edge, between each two, and from the last one on
+        self._counts = np.zeros(len(self._edges) + 1, np.int64)
+        self._sums = np.zeros(len(self._edges) + 1, np.uint64)
+
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Add messages that are sorted by key, one or more; their parts may come in any order."""
+        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, map(add, keys, values)), np.uint64, len(keys))
+        running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
+        first, last = bisect_right(self._edges, keys[0]), bisect_right(self._edges, keys[-1])
+        cuts = np.array([0, *(bisect_left(keys, edge) for edge in self._edges[first:last]), len(keys)])
+        self._counts[first : last + 1] += np.diff(cuts)
+        self._sums[first : last + 1] += np.diff(running[cuts])
+
+    @property
+    def count(self) -> int:
+        """How many messages there were."""
+        return int(self._counts.sum())
+
+    @property
+    def digest(self) -> int:
+        """The sum of their hashes modulo 2**64."""
+        return int(self._sums.sum())
+
+    def below(self) -> dict[bytes, tuple[int, int]]:
+        """Give count and digest of the messages below each edge."""
+        counts, sums = np.cumsum(self._counts).tolist(), np.cumsum(self._sums).tolist()
+        return dict(zip(self._edges, zip(counts, sums, strict=True), strict=False))
+
+
+def prove(store: RocksStore, record: CommitRecord, proofs: Sequence[Proof], written: Tally | None = None) -> int:
     """Compare the message store with the window metadata and the commit record; give the number of messages.
+
+    Args:
+        store: The database.
+        record: The commit.
+        proofs: What each window must hold.
+        written: Of all messages that were written, where the store has no others; None to read what it has. A message
+            may have been written twice: where they do not fit, what is in the store decides.
 
     Raises:
         RestoreMismatch: They differ; names the windows.
     """
-    sums, count, digest = _measure(store, record, proofs)
-    wrong = _differences(record, proofs, sums, count, digest)
+    if written is not None and not _differences(record, proofs, written):
+        return written.count
+    tally = _read(store, record, proofs)
+    wrong = _differences(record, proofs, tally)
     if not wrong:
-        return count
+        return tally.count
     more = f"; and {len(wrong) - _NAMED_DIFFERENCES} more" if len(wrong) > _NAMED_DIFFERENCES else ""
     raise RestoreMismatch(
         "the replayed messages are not the ones that were committed",
@@ -63,46 +112,31 @@ def check_messages(store: RocksStore, record: CommitRecord, proofs: Sequence[Pro
         record: Its commit.
         proofs: What each window must hold; ranges may overlap.
     """
-    return _differences(record, proofs, *_measure(store, record, proofs))
+    return _differences(record, proofs, _read(store, record, proofs))
 
 
-def _differences(
-    record: CommitRecord, proofs: Sequence[Proof], sums: dict[bytes, tuple[int, int]], count: int, digest: int
-) -> list[str]:
-    wrong = []
+def _differences(record: CommitRecord, proofs: Sequence[Proof], tally: Tally) -> list[str]:
+    wrong, below = [], tally.below()
     for proof in proofs:
-        (low, low_sum), (high, high_sum) = sums[proof.start], sums[max(proof.start, proof.end)]
+        (low, low_sum), (high, high_sum) = below[proof.start], below[max(proof.start, proof.end)]
         if high - low != proof.count:
             wrong.append(f"{proof.label}: {high - low} messages, {proof.count} were committed")
         elif (high_sum - low_sum) % 2**64 != proof.digest:
             wrong.append(f"{proof.label}: {proof.count} messages, as committed, but others")
-    if count != record.message_count:
-        wrong.append(f"in all {count} messages, {record.message_count} were committed")
-    elif digest != record.message_digest:
-        wrong.append(f"in all {count} messages, as committed, but others")
+    if tally.count != record.message_count:
+        wrong.append(f"in all {tally.count} messages, {record.message_count} were committed")
+    elif tally.digest != record.message_digest:
+        wrong.append(f"in all {tally.count} messages, as committed, but others")
     return wrong
 
 
-def _measure(
-    store: RocksStore, record: CommitRecord, proofs: Sequence[Proof]
-) -> tuple[dict[bytes, tuple[int, int]], int, int]:
-    """Count and sum up the messages below every edge of a proof, and all of them; not what the bound hides."""
+def _read(store: RocksStore, record: CommitRecord, proofs: Sequence[Proof]) -> Tally:
+    """Count what the message store holds; not what the bound hides."""
     start, end = region_range(Region.MESSAGES)
-    start = record.bounds.get(Region.MESSAGES, start)
-    edges = sorted({edge for proof in proofs for edge in (proof.start, max(proof.start, proof.end))})
-    sums: dict[bytes, tuple[int, int]] = {}
-    count = digest = 0
-    for keys, values in pages(store, start, end):
-        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, map(add, keys, values)), np.uint64, len(keys))
-        running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
-        first, last = len(sums), bisect_left(edges, keys[-1] + b"\x00")
-        for edge in edges[first:last]:
-            at = bisect_left(keys, edge)
-            sums[edge] = count + at, (digest + int(running[at])) % 2**64
-        count += len(keys)
-        digest = (digest + int(running[-1])) % 2**64
-    sums.update((edge, (count, digest)) for edge in edges[len(sums) :])
-    return sums, count, digest
+    tally = Tally(proofs)
+    for keys, values in pages(store, record.bounds.get(Region.MESSAGES, start), end):
+        tally.add(keys, values)
+    return tally
 
 
 def pages(
