@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
+from operator import setitem
 from pathlib import Path
 
 from rocksdict import SstFileWriter
@@ -140,7 +142,7 @@ def _writing(path: Path, options: RocksOptions | None) -> Iterator[SstFileWriter
 
 def _write(writer: SstFileWriter, keys: _Keys, values: _Values) -> None:
     if None not in values:
-        deque(map(writer.__setitem__, keys, values), maxlen=0)  # a loop without bytecode: this is the hot path
+        deque(map(setitem, repeat(writer), keys, values), maxlen=0)  # a loop without bytecode: this is the hot path
         return
     for key, value in zip(keys, values, strict=True):
         if value is None:
