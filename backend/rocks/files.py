@@ -142,7 +142,8 @@ def _writing(path: Path, options: RocksOptions | None) -> Iterator[SstFileWriter
 
 def _write(writer: SstFileWriter, keys: _Keys, values: _Values) -> None:
     if None not in values:
-        deque(map(setitem, repeat(writer), keys, values), maxlen=0)  # a loop without bytecode: this is the hot path
+        # the hot path: a loop without bytecode
+        deque(map(setitem, repeat(writer), keys, values), maxlen=0)  # type: ignore[arg-type]
         return
     for key, value in zip(keys, values, strict=True):
         if value is None:

@@ -53,8 +53,8 @@ MAX_DEPTH = 500
 """Levels of nesting; deeper values are malformed."""
 
 _OPENED, _CLOSED, _BREAK = b"{}\n"
+_ZERO, _NINE = np.frombuffer(b"09", np.uint8)
 _CONSTANT = re.compile(rb"[:,\[]\s*[-+]?(?:NaN|Inf)")
-_MINUS_ZERO = re.compile(rb"-0(?![.\deE])")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)  # to the end where it does not end: looked at once
 _INTEGER = re.compile(r"-?\d+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
@@ -64,9 +64,9 @@ _TIMESTAMP = re.compile(
     re.ASCII,
 )
 _OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?([0-5]\d))?(?::?([0-5]\d))?", re.ASCII)
-_PLAIN_DATE = r"^[12]\d{3}-\d\d-\d\d$"
-_PLAIN_TIME = r"^[12]\d{3}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?"
-_ZONE = r"(Z|[+-](0\d|1[0-7]):[0-5]\d)$"
+_PLAIN_DATE = r"[12]\d{3}-\d\d-\d\d"
+_PLAIN_TIME = r"[12]\d{3}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?"
+_ZONE = r"(Z|[+-](0\d|1[0-7]):[0-5]\d)"
 _SPECIAL = {
     "NaN": float("nan"),
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), float("inf")),
@@ -123,7 +123,6 @@ class JsonColumns:
         self._timezone = timezone
         self._zone = zone_of(timezone)
         self._wire = _wire(self._type)
-        self._floats = _has(self._type, pa.types.is_floating)
         self._decimals = _has(self._type, pa.types.is_decimal)
         _converter(self._type, self._zone)  # checks the types
 
@@ -180,8 +179,6 @@ class JsonColumns:
         # one byte is looked for several times as fast as three
         constants = (b"N" in data and b"NaN" in data) or (b"I" in data and b"Inf" in data)
         if constants and _CONSTANT.search(data):
-            return True
-        if self._floats and b"-0" in data and _MINUS_ZERO.search(data):
             return True
         if len(data) <= MAX_DEPTH or int(pc.max(pc.binary_length(values)).as_py()) <= MAX_DEPTH:
             return False
@@ -278,9 +275,9 @@ def _converted(column: pa.Array, kind: pa.DataType, timezone: str) -> pa.Array |
         if pa.types.is_date32(kind):
             return column.cast(kind) if _all(column, _PLAIN_DATE) else None
         if pa.types.is_timestamp(kind):
-            if kind.tz is not None and _all(column, _PLAIN_TIME + _ZONE):
+            if kind.tz is not None and _all(column, _PLAIN_TIME, _ZONE):
                 return column.cast(kind)
-            if not _all(column, _PLAIN_TIME + "$"):
+            if not _all(column, _PLAIN_TIME):
                 return None
             return instants(column.cast(pa.timestamp("us")), timezone) if kind.tz is not None else column.cast(kind)
     except pa.ArrowInvalid:  # such as a 30th of February
@@ -288,8 +285,28 @@ def _converted(column: pa.Array, kind: pa.DataType, timezone: str) -> pa.Array |
     return None
 
 
-def _all(column: pa.Array, pattern: str) -> bool:
-    return bool(pc.all(pc.match_substring_regex(column, pattern)).as_py() is not False)
+def _all(column: pa.Array, pattern: str, zone: str = "") -> bool:
+    """Check whether all texts are of a pattern, with a zone behind it."""
+    if _alike(column, pattern, zone):
+        return True
+    return bool(pc.all(pc.match_substring_regex(column, f"^{pattern}{zone}$")).as_py() is not False)
+
+
+def _alike(column: pa.Array, pattern: str, zone: str) -> bool:
+    """Check whether the first text is of a pattern, and the others are but for its digits: several times as fast."""
+    count = len(column)
+    first = re.fullmatch(f"({pattern}){zone}", column[0].as_py() or "", re.ASCII) if count else None
+    if first is None or column.null_count:
+        return False
+    _, starts, data = column.buffers()
+    places = np.frombuffer(starts, np.int32)[column.offset : column.offset + count + 1]
+    width = len(first[0])
+    if (np.diff(places) != width).any():
+        return False
+    texts = np.frombuffer(data, np.uint8)[places[0] : places[-1]].reshape(count, width)
+    digits = texts - _ZERO <= _NINE - _ZERO
+    digits[:, 0] = digits[:, first.end(1) :] = False  # the millennium and the zone are the first one's
+    return bool(((texts == texts[0]) | (digits & digits[0])).all())
 
 
 # ---- one value at a time

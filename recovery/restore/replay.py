@@ -253,8 +253,8 @@ def chunk_writer(
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = open_files(checkpoint)
         for batch in batches:
-            good = packing.is_good(batch)
-            for piece in pieces(batch.select(needed).filter(good)):
+            good, rows = packing.is_good(batch), batch.select(needed)
+            for piece in pieces(rows if pc.all(good).as_py() else rows.filter(good)):
                 for shard, record in records.items():
                     here = piece.filter(pc.equal(piece.column(frames.SHARD_IN), shard))
                     columns = [

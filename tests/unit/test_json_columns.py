@@ -188,6 +188,22 @@ def test_other_types_by_hand(kind: pa.DataType, value: str, expected: Any) -> No
         assert said([text, bad, text], schema, "Europe/Berlin") == [{"it": expected}, None, {"it": expected}]
 
 
+@pytest.mark.parametrize(
+    "plain", ["2013-07-05T05:15:00.5Z", "2013-07-05 05:15:00+01:30", "2013-07-05T05:15:00", "2013-07-05"]
+)
+def test_one_text_of_another_shape_among_many_of_its_length_is_what_it_is_alone(plain: str) -> None:
+    schema = pa.schema([("it", pa.date32() if len(plain) == 10 else pa.timestamp("us", "UTC"))])
+    good = b'{"it":"%b"}' % plain.encode()
+    taken = 0
+    for at in range(len(plain)):
+        for other in ("0", "1", "2", "9", ":", "-", "+", "T", "Z", " ", ".", "/", "a", "\\n"):
+            odd = b'{"it":"%b"}' % (plain[:at] + other + plain[at + 1 :]).encode()
+            alone = said([odd], schema)
+            assert said([good] * 40 + [odd] + [good] * 40, schema)[40:41] == alone, odd
+            taken += alone != [None] and odd != good
+    assert taken > 20
+
+
 def test_a_type_that_json_does_not_have_is_said() -> None:
     with pytest.raises(ValueError, match="JSON has no counterpart of duration"):
         JsonColumns(pa.schema([("it", pa.duration("us"))]))

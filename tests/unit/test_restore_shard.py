@@ -21,7 +21,7 @@ from backend.store.workspace import Workspace
 from recovery.changelog import FileChangelog, History
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
 from recovery.restore.build import accepted, catch_up, restore_shard
-from recovery.restore.prove import check_messages, pages
+from recovery.restore.prove import Tally, check_messages, pages
 
 WINDOW = 10
 COMMIT = Commit(4, "c" * 32)
@@ -110,6 +110,42 @@ def test_a_message_twice_is_one(tmp_path: Path) -> None:
     twice = chunks(MESSAGES, 50) + chunks(MESSAGES, 33, seed=2)
     told = restore_shard(committed(MESSAGES), twice, Windows(), tmp_path / "db")
     assert told.messages == len(MESSAGES)
+
+
+def test_messages_that_were_written_are_not_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        raise AssertionError("they were counted where they were written")
+
+    monkeypatch.setattr("recovery.restore.prove.pages", read)
+    told = restore_shard(committed(MESSAGES), chunks(MESSAGES, 50), Windows(), tmp_path / "db", run_bytes=5_000)
+    assert (told.messages, told.proofs) == (len(MESSAGES), 4)
+
+
+class Careless(Windows):
+    """Deletes a message that its windows count."""
+
+    def settle(self, work: Workspace) -> None:
+        work.delete_many([key_of(25, 6)])
+
+
+def test_what_was_deleted_behind_a_replay_is_missed(tmp_path: Path) -> None:
+    with pytest.raises(RestoreMismatch) as caught:
+        restore_shard(committed(MESSAGES), chunks(MESSAGES, 50), Careless(), tmp_path / "db")
+    assert "window [20, 30): 79 messages, 80 were committed" in caught.value.why
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tally_of_parts_in_any_order_is_what_was_counted_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = {bytes(rng.choices(range(4), k=3)): bytes([rng.randrange(4)]) for _ in range(rng.randrange(1, 60))}
+    edges = [bytes(rng.choices(range(4), k=rng.randrange(1, 4))) for _ in range(rng.randrange(0, 20))]
+    tally = Tally([Proof("", rng.choice(edges), rng.choice(edges), 0, 0) for _ in edges])
+    for part in chunks(rows, rng.randrange(1, 20), seed):
+        tally.add(*part.lists())
+    assert (tally.count, tally.digest) == (len(rows), digest_of(rows.items()))
+    for edge, found in tally.below().items():
+        inside = {key: value for key, value in rows.items() if key < edge}
+        assert found == (len(inside), digest_of(inside.items()))
 
 
 def test_files_of_chunks_in_order_of_their_first_keys_do_not_overlap(tmp_path: Path) -> None:
