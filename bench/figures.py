@@ -1,4 +1,4 @@
-"""The tables of figures in docs/figures.md and docs/sinks.md: `python -m bench.figures`.
+"""The tables of figures in README.md, docs/figures.md and docs/sinks.md: `python -m bench.figures`.
 
 They are made from the files in `bench/results/`. A benchmark without a file there has no line.
 Beside each line stands the command that made its file.
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "figures.md"
 SINKS_PAGE = PAGE.with_name("sinks.md")
+README = PAGE.parent.with_name("README.md")
 BEGIN, END = "<!-- figures: python -m bench.figures -->", "<!-- end of figures -->"
 NO_PEER = "(no peer)"
 Rows = list[dict[str, Any]]
@@ -333,6 +334,101 @@ def table_of_sinks(results: Path = RESULTS) -> list[str]:
     return [f"| through | rows a second | ms per micro-batch of {size} rows |", "|---|---|---|", *made]
 
 
+class Beside(NamedTuple):
+    """What Spark's own takes for what ours does: of one unit, in the same run."""
+
+    what: str
+    unit: str
+    ours: list[float]
+    sparks: list[float]
+
+
+def windows_beside(rows: Rows) -> Iterator[Beside]:
+    """One line per case."""
+    for row in rows:
+        messages = amount(row["messages per micro-batch"])
+        what = f"{WINDOWS[row['case']]}, {amount(row['keys'])} keys, {messages} messages per micro-batch"
+        yield Beside(what, "ms", [row["ours ms"]], [row["Spark's own ms"]])
+
+
+def fixed_beside(rows: Rows) -> Iterator[Beside]:
+    """Two lines, for all numbers of shards."""
+    shards = f"{' / '.join(str(row['shards']) for row in rows)} shards"
+    for name, what in (("", "a micro-batch of 200 messages"), ("until committed: ", "`start()` to the first commit")):
+        ours, sparks = ([row[f"{name}{who} ms"] for row in rows] for who in ("ours", "Spark's own"))
+        yield Beside(f"{what}, {shards}", "ms", ours, sparks)
+
+
+def kafka_beside(rows: Rows) -> Iterator[Beside]:
+    """One line per kind of aggregate."""
+    for what in dict.fromkeys(row["what"] for row in rows):
+        rates = {row["who"]: row["messages/s"] for row in rows if row["what"] == what}
+        if SPARKS in rates:
+            yield Beside(f"JSON from Kafka to windows: {what}", "messages/s", [rates["Rewind"]], [rates[SPARKS]])
+
+
+def latency_beside(rows: Rows) -> Iterator[Beside]:
+    """Two lines: into files, and into Kafka."""
+    of = {row["who"]: [row["p50 ms"], row["p99 ms"]] for row in rows}
+    what = "a window's end to its readable row, p50 / p99"
+    files = of["Spark's own, append to files"]
+    yield Beside(f"{what}, into files", "ms", of["ours, trigger 0 s"], files)
+    updates = of["Spark's own, update to Kafka"]
+    yield Beside(f"{what}, into Kafka, beside update mode", "ms", of["ours to Kafka, trigger 0 s"], updates)
+
+
+def join_beside(rows: Rows) -> Iterator[Beside]:
+    """One line per state format of Spark's."""
+    ours, *peers = rows
+    for peer in peers:
+        _, _, state_format = peer["join"].partition(", ")
+        what = "an interval join" + (f", beside {state_format}" if state_format else "")
+        yield Beside(what, "ms", [ours["ms per micro-batch"]], [peer["ms per micro-batch"]])
+
+
+def failover_beside(rows: Rows) -> Iterator[Beside]:
+    """One line per case, without a standby."""
+    for row in rows:
+        if row.get("who", "ours") == "ours":
+            case, wait = WINDOWS[row["case"]], row["locality wait"]
+            what = f"an executor dies with its disk: {case}, until committed, `spark.locality.wait` {wait}"
+            yield Beside(what, "s", [row["ours s"]], [row["Spark's own s"]])
+
+
+SPARKS = "Spark's own windows"
+BESIDE: dict[str, Callable[[Rows], Iterator[Beside]]] = {
+    "windows": windows_beside,
+    "kafka": kafka_beside,
+    "latency": latency_beside,
+    "join": join_beside,
+    "fixed": fixed_beside,
+    "failover": failover_beside,
+}
+
+
+def table_beside(results: Path = RESULTS) -> list[str]:
+    """Return what Spark's own takes beside ours, as lines of Markdown; without files only the head."""
+    made = ["| what | Rewind | Spark's own | times as fast |", "|---|---|---|---|"]
+    for name, lines in BESIDE.items():
+        path = results / f"{name}.json"
+        for line in lines(json.loads(path.read_text())["rows"]) if path.exists() else ():
+            slower = (line.ours, line.sparks) if line.unit.endswith("/s") else (line.sparks, line.ours)
+            times = several([above / below for above, below in zip(*slower, strict=True)])
+            made.append(f"| {line.what} | {written(line.ours, line.unit)} | {written(line.sparks, line.unit)} | {times} |")
+    return made
+
+
+def written(values: list[float], unit: str) -> str:
+    """Write numbers of a unit.
+
+    >>> written([204.4, 1_355.9], "ms"), written([1.045], "s"), written([669_120.1], "messages/s")
+    ('204 / 1,356 ms', '1.0 s', '670,000 messages/s')
+    """
+    digits = {"ms": ",.0f", "s": ".1f"}
+    texts = [f"{value:{digits[unit]}}" if unit in digits else number(value) for value in values]
+    return f"{' / '.join(texts)} {unit}"
+
+
 def replaced(text: str, lines: list[str]) -> str:
     """Give a text with other lines between the two markers.
 
@@ -342,14 +438,20 @@ def replaced(text: str, lines: list[str]) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"docs/figures.md, docs/sinks.md: {BEGIN} and {END} are not there, one behind the other")
+        raise ValueError(
+            f"README.md, docs/figures.md, docs/sinks.md: {BEGIN} and {END} are not there, one behind the other"
+        )
     return "\n".join([f"{before}{begin}", "", *lines, "", f"{end}{after}"])
 
 
+PAGES: dict[Path, Callable[[], list[str]]] = {README: table_beside, PAGE: table, SINKS_PAGE: table_of_sinks}
+"""Page -> its table."""
+
+
 def main() -> None:
-    """Write the tables into docs/figures.md and docs/sinks.md."""
-    for page, lines in ((PAGE, table()), (SINKS_PAGE, table_of_sinks())):
-        page.write_text(replaced(page.read_text(), lines))
+    """Write the tables into README.md, docs/figures.md and docs/sinks.md."""
+    for page, lines in PAGES.items():
+        page.write_text(replaced(page.read_text(), lines()))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import bench.figures
-from bench.figures import BEGIN, END, FILES, PAGE, SINKS_PAGE, replaced, table, table_of_sinks
+from bench.figures import BEGIN, END, FILES, PAGE, PAGES, replaced, table, table_beside, table_of_sinks
 
 NAMES = {
     "windows": {"case": "median", "keys": 1000, "messages per micro-batch": 500_000, "ours ms": 812.0,
@@ -25,9 +25,9 @@ def write(directory: Path, name: str, *rows: dict[str, Any], **more: str) -> Non
 
 
 def test_the_pages_have_the_tables_that_the_files_give() -> None:
-    for page, lines in ((PAGE, table()), (SINKS_PAGE, table_of_sinks())):
+    for page, lines in PAGES.items():
         text = page.read_text()
-        assert replaced(text, lines) == text, "run python -m bench.figures"
+        assert replaced(text, lines()) == text, "run python -m bench.figures"
 
 
 def test_a_file_that_is_not_there_has_no_line(tmp_path: Path) -> None:
@@ -69,6 +69,39 @@ def test_a_death_costs_what_lies_above_an_undisturbed_micro_batch(tmp_path: Path
         f"| an executor dies with its disk, and a standby has copies: {windows} | Spark's own store | {until}; above an"
         f" undisturbed micro-batch: ours 1.3 s (0.7-1.6), Spark's 0.6 s (0.3-0.9) | {command}"
     )
+
+
+def test_the_readme_has_sparks_own_beside_each_line(tmp_path: Path) -> None:
+    write(tmp_path, "windows", {**NAMES["windows"], "Spark's own ms": 1_624.0})
+    rates = {"Rewind": 600_000.0, "Spark's own windows": 400_000.0, "Quix Streams": 20_000.0}
+    write(tmp_path, "kafka", *({"what": "count", "who": who, "messages/s": rate} for who, rate in rates.items()))
+    names = ("ours, trigger 0 s", "ours to Kafka, trigger 0 s", "Spark's own, append to files",
+             "Spark's own, update to Kafka")  # fmt: skip
+    late = zip(names, (200.0, 250.0, 500.0, 200.0), strict=True)
+    write(tmp_path, "latency", *({"who": who, "p50 ms": p50, "p99 ms": 2 * p50} for who, p50 in late))
+    joins = (("ours", 1_000.0), ("Spark's own", 5_000.0), ("Spark's own, state format 4", 3_000.0))
+    write(tmp_path, "join", *({"join": name, "ms per micro-batch": ms} for name, ms in joins))
+    row = {"ours ms": 200.0, "Spark's own ms": 100.0, "until committed: ours ms": 3_000.0,
+           "until committed: Spark's own ms": 1_500.0}  # fmt: skip
+    write(tmp_path, "fixed", {"shards": 1, **row}, {"shards": 2, **row, "ours ms": 400.0})
+    death = {"locality wait": "3s", "case": "tumbling", "ours s": 1.04, "Spark's own s": 5.2}
+    write(tmp_path, "failover", {**death, "who": "ours"}, {**death, "who": "ours, standby=1"})
+    until = "a window's end to its readable row, p50 / p99"
+    assert table_beside(tmp_path) == [
+        "| what | Rewind | Spark's own | times as fast |",
+        "|---|---|---|---|",
+        "| median of tumbling windows of 10 s, every message kept, 1,000 keys, 500,000 messages per micro-batch"
+        " | 812 ms | 1,624 ms | 2.00 |",
+        "| JSON from Kafka to windows: count | 600,000 messages/s | 400,000 messages/s | 1.50 |",
+        f"| {until}, into files | 200 / 400 ms | 500 / 1,000 ms | 2.50 / 2.50 |",
+        f"| {until}, into Kafka, beside update mode | 250 / 500 ms | 200 / 400 ms | 0.80 / 0.80 |",
+        "| an interval join | 1,000 ms | 5,000 ms | 5.00 |",
+        "| an interval join, beside state format 4 | 1,000 ms | 3,000 ms | 3.00 |",
+        "| a micro-batch of 200 messages, 1 / 2 shards | 200 / 400 ms | 100 / 100 ms | 0.50 / 0.25 |",
+        "| `start()` to the first commit, 1 / 2 shards | 3,000 / 3,000 ms | 1,500 / 1,500 ms | 0.50 / 0.50 |",
+        "| an executor dies with its disk: tumbling windows of 10 s, until committed, `spark.locality.wait` 3s"
+        " | 1.0 s | 5.2 s | 5.00 |",
+    ]
 
 
 def test_the_sinks_have_a_table_of_their_own(tmp_path: Path) -> None:
