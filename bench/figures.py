@@ -414,7 +414,9 @@ def table_beside(results: Path = RESULTS) -> list[str]:
         for line in lines(json.loads(path.read_text())["rows"]) if path.exists() else ():
             slower = (line.ours, line.sparks) if line.unit.endswith("/s") else (line.sparks, line.ours)
             times = several([above / below for above, below in zip(*slower, strict=True)])
-            made.append(f"| {line.what} | {written(line.ours, line.unit)} | {written(line.sparks, line.unit)} | {times} |")
+            made.append(
+                f"| {line.what} | {written(line.ours, line.unit)} | {written(line.sparks, line.unit)} | {times} |"
+            )
     return made
 
 

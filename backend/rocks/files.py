@@ -14,7 +14,7 @@ from rocksdict import SstFileWriter
 from backend.rocks import parts
 from backend.rocks.errors import translated
 from backend.rocks.options import RocksOptions, native_options
-from backend.store.protocol import REPLAYED, Seen, Staged, nothing, pass_by, region_slice
+from backend.store.protocol import REPLAYED, Seen, Staged, nothing, region_slice, unseen
 from backend.store.rows import StoreRows
 from backend.store.staging import seal
 from backend.store.storage import storage
@@ -64,7 +64,7 @@ def write_staged(
         raise
 
 
-def write_columns(path: Path, rows: StoreRows, *, options: RocksOptions | None = None, seen: Seen = pass_by) -> Staged:
+def write_columns(path: Path, rows: StoreRows, *, options: RocksOptions | None = None, seen: Seen = unseen) -> Staged:
     """Write rows that are columns as `write_staged` does, to one SST.
 
     A block of them at a time becomes objects, which fit in the processor's cache until they are written. `seen` is

@@ -27,7 +27,7 @@ from backend.rocks.lock import Links, open_locked
 from backend.rocks.options import RocksOptions, native_options
 from backend.rocks.scans import Scan, check_ended, until
 from backend.store.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
-from backend.store.protocol import Changes, Seen, Staged, nothing, pass_by
+from backend.store.protocol import Changes, Seen, Staged, nothing, unseen
 from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY, sync, verify
 from backend.store.storage import storage
@@ -199,7 +199,7 @@ class RocksStore:
         _ = self._open
         return write_staged(path, *rows_of(changes), options=self._options, midway=midway)
 
-    def stage_columns(self, rows: StoreRows, path: Path, *, seen: Seen = pass_by) -> Staged:
+    def stage_columns(self, rows: StoreRows, path: Path, *, seen: Seen = unseen) -> Staged:
         """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does.
 
         `seen` is called with the keys and values of each part of them that was written, in order.

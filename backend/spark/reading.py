@@ -115,7 +115,7 @@ def replayed(
 
     Args:
         spark: The session.
-        pieces: Shares of a task, at least one.
+        pieces: What tasks read, at least one.
         read: Reads one.
         schema: Of what the stage gives.
         stage: For all pieces of a task.

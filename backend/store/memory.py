@@ -16,7 +16,7 @@ from sortedcontainers import SortedDict
 from backend.errors import UNDECODABLE, KeyInvalid, StateCorrupted, StoreClosed
 from backend.store.bounds import FORMAT_KEY, FORMAT_VALUE, check_format, rows_of
 from backend.store.limits import check_keys, check_values
-from backend.store.protocol import FORMAT, Changes, Seen, Staged, nothing, pass_by
+from backend.store.protocol import FORMAT, Changes, Seen, Staged, nothing, unseen
 from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY, seal, verify
 
@@ -101,7 +101,7 @@ class MemoryStore:
             file.write(data[len(data) // 2 :])
         return seal(path, len(keys))
 
-    def stage_columns(self, rows: StoreRows, path: Path, *, seen: Seen = pass_by) -> Staged:
+    def stage_columns(self, rows: StoreRows, path: Path, *, seen: Seen = unseen) -> Staged:
         """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does."""
         keys, values = rows.lists()
         staged = self.stage(Changes(keys, values), path)

@@ -124,8 +124,8 @@ Seen = Callable[[list[bytes], list[bytes]], object]
 """Takes keys and values."""
 
 
-def pass_by(keys: list[bytes], values: list[bytes]) -> None:
-    """Look at no rows: the default of who may see them."""
+def unseen(keys: list[bytes], values: list[bytes]) -> None:
+    """Do nothing with rows: the default of who may see them."""
 
 
 def nothing() -> None:
@@ -160,7 +160,7 @@ class Store(Readable, Protocol):
         `midway` is called when half of the rows are written: a place to die for those who want to see what comes of it.
         """
 
-    def stage_columns(self, rows: StoreRows, path: Path, *, seen: Seen = pass_by) -> Staged:
+    def stage_columns(self, rows: StoreRows, path: Path, *, seen: Seen = unseen) -> Staged:
         """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does.
 
         `seen` is called with the keys and values of each part of them that was written, in order.

@@ -23,14 +23,14 @@ from backend.errors import KeyInvalid
 from backend.messages import TIME_BYTES
 from backend.rocks import RocksOptions, RocksStore
 from backend.store.bounds import reclaim
-from backend.store.protocol import REPLAYED, Changes, Region, Seen, pass_by, region_range
+from backend.store.protocol import REPLAYED, Changes, Region, Seen, region_range, unseen
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from recovery.changelog.protocol import History
 from recovery.commit.pointer import COMMIT_KEY, CommitRecord, encode_record
 from recovery.killpoints import kill_point
 from recovery.restore.planner import replay_ranges
-from recovery.restore.prove import Proving, Tally, prove
+from recovery.restore.prove import FEW_PROOFS, Proving, Tally, prove
 
 RUN_BYTES = 32 * 1024 * 1024
 """Bytes of keys and values that are gathered before they become an SST file."""
@@ -38,7 +38,7 @@ METADATA_CHUNK_ROWS = 131_072
 LAST_REGION = 0xFF
 """Beyond every region."""
 OPTIONS = RocksOptions(merged_files=4)
-"""A restore scans everything once, for its proof: what overlaps is merged soon."""
+"""Where an operator settles, or the proof reads the store, everything is scanned: what overlaps is merged soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,20 +184,23 @@ def _fill(
     *,
     new: bool = False,
 ) -> Restored:
-    record = history.record
+    record, written = history.record, None
+    low, high = region_range(Region.MESSAGES)
     with _Runs(store, directory, run_bytes) as runs:
         logged = StoreRows(history.keys, history.values)
         for start in range(0, len(logged), METADATA_CHUNK_ROWS):
             runs.add_whole(logged.part(start, min(start + METADATA_CHUNK_ROWS, len(logged))))
         store.write(Changes([], [], record.bounds))
         proofs = list(operator.proofs(Workspace(store, record.bounds)))
-        runs.written = Tally(proofs)
+        if new and len(proofs) <= FEW_PROOFS and logged.find(low) == logged.find(high):
+            written = Tally(proofs)
+            runs.seen = written.add
         for chunk in messages:
             runs.add(above_bounds(chunk, record.bounds))
         runs.flush()
         settled = _settled(store, record, operator)
         kill_point("restore_proof", record.commit.version)
-        count = prove(store, record, proofs, runs.written if new and not settled else None)
+        count = prove(store, record, proofs, written if not settled else None)
         kill_point("restore_commit", record.commit.version)
         store.write(Changes([COMMIT_KEY], [encode_record(record)], record.bounds))
     return Restored(record, history.rows, count, runs.length, len(proofs), time.monotonic() - started)
@@ -244,7 +247,7 @@ class _Runs:
 
     Attributes:
         length: Bytes of keys and values.
-        written: Of the messages.
+        seen: Takes the messages that are written.
     """
 
     def __init__(self, store: RocksStore, directory: Path, run_bytes: int) -> None:
@@ -254,7 +257,7 @@ class _Runs:
         self._open = {int(region): _Run(int(region)) for region in REPLAYED}
         self._files = 0
         self.length = 0
-        self.written = Tally(())
+        self.seen: Seen = unseen
 
     def __enter__(self) -> _Runs:
         self._scratch.mkdir()
@@ -310,11 +313,11 @@ class _Runs:
         cut = rows.find(first) if first is not None else len(rows)
         if cut < len(rows) / 2:
             cut = len(rows)
-        self._write(rows.part(0, cut), self.written.add if run.region == Region.MESSAGES else pass_by)
+        self._write(rows.part(0, cut), self.seen if run.region == Region.MESSAGES else unseen)
         rest = rows.part(cut)
         run.parts, run.length = [rest.detached()] if len(rest) else [], rest.nbytes
 
-    def _write(self, rows: StoreRows, seen: Seen = pass_by) -> None:
+    def _write(self, rows: StoreRows, seen: Seen = unseen) -> None:
         path = self._scratch / f"{self._files:08d}.sst"
         self._files += 1
         self._store.confirm(self._store.stage_columns(rows, path, seen=seen))

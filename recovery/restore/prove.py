@@ -1,9 +1,9 @@
 """The proof of a restored shard: count and digest of every window's messages, and of all of them, in one pass.
 
 The window metadata says what the message store must hold; nothing is taken on trust from the replay. Messages are
-counted where they are handed to RocksDB's files, each of which is checked again before the store takes it; or they are
-read from the store: where it held some before, where some were deleted since, and where what was counted does not fit.
-Either way it goes piece by piece, however many there are.
+counted where they are handed to RocksDB, which writes them to new files; or they are read from the store: where it held
+some before, where some were deleted since, where windows are many, and where what was counted does not fit. Either way
+it goes piece by piece, however many there are.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ PAGE_BYTES = 16 * 1024 * 1024
 _FIRST_PAGE_ROWS = 1024
 _PAGE_ROWS = 65_536
 _NAMED_DIFFERENCES = 5
+FEW_PROOFS = 10_000
+"""Each part of the messages is cut at the edges of proofs that lie in it. Where group keys have windows of their own, a
+part reaches over most of them: of more proofs than these the store is read, once."""
 
 
 class Proving(Protocol):

@@ -143,8 +143,30 @@ def test_bytes_changed_at_random_are_what_python_says() -> None:
     assert taken > 200
 
 
-def test_a_schema_without_doubles_takes_minus_zero() -> None:
-    assert said([b'{"n":-0}', b'{"n":5,"x":-0}'], pa.schema([("n", pa.int64())])) == [{"n": 0}, {"n": 5}]
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (pa.int64(), "-0", 0),
+        (pa.float64(), "-0", -0.0),
+        (pa.float32(), "-0", -0.0),
+        (pa.list_(pa.float64()), "[-0,-0.0,0]", [-0.0, -0.0, 0.0]),
+        (pa.decimal128(5, 2), "-0", Decimal("0.00")),
+        (pa.string(), "-0", "-0"),
+    ],
+)
+def test_minus_zero_is_what_it_is_alone_and_among_others(kind: pa.DataType, value: str, expected: Any) -> None:
+    schema, text = pa.schema([("it", kind)]), b'{"it":%b,"other":-0}' % value.encode()
+    for count in (1, 100):
+        assert repr(said([text] * count, schema)) == repr([{"it": expected}] * count)
+
+
+def test_texts_that_are_no_times_are_malformed_also_as_the_first_ones() -> None:
+    schema = pa.schema([("it", pa.timestamp("us", "UTC"))])
+    good = b'{"it":"2013-07-05T05:15:00.5Z"}'
+    for bad in (b'"\\udc00"', b'"\\ud800"', "2013-07-05T05:15:0é5Z".encode(), "2013-07-05T05:15:0٢.5Z".encode()):
+        odd = b'{"it":%b}' % (bad if bad[:1] == b'"' else b'"%b"' % bad)
+        assert [row is None for row in said([odd] + [good] * 50, schema)] == [True] + [False] * 50
+        assert [row is None for row in said([good] * 50 + [odd], schema)] == [False] * 50 + [True]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +222,7 @@ def test_one_text_of_another_shape_among_many_of_its_length_is_what_it_is_alone(
             odd = b'{"it":"%b"}' % (plain[:at] + other + plain[at + 1 :]).encode()
             alone = said([odd], schema)
             assert said([good] * 40 + [odd] + [good] * 40, schema)[40:41] == alone, odd
+            assert said([odd] + [good] * 40, schema)[:1] == alone, odd
             taken += alone != [None] and odd != good
     assert taken > 20
 

@@ -121,6 +121,26 @@ def test_messages_that_were_written_are_not_read_once_more(tmp_path: Path, monke
     assert (told.messages, told.proofs) == (len(MESSAGES), 4)
 
 
+def test_messages_of_many_windows_are_read_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(store: RocksStore, start: bytes, end: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        started.append(start)
+        return pages(store, start, end)
+
+    started: list[bytes] = []
+    monkeypatch.setattr("recovery.restore.prove.pages", read)
+    monkeypatch.setattr("recovery.restore.build.FEW_PROOFS", 3)
+    told = restore_shard(committed(MESSAGES), chunks(MESSAGES, 50), Windows(), tmp_path / "db")
+    assert (told.messages, told.proofs, started) == (len(MESSAGES), 4, [b"\x01"])
+
+
+def test_a_message_that_the_changelog_brings_is_one_too_many(tmp_path: Path) -> None:
+    history = committed(MESSAGES)
+    keys, values = ([*column.to_pylist()] for column in (history.keys, history.values))
+    columns = (pa.array([stray, *found], pa.large_binary()) for stray, found in ((key_of(1, 7), keys), (b"", values)))
+    error = mismatch(tmp_path, MESSAGES, History(history.record, *columns, history.rows + 1))
+    assert "window [0, 10): 161 messages, 160 were committed" in error.why
+
+
 class Careless(Windows):
     """Deletes a message that its windows count."""
 
@@ -359,6 +379,14 @@ def test_an_older_copy_is_caught_up_with_what_came_since(tmp_path: Path) -> None
     assert content(tmp_path / "db") == content(tmp_path / "whole")
     assert told.messages == len(MESSAGES)
     assert told.length < sum(len(key) + len(value) for key, value in MESSAGES.items()), "only what came since"
+
+
+def test_a_message_of_an_older_copy_that_was_not_committed_is_found(tmp_path: Path) -> None:
+    copy = older(tmp_path, {key_of(12, 999): b"stray"})
+    with RocksStore.open(copy) as store, pytest.raises(RestoreMismatch) as caught:
+        catch_up(committed(MESSAGES), chunks(MESSAGES, 30), Windows(), store, tmp_path / "db")
+    assert "window [10, 20): 81 messages, 80 were committed" in caught.value.why
+    assert COMMIT_KEY not in content(tmp_path / "db")
 
 
 def test_what_is_not_there_is_not_deleted_range_by_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

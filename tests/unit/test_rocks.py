@@ -418,8 +418,15 @@ def test_keys_out_of_order_leave_no_file(tmp_path: Path, keys: list[bytes]) -> N
 def test_columns_become_the_file_that_lists_do(tmp_path: Path) -> None:
     keys = [b"\x01" + number.to_bytes(4, "big") for number in range(10_001)]  # several blocks
     values = [b"%d" % number for number in range(len(keys))]
-    one, two = write_staged(tmp_path / "1", keys, values), write_columns(tmp_path / "2", StoreRows.of(keys, values))
+    seen: list[tuple[bytes, bytes]] = []
+    one = write_staged(tmp_path / "1", keys, values)
+    two = write_columns(
+        tmp_path / "2",
+        StoreRows.of(keys, values),
+        seen=lambda keys, values: seen.extend(zip(keys, values, strict=True)),
+    )
     assert (one.rows, one.length) == (two.rows, two.length)
+    assert seen == list(zip(keys, values, strict=True)), "each that was written, in order"
     with RocksStore.open(tmp_path / "db") as store:
         store.confirm(two)
         assert store.scan_arrays(b"\x01", None) == (keys, values)
