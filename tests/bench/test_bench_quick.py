@@ -88,7 +88,7 @@ def test_the_quick_form_runs_each_once_on_two_lanes_and_names_what_failed(monkey
 
 
 def test_the_fixed_cost_falls_out_of_the_difference_of_two_restores() -> None:
-    small = {"messages": 1_000_000, "s to restore": 3.0}
-    large = {"messages": 5_000_000, "s to restore": 11.0}
-    assert without_fixed(small, large).startswith("without the fixed cost of 1.0 s: 500,000 messages/s")
+    small = {"what": "typed", "messages": 1_000_000, "s to restore": 3.0}
+    large = {"what": "typed", "messages": 5_000_000, "s to restore": 11.0}
+    assert without_fixed(small, large).startswith("typed without the fixed cost of 1.0 s: 500,000 messages/s")
     assert without_fixed(large, large).startswith("too few")
