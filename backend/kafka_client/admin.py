@@ -66,9 +66,17 @@ def identities(
 
 
 def asked_identities(
-    settings: KafkaSettings, topics: Sequence[str], *, admin: Any, timeout_s: float | None = None
+    settings: KafkaSettings,
+    topics: Sequence[str],
+    *,
+    admin: Any,
+    timeout_s: float | None = None,
+    unknown_s: float | None = None,
 ) -> Callable[[], dict[str, TopicIdentity]]:
-    """Ask for the identity of each topic without waiting; what is returned waits, and raises as `identities` does."""
+    """Ask for the identity of each topic without waiting; what is returned waits, and raises as `identities` does.
+
+    `unknown_s` is how long a topic may not be known to the broker that is asked; None: `NEW_TOPIC_S`.
+    """
     from confluent_kafka import KafkaException
 
     timeout_s = timeout_s or TIMEOUT_S
@@ -81,7 +89,7 @@ def asked_identities(
 
     def waited() -> dict[str, TopicIdentity]:
         try:
-            return while_it_settles(answered, unknown_s=NEW_TOPIC_S)
+            return while_it_settles(answered, unknown_s=NEW_TOPIC_S if unknown_s is None else unknown_s)
         except (KafkaException, TimeoutError) as error:
             raise _unavailable(settings, topics, error) from None
 
@@ -145,7 +153,12 @@ Known = Mapping[str, TopicIdentity]
 
 
 def offsets(
-    settings: KafkaSettings, topics: Sequence[str], *, committed_only: bool, known: Known | None = None
+    settings: KafkaSettings,
+    topics: Sequence[str],
+    *,
+    committed_only: bool,
+    known: Known | None = None,
+    unknown_s: float | None = None,
 ) -> dict[TopicPartition, OffsetRange]:
     """Ask for the earliest offset and the one after the latest of every partition.
 
@@ -154,6 +167,8 @@ def offsets(
         topics: Topics.
         committed_only: End where the first open transaction begins, as a `read_committed` reader does.
         known: Which topics they must be.
+        unknown_s: How long a topic may not be known to the broker that is asked; None: `SETTLE_S` where they are known
+            here, else `NEW_TOPIC_S`.
 
     Raises:
         SourceUnavailable: The cluster does not answer.
@@ -164,7 +179,8 @@ def offsets(
     from confluent_kafka.admin import OffsetSpec
 
     specs = (OffsetSpec.earliest(), OffsetSpec.latest())
-    first, end = _look(settings, topics, admin_client(settings), specs, committed_only, TIMEOUT_S, known)
+    admin = admin_client(settings)
+    first, end = _look(settings, topics, admin, specs, committed_only, TIMEOUT_S, known, unknown_s=unknown_s)
     return {key: (first[key].offset, end[key].offset) for key in end}
 
 
@@ -196,6 +212,7 @@ def _look(
     timeout_s: float,
     known: Known | None,
     expected: Iterable[TopicPartition] = (),
+    unknown_s: float | None = None,
 ) -> list[dict[TopicPartition, End]]:
     """Ask which topics these are and, in the same breath, for offsets.
 
@@ -230,8 +247,9 @@ def _look(
             raise KafkaException(KafkaError(KafkaError._TRANSPORT, "an answer without an offset"))
         return [{key: End(each[key].offset, each[key].leader_epoch) for key in wanted} for each in answers]
 
+    unknown_s = unknown_s if unknown_s is not None else SETTLE_S if known else NEW_TOPIC_S
     try:
-        return while_it_settles(looked, unknown_s=SETTLE_S if known else NEW_TOPIC_S)
+        return while_it_settles(looked, unknown_s=unknown_s)
     except (KafkaException, TimeoutError) as error:
         raise _unavailable(settings, topics, error) from None
 

@@ -196,7 +196,8 @@ def named(
         why: The error's text, without secrets.
         error: A `KafkaException` or a `TimeoutError`.
         command: What helps then.
-        may_come: Whether the next start makes a topic that is not there.
+        may_come: Whether a topic that is not there may be there later: the next start makes it, or it was only now
+            that a broker did not know it.
     """
     from confluent_kafka import KafkaException
 

@@ -2,7 +2,8 @@
 
 A range ends where it was said to end: at a message behind it, or where the broker says that nothing more is there to be
 seen (the rest may be markers of transactions, or aborted). Offsets that are gone are an error, and so is a broker that
-gives nothing for `STALL_S`. No group's offsets are touched.
+gives nothing for `STALL_S`, or does not know the topic for `SETTLE_S`: one that has just come up may not know it yet.
+No group's offsets are touched.
 
 A process keeps the clients that it used last, without an assignment: connections and what they know of the topics stay,
 messages do not.
@@ -26,6 +27,7 @@ from backend.errors import HistoryLost, RewindError, SourceDamaged, SourceUnavai
 from backend.kafka_client.loss import KEEP
 from backend.kafka_client.reader import next_messages
 from backend.kafka_client.refusals import hearing, missing, named, refusals
+from backend.kafka_client.settling import SETTLE_S
 from backend.sources.formats import record_schema
 from backend.sources.kafka_watch import ANEW
 
@@ -83,12 +85,12 @@ def fetch(
         AccessRefused: It refuses the credentials or their rights.
         SourceDamaged: It gives messages that were not asked for, or none but damaged ones.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+    from confluent_kafka import KafkaException, TopicPartition
 
     with _client(configuration, topic) as consumer, _uncollected():
         consumer.errors.begin(consumer)
         consumer.assign([TopicPartition(topic, partition, start)])
-        following, progress, why, torn = start, time.monotonic(), "no answer", False
+        following, silence = start, _Silence(configuration, f"{topic}-{partition}")
         while following < end:
             try:
                 messages = next_messages(consumer, BULK, WAIT_S)
@@ -97,26 +99,74 @@ def fetch(
             good = [message for message in messages if message.error() is None]
             records = _records(good, topic, partition, following, end)
             if good:
-                following, progress, torn = good[-1].offset() + 1, time.monotonic(), False
+                following = good[-1].offset() + 1
+                silence.end()
             # errors outlive an assignment: those of what the client read before may come now
             failed = [m for m in messages if m.error() is not None and m.partition() in (None, partition)]
             del messages, good
             if records.num_rows:
                 yield records
-                progress = time.monotonic()
+                silence.end()
             del records
             for message in failed:
-                seen, refusal = _judged(consumer, message, configuration, (topic, partition), following)
-                following, why = max(following, seen), refusal or why
-                torn = message.error().code() == KafkaError._BAD_MSG
-            if following < end and time.monotonic() - progress > STALL_S:
-                # a batch that does not match its checksum comes again and again
-                raise (SourceDamaged if torn else SourceUnavailable)(
-                    "Kafka gives no more messages",
-                    where=f"{topic}-{partition}",
-                    why=f"nothing for {STALL_S:.0f} s at offset {following} of {end}: {_hidden(configuration, why)}",
-                    command="check the brokers, and that this client may read the topic",
-                )
+                seen = _judged(consumer, message, configuration, (topic, partition), following)
+                following = max(following, seen)
+                silence.hear(message.error())
+            if following < end:
+                silence.check(following, end)
+
+
+class _Silence:
+    """How long no message has come, and what came instead.
+
+    Args:
+        configuration: The client's, of which the errors tell no secret.
+        where: Topic and partition, for errors.
+    """
+
+    def __init__(self, configuration: Mapping[str, str], where: str) -> None:
+        self._configuration, self._where, self._why = configuration, where, "no answer"
+        self.end()
+
+    def end(self) -> None:
+        """Begin anew: messages came."""
+        self._since, self._torn = time.monotonic(), False
+        self._missing: tuple[float, Any] | None = None
+
+    def hear(self, error: Any) -> None:
+        """Take note of what came instead of a message and may pass; the end of the partition, too."""
+        from confluent_kafka import KafkaError
+
+        self._torn = error.code() == KafkaError._BAD_MSG
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._missing = None
+            return
+        self._why = str(error.str()) or self._why
+        if error.code() in missing() and self._missing is None:  # the client says it once
+            self._missing = time.monotonic(), error
+
+    def check(self, following: int, end: int) -> None:
+        """Check that it has not lasted for too long.
+
+        Raises:
+            TopicMissing: No broker knew the topic for `SETTLE_S`.
+            SourceDamaged: For `STALL_S` there were none but damaged messages.
+            SourceUnavailable: For as long there was nothing.
+        """
+        from confluent_kafka import KafkaException
+
+        now = time.monotonic()
+        if self._missing is not None and now - self._missing[0] > SETTLE_S:
+            raise _refused(self._configuration, self._where, KafkaException(self._missing[1]))
+        if now - self._since > STALL_S:
+            # a batch that does not match its checksum comes again and again
+            why = _hidden(self._configuration, self._why)
+            raise (SourceDamaged if self._torn else SourceUnavailable)(
+                "Kafka gives no more messages",
+                where=self._where,
+                why=f"nothing for {STALL_S:.0f} s at offset {following} of {end}: {why}",
+                command="check the brokers, and that this client may read the topic",
+            )
 
 
 def _records(messages: list[Any], topic: str, partition: int, following: int, end: int) -> pa.RecordBatch:
@@ -154,20 +204,20 @@ def _records(messages: list[Any], topic: str, partition: int, following: int, en
 
 def _judged(
     consumer: Any, message: Any, configuration: Mapping[str, str], place: tuple[str, int], following: int
-) -> tuple[int, str]:
-    """Judge what came instead of a message: the offset that it speaks of (0 for none), and what it tells.
+) -> int:
+    """Judge what came instead of a message; return the offset that it speaks of, 0 for none.
 
     Raises:
         HistoryLost: The offsets are gone.
         SourceWentBack: The partition ends before them.
-        AccessRefused, TopicMissing, SourceUnavailable: It will not pass.
+        AccessRefused, SourceUnavailable: It will not pass.
     """
     from confluent_kafka import KafkaError, KafkaException
 
     error, where = message.error(), "{}-{}".format(*place)
     code = error.code()
     if code == KafkaError._PARTITION_EOF:
-        return message.offset(), ""
+        return int(message.offset())
     if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         end = _end(consumer, place)
         if "truncation" in error.str() or (end is not None and end < following):
@@ -184,9 +234,9 @@ def _judged(
             why=f"offset {following} comes next: {error.str()}",
             command=KEEP,
         )
-    if error.fatal() or code in refusals() | missing():
+    if error.fatal() or code in refusals():
         raise _refused(configuration, where, KafkaException(error))
-    return 0, str(error.str())
+    return 0
 
 
 def _end(consumer: Any, place: tuple[str, int]) -> int | None:

@@ -193,8 +193,6 @@ def test_offsets_that_are_gone(client: Any, code: int, ends: tuple[int, int] | N
     [
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessRefused),
         (KafkaError.SASL_AUTHENTICATION_FAILED, AccessRefused),
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing),
-        (KafkaError._UNKNOWN_TOPIC, TopicMissing),
     ],
 )
 def test_what_does_not_pass_is_not_waited_out(client: Any, code: int, named: type[Exception]) -> None:
@@ -202,6 +200,40 @@ def test_what_does_not_pass_is_not_waited_out(client: Any, code: int, named: typ
     with pytest.raises(named, match="where: t-1"):
         read(3, 9)
     assert client.made[0].closed
+
+
+UNKNOWN = pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC])
+
+
+@UNKNOWN
+def test_a_topic_that_a_broker_does_not_know_for_a_moment_is_read_on(client: Any, code: int) -> None:
+    client.script += [[Message(3)], [Message(-1001, code)], [], [Message(4)], [Message(5)]]
+    assert read(3, 6) == [3, 4, 5]
+
+
+@UNKNOWN
+def test_a_topic_that_no_broker_knows_is_missing(client: Any, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """The client says it once; it is not waited for as long as a broker that is silent."""
+    now = [0.0]
+
+    def a_second_later() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    monkeypatch.setattr(kafka_fetch.time, "monotonic", a_second_later)
+    client.script += [[Message(3)], [Message(-1001, code)]]
+    with pytest.raises(TopicMissing, match=r"where: t-1; why: .*told"):
+        read(3, 9)
+    assert kafka_fetch.SETTLE_S < now[0] < kafka_fetch.STALL_S
+    assert client.made[0].closed
+
+
+@UNKNOWN
+def test_who_answers_for_a_partition_knows_its_topic(client: Any, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(kafka_fetch, "SETTLE_S", 0.0)
+    unknown, at_end = Message(-1001, code), Message(4, KafkaError._PARTITION_EOF)
+    client.script += [[Message(3)], [unknown, at_end], [], [Message(4)], [Message(5)]]
+    assert read(3, 6) == [3, 4, 5]
 
 
 def test_a_broker_that_gives_nothing_is_waited_for_within_a_bound(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from backend.batch import ERROR_SCHEMA
-from backend.errors import SinkConflict, UnknownFormat
+from backend.errors import SinkConflict, TopicMissing, UnknownFormat
 from backend.kafka_client.admin import TopicIdentity
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
@@ -244,6 +245,47 @@ def test_an_output_that_was_made_again_while_rows_were_on_their_way_for_long_is_
     with pytest.raises(SinkConflict, match="an output topic was deleted and made again; where: h:1/r;"):
         writer.open("q", {"r": Output("one", 10_000)})
     assert log[-7:] == ["send", "ask", "finish", "ask", "answer", "abort_transaction", "drop"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_topic_that_a_broker_does_not_know_for_a_moment_is_written_to_again(monkeypatch, there):
+    log, ids, failures = list[str](), {"r": "one"}, list[KafkaException]()
+
+    class Unknown(Producer):
+        def finish(self) -> None:
+            self.log.append("finish")
+            if failures:
+                raise failures.pop()
+
+    def asked(settings: KafkaSettings, topics: Sequence[str], **_: object) -> Callable[[], dict[str, TopicIdentity]]:
+        def answered() -> dict[str, TopicIdentity]:
+            if "r-commits" not in topics:  # which ones the outputs are, before a commit
+                return asking(log, ids)()()
+            log.append("are they there?")
+            if not there:
+                raise TopicMissing("a topic is not there")
+            return {}
+
+        return answered
+
+    monkeypatch.setattr(kafka_writer, "Delivery", lambda *_: Unknown(log))
+    monkeypatch.setattr(kafka_writer, "newest", lambda *_: writer._newest)
+    monkeypatch.setattr(kafka_writer, "was_cut", lambda *_: False)
+    monkeypatch.setattr(kafka_writer, "admin_client", lambda _: None)
+    monkeypatch.setattr(kafka_writer, "asked_identities", asked)
+    monkeypatch.setattr(kafka_writer, "RETRY_S", 0.0)
+    writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits")
+    writer.open("q", {"r": Output("one", 10_000)})
+    log.clear()
+    failures.append(KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC, "scripted")))
+    if there:
+        assert writer.publish(0, [Message("r", b"", b"{}")], {})
+        assert log.count("are they there?") == log.count("commit_transaction") == 1
+        assert log.count("begin_transaction") == 2
+        return
+    with pytest.raises(TopicMissing, match="scripted"):
+        writer.publish(0, [Message("r", b"", b"{}")], {})
+    assert "commit_transaction" not in log
 
 
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "+01:00"])

@@ -24,6 +24,7 @@ from backend.errors import SinkUnavailable, SourceUnavailable
 from backend.kafka_client.admin import admin_client, configuration, create_topic, is_there, offsets
 from backend.kafka_client.reader import consumer, next_messages
 from backend.kafka_client.refusals import refusals
+from backend.kafka_client.settling import SETTLE_S
 from backend.sinks.kafka.delivery import unavailable
 from recovery.files import decode_struct
 
@@ -106,7 +107,7 @@ def was_cut(settings: KafkaSettings, topic: str) -> bool:
         SinkUnavailable: The cluster does not answer.
     """
     try:
-        return offsets(settings, [topic], committed_only=False)[topic, 0][0] > 0
+        return offsets(settings, [topic], committed_only=False, unknown_s=SETTLE_S)[topic, 0][0] > 0
     except SourceUnavailable as error:
         raise unavailable(settings, topic, error) from None
 
@@ -124,7 +125,7 @@ def newest(settings: KafkaSettings, topic: str, *, timeout_s: float = TIMEOUT_S)
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
     try:
-        start, end = offsets(settings, [topic], committed_only=False)[topic, 0]
+        start, end = offsets(settings, [topic], committed_only=False, unknown_s=SETTLE_S)[topic, 0]
     except SourceUnavailable as error:
         raise unavailable(settings, topic, error) from None
     if start == end:

@@ -150,8 +150,11 @@ def may_be_too_large(error: Any) -> bool:
     return error.code() == KafkaError.MSG_SIZE_TOO_LARGE or was_purged(error)
 
 
-def unavailable(settings: KafkaSettings, where: str, error: Exception) -> RewindError:
-    """Return a client's error by name, without secrets: refused, a topic not there, or unavailable now."""
+def unavailable(settings: KafkaSettings, where: str, error: Exception, *, may_come: bool = False) -> RewindError:
+    """Return a client's error by name, without secrets: refused, a topic not there, or unavailable now.
+
+    `may_come`: A topic that is not there is no more than unavailable.
+    """
     return named(
         SinkUnavailable,
         "the output topics cannot be used now",
@@ -159,4 +162,5 @@ def unavailable(settings: KafkaSettings, where: str, error: Exception) -> Rewind
         why=settings.redact(error),
         error=error,
         command="see that the brokers run; then start the query again",
+        may_come=may_come,
     )

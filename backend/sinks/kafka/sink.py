@@ -304,7 +304,8 @@ def _produce(messages: Mapping[int, Sequence[Message]], to: Publication, *, agai
         return cut
     except KafkaException as error:
         if not again or not may_be_too_large(error.args[0]):
-            raise unavailable(to.settings, ", ".join(to.topics.values()), error) from None
+            # a topic that a broker does not know now is asked for by the next start
+            raise unavailable(to.settings, ", ".join(to.topics.values()), error, may_come=True) from None
     finally:
         if delivery is not None:
             delivery.drop()

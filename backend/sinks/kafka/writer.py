@@ -36,6 +36,7 @@ from backend.errors import (
     AccessRefused,
     ManifestMismatch,
     OutputDiffers,
+    RewindError,
     SinkConflict,
     SinkUnavailable,
     SourceUnavailable,
@@ -43,7 +44,7 @@ from backend.errors import (
 )
 from backend.kafka_client.admin import TopicIdentity, admin_client, asked_identities
 from backend.kafka_client.refusals import in_pieces
-from backend.kafka_client.settling import while_it_settles
+from backend.kafka_client.settling import SETTLE_S, while_it_settles
 from backend.kafka_client.writer import is_fenced
 from backend.sinks.kafka.commits import KEY, TIMEOUT_S, Published, encode, newest, was_cut
 from backend.sinks.kafka.delivery import Delivery, may_be_too_large, unavailable, was_purged
@@ -264,12 +265,28 @@ class TransactionalWriter:
                     continue
                 if about is not None and may_be_too_large(about):
                     self._look_at_limits()
-                failure = unavailable(self._settings, self._commits, error) if about is not None else error
+                failure = self._failure(error) if about is not None else error
                 final = isinstance(failure, AccessRefused | TopicMissing)
                 if final or (tries >= TRIES and (not _is_outage(error) or time.monotonic() > deadline)):
                     raise failure from None
                 log.warning("%s is written again: %s", what, failure)
                 time.sleep(pause_s)
+
+    def _failure(self, error: Exception) -> RewindError:
+        """Return a client's error by name.
+
+        Where it did not find a topic, all of them are asked for: a broker that has just come up may not know one yet.
+        """
+        failure = unavailable(self._settings, self._commits, error)
+        if not isinstance(failure, TopicMissing):
+            return failure
+        try:
+            self._ask(*self._outputs, self._commits)()
+        except TopicMissing:
+            return failure
+        except (SourceUnavailable, AccessRefused) as other:
+            log.warning("whether the topics are there is not known now: %s", other)
+        return unavailable(self._settings, self._commits, error, may_come=True)
 
     def _too_long(self, took_s: float, count: int) -> SinkUnavailable | None:
         """Return why a transaction that took so long was ended by the broker, if that is why."""
@@ -315,17 +332,19 @@ class TransactionalWriter:
             delivery.send(fitted.topic, fitted.value, fitted.key)
         tell(record.version, [fitting.cut])
         delivery.send(self._commits, encode(record), KEY, 0)
-        asked, at = self._ask_outputs(), time.monotonic()
+        asked, at = self._ask(*self._outputs), time.monotonic()
         delivery.finish()  # all of it is on the brokers, and nobody sees it
-        self._check_outputs(asked if time.monotonic() - at < FRESH_S else self._ask_outputs())
+        self._check_outputs(asked if time.monotonic() - at < FRESH_S else self._ask(*self._outputs))
         kill_point("during_publish", record.version)
         delivery.producer.commit_transaction(min(TIMEOUT_S, self._patience_s))
 
-    def _ask_outputs(self) -> Callable[[], dict[str, TopicIdentity]]:
-        """Ask which topics the outputs are by now; what is returned waits for the answer."""
+    def _ask(self, *topics: str) -> Callable[[], dict[str, TopicIdentity]]:
+        """Ask which topics these are by now, which were there; what is returned waits for the answer."""
         self._admin = self._admin or admin_client(self._settings)
         timeout_s = min(TIMEOUT_S, self._patience_s)
-        return asked_identities(self._settings, tuple(self._outputs), admin=self._admin, timeout_s=timeout_s)
+        return asked_identities(
+            self._settings, topics, admin=self._admin, timeout_s=timeout_s, unknown_s=min(SETTLE_S, self._patience_s)
+        )
 
     def _check_outputs(self, asked: Callable[[], dict[str, TopicIdentity]]) -> None:
         """Check before a commit that the outputs are still the topics that the producer was opened for.
