@@ -227,7 +227,7 @@ def without_fixed(small: dict[str, Any], large: dict[str, Any]) -> str:
     seconds = large["s to restore"] - small["s to restore"]
     if seconds <= 0:
         return "too few messages for a rate without the fixed cost"
-    fixed = small["s to restore"] - small["messages"] * seconds / messages
+    fixed = max(0.0, small["s to restore"] - small["messages"] * seconds / messages)
     return (
         f"{large['what']} without the fixed cost of {fixed:.1f} s: {messages / seconds:,.0f} messages/s "
         "(difference of two numbers of messages)"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import HistoryLost, RewindError, SourceUnavailable, SourceWentBack
-from backend.kafka_client.refusals import answer, hearing, named
+from backend.kafka_client.refusals import answer, hearing, missing, named
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
 
 if TYPE_CHECKING:
@@ -47,7 +47,12 @@ class TopicIdentity:
 
 
 def identities(
-    settings: KafkaSettings, topics: Sequence[str], *, admin: Any = None, timeout_s: float | None = None
+    settings: KafkaSettings,
+    topics: Sequence[str],
+    *,
+    admin: Any = None,
+    timeout_s: float | None = None,
+    unknown_s: float | None = None,
 ) -> dict[str, TopicIdentity]:
     """Ask for the identity of each topic.
 
@@ -56,13 +61,15 @@ def identities(
         topics: Topics.
         admin: A client to ask with (`admin_client`), for those who ask often.
         timeout_s: How long to wait; None: `TIMEOUT_S`.
+        unknown_s: How long a topic may not be known to the broker that is asked; None: `NEW_TOPIC_S`.
 
     Raises:
         SourceUnavailable: The cluster does not answer.
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
     """
-    return asked_identities(settings, topics, admin=admin or admin_client(settings), timeout_s=timeout_s)()
+    admin = admin or admin_client(settings)
+    return asked_identities(settings, topics, admin=admin, timeout_s=timeout_s, unknown_s=unknown_s)()
 
 
 def asked_identities(
@@ -73,10 +80,7 @@ def asked_identities(
     timeout_s: float | None = None,
     unknown_s: float | None = None,
 ) -> Callable[[], dict[str, TopicIdentity]]:
-    """Ask for the identity of each topic without waiting; what is returned waits, and raises as `identities` does.
-
-    `unknown_s` is how long a topic may not be known to the broker that is asked; None: `NEW_TOPIC_S`.
-    """
+    """Ask for the identity of each topic without waiting; what is returned waits, and raises as `identities` does."""
     from confluent_kafka import KafkaException
 
     timeout_s = timeout_s or TIMEOUT_S
@@ -108,12 +112,12 @@ def described(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, 
 
 def is_there(admin: Any, topic: str, timeout_s: float) -> bool:
     """Ask whether the cluster has a topic, again while it settles; raises as `described`."""
-    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka import KafkaException
 
     try:
         while_it_settles(lambda: described(admin, [topic], timeout_s), unknown_s=0)
     except KafkaException as error:
-        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        if error.args[0].code() in missing():
             return False
         raise
     return True

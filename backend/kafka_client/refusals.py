@@ -1,4 +1,4 @@
-"""What does not pass by itself, by name and at once: refused credentials or rights, and topics that are not there.
+"""What does not pass by itself, by name and soon: refused credentials or rights, and topics that are not there.
 
 A client whose credentials are refused goes on trying, and its requests end when their time is over, as if no broker had
 answered. That it was refused, it says beside them (librdkafka's `error_cb`), and only while it is polled. So clients

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from backend.kafka_client.refusals import missing
+
 SETTLE_S = 10.0
 RETRY_S = 0.1
 
@@ -24,17 +26,16 @@ def while_it_settles(ask: Callable[[], T], timeout_s: float | None = None, unkno
         ask: What to ask; called again after each passing answer.
         timeout_s: How long to go on asking, counted from the first passing answer: how long `ask` waited for it does
             not matter. None: `SETTLE_S`.
-        unknown_s: The same where the topic is unknown to the broker; None: `timeout_s`.
+        unknown_s: The same where the topic is unknown to the broker, since nothing else was said; None: `timeout_s`.
 
     Raises:
         KafkaException: Any other answer, or a passing one more than so many seconds after the first.
     """
     from confluent_kafka import KafkaError, KafkaException
 
-    passing = {
+    passing = missing() | {
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._NOENT,  # the client knows no leader of any partition that it is asked for
         KafkaError.FENCED_LEADER_EPOCH,
@@ -58,7 +59,9 @@ def while_it_settles(ask: Callable[[], T], timeout_s: float | None = None, unkno
             if code not in passing:
                 raise
             now = time.monotonic()
-            unknown = code == KafkaError.UNKNOWN_TOPIC_OR_PART
+            unknown = code in missing()
+            if not unknown:
+                firsts.pop(True, None)
             bound_s = unknown_s if unknown and unknown_s is not None else timeout_s
             if now > firsts.setdefault(unknown, now) + bound_s:
                 raise

@@ -2,8 +2,8 @@
 
 A range ends where it was said to end: at a message behind it, or where the broker says that nothing more is there to be
 seen (the rest may be markers of transactions, or aborted). Offsets that are gone are an error, and so is a broker that
-gives nothing for `STALL_S`, or does not know the topic for `SETTLE_S`: one that has just come up may not know it yet.
-No group's offsets are touched.
+gives nothing for `STALL_S`. One that has just come up may not know the topic yet: it is asked again after `SETTLE_S`
+without a message. No group's offsets are touched.
 
 A process keeps the clients that it used last, without an assignment: connections and what they know of the topics stay,
 messages do not.
@@ -53,6 +53,7 @@ READING = {
     "queued.max.messages.kbytes": str(32 * 1024),
     "fetch.queue.backoff.ms": "5",  # a second otherwise, each time the queue was full
     "fetch.wait.max.ms": "100",
+    "topic.metadata.propagation.max.ms": "5000",  # a client that is new says for so long nothing of an unknown topic
     "log_level": "0",
 }
 
@@ -90,7 +91,7 @@ def fetch(
     with _client(configuration, topic) as consumer, _uncollected():
         consumer.errors.begin(consumer)
         consumer.assign([TopicPartition(topic, partition, start)])
-        following, silence = start, _Silence(configuration, f"{topic}-{partition}")
+        following, silence = start, _Silence(configuration, (topic, partition))
         while following < end:
             try:
                 messages = next_messages(consumer, BULK, WAIT_S)
@@ -113,7 +114,7 @@ def fetch(
                 following = max(following, seen)
                 silence.hear(message.error())
             if following < end:
-                silence.check(following, end)
+                silence.check(consumer, following, end)
 
 
 class _Silence:
@@ -121,11 +122,12 @@ class _Silence:
 
     Args:
         configuration: The client's, of which the errors tell no secret.
-        where: Topic and partition, for errors.
+        place: Topic and partition.
     """
 
-    def __init__(self, configuration: Mapping[str, str], where: str) -> None:
-        self._configuration, self._where, self._why = configuration, where, "no answer"
+    def __init__(self, configuration: Mapping[str, str], place: tuple[str, int]) -> None:
+        self._configuration, self._topic, self._where = configuration, place[0], "{}-{}".format(*place)
+        self._why = "no answer"
         self.end()
 
     def end(self) -> None:
@@ -145,11 +147,11 @@ class _Silence:
         if error.code() in missing() and self._missing is None:  # the client says it once
             self._missing = time.monotonic(), error
 
-    def check(self, following: int, end: int) -> None:
+    def check(self, consumer: Any, following: int, end: int) -> None:
         """Check that it has not lasted for too long.
 
         Raises:
-            TopicMissing: No broker knew the topic for `SETTLE_S`.
+            TopicMissing: The topic was not known `SETTLE_S` ago, and is not now.
             SourceDamaged: For `STALL_S` there were none but damaged messages.
             SourceUnavailable: For as long there was nothing.
         """
@@ -157,7 +159,9 @@ class _Silence:
 
         now = time.monotonic()
         if self._missing is not None and now - self._missing[0] > SETTLE_S:
-            raise _refused(self._configuration, self._where, KafkaException(self._missing[1]))
+            if _is_unknown(consumer, self._topic):
+                raise _refused(self._configuration, self._where, KafkaException(self._missing[1]))
+            self._missing = None  # it is there, or nobody answers
         if now - self._since > STALL_S:
             # a batch that does not match its checksum comes again and again
             why = _hidden(self._configuration, self._why)
@@ -237,6 +241,17 @@ def _judged(
     if error.fatal() or code in refusals():
         raise _refused(configuration, where, KafkaException(error))
     return 0
+
+
+def _is_unknown(consumer: Any, topic: str) -> bool:
+    """Return whether a broker says that there is no such topic; not where none answers."""
+    from confluent_kafka import KafkaException
+
+    try:
+        answer = consumer.list_topics(topic, timeout=ASK_S).topics[topic].error
+    except KafkaException as error:
+        answer = error.args[0]
+    return answer is not None and answer.code() in missing()
 
 
 def _end(consumer: Any, place: tuple[str, int]) -> int | None:

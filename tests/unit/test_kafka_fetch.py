@@ -61,6 +61,7 @@ class Client:
 
     made: list[Client]
     ends: tuple[int, int] | None = 100, 200
+    unknown: bool | None = True
     script: list[list[Message]]
 
     def __init__(self, configuration: dict[str, str]) -> None:
@@ -81,6 +82,12 @@ class Client:
 
     def consume(self, at_most: int, timeout: float) -> list[Message]:
         return self.answer[:at_most]
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        if self.unknown is None:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no answer"))
+        error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if self.unknown else None
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error)})
 
     def get_watermark_offsets(self, place: Any, timeout: float, *, cached: bool) -> tuple[int, int]:
         assert not cached
@@ -226,6 +233,18 @@ def test_a_topic_that_no_broker_knows_is_missing(client: Any, monkeypatch: pytes
         read(3, 9)
     assert kafka_fetch.SETTLE_S < now[0] < kafka_fetch.STALL_S
     assert client.made[0].closed
+
+
+@UNKNOWN
+@pytest.mark.parametrize("unknown", [False, None])
+def test_a_topic_that_is_there_after_all_is_waited_for_as_ever(
+    client: Any, monkeypatch: pytest.MonkeyPatch, code: int, unknown: bool | None
+) -> None:
+    """Its partition's leader may be away for longer, or nobody answers."""
+    monkeypatch.setattr(kafka_fetch, "SETTLE_S", -1.0)
+    client.unknown = unknown
+    client.script += [[Message(3)], [Message(-1001, code)], [], [Message(4, KafkaError._TRANSPORT)], [], [Message(4)]]
+    assert read(3, 5) == [3, 4]
 
 
 @UNKNOWN

@@ -154,7 +154,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     # the first look at messages of a process takes half a second of its own
     monkeypatch.setattr("backend.sources.kafka_fetch.STALL_S", 8 * PATIENCE_S)
     monkeypatch.setattr("backend.sources.kafka_watch.VALIDATED_S", PATIENCE_S)
-    monkeypatch.setattr("backend.sources.kafka_fetch.SETTLE_S", 0.1)
+    for module in ("sources.kafka_fetch", "sinks.kafka.commits", "sinks.kafka.topics", "sinks.kafka.writer"):
+        monkeypatch.setattr(f"backend.{module}.SETTLE_S", 0.1)
     monkeypatch.setattr("backend.sources.kafka_fetch._idle", {})
     monkeypatch.setattr("backend.sources.kafka_fetch.WAIT_S", 0.05)
     monkeypatch.setattr("backend.sources.kafka_watch.WAIT_S", 0.05)

@@ -96,6 +96,15 @@ def test_the_asking_ends(clock: Clock, request_s: float) -> None:
     assert broker.asked > 1
 
 
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC])
+def test_a_topic_counts_as_unknown_since_nothing_else_was_said(clock: Clock, code: int) -> None:
+    broker = Broker(clock, code, KafkaError._TRANSPORT, code, request_s=30.0)
+    assert while_it_settles(broker, timeout_s=120.0, unknown_s=2.0) == 7
+    broker = Broker(clock, code, code, request_s=30.0)
+    with pytest.raises(KafkaException):
+        while_it_settles(broker, timeout_s=120.0, unknown_s=2.0)
+
+
 def test_a_topic_that_is_not_there_is_made_without_waiting_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that is there is not made: who has no right to make topics finds it made."""
     made: list[str] = []

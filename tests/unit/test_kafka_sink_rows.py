@@ -12,12 +12,15 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from backend.batch import ERROR_SCHEMA
-from backend.errors import SinkConflict, TopicMissing, UnknownFormat
+from backend.errors import SinkConflict, SinkUnavailable, SourceUnavailable, TopicMissing, UnknownFormat
 from backend.kafka_client.admin import TopicIdentity
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
+from backend.kafka_client.settling import SETTLE_S
 from backend.python_rows import arrow_value, python_values
 from backend.sinks import kafka_sink
+from backend.sinks.kafka import sink as kafka_sinks
+from backend.sinks.kafka import topics as sink_topics
 from backend.sinks.kafka import writer as kafka_writer
 from backend.sinks.kafka.commits import Published, decode, encode
 from backend.sinks.kafka.rows import Message, check_key, to_messages
@@ -247,45 +250,64 @@ def test_an_output_that_was_made_again_while_rows_were_on_their_way_for_long_is_
     assert log[-7:] == ["send", "ask", "finish", "ask", "answer", "abort_transaction", "drop"]
 
 
-@pytest.mark.parametrize("there", [True, False])
+UNKNOWN = KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC, "scripted"))
+
+
+@pytest.fixture(params=[True, False, None])
+def there(request, monkeypatch):
+    """Whether the topics are there when they are asked for because the client did not find one; None: no answer."""
+
+    def identities(_: KafkaSettings, topics: Sequence[str], **more: object) -> dict[str, TopicIdentity]:
+        assert more["unknown_s"] == SETTLE_S
+        assert "r" in topics
+        if request.param is None:
+            raise SourceUnavailable("no answer")
+        if not request.param:
+            raise TopicMissing("it is not there")
+        return {}
+
+    monkeypatch.setattr(sink_topics, "identities", identities)
+    return request.param
+
+
 def test_a_topic_that_a_broker_does_not_know_for_a_moment_is_written_to_again(monkeypatch, there):
     log, ids, failures = list[str](), {"r": "one"}, list[KafkaException]()
 
     class Unknown(Producer):
         def finish(self) -> None:
-            self.log.append("finish")
             if failures:
                 raise failures.pop()
-
-    def asked(settings: KafkaSettings, topics: Sequence[str], **_: object) -> Callable[[], dict[str, TopicIdentity]]:
-        def answered() -> dict[str, TopicIdentity]:
-            if "r-commits" not in topics:  # which ones the outputs are, before a commit
-                return asking(log, ids)()()
-            log.append("are they there?")
-            if not there:
-                raise TopicMissing("a topic is not there")
-            return {}
-
-        return answered
 
     monkeypatch.setattr(kafka_writer, "Delivery", lambda *_: Unknown(log))
     monkeypatch.setattr(kafka_writer, "newest", lambda *_: writer._newest)
     monkeypatch.setattr(kafka_writer, "was_cut", lambda *_: False)
     monkeypatch.setattr(kafka_writer, "admin_client", lambda _: None)
-    monkeypatch.setattr(kafka_writer, "asked_identities", asked)
+    monkeypatch.setattr(kafka_writer, "asked_identities", asking(log, ids))
     monkeypatch.setattr(kafka_writer, "RETRY_S", 0.0)
     writer = kafka_writer.TransactionalWriter(KafkaSettings("h:1"), "w", "r-commits")
     writer.open("q", {"r": Output("one", 10_000)})
     log.clear()
-    failures.append(KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC, "scripted")))
-    if there:
-        assert writer.publish(0, [Message("r", b"", b"{}")], {})
-        assert log.count("are they there?") == log.count("commit_transaction") == 1
-        assert log.count("begin_transaction") == 2
+    failures.append(UNKNOWN)
+    if there is False:
+        with pytest.raises(TopicMissing, match="it is not there"):
+            writer.publish(0, [Message("r", b"", b"{}")], {})
+        assert "commit_transaction" not in log
+        assert log.count("begin_transaction") == 1
         return
-    with pytest.raises(TopicMissing, match="scripted"):
-        writer.publish(0, [Message("r", b"", b"{}")], {})
-    assert "commit_transaction" not in log
+    assert writer.publish(0, [Message("r", b"", b"{}")], {})
+    assert log.count("begin_transaction") == 2
+    assert log.count("commit_transaction") == 1
+
+
+def test_a_task_that_does_not_find_a_topic_asks_for_it(monkeypatch, there):
+    class Unknown(Producer):
+        def finish(self) -> None:
+            raise UNKNOWN
+
+    monkeypatch.setattr(kafka_sinks, "Delivery", lambda *_: Unknown([]))
+    sink = kafka_sink("r", "e", servers="h:1", guarantee="at_least_once")
+    with pytest.raises(TopicMissing if there is False else SinkUnavailable):
+        kafka_sinks._produce({0: [Message("r", b"", b"{}")]}, sink.publication)
 
 
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "+01:00"])

@@ -29,11 +29,12 @@ import pyarrow as pa
 
 from backend.boundary import crossing
 from backend.kafka_client.settings import KafkaSettings, check_topic
+from backend.kafka_client.settling import SETTLE_S
 from backend.sinks.kafka.commits import prepare
-from backend.sinks.kafka.delivery import Delivery, may_be_too_large, unavailable
+from backend.sinks.kafka.delivery import Delivery, may_be_too_large
 from backend.sinks.kafka.fitting import Cut, Fitting, tell
 from backend.sinks.kafka.rows import Message, check_key, to_messages
-from backend.sinks.kafka.topics import check_purpose, look
+from backend.sinks.kafka.topics import check_purpose, failure, look
 from backend.sinks.kafka.writer import TransactionalWriter
 from backend.sinks.record import Content, Digest, check_accepted, gathered
 from backend.sinks.sealing import Seal, Sealing
@@ -268,6 +269,7 @@ def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, versio
 
     Raises:
         SinkUnavailable: Not everything was acknowledged; any part of it may be in the topics, now or later.
+        TopicMissing: A topic does not exist any more.
     """
     warm_up()
     rows = [row for batch in batches for row in batch.to_pylist()]
@@ -304,12 +306,13 @@ def _produce(messages: Mapping[int, Sequence[Message]], to: Publication, *, agai
         return cut
     except KafkaException as error:
         if not again or not may_be_too_large(error.args[0]):
-            # a topic that a broker does not know now is asked for by the next start
-            raise unavailable(to.settings, ", ".join(to.topics.values()), error, may_come=True) from None
+            topics = tuple(to.topics.values())
+            raise failure(to.settings, topics, ", ".join(topics), error) from None
     finally:
         if delivery is not None:
             delivery.drop()
-    limits = {name: output.limit for name, output in look(to.settings, tuple(to.topics.values())).items()}
+    looked = look(to.settings, tuple(to.topics.values()), settle_s=SETTLE_S)
+    limits = {name: output.limit for name, output in looked.items()}
     return _produce(messages, replace(to, limits=limits), again=False)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import ManifestMismatch, SourceUnavailable
+from backend.errors import AccessRefused, ManifestMismatch, RewindError, SourceUnavailable, TopicMissing
 from backend.kafka_client.admin import admin_client, configuration, described, identities, may_not_ask, offsets
 from backend.kafka_client.reader import consumer, next_messages
 from backend.kafka_client.refusals import refusals
-from backend.kafka_client.settling import while_it_settles
+from backend.kafka_client.settling import SETTLE_S, while_it_settles
 from backend.sinks.kafka.commits import KEY
 from backend.sinks.kafka.delivery import unavailable
 from backend.sinks.kafka.sizes import LARGEST_LIMIT, LEAST_LIMIT
@@ -41,8 +41,13 @@ class Output:
     limit: int
 
 
-def look(settings: KafkaSettings, topics: Sequence[str]) -> dict[str, Output]:
+def look(settings: KafkaSettings, topics: Sequence[str], *, settle_s: float = 2.0) -> dict[str, Output]:
     """Ask what the topics are and what they take.
+
+    Args:
+        settings: The cluster.
+        topics: The topics.
+        settle_s: How long one may not be known to a broker, or have no leader.
 
     Raises:
         SinkUnavailable: The cluster does not answer.
@@ -60,11 +65,28 @@ def look(settings: KafkaSettings, topics: Sequence[str]) -> dict[str, Output]:
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, name))
 
     try:
-        while_it_settles(led, timeout_s=2.0)
+        while_it_settles(led, timeout_s=settle_s)
         known = identities(settings, topics, admin=client, timeout_s=timeout_s)
     except (KafkaException, TimeoutError, SourceUnavailable) as error:
         raise unavailable(settings, ", ".join(topics), error) from None
     return {topic: Output(known[topic].id, _limit(settings, client, topic, timeout_s)) for topic in topics}
+
+
+def failure(settings: KafkaSettings, topics: Sequence[str], where: str, error: Exception) -> RewindError:
+    """Return a client's error by name, in a query that has used the topics before.
+
+    Where it did not find a topic, all of them are asked for: a broker that has just come up may not know one yet.
+    """
+    found = unavailable(settings, where, error)
+    if not isinstance(found, TopicMissing):
+        return found
+    try:
+        identities(settings, topics, timeout_s=SETTLE_S, unknown_s=SETTLE_S)
+    except (TopicMissing, AccessRefused) as other:
+        return other
+    except SourceUnavailable as other:
+        log.warning("whether the topics are there is not known now: %s", other)
+    return unavailable(settings, where, error, may_come=True)
 
 
 def _limit(settings: KafkaSettings, client: Any, topic: str, timeout_s: float) -> int:

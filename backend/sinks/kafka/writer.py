@@ -50,7 +50,7 @@ from backend.sinks.kafka.commits import KEY, TIMEOUT_S, Published, encode, newes
 from backend.sinks.kafka.delivery import Delivery, may_be_too_large, unavailable, was_purged
 from backend.sinks.kafka.fitting import Fitting, tell
 from backend.sinks.kafka.rows import Message
-from backend.sinks.kafka.topics import Output, ever_written, look
+from backend.sinks.kafka.topics import Output, ever_written, failure, look
 from backend.sinks.record import Contents, check_same
 from recovery.killpoints import kill_point
 
@@ -164,6 +164,7 @@ class TransactionalWriter:
             OutputDiffers: It is out with other rows.
             SinkConflict: Another writer took over, or a later micro-batch is out.
             SinkUnavailable: It was not written.
+            TopicMissing: A topic does not exist any more.
         """
         if self.check(version):
             self._compare(version, contents)
@@ -179,6 +180,7 @@ class TransactionalWriter:
             OutputDiffers: It was out before with other rows.
             SinkConflict: Another writer took over.
             SinkUnavailable: It was not written.
+            TopicMissing: A topic does not exist any more.
         """
         if self.check(version):
             self._compare(version, contents)
@@ -265,28 +267,18 @@ class TransactionalWriter:
                     continue
                 if about is not None and may_be_too_large(about):
                     self._look_at_limits()
-                failure = self._failure(error) if about is not None else error
-                final = isinstance(failure, AccessRefused | TopicMissing)
+                failed = self._failure(error) if about is not None else error
+                final = isinstance(failed, AccessRefused | TopicMissing)
                 if final or (tries >= TRIES and (not _is_outage(error) or time.monotonic() > deadline)):
-                    raise failure from None
-                log.warning("%s is written again: %s", what, failure)
+                    raise failed from None
+                log.warning("%s is written again: %s", what, failed)
                 time.sleep(pause_s)
 
     def _failure(self, error: Exception) -> RewindError:
-        """Return a client's error by name.
-
-        Where it did not find a topic, all of them are asked for: a broker that has just come up may not know one yet.
-        """
-        failure = unavailable(self._settings, self._commits, error)
-        if not isinstance(failure, TopicMissing):
-            return failure
-        try:
-            self._ask(*self._outputs, self._commits)()
-        except TopicMissing:
-            return failure
-        except (SourceUnavailable, AccessRefused) as other:
-            log.warning("whether the topics are there is not known now: %s", other)
-        return unavailable(self._settings, self._commits, error, may_come=True)
+        """Return a client's error by name. A claim is made of topics that were there a moment ago: it ends at once."""
+        if not self._claimed:
+            return unavailable(self._settings, self._commits, error)
+        return failure(self._settings, [*self._outputs, self._commits], self._commits, error)
 
     def _too_long(self, took_s: float, count: int) -> SinkUnavailable | None:
         """Return why a transaction that took so long was ended by the broker, if that is why."""
@@ -315,8 +307,8 @@ class TransactionalWriter:
     def _look_at_limits(self) -> None:
         """Ask what the outputs take by now: a message was refused. Which topics they are is for the commit to check."""
         try:
-            now = look(self._settings, tuple(self._outputs))
-        except SinkUnavailable as error:
+            now = look(self._settings, tuple(self._outputs), settle_s=SETTLE_S)
+        except (SinkUnavailable, TopicMissing) as error:
             log.warning("what the output topics take is not known now: %s", error)
             return
         self._outputs = {topic: replace(one, limit=now[topic].limit) for topic, one in self._outputs.items()}
@@ -332,18 +324,18 @@ class TransactionalWriter:
             delivery.send(fitted.topic, fitted.value, fitted.key)
         tell(record.version, [fitting.cut])
         delivery.send(self._commits, encode(record), KEY, 0)
-        asked, at = self._ask(*self._outputs), time.monotonic()
+        asked, at = self._ask_outputs(), time.monotonic()
         delivery.finish()  # all of it is on the brokers, and nobody sees it
-        self._check_outputs(asked if time.monotonic() - at < FRESH_S else self._ask(*self._outputs))
+        self._check_outputs(asked if time.monotonic() - at < FRESH_S else self._ask_outputs())
         kill_point("during_publish", record.version)
         delivery.producer.commit_transaction(min(TIMEOUT_S, self._patience_s))
 
-    def _ask(self, *topics: str) -> Callable[[], dict[str, TopicIdentity]]:
-        """Ask which topics these are by now, which were there; what is returned waits for the answer."""
+    def _ask_outputs(self) -> Callable[[], dict[str, TopicIdentity]]:
+        """Ask which topics the outputs are by now; what is returned waits for the answer."""
         self._admin = self._admin or admin_client(self._settings)
-        timeout_s = min(TIMEOUT_S, self._patience_s)
+        topics, timeout_s = tuple(self._outputs), min(TIMEOUT_S, self._patience_s)
         return asked_identities(
-            self._settings, topics, admin=self._admin, timeout_s=timeout_s, unknown_s=min(SETTLE_S, self._patience_s)
+            self._settings, topics, admin=self._admin, timeout_s=timeout_s, unknown_s=SETTLE_S
         )
 
     def _check_outputs(self, asked: Callable[[], dict[str, TopicIdentity]]) -> None:
