@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,7 +33,7 @@ from backend.batch import (
     Positions,
     SourcePartition,
 )
-from backend.errors import PointerDamaged, RewindError, StateCorrupted, StateUnavailable
+from backend.errors import PointerDamaged, RewindError, StateCorrupted, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.store.protocol import LOGGED_FROM, Changes, Staged
 from backend.store.workspace import Workspace
@@ -270,6 +271,23 @@ def _run(
             raise
 
 
+@contextmanager
+def _given_by_disk(local: Path) -> Iterator[None]:
+    """Take local state that its disk does not give for damaged: only then is it put aside, and had from elsewhere.
+
+    Raises:
+        StateCorrupted: A file below `local` cannot be read.
+    """
+    try:
+        yield
+    except StorageFailed as error:
+        if not error.unreadable or not Path(error.where).is_relative_to(local):
+            raise
+        raise StateCorrupted(
+            "the disk does not give the local state", where=error.where, why=error.why, command=error.command
+        ) from error
+
+
 def _operate(
     job: ShardJob,
     directory: ShardDirectory,
@@ -283,7 +301,7 @@ def _operate(
     work = Workspace(store, row.bounds if row is not None else {})
     ran: list[Ran] = []
     due = pointer.next_due_ms if pointer is not None else None
-    with watch.step("operate"):
+    with watch.step("operate"), _given_by_disk(generation.path):
         for share in shares:
             given = share.read()
             if not given.came and (due is None or due > given.time_ms):

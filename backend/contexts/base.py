@@ -19,6 +19,7 @@ import reprlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral, Real
@@ -167,7 +168,8 @@ class Context:
         batch = MicroBatch(self._version, now, self._table(fresh), self._positions, after)
         attempt = Workspace(self._work, bounds)
         outcome = self._operator.process(batch, attempt)  # a function of the user's may raise: then nothing was added
-        results, errors = python_rows(outcome.results), python_rows(outcome.errors)
+        results = python_rows(outcome.results)
+        errors = [*(_error(*one) for one in refused), *python_rows(outcome.errors)]
         self._work.apply(attempt.changes())
         self._positions, self._version, self.next_due_ms = after, self._version + 1, outcome.next_due_ms
         given = [*(message for message, *_ in refused), *(message for message, _ in fresh)]
@@ -178,7 +180,7 @@ class Context:
                 runs.forget()
         found = outcome.metrics.get("opened") or outcome.metrics.get("expired")
         moved = bool(found) or dict(self._work.bounds) != bounds
-        return results, [*(_error(*one) for one in refused), *errors], moved
+        return results, errors, moved
 
     def _check_specification(self) -> None:
         """Refuse a store whose state another operator made; stores of before do not say which.
@@ -366,11 +368,20 @@ def _error(message: Message, reason: str, detail: str) -> Result:
     row: Result = dict.fromkeys(ERROR_SCHEMA.names)
     row |= {"stream": message.stream, "partition": message.partition, "offset": message.offset}
     row |= {"event_time": message.time, "reason": reason, "detail": detail}
-    try:
-        row["value"] = msgspec.json.encode(dict(message.fields), enc_hook=str)
-    except (ValueError, OverflowError):  # half of a surrogate pair, or an integer beyond 64 bits
-        row["value"] = json.dumps(dict(message.fields), default=str).encode()
+    row["value"] = _value(dict(message.fields))
     return row
+
+
+def _value(fields: Mapping[str, Any]) -> bytes:
+    """Return a message's fields as JSON; where that cannot be, their names and the types of their values."""
+    encoders: list[Callable[[Any], bytes]] = [
+        lambda one: msgspec.json.encode(one, enc_hook=str),
+        lambda one: json.dumps(one, default=str).encode(),  # half of a surrogate pair, an integer beyond 64 bits
+    ]
+    for encode in encoders:
+        with suppress(Exception):  # values are anything: a key that is a tuple, a text of their own that raises
+            return encode(fields)
+    return json.dumps({str(name): type(value).__name__ for name, value in fields.items()}).encode()
 
 
 class Automatic(Context):

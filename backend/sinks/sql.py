@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
@@ -186,8 +187,14 @@ def _found(column: Mapping[str, Any], schema: pa.Schema) -> pa.Field:
     return pa.field(name, kind, nullable=column["nullable"] or column["default"] is not None)
 
 
+_MYSQL = ("mysql", "mariadb")
+
+
 def _type(field: pa.Field, unique: str) -> Any:
-    """Return a column's type for one of `table_rows.plain_type`."""
+    """Return a column's type for one of `table_rows.plain_type`.
+
+    MySQL's own default for times has whole seconds, and for texts and bytes 64 KiB.
+    """
     kind, types = field.type, pa.types
     if types.is_boolean(kind):
         return sa.Boolean()
@@ -198,12 +205,12 @@ def _type(field: pa.Field, unique: str) -> Any:
     if types.is_decimal(kind):
         return sa.Numeric(kind.precision, kind.scale)
     if types.is_timestamp(kind):
-        return sa.DateTime(timezone=kind.tz is not None)
+        return sa.DateTime(timezone=kind.tz is not None).with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
     if types.is_date(kind):
         return sa.Date()
     if types.is_binary(kind):
-        return sa.LargeBinary()
-    return sa.String(64) if field.name == unique else sa.Text()
+        return sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
+    return sa.String(64) if field.name == unique else sa.Text().with_variant(mysql.LONGTEXT(), *_MYSQL)
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -206,10 +206,10 @@ def _is_null(parquet: pq.ParquetFile, groups: Sequence[int], path: str) -> bool:
 
 
 def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str], more: int) -> int:
-    """Give the rows of an Arrow batch: fewer where the first ones are long. Footers tell encoded lengths only.
+    """Give the rows of an Arrow batch: fewer where the first ones are long, or those of a row group.
 
-    Numbers and times are as wide in every row; of the others the first rows are looked at. `more` bytes each come to
-    what is read.
+    Numbers and times are as wide in every row; of the others the first rows are looked at. Footers tell encoded lengths,
+    which may be far less, and more where the first rows are short. `more` bytes each come to what is read.
     """
     schema = parquet.schema_arrow
     leaves = {path: _type_of(schema, path) for path in columns}
@@ -219,7 +219,16 @@ def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[st
     first = next(sample, None) if others else None
     if first is not None:
         wide += -(-first.nbytes // max(1, first.num_rows))
+    wide = max([wide, *(_encoded_bytes(parquet.metadata.row_group(group), columns) for group in groups)])
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, wide)))
+
+
+def _encoded_bytes(group: pq.RowGroupMetaData, columns: Sequence[str]) -> int:
+    """Return how many bytes a row of a row group has in the file before compression, on average, of these columns."""
+    chunks = (group.column(at) for at in range(group.num_columns))
+    wanted = tuple(f"{path}." for path in columns)
+    total = sum(one.total_uncompressed_size for one in chunks if f"{one.path_in_schema}.".startswith(wanted))
+    return int(-(-total // max(1, group.num_rows)))
 
 
 def _type_of(schema: pa.Schema, path: str) -> pa.DataType:

@@ -24,6 +24,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -152,11 +153,18 @@ class Archive:
         stored = read_index_file(filesystem, root) if index_stamp else IndexFile(FORMAT)
         cached = {entry.path: entry for entry in stored.files}
         found: dict[str, tuple[Stamp, FileEntry]] = {}
+
+        def is_trusted(entry: FileEntry, stamp: Stamp, known: Stamp | None) -> bool:
+            """Return whether the index may speak of a file: of one that changed in between only if it is newer."""
+            if entry.bytes != stamp.bytes or stamp.newer_than(index_stamp):
+                return False
+            return known is None or (index_stamp is not None and index_stamp.newer_than(stamp))
+
         for path, stamp in listed.items():
             known, entry = self._read.get(path), cached.get(path)
             if known is not None and known[0] == stamp:
                 entry = known[1]
-            elif entry is None or entry.bytes != stamp.bytes or stamp.newer_than(index_stamp):
+            elif entry is None or not is_trusted(entry, stamp, known[0] if known is not None else None):
                 try:
                     entry = _opened(filesystem, root, path, stamp, self.topics)
                 except SourceDamaged:
@@ -380,7 +388,12 @@ def check_rows(
     return int(values[-1]) + 1
 
 
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""What filesystems call the time of a file's last change."""
+
+
 def _stamp(info: Mapping[str, Any]) -> Stamp:
-    at = info.get("mtime")
-    changed = tuple(str(info.get(name)) for name in ("mtime", "LastModified", "ETag", "updated", "ino"))
-    return Stamp(int(info["size"]), changed, float(at) if isinstance(at, int | float) else None)
+    times = [info.get(name) for name in _TIMES]
+    at = next((one for one in times if isinstance(one, int | float | datetime)), None)
+    changed = tuple(str(info.get(name)) for name in (*_TIMES, "ETag", "etag", "ino"))
+    return Stamp(int(info["size"]), changed, at.timestamp() if isinstance(at, datetime) else at)

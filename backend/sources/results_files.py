@@ -13,7 +13,9 @@ results that were taken away or replaced are `SourceWentBack`, never other offse
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 import fsspec
 import msgspec
@@ -30,6 +32,9 @@ from backend.sources.archive_index import Archive, PartitionIndex, Slice, Stamp
 from backend.sources.listing import files_below, is_folder
 
 TOPIC = "results"
+TRIES = 4
+"""Of opening a file that another run of its micro-batch may have replaced."""
+REPLACED_S = 0.25
 _FILE = re.compile(r"batch=(\d+)/results-(\d+)-(\d+)-([0-9a-f]{16})(?:-[0-9a-f]{32})?\.parquet")
 
 
@@ -79,6 +84,35 @@ class ResultsArchive(Archive):
             ) from error
 
 
+def _opened(filesystem: fsspec.AbstractFileSystem, root: str, path: str) -> IO[bytes]:
+    """Open a file of results; where its micro-batch ran again, the file that has the same rows under another name.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    for tries_left in reversed(range(TRIES)):
+        try:
+            handle: IO[bytes] = filesystem.open(f"{root}/{path}", "rb")
+            return handle
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+        path = _name_now(filesystem, root, path)
+    raise AssertionError("the last try raised")
+
+
+def _name_now(filesystem: fsspec.AbstractFileSystem, root: str, path: str) -> str:
+    """Return the name by now of what a file held: its micro-batch, shard, rows and digest are in it."""
+    folder, wanted = path.partition("/")[0], _FILE.fullmatch(path)
+    filesystem.invalidate_cache()
+    for name in files_below(filesystem, f"{root}/{folder}"):
+        match = _FILE.fullmatch(f"{folder}/{name}")
+        if match is not None and wanted is not None and match.groups() == wanted.groups():
+            return f"{folder}/{name}"
+    time.sleep(REPLACED_S)  # where a filesystem cannot exchange directories, there is none for a moment
+    return path
+
+
 def read_results(
     uri: str,
     topic: str,
@@ -97,7 +131,7 @@ def read_results(
     names = [field.name for field in schema.field("value").type]
     for piece in slices:
         where, at = f"{root}/{piece.path}", piece.first
-        with readable(where), filesystem.open(where, "rb") as handle:
+        with readable(where), _opened(filesystem, root, piece.path) as handle:
             parquet = pq.ParquetFile(handle, page_checksum_verification=True)
             if parquet.metadata.num_rows != piece.count:
                 raise OSError(f"{parquet.metadata.num_rows} rows, its name says {piece.count}")

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError, UnknownFormat
+from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError, StorageFailed, UnknownFormat
 from backend.store.protocol import Changes
 from recovery.changelog.protocol import (
     CHEAP_BYTES,
@@ -115,6 +115,10 @@ class FileChangelog:
             if whole and len(needed) <= CHEAP_FILES and sum(found.get(name, 0) for name in needed) <= CHEAP_BYTES:
                 self.read(shard, commit)
         except (ChangelogDamaged, UnknownFormat) as error:
+            return f"{error.what}, {error.where}"
+        except StorageFailed as error:
+            if not error.unreadable:
+                raise
             return f"{error.what}, {error.where}"
         return ""
 
@@ -219,8 +223,8 @@ class FileChangelog:
         if base in present:
             try:
                 return self._read(shard, commit, Kind.BASE)
-            except (ChangelogDamaged, UnknownFormat) as error:
-                if delta not in present:
+            except (ChangelogDamaged, UnknownFormat, StorageFailed) as error:
+                if delta not in present or (isinstance(error, StorageFailed) and not error.unreadable):
                     raise
                 notes.append(f"went on without a base: {error}")
         return self._read(shard, commit, Kind.DELTA)

@@ -35,7 +35,7 @@ from backend.batch import (
     Positions,
     SourcePartition,
 )
-from backend.errors import UNDECODABLE, StateCorrupted, StateUnavailable, UnknownFormat
+from backend.errors import UNDECODABLE, StateCorrupted, StateUnavailable, StorageFailed, UnknownFormat
 from backend.rows import RowCodec
 from backend.windows.combined_rows import is_combined, messages_of
 from recovery.commit.option_sets import ByVersion
@@ -209,7 +209,7 @@ def read_queue(files: Files, pointer: RestoringPointer) -> list[Entry]:
     """Read the entries of a pointer's queue, oldest first.
 
     Raises:
-        StateUnavailable: An entry is missing.
+        StateUnavailable: An entry is missing, or a disk does not give it.
         StateCorrupted: An entry is not the one that was queued.
         UnknownFormat: Another release wrote one.
     """
@@ -380,6 +380,12 @@ def _read(files: Files, shard: int, link: Link, draft: Draft | None) -> Entry:
             where=where,
             why="the committed pointer names it",
             command=COMMAND,
+        ) from error
+    except StorageFailed as error:
+        if not error.unreadable:
+            raise
+        raise StateUnavailable(
+            "an entry of a shard's queue cannot be read", where=where, why=error.why, command=COMMAND
         ) from error
     if (len(data), xxhash.xxh3_128_hexdigest(data)) != (link.length, link.digest):
         if draft is None or not draft.is_of(data):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from backend.errors import StateCorrupted, UnknownFormat
+from backend.errors import StateCorrupted, StorageFailed, UnknownFormat
 from recovery.commit.pointer import At, Commit, Offer
 from recovery.files import Files
 from recovery.snapshots.manifest import PackedFile, Snapshot, damaged, decode_manifest, manifest_name
@@ -52,7 +52,7 @@ class SnapshotReader:
         start: At | None = None,
         broken: Collection[Broken] = (),
     ) -> tuple[Offer, ...]:
-        """Give what the planner can choose from; a snapshot whose manifest is damaged is not offered.
+        """Give what the planner can choose from; a snapshot whose manifest is damaged, or not given, is not offered.
 
         Args:
             shard: The shard.
@@ -64,7 +64,7 @@ class SnapshotReader:
         names = self._manifests(shard)
         if toward is not None:
             return self._way(shard, toward, start, set(names), broken)
-        found = [self._sound(shard, name) for name in names]
+        found = [self._usable(shard, name) for name in names]
         return tuple(_offer(one) for one in found if one is not None)
 
     def _way(
@@ -93,18 +93,20 @@ class SnapshotReader:
             start: Where it ends; full snapshots are passed by then.
             names: Manifests that there are.
             broken: Left out.
-            whole: Shared files that there are: a full snapshot counts only with all its files. None: not looked at.
+            whole: Shared files that there are: a full snapshot counts only with all its files, and a manifest that its
+                filesystem does not give ends the walk: nothing may be deleted then. None: neither is looked at.
         """
+        read = self._usable if whole is None else self._sound
         found: list[Offer] = []
         at: Commit | None = toward
         while at is not None and (start is None or at != start.commit):
             name = manifest_name(at, full=True)
             if start is None and name in names and (at, True) not in broken:
-                full = self._sound(shard, name)
+                full = read(shard, name)
                 if full is not None and (whole is None or len(self._present(full, whole)) == len(full.files)):
                     return [*found, _offer(full)]
             name = manifest_name(at, full=False)
-            step = self._sound(shard, name) if name in names and (at, False) not in broken else None
+            step = read(shard, name) if name in names and (at, False) not in broken else None
             if step is None or (step.parent is not None and step.parent.version >= at.version):
                 return found
             found.append(_offer(step))
@@ -127,6 +129,15 @@ class SnapshotReader:
             shared.get(file.shared) if file.shared is not None else own.get(file.name) for file in snapshot.files
         )
         return [file for file, length in zip(snapshot.files, lengths, strict=True) if length == file.length]
+
+    def _usable(self, shard: int, name: str) -> Snapshot | None:
+        """Read a manifest as `_sound` does; None, too, for one that its filesystem does not give."""
+        try:
+            return self._sound(shard, name)
+        except StorageFailed as error:
+            if not error.unreadable:
+                raise
+            return None
 
     def _sound(self, shard: int, name: str) -> Snapshot | None:
         """Read a manifest, or remember a step's; None for one that cannot be used."""

@@ -147,8 +147,8 @@ class Housekeeping:
                 log.warning(
                     "pruning shard %d failed, it is tried again after %d commits: %s", shard, self._every, error
                 )
-                if isinstance(error, PASSING):
-                    break  # the others would wait for the same
+                if isinstance(error, PASSING) and not getattr(error, "unreadable", False):
+                    break  # the others would wait for the same, if it is not one file
         self._write()
         return deleted
 

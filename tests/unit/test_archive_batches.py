@@ -26,6 +26,15 @@ def test_long_messages_come_in_small_batches(tmp_path: Path) -> None:
     assert max(batch.get_total_buffer_size() for batch in batches) < 2 * BATCH_BYTES
 
 
+def test_long_messages_behind_short_ones_come_in_small_batches(tmp_path: Path) -> None:
+    short, count = 300, 30_000
+    values = [b"x"] * short + [number.to_bytes(8, "big") * 190 for number in range(count)]  # 46 MB
+    rows = table(["t"] * len(values), WRITE_SCHEMA, values)
+    batches = read(tmp_path / "a", rows, "t", WRITE_SCHEMA, row_group_rows=len(values))
+    assert sum(batch.num_rows for batch in batches) == len(values)
+    assert max(batch.get_total_buffer_size() for batch in batches) < 2 * BATCH_BYTES
+
+
 def test_long_fields_of_structs_come_in_small_batches(tmp_path: Path) -> None:
     """Beside numbers, which are counted, and nested in a struct and a list, where the rows are looked at."""
     count = 40_000

@@ -528,6 +528,33 @@ def test_a_file_of_the_same_length_is_looked_at_again(tmp_path: Path) -> None:
     assert running.partitions()["t", 0].range == (1, 4)
 
 
+@pytest.mark.parametrize("name", ["LastModified", "last_modified", "created"])
+def test_a_file_of_the_same_length_is_looked_at_again_on_object_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Their time of a change is a date, and each calls it otherwise."""
+    write_archive(tmp_path / "a", messages([0, 1, 2]))
+    [file] = (tmp_path / "a").glob("*.parquet")
+    index = json.loads((tmp_path / "a" / INDEX_NAME).read_text())
+    written, sound = {INDEX_NAME: 10}, archive_index.files_below
+
+    def listed(*place: Any) -> dict[str, dict[str, Any]]:
+        return {
+            path: {"size": info["size"], "name": info["name"], name: datetime.fromtimestamp(written.get(path, 5), UTC)}
+            for path, info in sound(*place).items()
+        }
+
+    monkeypatch.setattr(archive_index, "files_below", listed)
+    running = Archive(str(tmp_path / "a"))
+    assert running.partitions()["t", 0].range == (0, 3)
+    put(tmp_path / "a", file.name, [1, 2, 3])
+    index["files"][0]["bytes"] = file.stat().st_size
+    (tmp_path / "a" / INDEX_NAME).write_text(json.dumps(index))
+    written[file.name] = 20
+    assert Archive(str(tmp_path / "a")).partitions()["t", 0].range == (1, 4)
+    assert running.partitions()["t", 0].range == (1, 4)
+
+
 def test_a_step_back_between_files_is_still_a_gap(tmp_path: Path) -> None:
     put(tmp_path / "a", "a.parquet", [0, 1])
     query = Query(tmp_path)

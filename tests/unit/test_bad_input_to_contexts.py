@@ -17,6 +17,13 @@ from backend.store.memory import MemoryStore
 
 FIELDS = pa.schema([("key", pa.string()), ("value", pa.int64())])
 GOOD: dict[str, Any] = {"key": "a", "value": 1}
+class Rude:
+    """A value that does not say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
 HOSTILE: list[tuple[Any, dict[str, Any], str]] = [
     (50, {"key": "x" * 1_000_000}, "malformed"),
     (50, {"key": "\0" * (MAX_KEY_TEXT_BYTES + 1)}, "malformed"),
@@ -27,6 +34,8 @@ HOSTILE: list[tuple[Any, dict[str, Any], str]] = [
     (50, {"value": 2**63}, "malformed"),
     (50, {"value": 2**70}, "malformed"),
     (50, {"value": 2.5}, "malformed"),
+    (50, {"value": {(1, 2): 3}}, "malformed"),
+    (50, {"value": Rude()}, "malformed"),
     ("50", {}, "malformed"),
     (50.5, {}, "malformed"),
     (None, {}, "no_event_time"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
 import msgspec
@@ -10,6 +11,7 @@ import pyarrow as pa
 from backend.batch import MESSAGE_FIELDS
 from backend.errors import ChangelogDamaged, ChangelogUnavailable
 from backend.store.protocol import Changes
+from backend.store.storage import storage_failed
 from recovery.changelog import open_changelog
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import Commit, CommitRecord
@@ -262,6 +264,21 @@ def test_what_is_away_is_waited_for_once_not_once_a_shard(tmp_path):
     assert asked == [1]
     keeper.maintain(5)
     assert asked == [1, 1]
+
+
+def test_a_file_that_its_disk_does_not_give_stops_the_pruning_of_no_other_shard(tmp_path):
+    asked = []
+
+    def unreadable():
+        asked.append(1)
+        raise storage_failed(OSError(errno.EIO, "Input/output error"), "0/x.delta")
+
+    keeper = Housekeeping(unreadable, Snapshots(str(tmp_path)), keep_versions=1, every=1)
+    for shard in range(5):
+        for version in range(5):
+            keeper.made(shard, Commit(version, f"{version:032x}"))
+    assert keeper.maintain(4) == []
+    assert len(asked) == 5
 
 
 def test_commits_may_be_noted_while_it_prunes(tmp_path):

@@ -289,6 +289,17 @@ def test_an_answer_without_an_offset_is_none(cluster: Callable[..., Script], mon
     assert next(cut, None) is None, "asked again"
 
 
+def test_a_changelog_remembers_records_of_one_shard_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, forgotten = KafkaChangelog(SETTINGS, "t"), list[int]()
+    for shard in range(3):
+        index = SimpleNamespace(forget_bytes=lambda shard=shard: forgotten.append(shard) or shard != 2)
+        log._indexes[shard] = index  # type: ignore[assignment]
+    monkeypatch.setattr(log, "_whole", lambda *_: None)
+    log._refreshed(1)
+    assert sorted(forgotten) == [0, 2]
+    assert [*log._indexes] == [0, 1]
+
+
 def test_a_changelogs_topic_that_is_not_there_is_made_by_the_next_start(cluster: Callable[..., Script]) -> None:
     cluster(KafkaError.UNKNOWN_TOPIC_OR_PART)
     assert KafkaChangelog(SETTINGS, "t").check(1, new=True) is None

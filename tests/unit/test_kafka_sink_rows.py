@@ -162,6 +162,21 @@ def test_tasks_are_given_what_they_need_wherever_they_stand(tmp_path, monkeypatc
     assert kafka_sink("r", "e", servers="h:1").places() == {}
 
 
+def test_durations_and_nested_times_of_nanoseconds_are_iso_8601():
+    at = 1_700_000_000_000_000_001
+    rows = table(
+        took=pa.array([1_500_000_000], pa.duration("ns")),
+        times=pa.array([[at]], pa.list_(pa.timestamp("ns", "UTC"))),
+        of=pa.array([{"at": at}], pa.struct([("at", pa.timestamp("ns"))])),
+    )
+    [message] = to_messages(rows, RESULTS, "t", ("took", "times"), "q")
+    value = json.loads(message.value)
+    assert value["times"] == ["2023-11-14T22:13:20.000000001+00:00"]
+    assert value["of"] == {"at": "2023-11-14T22:13:20.000000001"}
+    assert value["took"] == "P0DT0H0M1.5S"
+    assert json.loads(message.key) == [value["took"], value["times"]]
+
+
 def test_a_certificate_that_is_not_there_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(ValueError, match=r"^ca_file='.*ca\.pem': cannot be read"):
         kafka_sink("r", "e", servers=KafkaSettings("h:1", ca_file=tmp_path / "ca.pem"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -41,6 +42,7 @@ from backend.sources.spark_offsets import positions_in
 from backend.spark import queueing
 from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
 from backend.spark.queueing import incarnation_of, queue_limit, seal
+from backend.store.storage import storage_failed
 from backend.windows.combined_rows import is_combined
 from recovery import attempt
 from recovery.attempt import run_attempt
@@ -51,7 +53,7 @@ from recovery.commit.lease import take
 from recovery.commit.option_sets import ByVersion
 from recovery.commit.pointer import At, Commit, Offer, Pointer, RestoringPointer, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
-from recovery.files import open_files
+from recovery.files import LocalFiles, open_files
 from recovery.jobs import Incarnation, ShardJob, of_incarnation
 from recovery.queue import entries, seals
 from recovery.queue.entries import Link, Queue, entries_behind, read_queue
@@ -412,6 +414,48 @@ def test_only_missing_and_corrupt_states_queue(job: ShardJob, monkeypatch: pytes
 
     monkeypatch.setattr(CountingOperator, "process", corrupt)
     assert run_attempt(job, second, 2, given([2])).ran == []
+
+
+def test_local_state_that_its_disk_does_not_give_is_put_aside_and_queued_for(
+    job: ShardJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_attempt(job, None, 0, given([0, 1])).pointer
+    process, places = CountingOperator.process, ["s3://changelog", ""]
+
+    def unreadable(*_: object) -> Outcome:
+        raise storage_failed(OSError(errno.EIO, "Input/output error"), places[0])
+
+    monkeypatch.setattr(CountingOperator, "process", unreadable)
+    with pytest.raises(StorageFailed):  # of something else: what lies here is sound
+        run_attempt(job, first, 1, given([2], 2_000))
+    generation = directory(job).current()
+    assert generation is not None
+    places[0] = str(generation.database / "000012.sst")
+    queued = run_attempt(job, first, 1, given([2], 2_000))
+    assert queued.metrics["decision"] == "queued"
+    assert directory(job).current() is None
+    monkeypatch.setattr(CountingOperator, "process", process)
+    restore(job, first, [0, 1])
+    assert counts(run_attempt(job, queued.pointer, 2, given([3], 3_000, adopt=first.commit.name))) == [(1, 3), (2, 4)]
+
+
+def test_an_entry_that_its_disk_does_not_give_is_made_again_like_a_missing_one(
+    job: ShardJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, third = queued_twice(job)
+    sound, bad = LocalFiles.read, entries.entry_name(0, third.commit)
+
+    def read(files: LocalFiles, name: str) -> bytes:
+        if name == bad:
+            raise storage_failed(OSError(errno.EIO, "Input/output error"), name)
+        return sound(files, name)
+
+    monkeypatch.setattr(LocalFiles, "read", read)
+    with pytest.raises(StateUnavailable, match="cannot be read"):
+        run_attempt(job, third, 3, given([5], 4_000, adopt=first.commit.name))
+    assert [draft.entry.commit for draft in entries.lost_of(open_files(job.local_dir.parent / "queue"), third)] == [
+        third.commit
+    ]
 
 
 def test_a_disk_that_goes_while_a_task_works_on_it_is_a_missing_state(

@@ -16,6 +16,7 @@ from backend.sinks.parquet import ParquetSink
 from backend.sources.archive_index import Slice
 from backend.sources.archive_reader import ArchiveStreamReader
 from backend.sources.formats import ValueFormat
+from backend.sources import results_files
 from backend.sources.results import results_of
 from backend.sources.results_files import TOPIC, ResultsArchive, read_results
 from tests.support.sink_story import Story, to_attempts
@@ -74,6 +75,26 @@ def test_every_row_is_read_once_while_micro_batches_are_published_and_replaced(t
     }
     assert found == {shard: list(enumerate(names)) for shard, names in wanted.items()}
     assert read(tmp_path, 1, 5, 9) == list(enumerate(wanted[1]))[5:9]
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_a_micro_batch_that_is_published_again_is_read_by_its_new_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: bool
+) -> None:
+    """It was planned by its old name; where directories cannot be exchanged there is none for a moment."""
+    story, place = Story(7, 6), str(tmp_path / "out")
+    publish(tmp_path, story, *range(6))
+    wanted = read(tmp_path, 0, 0, 4)
+    slices, gaps = ResultsArchive(place).partitions()[TOPIC, 0].cut(0, 4)
+    before = {*(tmp_path / "out").glob("batch=*/*.parquet")}
+    publish(tmp_path, story, *range(6))
+    assert before.isdisjoint((tmp_path / "out").glob("batch=*/*.parquet"))
+    if absent:
+        away, here = tmp_path / "away", tmp_path / "out" / slices[0].path.partition("/")[0]
+        here.rename(away)
+        monkeypatch.setattr(results_files.time, "sleep", lambda _: away.rename(here))
+    batches = read_results(place, TOPIC, 0, (0, 4), slices, gaps, SCHEMA)
+    assert [(row["offset"], row["value"]["id"]) for batch in batches for row in batch.to_pylist()] == wanted
 
 
 def test_values_are_the_columns_asked_for(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pyarrow as pa
 
 from backend.aggregates import collect_list, count, median, reducer, sum_
@@ -109,3 +111,24 @@ def test_a_reducer_is_told_what_is_earlier_first():
             rows = s.batch([*((n, n, "a", n) for n in range(messages)), (messages, messages, "b", 99)])
             found = [row[-1] for row in rows if row[4] == "a"]
             assert found == [[*range(max(0, last - size), last + 1)] for last in range(messages)]
+
+
+def test_many_late_messages_take_no_more_memory_than_their_windows():
+    """Each is an update to every window behind it: their pairs are as many as the square of the messages."""
+    count = 4_000
+    s = shard(size=100_000, retention=1_000_000, policies=policies(late="off", early="1 hour"))
+    s.batch([(0, 200_000, "a", 1)])
+    rows = [(number, number * 2, "a", 1) for number in range(1, count + 1)]
+    tracemalloc.start()
+    s.batch(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    s.batch([(count + 1, 200_001, "a", 1)])
+    late = shard(size=100_000, retention=1_000_000, policies=policies(late="each"))
+    late.batch([(0, 200_000, "a", 1)])
+    tracemalloc.start()
+    found = late.batch(rows)
+    peak = max(peak, tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+    assert [row[-1] for row in found] == [*range(1, count + 1)]
+    assert peak < 100_000_000, f"{peak:,} bytes; {count**2 // 2:,} pairs"

@@ -13,12 +13,14 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects.mysql import mariadb
 
 from backend.aggregates import count
 from backend.batch import EDGES, ERROR_SCHEMA
 from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, SinkUnavailable
 from backend.process import ProcessOperator
-from backend.sinks import delta_sink, iceberg_sink, sql_sink, table_rows
+from backend.sinks import delta_sink, iceberg_sink, sql, sql_sink, table_rows
 from backend.sinks.tables import pack
 from backend.windows.definitions import Window, hopping, session, sliding, tumbling
 from backend.windows.operator import WindowOperator
@@ -788,3 +790,11 @@ def test_a_delta_table_takes_such_dates_within_lists_structs_and_maps(tmp_path: 
         {"c0": [None], "c1": {"d": None}, "c2": [("x", None)], "c3": None},
         {"c0": [first], "c1": {"d": first}, "c2": [("y", first)], "c3": [(first, "y")]},
     ]
+
+
+@pytest.mark.parametrize("dialect", [mysql.dialect, mariadb.MariaDBDialect])
+def test_mysql_has_microseconds_and_long_texts(dialect: Callable[[], Any]) -> None:
+    """Its own defaults would round times to seconds, and refuse texts and bytes of more than 64 KiB."""
+    kinds = {"at": pa.timestamp("us", "UTC"), "text": pa.string(), "bytes": pa.binary()}
+    texts = [sql._type(pa.field(name, kind), "id").compile(dialect=dialect()) for name, kind in kinds.items()]
+    assert texts == ["DATETIME(6)", "LONGTEXT", "LONGBLOB"]

@@ -17,6 +17,7 @@ from backend.rocks import RocksStore
 from backend.rocks.errors import translated
 from backend.store.protocol import Changes
 from backend.store.storage import storage
+from recovery.changelog.file import FileChangelog
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, Pointer, encode_record
 from recovery.commit.shard_directory import Generation, ShardDirectory
@@ -340,3 +341,50 @@ def test_names_that_are_not_ours_and_drafts_stop_no_pruning(tmp_path: Path) -> N
     log = MessageLog(str(tmp_path / "log"), frozenset())
     log.files.write("0/x.messages", [b""])
     assert log.prune(CommitRecord(0, Commit(5, "d" * 32), None, 0, [], {})) == []
+
+
+@pytest.fixture
+def not_given(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let no file of a checkpoint be read whose name ends so."""
+
+    def end(suffix: str) -> None:
+        for call in ("read", "head"):
+
+            def given(files: LocalFiles, name: str, *more: Any, sound: Any = getattr(LocalFiles, call)) -> Any:
+                with storage(name):
+                    if name.endswith(suffix):
+                        raise EIO
+                return sound(files, name, *more)
+
+            monkeypatch.setattr(LocalFiles, call, given)
+
+    return end
+
+
+def test_a_changelogs_file_that_is_not_given_is_lost_and_done_without(
+    tmp_path: Path, not_given: Callable[[str], None]
+) -> None:
+    log, first, second = FileChangelog(tmp_path), Commit(0, "a" * 32), Commit(1, "b" * 32)
+    log.append(CommitRecord(0, first, None, 0, [], {}), Changes([ROW], [b"0"]))
+    record = CommitRecord(0, second, first, 0, [], {})
+    log.append(record, Changes([ROW], [b"1"]))
+    log.append_base(record, [(ROW, b"1")])
+    not_given(".base")
+    found = log.read(0, second)
+    assert found.values.to_pylist() == [b"1"]
+    assert "went on without a base" in found.notes[0]
+    (tmp_path / "0" / f"{second.name}.base").unlink()
+    assert log.lost(0, second) == ""
+    not_given(f"{first.name}.delta")
+    assert "disk" in log.lost(0, second), "a base is made, as for a file that is not there"
+
+
+def test_a_manifest_that_is_not_given_is_not_offered_and_nothing_is_pruned(
+    tmp_path: Path, not_given: Callable[[str], None]
+) -> None:
+    made = shard(tmp_path, full=True)
+    assert len(made.snapshots.offers(0)) == len(made.snapshots.offers(0, toward=made.pointer.commit)) == 1
+    not_given(".full.json")
+    assert made.snapshots.offers(0) == made.snapshots.offers(0, toward=made.pointer.commit) == ()
+    with pytest.raises(StorageFailed):
+        made.snapshots.prune(0, [made.pointer.commit])

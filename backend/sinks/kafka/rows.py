@@ -3,7 +3,7 @@
 A message's value is a JSON object: the columns of the Parquet sink by name, `id` first, and behind `sequence` the
 `query_id` of the query that wrote it, since a topic may have had several, one after the other. The sink's own times
 (`window_start`, `window_end`, `timestamp`, `event_time`) are integers, milliseconds since the epoch; bytes are base64;
-other timestamps and dates are ISO 8601 (beyond the year 30,000 integers); numbers that JSON does not have (NaN,
+other timestamps, dates and durations are ISO 8601 (beyond the year 30,000 integers); numbers that JSON does not have (NaN,
 infinite) are null. A message's key decides its partition: the row's `id`, or for results the columns that the sink
 was told. What is larger than a topic takes: `backend.sinks.kafka.sizes`.
 """
@@ -52,7 +52,7 @@ def to_messages(table: pa.Table, kind: str, topic: str, key: Sequence[str], quer
     table = _with_query(table, query)
     columns = list(key) if kind == RESULTS and key else ["id"]
     rows = python_rows(_plain(table, kind))
-    return [Message(topic, _key(row, columns), msgspec.json.encode(row)) for row in rows]
+    return [Message(topic, _key(row, columns), _json(row)) for row in rows]
 
 
 def check_key(table: pa.Table, key: Sequence[str]) -> None:
@@ -94,5 +94,14 @@ def _key(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
     """Encode a key: the text of a single text column as it is, anything else as JSON."""
     if len(columns) == 1:
         value = row[columns[0]]
-        return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
-    return msgspec.json.encode([row[name] for name in columns])
+        return value.encode() if isinstance(value, str) else _json(value)
+    return _json([row[name] for name in columns])
+
+
+def _json(value: Any) -> bytes:
+    return msgspec.json.encode(value, enc_hook=_text)
+
+
+def _text(value: Any) -> str:
+    """Return as ISO 8601 what Python's own types do not hold: durations, and nested times, of nanoseconds."""
+    return str(value.isoformat())

@@ -34,7 +34,7 @@ from backend.windows import panes, revisions, shared
 from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import started
-from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least, spread
+from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import Pairs
 from backend.windows.count_retention import NONE_GONE, Newest
@@ -228,7 +228,10 @@ class _Step:
         )
 
     def _existing(self, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Give the windows of each arrived partial's key in a closed range of times: time, key, messages of it."""
+        """Give the windows of arrived partials' keys in closed ranges of times, each once: time, key, messages.
+
+        Many late partials reach over the same windows: what is laid out is never more than windows and partials.
+        """
         order = np.lexsort((self.windows.window, self.windows.key))
         key, window = self.windows.key[order], self.windows.window[order]
         wanted = highs >= lows
@@ -236,8 +239,14 @@ class _Step:
         messages = self.arrived_count[wanted]
         known = Order(key, window)
         first = known.first(arrived, lows)
-        at, owner = spread(first, known.after(arrived, highs) - first)
-        return window[at], key[at], messages[owner]
+        after = np.maximum(known.after(arrived, highs), first)
+        steps = np.zeros((2, len(window) + 1), np.int64)
+        for row, amount in zip(steps, (np.ones_like(messages), messages), strict=True):
+            np.add.at(row, first, amount)
+            np.add.at(row, after, -amount)
+        partials, reached = np.cumsum(steps[:, :-1], axis=1)
+        at = np.flatnonzero(partials)
+        return window[at], key[at], reached[at]
 
     # -- send -----------------------------------------------------------------------------------------------------
 

@@ -419,7 +419,10 @@ class KafkaChangelog:
                 return use(self._refreshed(shard))
 
     def _refreshed(self, shard: int) -> ShardIndex:
-        """Bring a shard's index to the end of the partition."""
+        """Bring a shard's index to the end of the partition; of the others the records' bytes are forgotten."""
+        for other in self._indexes.keys() - {shard}:
+            if not self._indexes[other].forget_bytes():
+                del self._indexes[other]
 
         def take(low: int, high: int) -> None:
             index = self._indexes.get(shard)
