@@ -328,7 +328,8 @@ def _operate(
         kill_point("after_stage", version)
     with watch.step("changelog"):
         kill_point("before_changelog", version)
-        lost = _log_base(job, store, row, pointer)
+        with _given_by_disk(generation.path):
+            lost = _log_base(job, store, row, pointer)
         logged = job.changelog.append(record, changes)
     with watch.step("upload"):
         uploaded = _upload(job, opened, record, staged)

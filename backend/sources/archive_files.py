@@ -208,8 +208,8 @@ def _is_null(parquet: pq.ParquetFile, groups: Sequence[int], path: str) -> bool:
 def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str], more: int) -> int:
     """Give the rows of an Arrow batch: fewer where the first ones are long, or those of a row group.
 
-    Numbers and times are as wide in every row; of the others the first rows are looked at. Footers tell encoded lengths,
-    which may be far less, and more where the first rows are short. `more` bytes each come to what is read.
+    Numbers and times are as wide in every row; of the others the first rows are looked at. Footers tell encoded
+    lengths, which may be far less, and more where the first rows are short. `more` bytes each come to what is read.
     """
     schema = parquet.schema_arrow
     leaves = {path: _type_of(schema, path) for path in columns}

@@ -393,7 +393,7 @@ _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 def _stamp(info: Mapping[str, Any]) -> Stamp:
-    times = [info.get(name) for name in _TIMES]
+    times = [one for one in map(info.get, _TIMES) if one is not None]
     at = next((one for one in times if isinstance(one, int | float | datetime)), None)
-    changed = tuple(str(info.get(name)) for name in (*_TIMES, "ETag", "etag", "ino"))
+    changed = (str(times[:1]), *(str(info.get(name)) for name in ("ETag", "etag", "ino")))
     return Stamp(int(info["size"]), changed, at.timestamp() if isinstance(at, datetime) else at)

@@ -159,9 +159,10 @@ class _Silence:
 
         now = time.monotonic()
         if self._missing is not None and now - self._missing[0] > SETTLE_S:
-            if _is_unknown(consumer, self._topic):
+            unknown = _is_unknown(consumer, self._topic)
+            if unknown:
                 raise _refused(self._configuration, self._where, KafkaException(self._missing[1]))
-            self._missing = None  # it is there, or nobody answers
+            self._missing = (now, self._missing[1]) if unknown is None else None
         if now - self._since > STALL_S:
             # a batch that does not match its checksum comes again and again
             why = _hidden(self._configuration, self._why)
@@ -243,14 +244,15 @@ def _judged(
     return 0
 
 
-def _is_unknown(consumer: Any, topic: str) -> bool:
-    """Return whether a broker says that there is no such topic; not where none answers."""
+def _is_unknown(consumer: Any, topic: str) -> bool | None:
+    """Return whether a broker says that there is no such topic; None where none answers."""
     from confluent_kafka import KafkaException
 
     try:
         answer = consumer.list_topics(topic, timeout=ASK_S).topics[topic].error
     except KafkaException as error:
         answer = error.args[0]
+        return True if answer.code() in missing() else None
     return answer is not None and answer.code() in missing()
 
 

@@ -15,8 +15,7 @@ from backend.errors import UserCodeFailed, ValueInvalid
 from backend.store.limits import MAX_FIELDS_BYTES, MAX_KEY_TEXT_BYTES
 from backend.store.memory import MemoryStore
 
-FIELDS = pa.schema([("key", pa.string()), ("value", pa.int64())])
-GOOD: dict[str, Any] = {"key": "a", "value": 1}
+
 class Rude:
     """A value that does not say what it is."""
 
@@ -24,6 +23,8 @@ class Rude:
         raise RuntimeError("no")
 
 
+FIELDS = pa.schema([("key", pa.string()), ("value", pa.int64())])
+GOOD: dict[str, Any] = {"key": "a", "value": 1}
 HOSTILE: list[tuple[Any, dict[str, Any], str]] = [
     (50, {"key": "x" * 1_000_000}, "malformed"),
     (50, {"key": "\0" * (MAX_KEY_TEXT_BYTES + 1)}, "malformed"),

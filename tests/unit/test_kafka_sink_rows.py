@@ -165,7 +165,9 @@ def test_tasks_are_given_what_they_need_wherever_they_stand(tmp_path, monkeypatc
 def test_durations_and_nested_times_of_nanoseconds_are_iso_8601():
     at = 1_700_000_000_000_000_001
     rows = table(
-        took=pa.array([1_500_000_000], pa.duration("ns")),
+        took=pa.array([86_401_500_000_000], pa.duration("ns")),
+        back=pa.array([-1], pa.duration("ns")),
+        same=pa.array([86_401_500_000], pa.duration("us")),
         times=pa.array([[at]], pa.list_(pa.timestamp("ns", "UTC"))),
         of=pa.array([{"at": at}], pa.struct([("at", pa.timestamp("ns"))])),
     )
@@ -173,7 +175,8 @@ def test_durations_and_nested_times_of_nanoseconds_are_iso_8601():
     value = json.loads(message.value)
     assert value["times"] == ["2023-11-14T22:13:20.000000001+00:00"]
     assert value["of"] == {"at": "2023-11-14T22:13:20.000000001"}
-    assert value["took"] == "P0DT0H0M1.5S"
+    assert value["took"] == value["same"] == "P1DT1.5S"
+    assert value["back"] == "-PT0.000000001S"
     assert json.loads(message.key) == [value["took"], value["times"]]
 
 

@@ -13,10 +13,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from backend.errors import HistoryLost, SourceDamaged, SourceWentBack
 from backend.sinks.parquet import ParquetSink
+from backend.sources import results_files
 from backend.sources.archive_index import Slice
 from backend.sources.archive_reader import ArchiveStreamReader
 from backend.sources.formats import ValueFormat
-from backend.sources import results_files
 from backend.sources.results import results_of
 from backend.sources.results_files import TOPIC, ResultsArchive, read_results
 from tests.support.sink_story import Story, to_attempts

@@ -9,7 +9,7 @@ import pyarrow as pa
 from backend.aggregates import collect_list, count, median, reducer, sum_
 from backend.store.workspace import Workspace
 from backend.windows.definitions import sliding
-from backend.windows.policies import policies
+from backend.windows.policies import every, policies
 from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
 
@@ -116,19 +116,21 @@ def test_a_reducer_is_told_what_is_earlier_first():
 def test_many_late_messages_take_no_more_memory_than_their_windows():
     """Each is an update to every window behind it: their pairs are as many as the square of the messages."""
     count = 4_000
-    s = shard(size=100_000, retention=1_000_000, policies=policies(late="off", early="1 hour"))
+    s = shard(size=100_000, retention=1_000_000, policies=policies(late="each"))
     s.batch([(0, 200_000, "a", 1)])
     rows = [(number, number * 2, "a", 1) for number in range(1, count + 1)]
     tracemalloc.start()
-    s.batch(rows)
+    found = s.batch(rows)
     peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    s.batch([(count + 1, 200_001, "a", 1)])
-    late = shard(size=100_000, retention=1_000_000, policies=policies(late="each"))
-    late.batch([(0, 200_000, "a", 1)])
-    tracemalloc.start()
-    found = late.batch(rows)
-    peak = max(peak, tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()
     assert [row[-1] for row in found] == [*range(1, count + 1)]
     assert peak < 100_000_000, f"{peak:,} bytes; {count**2 // 2:,} pairs"
+
+
+def test_early_by_number_counts_all_messages_that_a_window_sees():
+    for number, early in ((3, [("early", 0, 0, 10, "a", 31)]), (4, [])):
+        s = shard(size=10, policies=policies(early=every(number)))
+        assert s.batch([(0, 0, "a", 1), (1, 5, "a", 2)]) == [("full", 0, -10, 0, "a", 1)]
+        # of [0, 10] three came now, at two times
+        full = [("full", 0, -5, 5, "a", 3), ("full", 0, -1, 9, "a", 7)]
+        assert s.batch([(2, 9, "a", 4), (3, 10, "a", 8), (4, 10, "a", 16)]) == [*full, *early]

@@ -3,15 +3,16 @@
 A message's value is a JSON object: the columns of the Parquet sink by name, `id` first, and behind `sequence` the
 `query_id` of the query that wrote it, since a topic may have had several, one after the other. The sink's own times
 (`window_start`, `window_end`, `timestamp`, `event_time`) are integers, milliseconds since the epoch; bytes are base64;
-other timestamps, dates and durations are ISO 8601 (beyond the year 30,000 integers); numbers that JSON does not have (NaN,
-infinite) are null. A message's key decides its partition: the row's `id`, or for results the columns that the sink
-was told. What is larger than a topic takes: `backend.sinks.kafka.sizes`.
+other timestamps, dates and durations are ISO 8601 (beyond the year 30,000 integers); numbers that JSON does not have
+(NaN, infinite) are null. A message's key decides its partition: the row's `id`, or for results the columns that the
+sink was told. What is larger than a topic takes: `backend.sinks.kafka.sizes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -103,5 +104,10 @@ def _json(value: Any) -> bytes:
 
 
 def _text(value: Any) -> str:
-    """Return as ISO 8601 what Python's own types do not hold: durations, and nested times, of nanoseconds."""
-    return str(value.isoformat())
+    """Return as ISO 8601 what pandas has types for: durations, and nested times, of nanoseconds."""
+    if not isinstance(value, timedelta):
+        return str(value.isoformat())
+    nanoseconds = int(value.value)  # type: ignore[attr-defined]
+    days, rest = divmod(abs(nanoseconds), 86_400 * 10**9)
+    seconds = f"{rest // 10**9}.{rest % 10**9:09d}".rstrip("0").rstrip(".")
+    return f"{'-' if nanoseconds < 0 else ''}P{f'{days}D' if days else ''}T{seconds}S"  # as msgspec spells them

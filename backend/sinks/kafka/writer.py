@@ -334,9 +334,7 @@ class TransactionalWriter:
         """Ask which topics the outputs are by now; what is returned waits for the answer."""
         self._admin = self._admin or admin_client(self._settings)
         topics, timeout_s = tuple(self._outputs), min(TIMEOUT_S, self._patience_s)
-        return asked_identities(
-            self._settings, topics, admin=self._admin, timeout_s=timeout_s, unknown_s=SETTLE_S
-        )
+        return asked_identities(self._settings, topics, admin=self._admin, timeout_s=timeout_s, unknown_s=SETTLE_S)
 
     def _check_outputs(self, asked: Callable[[], dict[str, TopicIdentity]]) -> None:
         """Check before a commit that the outputs are still the topics that the producer was opened for.

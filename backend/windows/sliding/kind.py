@@ -244,8 +244,8 @@ class _Step:
         for row, amount in zip(steps, (np.ones_like(messages), messages), strict=True):
             np.add.at(row, first, amount)
             np.add.at(row, after, -amount)
-        partials, reached = np.cumsum(steps[:, :-1], axis=1)
-        at = np.flatnonzero(partials)
+        updates, reached = np.cumsum(steps[:, :-1], axis=1)
+        at = np.flatnonzero(updates)
         return window[at], key[at], reached[at]
 
     # -- send -----------------------------------------------------------------------------------------------------
