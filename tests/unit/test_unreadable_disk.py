@@ -347,16 +347,18 @@ def test_names_that_are_not_ours_and_drafts_stop_no_pruning(tmp_path: Path) -> N
 def not_given(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Let no file of a checkpoint be read whose name ends so."""
 
+    def refusing(sound: Callable[..., Any], suffix: str) -> Callable[..., Any]:
+        def given(files: LocalFiles, name: str, *more: Any) -> Any:
+            with storage(name):
+                if name.endswith(suffix):
+                    raise EIO
+            return sound(files, name, *more)
+
+        return given
+
     def end(suffix: str) -> None:
         for call in ("read", "head"):
-
-            def given(files: LocalFiles, name: str, *more: Any, sound: Any = getattr(LocalFiles, call)) -> Any:
-                with storage(name):
-                    if name.endswith(suffix):
-                        raise EIO
-                return sound(files, name, *more)
-
-            monkeypatch.setattr(LocalFiles, call, given)
+            monkeypatch.setattr(LocalFiles, call, refusing(getattr(LocalFiles, call), suffix))
 
     return end
 
