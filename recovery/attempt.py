@@ -39,6 +39,7 @@ from backend.store.protocol import LOGGED_FROM, Changes, Staged
 from backend.store.workspace import Workspace
 from backend.windows.combined_rows import counts
 from recovery.changelog.message_log import needed
+from recovery.changelog.rejected import carry
 from recovery.commit.pointer import (
     COMMIT_KEY,
     MAX_ANCESTORS,
@@ -423,6 +424,9 @@ def _record(
                 if (s, p) in replay_from and offset >= replay_from[(s, p)]
             }
         )
+    if ran:
+        named = set(ran[-1].outcome.rejected).intersection(rejected)
+        rejected = carry(work, rejected, named, replay_from, commit.version)
     return CommitRecord(
         shard=job.shard,
         commit=commit,

@@ -45,8 +45,7 @@ from backend.spark.session.jvm import gateway
 from backend.texts import one_line
 
 RESTORABLE = (StateUnavailable, StateCorrupted, StateAhead)
-UNREACHABLE = (ChangelogUnavailable, SinkUnavailable, SourceUnavailable)
-PASSING = (*UNREACHABLE, StorageFailed, StoreLocked, BrokerUnavailable)
+PASSING = (ChangelogUnavailable, SinkUnavailable, SourceUnavailable, StorageFailed, StoreLocked, BrokerUnavailable)
 """Named errors about what is not there now: a disk without room, a cluster that does not answer, a held lock."""
 MAX_CHAIN = 32
 _IO = "java.io.IOException"

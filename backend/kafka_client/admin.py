@@ -110,12 +110,19 @@ def described(admin: Any, topics: Sequence[str], timeout_s: float) -> dict[str, 
     return _answers(admin, _ask(admin, topics, timeout_s), timeout_s)
 
 
-def is_there(admin: Any, topic: str, timeout_s: float) -> bool:
-    """Ask whether the cluster has a topic, again while it settles; raises as `described`."""
+def is_there(admin: Any, topic: str, timeout_s: float, *, unknown_s: float = 0) -> bool:
+    """Ask whether the cluster has a topic, again while it settles; raises as `described`.
+
+    Args:
+        admin: A client to ask with.
+        topic: Its name.
+        timeout_s: How long an answer may take.
+        unknown_s: How long it may not be known to the broker that is asked, and be there all the same.
+    """
     from confluent_kafka import KafkaException
 
     try:
-        while_it_settles(lambda: described(admin, [topic], timeout_s), unknown_s=0)
+        while_it_settles(lambda: described(admin, [topic], timeout_s), unknown_s=unknown_s)
     except KafkaException as error:
         if error.args[0].code() in missing():
             return False
@@ -258,8 +265,13 @@ def _look(
         raise _unavailable(settings, topics, error) from None
 
 
-def check_replayable(settings: KafkaSettings, topics: Sequence[str]) -> None:
+def check_replayable(settings: KafkaSettings, topics: Sequence[str], *, unknown_s: float | None = None) -> None:
     """Check that no topic is compacted: of messages with the same key a replay would find the newest only.
+
+    Args:
+        settings: The cluster.
+        topics: Topics.
+        unknown_s: How long one may not be known to the broker that is asked; None: `NEW_TOPIC_S`.
 
     Raises:
         HistoryLost: `cleanup.policy` of a topic contains `compact`.
@@ -272,7 +284,8 @@ def check_replayable(settings: KafkaSettings, topics: Sequence[str]) -> None:
     admin = admin_client(settings)
     for topic in sorted(topics):
         try:
-            policy = configuration(admin, topic, NEW_TOPIC_S)["cleanup.policy"]
+            bound_s = NEW_TOPIC_S if unknown_s is None else unknown_s
+            policy = configuration(admin, topic, unknown_s=bound_s)["cleanup.policy"]
         except (KafkaException, TimeoutError) as error:
             if not may_not_ask(error):
                 raise _unavailable(settings, topics, error) from None
@@ -326,7 +339,11 @@ def admin_client(settings: KafkaSettings) -> Any:
 
 
 def configuration(
-    admin: Any, topic: str, settle_s: float | None = None, timeout_s: float | None = None
+    admin: Any,
+    topic: str,
+    settle_s: float | None = None,
+    timeout_s: float | None = None,
+    unknown_s: float | None = None,
 ) -> dict[str, str]:
     """Ask for a topic's settings; the broker's where the topic has none of its own.
 
@@ -343,7 +360,7 @@ def configuration(
         answers = answer(admin, admin.describe_configs([resource], request_timeout=timeout_s)[resource], timeout_s)
         return {name: entry.value for name, entry in answers.items()}
 
-    return while_it_settles(asked, timeout_s=settle_s)
+    return while_it_settles(asked, timeout_s=settle_s, unknown_s=unknown_s)
 
 
 def create_topic(

@@ -20,6 +20,7 @@ from backend.errors import HistoryLost
 from backend.kafka_client.admin import TopicIdentity, check_replayable, identities, offsets
 from backend.kafka_client.loss import KEEP
 from backend.kafka_client.settings import KafkaSettings, check_topic
+from backend.kafka_client.settling import SETTLE_S
 from backend.sources import OffsetRange, TopicPartition, replay_tasks
 from backend.sources.formats import RECORD, Parse, ValueFormat, parse_ddl, record_schema
 from backend.sources.kafka_watch import TopicWatch
@@ -146,6 +147,11 @@ class KafkaSource:
         return wanted
 
     @property
+    def _unknown_s(self) -> float | None:
+        """How long a topic may not be known to the broker that is asked, where another than a new one's is meant."""
+        return SETTLE_S if self.known else None
+
+    @property
     def direct(self) -> bool:
         """Whether the client reads."""
         return self.reader != "connector" and not self._only_connector()
@@ -249,7 +255,7 @@ class KafkaSource:
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
         """
-        return identities(self.settings, self.topics)
+        return identities(self.settings, self.topics, unknown_s=self._unknown_s)
 
     def check_replayable(self) -> None:
         """See that what was read can be read again: a job asks that keeps messages.
@@ -260,7 +266,7 @@ class KafkaSource:
         TopicMissing: A topic does not exist.
         AccessRefused: The cluster refuses the credentials or their rights.
         """
-        check_replayable(self.settings, self.topics)
+        check_replayable(self.settings, self.topics, unknown_s=self._unknown_s)
 
     def check_positions(self, positions: Mapping[TopicPartition, int]) -> None:
         """See that a query can go on where it was.

@@ -57,7 +57,7 @@ from recovery.commit.outputs import check_outputs, output_id, write_outputs
 from recovery.commit.pointer import Pointer, RestoringPointer
 from recovery.commit.relocation import check_alone, settle_in
 from recovery.commit.spark_files import check_state, read_spark_file
-from recovery.failures import UNREACHABLE, Failure, Kind, text_of
+from recovery.failures import Kind, read
 from recovery.files import open_files
 from recovery.jobs import ShardJob, message_log, of_incarnation, shard_job, snapshots
 from recovery.restore.all_shards import restore_beside, restore_shards
@@ -171,16 +171,19 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     patience = Patience(
         duration_ms(options.patience, "patience", least=0) / 1000, checkpoint, doing="the query does not start"
     )
+    used = False
     while True:
         plan = None
         try:
+            used = used or _spark_has_committed(checkpoint)
             with ExitStack() as taken:
                 plan = _plan(pipeline, spark, checkpoint, sink, options, taken)
                 return RewindQuery(plan)
-        except UNREACHABLE as error:
-            if plan is not None or not _spark_has_committed(checkpoint):
+        except Exception as error:
+            failure = read(error)
+            if plan is not None or not used or failure.kind is not Kind.PASSES:
                 raise  # a query has waited itself; and what was never reached may be named wrongly: said at once
-            pause_s = patience.after(Failure(Kind.PASSES, error, text_of(error)), -1)
+            pause_s = patience.after(failure, -1)
         time.sleep(pause_s)
 
 
@@ -207,6 +210,8 @@ def _plan(
         return stored.entries["first_offsets"] if stored is not None else _first_offsets(pipeline, spark)
 
     job = build_job(pipeline, spark, options, stored=stored, first_offsets=first_offsets)
+    if used:  # its topics are there, if one is not known to a broker it has just come up
+        job = job.pinned(_identities(stored))
     partitions = job.partitions(spark, bounded=options.until == "end")
     if stored is None:
         _check_newest(sink, job, partitions)
@@ -276,10 +281,10 @@ def _open(
     uri = changelog_uri(checkpoint, options.changelog)
     changelog = partial(open_changelog, uri, entries["query"])
     entries = {**entries, **_former_places(check_alone(checkpoint, stored, entries["changelog"]))}
-    changelog().check(job.shards, new=not used)
-    job.check_sources(checkpoint, new=not used)
-    job = job.pinned({topic: TopicIdentity(**entry) for topic, entry in entries["topics"].items()})
     settled = settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
+    changelog().check(job.shards, new=not used)
+    job = job.pinned({topic: TopicIdentity(**entry) for topic, entry in entries["topics"].items()})
+    job.check_sources(checkpoint, new=not used)
     watch = SourceWatch(checkpoint, [side.source for side in job.inputs])
     watch.look()
 
@@ -763,10 +768,15 @@ def topics_of(job: Job, stored: Manifest | None) -> dict[str, Any]:
     for side in job.inputs:
         ask = getattr(side.source, "identities", None)
         found.update(ask() if ask is not None else {})
-    before = (stored.entries.get("topics") or {}) if stored is not None else {}
-    for note in compare({topic: TopicIdentity(**entry) for topic, entry in before.items()}, found):
+    for note in compare(_identities(stored), found):
         log.warning("%s", note)
     return {topic: asdict(identity) for topic, identity in found.items()}
+
+
+def _identities(stored: Manifest | None) -> dict[str, TopicIdentity]:
+    """Return what topics a manifest knows."""
+    known = (stored.entries.get("topics") or {}) if stored is not None else {}
+    return {topic: TopicIdentity(**entry) for topic, entry in known.items()}
 
 
 def _check_clusters(inputs: Sequence[Input]) -> None:

@@ -52,6 +52,8 @@ class Region(IntEnum):
     """`(end, session key, start) -> empty` for sessions in the operator."""
     OPERATOR = 0x07
     """Small rows of the operator itself: clocks, totals, counters."""
+    REJECTED = 0x08
+    """Offsets that a replay leaves out (`recovery.changelog.rejected`)."""
     USER = 0x40
     """0x40 to 0xfe: the named stores of `process()`, numbered in the manifest."""
 

@@ -24,8 +24,8 @@ from recovery.inspect.checkpoint_view import Checkpoint
 
 FLOAT_DIGITS = 9
 NOT_COMPARED = ("reason", "revision", "shard", "version", "sequence", "batch", "id", "retracts")
-CLOCKED = frozenset({Region.COMMIT, Region.REVISIONS, Region.OPERATOR})
-"""Regions whose rows hold batch times or sequence numbers."""
+CLOCKED = frozenset({Region.COMMIT, Region.REVISIONS, Region.OPERATOR, Region.REJECTED})
+"""Regions whose rows hold batch times or sequence numbers, or what was decided by a batch time."""
 MAX_SAMPLES = 5
 _NAN = math.nan
 """One object: rows are equal where their parts are the same or equal."""

@@ -26,6 +26,7 @@ from backend.sources.dataframe import is_ranked
 from backend.spark.session.jvm import WORKER_TIME
 from backend.texts import one_line
 from recovery import ROOT
+from recovery.changelog.rejected import with_rows
 from recovery.commit.manifest import Manifest, check_same, query_id
 from recovery.daemon import OPTION
 from recovery.inspect.verify import PROBLEM, SOUND, Finding
@@ -198,7 +199,7 @@ def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: Spa
         except RewindError as error:  # the others are looked at all the same
             yield _wrong(f"shard {shard}", error)
     scratch = Path(tempfile.mkdtemp(prefix="rewind-verify-"))
-    records = {shard: history.record for shard, history in histories.items()}
+    records = {shard: with_rows(history) for shard, history in histories.items()}
     make = shard_maker(checkpoint, job)
     try:
         try:
@@ -209,7 +210,7 @@ def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: Spa
         for shard, history in histories.items():
             where = f"shard {shard}, commit {history.record.commit.name}"
             try:
-                logged = logged_chunks(make(query_id(checkpoint.location), shard), history.record)
+                logged = logged_chunks(make(query_id(checkpoint.location), shard), records[shard])
                 chunks = chain(read_chunks(str(scratch), names.get(shard, [])), logged)
                 restored = restore_shard(history, chunks, job.operator, scratch / f"shard-{shard}")
             except RewindError as error:

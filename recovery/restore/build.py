@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.batch import OFFSET, PARTITION, STREAM, Settling
+from backend.batch import OFFSET, PARTITION, STREAM, Settling, SourcePartition
 from backend.errors import KeyInvalid
 from backend.messages import TIME_BYTES
 from backend.rocks import RocksOptions, RocksStore
@@ -62,22 +62,29 @@ class Restored:
     seconds: float
 
 
-def accepted(messages: pa.Table, record: CommitRecord) -> pa.Table:
-    """Leave out of replayed messages what the commit did not accept: offsets out of range, and the rejected ones.
+def accepting(record: CommitRecord) -> Callable[[pa.Table], pa.Table]:
+    """Return what leaves out of replayed messages those that a commit did not accept: out of range, or rejected.
 
-    What lies below the bounds is left out by `restore_shard`, by key.
+    What lies below the bounds is left out by `restore_shard`, by key. The messages have `_stream`, `_partition` and
+    `_offset`; there may be other offsets of the same source partitions among them.
 
     Args:
-        messages: Has `_stream`, `_partition`, `_offset`; may hold other offsets of the same source partitions.
         record: The commit that is restored.
     """
-    keep = np.zeros(messages.num_rows, bool)
-    stream, partition, offset = (messages[name].to_numpy() for name in (STREAM, PARTITION, OFFSET))
-    for (s, p), (start, end) in replay_ranges(record).items():
-        here = (stream == s) & (partition == p) & (offset >= start) & (offset < end)
-        refused = [at for rs, rp, at in record.rejected if (rs, rp) == (s, p)]
-        keep |= here & ~np.isin(offset, refused) if refused else here
-    return messages if keep.all() else messages.filter(pa.array(keep))
+    rejected: dict[SourcePartition, list[int]] = {}
+    for s, p, at in record.rejected:
+        rejected.setdefault((s, p), []).append(at)
+    ranges = [(key, *ends, np.array(rejected.get(key, []), np.int64)) for key, ends in replay_ranges(record).items()]
+
+    def accepted(messages: pa.Table) -> pa.Table:
+        keep = np.zeros(messages.num_rows, bool)
+        stream, partition, offset = (messages[name].to_numpy() for name in (STREAM, PARTITION, OFFSET))
+        for (s, p), start, end, out in ranges:
+            here = (stream == s) & (partition == p) & (offset >= start) & (offset < end)
+            keep |= here & ~np.isin(offset, out) if len(out) else here
+        return messages if keep.all() else messages.filter(pa.array(keep))
+
+    return accepted
 
 
 def above_bounds(rows: StoreRows, bounds: dict[int, bytes]) -> StoreRows:

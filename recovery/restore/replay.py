@@ -18,6 +18,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +30,7 @@ from backend.spark.pack import frames, packing
 from backend.spark.pack.packing import PackPlan
 from backend.spark.session.settings import apart
 from backend.store.rows import StoreRows
+from recovery.changelog.rejected import with_rows
 from recovery.commit.pointer import Commit, CommitRecord, Pointer, decode
 from recovery.commit.relocation import check_settled
 from recovery.commit.scratch import scratch_directory
@@ -38,7 +40,7 @@ from recovery.failures import damaged_state, losses_named
 from recovery.files import Files, open_files
 from recovery.jobs import ShardJob, snapshots
 from recovery.killpoints import kill_point
-from recovery.restore.build import Restored, above_bounds, accepted, catch_up, restore_shard
+from recovery.restore.build import Restored, above_bounds, accepting, catch_up, restore_shard
 from recovery.restore.open_shard import read_commit_row
 from recovery.restore.planner import replay_ranges
 
@@ -250,19 +252,23 @@ def chunk_writer(
     places = [(field.name, field.type) for field in MESSAGE_FIELDS if field.name != BEFORE]
     needed = [frames.SHARD_IN, *dict(places), *(frames.column_name(one.name) for one in message_fields)]
 
+    accept = {shard: accepting(record) for shard, record in records.items()}
+    # tasks need no second copy of what they leave out
+    bare = {shard: msgspec.structs.replace(record, rejected=[]) for shard, record in records.items()}
+
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = open_files(checkpoint)
         for batch in batches:
             good, rows = packing.is_good(batch), batch.select(needed)
             for piece in pieces(rows if pc.all(good).as_py() else rows.filter(good)):
-                for shard, record in records.items():
+                for shard, record in bare.items():
                     here = piece.filter(pc.equal(piece.column(frames.SHARD_IN), shard))
                     columns = [
                         *(here.column(name).cast(kind) for name, kind in places),
                         pa.array(np.full(here.num_rows, NO_TIME, dtype=np.int64)),
                         *(here.column(frames.column_name(one.name)).cast(one.type) for one in message_fields),
                     ]
-                    mine = accepted(pa.Table.from_arrays(columns, schema=schema), record)
+                    mine = accept[shard](pa.Table.from_arrays(columns, schema=schema))
                     if mine.num_rows:
                         yield _chunk(files, operator, mine, record, f"{run}/{shard}")
                         kill_point("during_replay", record.commit.version)
@@ -304,7 +310,7 @@ def build_snapshot(
     kill_point("restore_changelog", commit.version)
     history = job.changelog.read(job.shard, commit)
     with scratch_directory(job.local_dir / job.query_id, "restore") as scratch:
-        chunks = chain(read_chunks(checkpoint, names), logged_chunks(job, history.record, start))
+        chunks = chain(read_chunks(checkpoint, names), logged_chunks(job, with_rows(history), start))
         if start is None:
             restored = restore_shard(history, chunks, job.operator, scratch / "db")
         else:
@@ -345,8 +351,9 @@ def logged_chunks(job: ShardJob, record: CommitRecord, above: Commit | None = No
     """
     if job.message_log is None:
         return
+    accept = accepting(record)
     for messages in job.message_log.messages(record, above):
-        for batch in accepted(messages, record).combine_chunks().to_batches():
+        for batch in accept(messages).combine_chunks().to_batches():
             for piece in pieces(batch):
                 rows = job.operator.replay_rows(pa.Table.from_batches([piece]))
                 yield above_bounds(rows, record.bounds)

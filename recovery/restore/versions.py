@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from backend.batch import SourcePartition
 from backend.errors import ChangelogDamaged, HistoryLost, RewindError
 from recovery.changelog import Changelog
+from recovery.changelog.rejected import with_rows
 from recovery.commit.pointer import Commit, CommitRecord, Pointer
 from recovery.restore.planner import missing_offsets, replay_ranges
 
@@ -36,7 +37,7 @@ def committed_record(changelog: Changelog, pointer: Pointer, shards: Iterable[in
         ChangelogDamaged: It is damaged.
     """
     try:
-        return changelog.read(pointer.shard, pointer.commit).record
+        return with_rows(changelog.read(pointer.shard, pointer.commit))
     except ChangelogDamaged as error:
         entries = changelog.entries(pointer.shard)
         if not entries or min(entry.commit.version for entry in entries) <= pointer.commit.version:

@@ -376,7 +376,8 @@ class RewindQuery:
             log.warning("Spark's query could not be stopped: %s", error)
             self._error = self._error or error
         try:
-            self._plan.beside.join(self._end_restores if self._stopping.is_set() else None)
+            ended = self._stopping.is_set() or self._error is not None  # nobody waits for what is restored beside it
+            self._plan.beside.join(self._end_restores if ended else None)
             self._end_copies()
         finally:
             if self._plan.lease is not None:

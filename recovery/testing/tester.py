@@ -58,10 +58,11 @@ from backend.windows.definitions import Duration, duration_ms
 from backend.windows.micro_batch import error_rows
 from recovery.attempt import Done, positions_of, run_attempt
 from recovery.changelog import Changelog, FileChangelog
+from recovery.changelog.rejected import with_rows
 from recovery.commit.pointer import Pointer, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob
-from recovery.restore.build import Restored, above_bounds, accepted, restore_shard
+from recovery.restore.build import Restored, above_bounds, accepting, restore_shard
 from recovery.share import ShardInput
 
 QUERY_ID = "tester"
@@ -280,7 +281,7 @@ class OperatorTester:
             if one.verdict != PASSED or not MIN_EVENT_TIME <= one.row[TIME] <= MAX_EVENT_TIME
         ]
         everything = {key: (0, len(again)) for key, again in sent.items()}
-        messages = accepted(self._table(sent, everything, {}, out_of_range), history.record)
+        messages = accepting(with_rows(history))(self._table(sent, everything, {}, out_of_range))
         chunks = []
         if messages.num_rows:
             chunks.append(above_bounds(self.operator.replay_rows(messages), history.record.bounds))

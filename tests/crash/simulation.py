@@ -44,6 +44,7 @@ from backend.windows.operator import WindowOperator
 from recovery import attempt, killpoints
 from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog.file import FileChangelog
+from recovery.changelog.rejected import with_rows
 from recovery.commit.pointer import Pointer, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob, snapshots
@@ -79,6 +80,7 @@ RARE = (
     "staged file damaged",
     "restored",
     "restored with messages replayed",
+    "restored with offsets left out that stand in rows",
     "caught up from an older copy",
     "died in a restore",
     "base written",
@@ -456,7 +458,10 @@ class World(Faults):
         if pointer is None:
             self.note("rolled back to nothing", why)
             return True
-        record = job.changelog.read(shard, pointer.commit).record
+        history = job.changelog.read(shard, pointer.commit)
+        record = with_rows(history)
+        if len(record.rejected) > len(history.record.rejected):
+            self.note("restored with offsets left out that stand in rows", len(record.rejected))
         if not self._catch_up(job, pointer, why):
             names = self._chunks(shard, record)
             replay.build_snapshot(job, pointer.commit, self.checkpoint, names)
@@ -558,7 +563,7 @@ class World(Faults):
                     store, row = opened.store, opened.row
                     assert row is not None
                     assert row.commit == pointer.commit
-                    rows = store.scan(bytes([Region.MESSAGES]), None)
+                    rows = (one for one in store.scan(bytes([Region.MESSAGES]), None) if one[0][0] != Region.REJECTED)
                     found = {key: value for key, value in rows if key >= row.bounds.get(key[0], b"")}
                     store.close()
                     return found

@@ -18,16 +18,21 @@ import pyarrow as pa
 import pytest
 
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
-from backend.errors import StateAhead, StateCorrupted, StateUnavailable, StoreLocked
+from backend.errors import StateAhead, StateCorrupted, StateUnavailable, StoreLocked, UnknownFormat
 from backend.rocks import RocksStore
-from backend.store.protocol import LOGGED_FROM, Changes, Region, Staged
+from backend.store.memory import MemoryStore
+from backend.store.protocol import LOGGED_FROM, Changes, Region, Staged, region_range
+from backend.store.workspace import Workspace
 from recovery.attempt import ShardInput, run_attempt
-from recovery.changelog import open_changelog
+from recovery.changelog import open_changelog, rejected
 from recovery.changelog.file import _GROWN, FileChangelog
+from recovery.changelog.protocol import History
 from recovery.changelog.records import Kind
-from recovery.commit.pointer import decode, encode
+from recovery.changelog.rejected import with_rows
+from recovery.commit.pointer import Commit, CommitRecord, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob, next_incarnation
+from recovery.restore.build import accepting
 from recovery.restore.open_shard import RECLAIM_EVERY, OpenShard, read_commit_row
 from recovery.restore.probe import unusable
 from recovery.restore.tries import moves
@@ -469,6 +474,50 @@ def test_a_rejected_offset_is_carried_on_while_a_replay_would_meet_it(job):
     second = run_attempt(job, first, 1, given([3])).pointer
     assert job.changelog.read(0, first.commit).record.rejected == [(0, 0, 1)]
     assert job.changelog.read(0, second.commit).record.rejected == [(0, 0, 1)]
+
+
+def test_what_was_rejected_is_written_once_however_much_it_comes_to(job):
+    """A clock that is wrong for months must not make each commit larger, and a replay still leaves out all of it."""
+    pointer, lengths, wrong = None, list[float](), list[int]()
+    for version in range(60):
+        begin = 200 * version
+        ahead = list(range(begin + 1, begin + 200, 2))
+        wrong += ahead
+
+        def read(before, own=begin, ahead=ahead):
+            return replace(given([own, own + 198])(before), in_future=tuple((0, 0, offset) for offset in ahead))
+
+        done = run_attempt(job, pointer, version, read)
+        pointer = done.pointer
+        lengths.append(done.metrics["logged_bytes"])
+    history = job.changelog.read(0, pointer.commit)
+    assert len(history.record.rejected) <= rejected.MOST
+    assert with_rows(history).rejected == [(0, 0, offset) for offset in wrong]
+    assert max(lengths[20:]) < 1.5 * max(lengths[:20]), "the first ones were as long"
+    offsets = pa.array(range(0, 12_000))
+    nothing = pa.array([0] * 12_000)
+    table = pa.table({"_stream": nothing, "_partition": nothing, "_offset": offsets})
+    assert accepting(with_rows(history))(table)["_offset"].to_pylist() == [*range(0, 11_999, 2)]
+
+
+def test_rows_of_rejected_offsets_go_when_no_replay_reaches_them(monkeypatch):
+    monkeypatch.setattr(rejected, "MOST", 2)
+    work, from_zero = Workspace(MemoryStore()), {(0, 0): 0, (1, 5): 0}
+    named = [(0, 0, 2), (0, 0, 70_000), (0, 0, 3), (1, 5, 9)]
+    assert rejected.carry(work, named, [], from_zero, 1) == []
+    assert rejected.carry(work, [(0, 0, 70_001), (1, 5, 10), (0, 0, 70_002)], [(1, 5, 10)], from_zero, 2) == [
+        (0, 0, 70_001), (0, 0, 70_002), (1, 5, 10),
+    ], "two are not too many; what the operator gives comes again by itself"  # fmt: skip
+    later = {(0, 0): 70_001}
+    assert rejected.carry(work, [(0, 0, 70_001), (0, 0, 70_004), (0, 0, 70_002)], [], later, 3) == []
+    rows = work.scan_arrays(*region_range(Region.REJECTED))
+    columns = [pa.array(column, pa.large_binary()) for column in rows]
+    record = CommitRecord(0, Commit(3, "0" * 32), None, 0, [], {}, rejected=[(0, 0, 70_009)])
+    found = with_rows(History(record, *columns, 0)).rejected
+    assert found == [(0, 0, 70_001), (0, 0, 70_002), (0, 0, 70_004), (0, 0, 70_009)]
+    columns[1] = pa.array([b"\x07" + value[1:] for value in rows[1]], pa.large_binary())
+    with pytest.raises(UnknownFormat, match="format 07"):
+        with_rows(History(record, *columns, 0))
 
 
 def test_the_pointer_is_small_and_comes_back_equal(job):

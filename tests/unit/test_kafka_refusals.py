@@ -16,6 +16,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, admin
 
+from backend import kafka
 from backend.errors import (
     AccessRefused,
     ChangelogUnavailable,
@@ -35,6 +36,7 @@ from backend.sources.kafka_fetch import fetch
 from backend.sources.kafka_watch import check_end
 from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.changelog.kafka.reader import PartitionReader
+from recovery.changelog.kafka.topic import REQUIRED, partitions_of
 from recovery.changelog.kafka.writer import PartitionWriter
 from tests.unit.test_kafka_fetch import Message
 
@@ -301,7 +303,7 @@ def test_a_changelog_remembers_records_of_one_shard_at_a_time(monkeypatch: pytes
 
 
 def test_a_changelogs_topic_that_is_not_there_is_made_by_the_next_start(cluster: Callable[..., Script]) -> None:
-    cluster(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    cluster(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 100)
     assert KafkaChangelog(SETTINGS, "t").check(1, new=True) is None
 
 
@@ -405,10 +407,42 @@ def test_a_deleted_topic_is_given_time_in_a_query_that_knew_it(
     assert asking.offsets(SETTINGS, ["t"], committed_only=False, known=known) == {("t", 0): (5, 5)}
 
 
+def test_a_topic_of_a_query_that_has_run_is_given_time_by_all_that_ask_for_it(
+    cluster: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a restart, where it is read again, and where it is the changelog's or a sink's: none takes it for missing."""
+    monkeypatch.setattr(asking, "NEW_TOPIC_S", -1.0)
+    monkeypatch.setattr("backend.sinks.kafka.commits.create_topic", None)
+    known = kafka("t", servers=SETTINGS, value="x long").pinned({"t": asking.TopicIdentity(f"{10:032x}", 1)})
+    unknown = [KafkaError.UNKNOWN_TOPIC_OR_PART] * 3
+    cluster(*unknown)
+    assert known.identities()["t"].partitions == 1
+    cluster(*unknown)
+    prepare(SETTINGS, "t", known=True)
+    for name, value in {**REQUIRED, "max.message.bytes": "1000000000"}.items():
+        monkeypatch.setitem(SETTING, name, SimpleNamespace(value=value))
+    cluster(*unknown)
+    known.check_replayable()
+    cluster(*unknown)
+    assert partitions_of(SETTINGS, "t", 1, unknown_s=0.1) == 1
+    cluster(*unknown)
+    assert KafkaChangelog(SETTINGS, "t")._known_partitions() == 1
+
+
+def test_a_changelogs_topic_that_is_gone_is_waited_for_once(cluster: Callable[..., Script]) -> None:
+    log = KafkaChangelog(SETTINGS, "t")
+    script = cluster(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 1_000_000)
+    log._unknown_s = 0.1
+    assert log._known_partitions() == 0
+    before = script.asked
+    assert log._known_partitions() == 0
+    assert script.asked <= before + 2
+
+
 def test_a_compacted_topic_is_refused_also_beside_one_that_may_not_be_asked_about(monkeypatch, caplog):
     denied = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "no"))
 
-    def configuration(_: Any, topic: str, __: float) -> dict[str, str]:
+    def configuration(_: Any, topic: str, **__: float) -> dict[str, str]:
         if topic == "a-private":
             raise denied
         return {"cleanup.policy": "compact" if topic == "b-compacted" else "delete"}

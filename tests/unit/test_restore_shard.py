@@ -20,7 +20,7 @@ from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from recovery.changelog import FileChangelog, History
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
-from recovery.restore.build import accepted, catch_up, restore_shard
+from recovery.restore.build import accepting, catch_up, restore_shard
 from recovery.restore.prove import Tally, check_messages, pages
 
 WINDOW = 10
@@ -356,7 +356,7 @@ def test_rejected_and_foreign_offsets_are_left_out() -> None:
             "_offset": pa.array([at[2] for at in offsets], pa.int64()),
         }
     )
-    left = [tuple(row.values()) for row in accepted(table, record).to_pylist()]
+    left = [tuple(row.values()) for row in accepting(record)(table).to_pylist()]
     assert left == [(0, 0, 47), (0, 0, 49), (0, 1, 3), (0, 1, 4)]
 
 

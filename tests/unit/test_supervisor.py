@@ -23,6 +23,7 @@ from backend.errors import (
     ChangelogUnavailable,
     CheckpointTaken,
     HistoryLost,
+    ManifestMismatch,
     RestoreFailed,
     RewindError,
     SinkUnavailable,
@@ -35,7 +36,9 @@ from backend.errors import (
 )
 from backend.sinks.tables import merge_metrics, summary
 from backend.spark import start
+from backend.spark.pack.routing import grouping_values
 from recovery import failures
+from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.pointer import Commit, Pointer, RestoringPointer, encode
 from recovery.failures import Kind, Link, QueryFailed, java_chain, read
 from recovery.listener import LoggingListener
@@ -45,6 +48,7 @@ from recovery.supervise import patience, supervisor
 from recovery.supervise.beside import Beside
 from recovery.supervise.housekeeping import Housekeeping
 from recovery.supervise.supervisor import Progress, QueryPlan, RewindQuery
+from tests.support.quick_java import PATIENCE_S
 
 SPARK = "org.apache.spark.SparkException"
 LATE = QueryFailed(
@@ -440,7 +444,16 @@ def test_what_only_calls_itself_kafkas_is_not_kafkas(monkeypatch) -> None:
     assert read(QueryFailed("", links)).kind is Kind.FINAL
 
 
-@pytest.mark.parametrize("error", [SourceUnavailable("away"), SinkUnavailable("away"), ChangelogUnavailable("away")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        SourceUnavailable("away"),
+        SinkUnavailable("away"),
+        ChangelogUnavailable("away"),
+        StorageFailed("away"),
+        QueryFailed("away", (Link("java.io.IOException", "away", io=True),)),
+    ],
+)
 def test_the_start_of_a_query_that_has_run_waits_and_holds_nothing_meanwhile(monkeypatch, caplog, error) -> None:
     taken: list[str] = []
     tries = iter([error, error, None])
@@ -467,7 +480,10 @@ def test_the_start_of_a_query_that_has_run_waits_and_holds_nothing_meanwhile(mon
     assert start.start(nothing, nothing, "checkpoint", nothing, options) == "plan"
     assert taken[:4] == ["taken", "given back"] * 2
     assert taken[4:6] == ["taken", "runs"]
-    assert caplog.text.count("the query does not start: away;") == 2
+    assert caplog.text.count("the query does not start: ") == 2
+    tries = iter([ValueError("away: a wrong option")])
+    with pytest.raises(ValueError, match="a wrong option"):
+        start.start(nothing, nothing, "checkpoint", nothing, options)
     tries = iter([error])
     monkeypatch.setattr(start, "_spark_has_committed", lambda _: False)
     with pytest.raises(type(error), match="away"):
@@ -480,6 +496,24 @@ def test_the_start_of_a_query_that_has_run_waits_and_holds_nothing_meanwhile(mon
 def test_a_relative_local_dir_means_what_it_meant_when_it_was_given(given, used, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     assert str(start._local_dir(start.StartOptions(local_dir=given))) == used.format(here=tmp_path)
+
+
+def test_a_changed_job_is_refused_before_its_changelog_and_sources_are_asked(monkeypatch, tmp_path) -> None:
+    """With another number of shards than a Kafka changelog has partitions, none are to be added to it."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ValueError("changelog: the topic 'log' has 4 partitions; 8 are needed")
+
+    monkeypatch.setattr(start, "open_changelog", lambda *_: SimpleNamespace(check=refuse))
+    monkeypatch.setattr(start, "_begin_sink", lambda *_: None)
+    monkeypatch.setattr(start, "queue_limit", lambda *_: None)
+    entries = {"query": "q", "changelog": "kafka://h:1/log", "topics": {}}
+    stored = Manifest(4, grouping_values(4), entries)
+    write_manifest(str(tmp_path), stored)
+    job = SimpleNamespace(shards=8, grouping=grouping_values(8), operator=None, check_sources=refuse)
+    options, nothing = start.StartOptions(shards=8, changelog="kafka://h:1/log"), cast(Any, None)
+    with pytest.raises(ManifestMismatch, match="shards: was 4, is 8"):
+        start._open(nothing, str(tmp_path), nothing, options, cast(Any, job), entries, stored, True, nothing)
 
 
 def test_the_start_of_a_query_is_given_up_after_its_patience_by_name(monkeypatch) -> None:
@@ -988,17 +1022,17 @@ def test_the_end_of_a_restore_beside_the_query_is_waited_for() -> None:
 
 
 class FailingLater(Busy):
-    """Fails by what passes once a restore runs beside it."""
+    """Fails, by what passes unless told otherwise, once a restore runs beside it."""
 
-    def __init__(self, going: threading.Event) -> None:
-        self._going = going
+    def __init__(self, going: threading.Event, error: Exception = LATE) -> None:
+        self._going, self._error = going, error
 
     @property
     def isActive(self) -> bool:  # type: ignore[override]
         return not self._going.is_set()
 
     def exception(self) -> Exception | None:
-        return LATE
+        return self._error
 
     def stop(self) -> None:
         """It has ended."""
@@ -1031,6 +1065,29 @@ def test_a_stop_ends_the_restore_that_runs(where: str) -> None:
     query.stop()
     assert not query.is_active
     assert (asked[:2], raised, query.exception) == ([True, True], [], None)
+
+
+def test_what_ends_the_query_ends_the_restore_beside_it() -> None:
+    """Nobody waits for it any more: whoever waits for the query is told, and the lease is given back."""
+    going, ended = threading.Event(), threading.Event()
+
+    def restore(*_: object) -> Any:
+        going.set()
+        ended.wait(PATIENCE_S)
+        raise RuntimeError("Job 7 cancelled part of cancelled job group")
+
+    queries: list[Any] = [FailingLater(going, UserCodeFailed("a function raised"))]
+    query = RewindQuery(
+        one_shard(
+            start_query=lambda publish: queries.pop(0),
+            end_restores=ended.set,
+            beside=Beside(restore, 100, 10, {0: queueing()}),
+        )
+    )
+    with pytest.raises(UserCodeFailed, match="a function raised"):
+        query.await_termination(PATIENCE_S)
+    assert ended.is_set()
+    assert not query.is_active
 
 
 class Leased:

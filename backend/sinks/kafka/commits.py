@@ -80,8 +80,13 @@ def decode(data: bytes | None, where: str) -> Published:
     )
 
 
-def prepare(settings: KafkaSettings, topic: str) -> None:
+def prepare(settings: KafkaSettings, topic: str, *, known: bool = False) -> None:
     """Make the commit topic where it does not exist, or check it.
+
+    Args:
+        settings: The cluster.
+        topic: Its name.
+        known: It was there: a broker that does not know it may have just come up.
 
     Raises:
         ValueError: It is there with other settings.
@@ -91,7 +96,8 @@ def prepare(settings: KafkaSettings, topic: str) -> None:
 
     client = admin_client(settings)
     try:
-        if not is_there(client, topic, TIMEOUT_S):  # who may not create topics finds one made for it
+        # who may not create topics finds one made for it
+        if not is_there(client, topic, TIMEOUT_S, unknown_s=SETTLE_S if known else 0):
             create_topic(client, topic, 1, SETTINGS, timeout_s=TIMEOUT_S)
         policy = configuration(client, topic, timeout_s=TIMEOUT_S)["cleanup.policy"]
     except (KafkaException, TimeoutError) as error:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from backend.boundary import crossing
+from backend.kafka_client.admin import NEW_TOPIC_S
 from backend.kafka_client.settings import KafkaSettings, check_topic
 from backend.kafka_client.settling import SETTLE_S
 from backend.sinks.kafka.commits import prepare
@@ -178,10 +179,11 @@ class KafkaSink(Sealing):
             AccessRefused: The cluster refuses the credentials or their rights.
             ValueError: The commit topic is there with other settings, or a topic takes less than a row needs.
         """
-        outputs = look(self._settings, tuple(self._topics.values()))
-        if self._planned < 0:
+        ran = self._planned >= 0
+        outputs = look(self._settings, tuple(self._topics.values()), settle_s=SETTLE_S if ran else NEW_TOPIC_S)
+        if not ran:
             check_purpose(self._settings, self._topics)
-        prepare(self._settings, self._commits)
+        prepare(self._settings, self._commits, known=ran)
         self._query = query
         self._writer.open(query, outputs, planned=self._planned)
 

@@ -21,7 +21,7 @@ from backend.errors import ChangelogDamaged, ChangelogUnavailable, RewindError, 
 from backend.kafka_client.admin import admin_client, offsets
 from backend.kafka_client.refusals import answer
 from backend.kafka_client.settings import KafkaSettings
-from backend.kafka_client.settling import while_it_settles
+from backend.kafka_client.settling import SETTLE_S, while_it_settles
 from backend.store.protocol import Changes
 from recovery.changelog.chunks import Assembler, ChunkKey, Stored, decode_key, is_claim, owner_in
 from recovery.changelog.file import MAX_DELTAS, MIN_BASE_BYTES
@@ -90,6 +90,7 @@ class KafkaChangelog:
         self._reader: PartitionReader | None = None
         self._indexes: dict[int, ShardIndex] = {}
         self._lineages: dict[int, Lineage] = {}
+        self._unknown_s = SETTLE_S
 
     def __reduce__(self) -> tuple[Any, ...]:
         bounds = (self._max_deltas, self._min_base_bytes, self._cache_bytes)
@@ -103,7 +104,7 @@ class KafkaChangelog:
         self._is_there(shards, new=new)
 
     def _is_there(self, shards: int, *, new: bool) -> bool:
-        if partitions_of(self._settings, self._topic, shards) is None:
+        if partitions_of(self._settings, self._topic, shards, unknown_s=0 if new else SETTLE_S) is None:
             return False
         with self._guard:
             owner, records = self._found_owner(shards)
@@ -132,7 +133,7 @@ class KafkaChangelog:
         In a topic that was made again since, the lineage goes on where it had come to: something else is there.
         """
         with self._guard:
-            if whole and shard >= (partitions_of(self._settings, self._topic, 0) or 0):
+            if whole and shard >= self._known_partitions():
                 return f"there is no partition {self._topic}-{shard}"
             reader = self._partitions()
             low, high = reader.watermarks(shard)
@@ -157,6 +158,12 @@ class KafkaChangelog:
             except (ChangelogDamaged, UnknownFormat) as error:
                 return f"{self._topic}-{shard} holds offsets {low} to {high - 1}: {error.what}, {error.where}"
             return ""
+
+    def _known_partitions(self) -> int:
+        """Return how many partitions the topic has: 0 where it is not there, which is waited for once."""
+        found = partitions_of(self._settings, self._topic, 0, unknown_s=self._unknown_s)
+        self._unknown_s = SETTLE_S if found is not None else 0.0
+        return found or 0
 
     def append(self, record: CommitRecord, changes: Changes) -> Logged:
         """Append a commit's delta in a transaction of its own; acknowledged by all in-sync replicas on return.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from backend.errors import ChangelogUnavailable, RewindError
 from backend.kafka_client import admin
-from backend.kafka_client.refusals import named
+from backend.kafka_client.refusals import missing, named
+from backend.kafka_client.settling import while_it_settles
 from recovery.changelog.chunks import CHUNK_BYTES, claim_key
 
 if TYPE_CHECKING:
@@ -44,26 +45,27 @@ def create_topic(settings: KafkaSettings, topic: str, shards: int, replication: 
         raise unavailable(settings, topic, error) from None
 
 
-def partitions_of(settings: KafkaSettings, topic: str, shards: int) -> int | None:
+def partitions_of(settings: KafkaSettings, topic: str, shards: int, *, unknown_s: float) -> int | None:
     """Check the settings of a topic that is there and give its number of partitions; None where there is none.
 
     Args:
         settings: The cluster.
         topic: Its name.
         shards: How many partitions it must have at least.
+        unknown_s: How long it may not be known to the broker that is asked, and be there all the same.
 
     Raises:
         ValueError: The topic is there with other settings, or with fewer partitions.
         ChangelogUnavailable: The cluster does not answer or refuses.
     """
-    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka import KafkaException
 
     client = admin.admin_client(settings)
     try:
-        about = admin.described(client, [topic], TIMEOUT_S)[topic]
+        about = while_it_settles(lambda: admin.described(client, [topic], TIMEOUT_S)[topic], unknown_s=unknown_s)
         config = admin.configuration(client, topic, timeout_s=TIMEOUT_S)
     except (KafkaException, TimeoutError) as error:
-        if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        if isinstance(error, KafkaException) and error.args[0].code() in missing():
             return None
         raise unavailable(settings, topic, error) from None
     wrong = {name: config[name] for name, wanted in REQUIRED.items() if config[name] != wanted}
