@@ -15,7 +15,7 @@ FIRST = int(os.environ.get("SIMULATION_FIRST", "0"))
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.changelog.rejected.MOST", 2)
+    monkeypatch.setattr("recovery.changelog.rejected.MOST", 0)
 
 
 @pytest.mark.long
