@@ -22,15 +22,23 @@ def real_place(location: str | os.PathLike[str]) -> str:
     >>> real_place("s3a://bucket/x/../w/"), real_place("file:///nowhere//w/.")
     ('s3://bucket/w', '/nowhere/w')
     """
-    text = os.fspath(location)
-    if text.startswith("file:"):
-        text = "/" + text[len("file:") :].lstrip("/")
+    text = plain_path(location)
     scheme, found, rest = text.partition("://")
     if not found:
         return os.path.realpath(text)
     host, _, path = rest.partition("/")
     plain = posixpath.normpath(f"/{path}").lstrip("/")
     return f"{_SAME.get(scheme, scheme)}://{host}" + (f"/{plain}" if plain else "")
+
+
+def plain_path(location: str | os.PathLike[str]) -> str:
+    """Return a location as text, one with `file:` as the path that it is; nothing in that is escaped.
+
+    >>> plain_path("file:///data/run#1"), plain_path("file:/data"), plain_path("file://data/out"), plain_path("s3://b")
+    ('/data/run#1', '/data', '/data/out', 's3://b')
+    """
+    text = os.fspath(location)
+    return "/" + text[len("file:") :].lstrip("/") if text.startswith("file:") else text
 
 
 def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:

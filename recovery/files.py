@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 import msgspec
 
 from backend.errors import UNDECODABLE, UnknownFormat
+from backend.places import plain_path
 from backend.store.staging import sync
 from backend.store.storage import reached, storage, storage_failed
 
@@ -102,8 +103,7 @@ def open_files(uri: str | os.PathLike[str]) -> Files:
     if not text:  # a variable that is not set: never the current directory
         raise ValueError("location '': must be a path or URI")
     check_location(text)
-    if text.startswith("file:"):
-        text = "/" + text[len("file:") :].lstrip("/")
+    text = plain_path(text)
     if "://" not in text:
         path = Path(text)
         there = next((at for at in (path, *path.parents) if at.exists()), path)

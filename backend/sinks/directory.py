@@ -6,6 +6,8 @@ Layout::
     <root>/_rewind/owner.json                                 {"format": 1, "query": id, "holds": "results"}
     <root>/_rewind/attempt-<uuid of the run>-<version>/       tasks write here
     <root>/_rewind/ready-<version>-<uuid>/                    only the files of the attempts that count; then renamed
+    <root>/_rewind/old-<version>-<uuid>/                      what a replacement moved away, until the new one is there
+    <root>/_rewind/stale.json                                 {"format": 1, "versions": {version: digest of file names}}
 
 Names that begin with `_` are invisible to Spark and to `pyarrow.dataset`. Tasks never learn the name of the ready
 directory, so a task that Spark has given up cannot add to what is published.
@@ -14,6 +16,9 @@ What a reader can see: a whole micro-batch or none of it, never a part. Where th
 `renameat2(RENAME_EXCHANGE)` (Linux, most local filesystems), a replacement is one step; elsewhere the old directory is
 renamed away first and for a moment the micro-batch is absent. A micro-batch is replaced only while Spark has not
 committed it, that is at most once per crash. A reader that has listed files of a replaced directory may find them gone.
+
+`stale.json` names micro-batches of a history that was taken back: they were out when a query started on a checkpoint
+that had not planned them. A start notes them before Spark plans anything, so it is known until each was replaced.
 """
 
 from __future__ import annotations
@@ -29,16 +34,26 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 
 from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
 from backend.store.staging import sync
 from backend.store.storage import storage
+from recovery.files import LocalFiles, read_struct
 
 FORMAT = 1
 _PRIVATE = "_rewind"
 _OWNER = "owner.json"
+_STALE = "stale.json"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+
+class Stale(msgspec.Struct, frozen=True):
+    """The file `stale.json`: a digest of the names of each version's files."""
+
+    versions: dict[int, str]
+    format: int = FORMAT
 
 
 class VersionedDirectory:
@@ -52,6 +67,7 @@ class VersionedDirectory:
     def __init__(self, root: str | Path, holds: str = "results") -> None:
         self.root = Path(root)
         self.holds = holds
+        self._stale: dict[int, str] = {}
 
     def published(self) -> list[int]:
         """Give the versions that readers see, in order."""
@@ -62,16 +78,28 @@ class VersionedDirectory:
         """Give where a version is published."""
         return self.root / f"batch={version}"
 
-    def open(self, query: str) -> None:
+    def open(self, query: str, planned: int | None = None) -> None:
         """Take the directory for a query, once, and remove what crashed attempts left.
+
+        Args:
+            query: The query's id.
+            planned: Newest micro-batch that its checkpoint has planned; what is out of later ones is stale from here
+                on. None: that is not known, and nothing is.
 
         Raises:
             ManifestMismatch: It is another query's, or holds its other output.
             StateCorrupted: The file that says whose it is cannot be read.
             StorageFailed: The filesystem refused.
+            UnknownFormat: Another release noted what is stale.
         """
         with storage(str(self.root)):
             self._open(query)
+            if planned is not None:
+                self._note_stale(planned)
+
+    def is_stale(self, version: int) -> bool:
+        """Check whether what is out of a version is of a history that the checkpoint does not know any more."""
+        return version in self._stale and self._stale[version] == self._names(version)
 
     def _open(self, query: str) -> None:
         private = self.root / _PRIVATE
@@ -105,8 +133,44 @@ class VersionedDirectory:
             _write_synced(part, msgspec.json.encode({"format": FORMAT, "query": query, "holds": self.holds}))
             part.replace(owner)
             sync(private)
+        self._put_back(private)
         for left in [*private.glob("attempt-*"), *private.glob("ready-*"), *private.glob("old-*")]:
             shutil.rmtree(left, ignore_errors=True)
+
+    def _put_back(self, private: Path) -> None:
+        """Put back what a replacement had moved away when it died; a withdrawal has nothing ready to come instead."""
+        for old in private.glob("old-*-*"):
+            version = old.name.split("-")[1]
+            target = self.root / f"batch={version}"
+            if any(private.glob(f"ready-{version}-*")) and not target.exists():
+                old.rename(target)
+                sync(self.root)
+
+    def _note_stale(self, planned: int) -> None:
+        """Note what is stale; one that was planned since, and not committed, may not have been replaced yet."""
+        files = LocalFiles(self.root / _PRIVATE)
+        known = read_struct(
+            files,
+            _STALE,
+            Stale,
+            FORMAT,
+            what="the note of micro-batches that were taken back cannot be read",
+            command="install the release that wrote it; or delete the file: then one of them may be compared with what"
+            " takes its place",
+        )
+        before = known.versions if known is not None else {}
+        out = [version for version in self.published() if version >= planned]
+        names = {version: self._names(version) for version in out}
+        self._stale = {at: name for at, name in names.items() if at > planned or before.get(at) == name}
+        if self._stale and self._stale != before:
+            files.write(_STALE, [msgspec.json.encode(Stale(self._stale))])
+        elif before and not self._stale:
+            files.delete([_STALE])
+
+    def _names(self, version: int) -> str:
+        """Digest the names of a version's files: each has an id of its own."""
+        names = sorted(path.name for path in self.path(version).glob("*.parquet"))
+        return xxhash.xxh3_64_hexdigest("\n".join(names).encode())
 
     def is_of(self, query: str) -> bool:
         """Check whether the directory holds this output of a query, under whatever path; touches nothing."""
@@ -213,7 +277,11 @@ def _replace(source: Path, target: Path, aside: Path) -> None:
         source.rename(target)
     elif not _exchange(source, target):
         target.rename(aside)
-        source.rename(target)
+        try:
+            source.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
 
 
 def _exchange(one: Path, other: Path) -> bool:

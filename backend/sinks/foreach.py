@@ -3,7 +3,8 @@
 `BatchSink` gives DataFrames of what the tasks wrote to the outbox (`backend.sinks.outbox`): nothing passes through the
 driver, and any number of actions run the operator once. What the function is given is noted beside the checkpoint
 before it is called, `<outbox>/given.json` (format 1: `{"format": 1, "version": n, "results": [rows, digest], "errors":
-[rows, digest]}`): it is called again with the same rows after a crash, and with others never (`OutputDiffers`).
+[rows, digest]}`): it is called again with the same rows after a crash, and with others never (`OutputDiffers`). A start
+deletes the note of a micro-batch that its checkpoint has not planned: that was taken back.
 
 `ForeachSink` gives Arrow tables: all rows of a micro-batch pass through the driver's memory. The function is called at
 least once per micro-batch: again with the same version after a crash before Spark's commit, and with the same rows
@@ -138,6 +139,12 @@ class BatchSink(OutboxSink):
                         f"foreach_batch: column {field.name!r}: Spark reads no {field.type} from files; cast it"
                     )
 
+    def open(self, query: str) -> None:
+        """Clear what a crash left, and forget what was given of a history that was taken back; durable on return."""
+        super().open(query)
+        if self._planned is not None and (before := self._given()) is not None and before.version > self._planned:
+            self._box.files.delete([GIVEN])
+
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Write to the outbox with one action, then call the function.
 
@@ -172,11 +179,7 @@ class BatchSink(OutboxSink):
     def _is_due(self, now: Given) -> bool:
         """Return whether the function is to be called, and note what it is given; durable on return."""
         before = self._given()
-        again = before is not None and before.version == now.version
-        if again and self._planned is not None and now.version > self._planned:
-            again = False  # the checkpoint went back: it is another micro-batch of that number
-        self._planned = max(self._planned, now.version) if self._planned is not None else None
-        if again and before is not None:
+        if before is not None and before.version == now.version:
             for kind in KINDS:
                 known, made = getattr(before, kind), getattr(now, kind)
                 if not check_whole(kind, known, made, version=now.version, where=self._where, accept=self._accept):

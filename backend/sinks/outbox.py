@@ -92,10 +92,10 @@ class Outbox(Sealing):
         for folder in self.files.folders():
             self.files.delete_folder(folder)
 
-    def writing(self) -> Writing:
-        """Give what the operator's tasks call, from here on until it is called again."""
+    def writing(self, *, dated: bool = True) -> Writing:
+        """Give what the operator's tasks call, from here on until it is called again; `dated` as in `write_frames`."""
         self._run = uuid.uuid4().hex
-        return Writing(partial(write_outbox, uri=self.files.uri, run=self._run), REPORT_DDL)
+        return Writing(partial(write_outbox, uri=self.files.uri, run=self._run, dated=dated), REPORT_DDL)
 
     def folder(self, version: int) -> str:
         """Make the directory for the tasks of one attempt and give its name; a run makes a version once."""
@@ -199,7 +199,7 @@ def folder_of(run: str, version: int) -> str:
     return f"{run}-{version}"
 
 
-def write_outbox(frames: pa.RecordBatch, version: int, *, uri: str, run: str) -> pa.RecordBatch:
+def write_outbox(frames: pa.RecordBatch, version: int, *, uri: str, run: str, dated: bool = True) -> pa.RecordBatch:
     """Write what one shard made into a folder of the outbox; gives one row that reports it. Runs in a task.
 
     Args:
@@ -207,13 +207,14 @@ def write_outbox(frames: pa.RecordBatch, version: int, *, uri: str, run: str) ->
         version: What every frame must say.
         uri: The outbox.
         run: Which run of the query it is.
+        dated: As in `write_frames`.
     """
     files, folder = open_files(uri), folder_of(run, version)
     if isinstance(files, LocalFiles):
         place = str(files.root / folder)
-        return write_frames(frames, version, attempts={RESULTS: place, ERRORS: place}, private=True)
+        return write_frames(frames, version, attempts={RESULTS: place, ERRORS: place}, private=True, dated=dated)
     with tempfile.TemporaryDirectory(prefix="rewind-outbox-") as scratch:
-        report = write_frames(frames, version, attempts={RESULTS: scratch, ERRORS: scratch})
+        report = write_frames(frames, version, attempts={RESULTS: scratch, ERRORS: scratch}, dated=dated)
         for path in sorted(Path(scratch).iterdir()):
             files.put(path, f"{folder}/{path.name}", link=False)
         return report

@@ -6,7 +6,8 @@ again.
 
 A file's name says what it holds: `<kind>-<shard>-<rows>-<digest>-<uuid>.parquet`. So a micro-batch that runs again is
 compared with what readers have seen (`backend.sinks.record`) before anything is replaced. Directories of micro-batches
-that the checkpoint does not know when the query starts (it was taken back) are replaced without that.
+that the checkpoint does not know when the query starts (it was taken back) are replaced without that, however many
+starts it takes: they are noted (`VersionedDirectory.is_stale`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backend.places import check_apart
+from backend.places import check_apart, plain_path
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.record import Content, Digest, check_same
 from backend.sinks.sealing import Sealing, Writing, check_run
@@ -38,6 +39,7 @@ from backend.sinks.tables import (
     merge_metrics,
     summary,
     unpack,
+    within_dates,
 )
 from backend.store.storage import storage
 from recovery.killpoints import kill_point
@@ -88,12 +90,12 @@ class ParquetSink(Sealing):
         roots = {RESULTS: _local(results, RESULTS), ERRORS: _local(errors, ERRORS)}
         check_apart([(ERRORS, str(errors)), (RESULTS, str(results))])
         self._directories = {kind: VersionedDirectory(root, kind) for kind, root in roots.items()}
-        self._compared: int | None = None
+        self._planned: int | None = None
         self._run = ""
 
     def resume_from(self, planned: int) -> None:
         """Take note of the newest micro-batch that the checkpoint has planned: later ones cannot run again yet."""
-        self._compared = planned
+        self._planned = planned
 
     def places(self) -> dict[str, str]:
         """Return the directories, by option."""
@@ -106,7 +108,7 @@ class ParquetSink(Sealing):
     def open(self, query: str) -> None:
         """Take both directories for the query; see `backend.sinks.Sink.open`."""
         for directory in self._directories.values():
-            directory.open(query)
+            directory.open(query, self._planned)
 
     def writing(self) -> Writing:
         """Give what the operator's tasks call, from here on until it is called again."""
@@ -155,12 +157,10 @@ class ParquetSink(Sealing):
         ]
 
     def _check(self, version: int, files: dict[str, list[tuple[str, int]]]) -> None:
-        """Compare with what is out under this version, if it can have run before."""
-        if self._compared is not None and version > self._compared:
-            self._compared = version  # from here on it can
-            return
+        """Compare with what is out under this version, unless the checkpoint took that back."""
         paths = {kind: directory.path(version) for kind, directory in self._directories.items()}
-        known = {kind: contents(path.name for path in paths[kind].glob("*.parquet")) for kind in KINDS}
+        compared = [kind for kind in KINDS if not self._directories[kind].is_stale(version)]
+        known = {kind: contents(path.name for path in paths[kind].glob("*.parquet")) for kind in compared}
         check_same(
             {kind: content for kind, content in known.items() if content},
             {kind: contents(name for name, _ in files[kind]) or {} for kind in KINDS},
@@ -178,8 +178,8 @@ class ParquetSink(Sealing):
 class _ShardWriter:
     """The files of one shard in one attempt, open until `close`."""
 
-    def __init__(self, shard: int, version: int, attempts: dict[str, str], *, private: bool) -> None:
-        self.shard, self.version, self.attempts, self._private = shard, version, attempts, private
+    def __init__(self, shard: int, version: int, attempts: dict[str, str], *, private: bool, dated: bool) -> None:
+        self.shard, self.version, self.attempts, self._private, self._dated = shard, version, attempts, private, dated
         self.digests = {kind: Digest() for kind in KINDS}
         self._numbering = Numbering(version, shard)
         self.metrics: list[str | None] = []
@@ -191,7 +191,8 @@ class _ShardWriter:
         made = unpack(data)
         if made.num_rows == 0:
             return
-        table = self._numbering.readable(made, kind, queued_in)
+        shown = within_dates(made) if self._dated and kind == RESULTS else made
+        table = self._numbering.readable(shown, kind, queued_in)
         self.digests[kind].add(made)
         if kind not in self._open:
             path = Path(self.attempts[kind], f"{uuid.uuid4().hex}.part")
@@ -234,7 +235,7 @@ def write_attempt(frames: pa.RecordBatch, version: int, *, attempts: dict[str, s
 
 
 def write_frames(
-    frames: pa.RecordBatch, version: int, *, attempts: dict[str, str], private: bool = False
+    frames: pa.RecordBatch, version: int, *, attempts: dict[str, str], private: bool = False, dated: bool = True
 ) -> pa.RecordBatch:
     """Write what one shard made into the attempt's directories; gives one row that reports it. Runs in a task.
 
@@ -243,9 +244,10 @@ def write_frames(
         version: What every frame must say.
         attempts: `results` and `errors` -> directory of this attempt.
         private: The files are this user's alone (0600), whatever the umask.
+        dated: Our own times of results are null where Spark, which may read the files, has no date for them.
     """
     rows = frames.to_pylist()
-    writer = _ShardWriter(rows[0]["shard"], version, attempts, private=private)
+    writer = _ShardWriter(rows[0]["shard"], version, attempts, private=private, dated=dated)
     with storage(attempts[RESULTS]):
         for row in rows:
             check_version(row["version"], version)
@@ -256,10 +258,9 @@ def write_frames(
 
 
 def _local(path: str | Path, option: str) -> Path:
-    parts = urlsplit(str(path))
-    local = parts.scheme == "file"
-    place = Path(parts.path if local else path).absolute()
+    text = plain_path(path)
+    place = Path(text).absolute()
     there = next(one for one in (place, *place.parents) if one.exists())
-    if (len(parts.scheme) > 1 and not local) or not str(path) or not there.is_dir():
+    if len(urlsplit(text).scheme) > 1 or not text or not there.is_dir():
         raise ValueError(f"{option}={str(path)!r}: must be a directory on a POSIX filesystem")
     return place

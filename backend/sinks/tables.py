@@ -135,7 +135,7 @@ def _within_dates(errors: pa.Table) -> pa.Table:
     if at < 0 or not errors.num_rows or not pa.types.is_int64(errors.schema.field(at).type):
         return errors
     times = errors.column(at)
-    beyond = pc.fill_null(pc.or_(pc.less(times, -_LAST_MS), pc.greater(times, _LAST_MS)), False)
+    beyond = _beyond(times)
     if not pc.any(beyond).as_py():
         return errors
     extended = pc.binary_join_element_wise(errors["detail"], pc.binary_join_element_wise(
@@ -143,6 +143,22 @@ def _within_dates(errors: pa.Table) -> pa.Table:
     detail = pc.if_else(beyond, extended, errors["detail"])
     errors = errors.set_column(at, errors.schema.field(at), pc.if_else(beyond, None, times))
     return errors.set_column(errors.schema.get_field_index("detail"), errors.schema.field("detail"), detail)
+
+
+def within_dates(results: pa.Table) -> pa.Table:
+    """Return results of which our own times are null where Spark has no date for them."""
+    for name in _times(RESULTS, results.schema):
+        at = results.schema.get_field_index(name)
+        if at < 0 or not pa.types.is_int64(results.schema.field(at).type):
+            continue
+        times = results.column(at)
+        if pc.any(beyond := _beyond(times)).as_py():
+            results = results.set_column(at, results.schema.field(at), pc.if_else(beyond, None, times))
+    return results
+
+
+def _beyond(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.fill_null(pc.or_(pc.less(times, -_LAST_MS), pc.greater(times, _LAST_MS)), False)
 
 
 _LAST_MS = (2**63 - 1) // 1_000

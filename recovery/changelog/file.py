@@ -159,6 +159,13 @@ class FileChangelog:
         history = read_history(shard, commit, partial(self._load, shard, present, notes))
         return History(history.record, history.keys, history.values, history.read_bytes, tuple(notes))
 
+    def record(self, shard: int, commit: Commit) -> CommitRecord:
+        """Read a commit's delta, or its base."""
+        try:
+            return self._read(shard, commit, Kind.DELTA)[0].record
+        except (ChangelogDamaged, UnknownFormat):
+            return self._read(shard, commit, Kind.BASE)[0].record
+
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's files; names that are not ours are left out."""
         found = []

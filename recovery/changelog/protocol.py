@@ -195,6 +195,12 @@ class Changelog(Protocol):
             UnknownFormat: A newer release wrote one.
         """
 
+    def record(self, shard: int, commit: Commit) -> CommitRecord:
+        """Read a commit's record, as of `History`: of its delta where there is a sound one, else of its base.
+
+        Raises as `read`, of this one record.
+        """
+
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's records in order of commit, orphans included."""
 

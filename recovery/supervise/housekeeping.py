@@ -134,9 +134,11 @@ class Housekeeping:
             try:
                 changelog = self._changelog()
                 try:
+                    # read before it is pruned: a commit that has a base needs its delta, which is smaller, no more
+                    oldest_record = None if self._message_log is None else changelog.record(shard, keep[0])
                     deleted += changelog.prune(shard, keep)
-                    if self._message_log is not None:
-                        deleted += self._message_log.prune(changelog.read(shard, keep[0]).record)
+                    if self._message_log is not None and oldest_record is not None:
+                        deleted += self._message_log.prune(oldest_record)
                 finally:
                     changelog.rest()
                 deleted += self._snapshots.prune(shard, keep)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from backend.batch import Position
-from backend.errors import ManifestMismatch
+from backend.errors import ChangelogDamaged, ManifestMismatch
 from backend.store.protocol import Changes
 from recovery.changelog import Changelog, History
 from recovery.changelog.protocol import place_and_growth
@@ -75,6 +75,16 @@ class ChangelogContract:
         assert history.record == record(1, commit(0))
         assert history.keys.to_pylist() == [b"\x03b", b"\x04c", b"\x40z"]
         assert as_dict(make().read(0, commit(0))) == {b"\x03a": b"1", b"\x03b": b"1", b"\x04c": b""}
+
+    def test_a_commits_record_is_had_without_its_rows(self, make: Make) -> None:
+        log = make()
+        log.append(record(0), changes({b"\x03a": b"1"}))
+        log.append(record(1, commit(0)), changes({b"\x03b": b"1"}))
+        log.append_base(record(2, commit(1)), [(b"\x03a", b"1")])  # its delta was pruned
+        for version, parent in enumerate((None, commit(0), commit(1))):
+            assert make().record(0, commit(version)) == record(version, parent)
+        with pytest.raises(ChangelogDamaged, match="missing"):
+            make().record(0, commit(3))
 
     def test_a_deleted_key_can_come_back(self, make: Make) -> None:
         log = make()

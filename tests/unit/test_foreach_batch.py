@@ -159,6 +159,22 @@ def test_a_checkpoint_that_was_taken_back_gives_what_it_plans_anew(home: Home) -
     assert home.calls[1] == (version, home.wanted(version)[1], [])
 
 
+def test_what_was_taken_back_is_forgotten_however_many_starts_it_takes(home: Home, tmp_path: Path) -> None:
+    version = with_rows(home.story)
+    home.publish(home.start(-1), version)
+    home.start(version - 1)
+    other = [dict(one, errors=None) for one in home.story.frames[version]]
+    sink = home.start(version)  # it was planned anew, and the driver died before it was given
+    home.fail = "no such table"
+    with pytest.raises(UserCodeFailed, match="LookupError"):
+        home.publish(sink, version, other)
+    home.fail = ""
+    with pytest.raises(OutputDiffers):
+        home.publish(sink, version, [dict(one, results=None) for one in other])
+    home.publish(sink, version, other)
+    assert home.calls[1:] == [(version, home.wanted(version)[1], [])] * 2
+
+
 def test_what_was_given_last_must_be_readable(home: Home, tmp_path: Path) -> None:
     version = with_rows(home.story)
     home.publish(home.start(-1), version)

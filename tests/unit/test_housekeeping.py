@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import threading
 
 import msgspec
@@ -15,6 +16,7 @@ from backend.store.storage import storage_failed
 from recovery.changelog import open_changelog
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.pointer import Commit, CommitRecord
+from recovery.files import LocalFiles
 from recovery.queue.seals import Decision, read_seal, write_seal
 from recovery.snapshots.publisher import Snapshots
 from recovery.supervise.housekeeping import MARKS, Housekeeping
@@ -201,7 +203,7 @@ def test_seals_that_spark_may_ask_for_stay_however_far_the_query_has_gone_meanwh
     assert left == [29, 39, 40, 41, 50]
 
 
-def test_logged_messages_go_with_the_oldest_version_that_spark_keeps(tmp_path):
+def test_logged_messages_go_with_the_oldest_version_that_spark_keeps(tmp_path, monkeypatch):
     changelog, log = open_changelog(str(tmp_path / "log")), MessageLog(str(tmp_path / "messages"), frozenset({0}))
     keeper = Housekeeping(
         lambda: changelog, Snapshots(str(tmp_path / "snapshots")), keep_versions=10, every=5, message_log=log
@@ -216,7 +218,12 @@ def test_logged_messages_go_with_the_oldest_version_that_spark_keeps(tmp_path):
         changelog.append(one, Changes([b"\x03k"], [b""]))
         keeper.made(0, one.commit)
         parent = one.commit
+        if version == 3:
+            changelog.append_base(one, [(b"\x03k", random.Random(0).randbytes(100_000))])
+    read, bytes_of = [], LocalFiles.read
+    monkeypatch.setattr(LocalFiles, "read", lambda *given: read.append(bytes_of(*given)) or read[-1])
     keeper.maintain(13)
+    assert sum(map(len, read)) < 10_000, "not the state that the commit's record goes with"
     kept = sorted(int(path.name[:20]) for path in (tmp_path / "messages" / "0").iterdir())
     assert kept == list(range(1, 14)), "version 3 is the oldest that Spark keeps, and it needs 1, 2 and 3"
 

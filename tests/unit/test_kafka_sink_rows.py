@@ -185,6 +185,15 @@ def test_a_certificate_that_is_not_there_is_refused_before_anything_starts(tmp_p
         kafka_sink("r", "e", servers=KafkaSettings("h:1", ca_file=tmp_path / "ca.pem"))
 
 
+@pytest.mark.parametrize(
+    ("commits", "name"),
+    [(None, "rewind-sink-r"), ("r-commits", "rewind-sink-r"), ("a-commits", "rewind-sink-a"), ("b", "rewind-sink-b")],
+)
+def test_who_fences_whom_goes_by_the_commit_topic(commits, name):
+    """Queries with others may write to the same topics."""
+    assert kafka_sink("r", "e", servers="h:1", commits=commits)._writer._name == name
+
+
 def test_what_is_told_of_it_holds_nothing_secret():
     settings = KafkaSettings("h:1", mechanism="PLAIN", username="ann", password="s3cret-x")
     sink = kafka_sink("r", "e", servers=settings)

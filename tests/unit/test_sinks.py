@@ -22,16 +22,20 @@ from backend.batch import ERROR_SCHEMA, RESULT_FIELDS
 from backend.errors import ManifestMismatch, OutputDiffers, StorageFailed, UnknownFormat
 from backend.joins.spec import join_spec
 from backend.kafka_client.settings import KafkaSettings
+from backend.places import real_place
 from backend.sinks import directory as directory_module
+from backend.sinks import foreach_batch
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.foreach import ForeachSink
 from backend.sinks.kafka.sink import Publication, _messages
+from backend.sinks.objects import object_files
+from backend.sinks.outbox import Outbox
 from backend.sinks.parquet import ParquetSink
 from backend.sinks.tables import pack, readable, unpack
 from backend.windows.definitions import tumbling
 from backend.windows.spec import window_spec
 from tests.support.collecting import CollectSink
-from tests.support.sink_story import Player, Story, check_seen, to_attempts
+from tests.support.sink_story import Player, Story, check_seen, operator, to_attempts
 from tests.unit.test_table_sinks import over
 
 RESULT_SCHEMA = pa.schema([*RESULT_FIELDS, pa.field("origin", pa.string()), pa.field("flights", pa.int64())])
@@ -134,6 +138,35 @@ def test_an_event_time_that_no_reader_has_a_date_for_does_not_spoil_the_file():
         f"the event time is {-last - 1} ms",
         f"why; the event time is {2**62 + 1} ms",
     ]
+
+
+LAST_MS = 9_223_372_036_854_775
+
+
+def with_starts(*starts: int) -> bytes | None:
+    fixed = {"reason": "full", "revision": 0, "window_end": 0, "origin": "JFK", "flights": 1}
+    return pack(pa.Table.from_pylist([fixed | {"window_start": start} for start in starts], schema=RESULT_SCHEMA))
+
+
+def test_a_window_that_spark_has_no_date_for_does_not_spoil_the_file(sink: ParquetSink, tmp_path: Path) -> None:
+    """Files that Spark reads have null there; what is compared when the micro-batch runs again is as it was made."""
+    starts = (5, LAST_MS, LAST_MS + 1, -LAST_MS - 1)
+    publish(sink, 0, frame(0, 0, res=with_starts(*starts)))
+    files = list((tmp_path / "out" / "batch=0").iterdir())
+    outboxes: list[Any] = [foreach_batch(lambda results, errors, version: None), object_files("s3://b/r", "s3://b/e")]
+    for number, outbox in enumerate(outboxes):
+        outbox.begin(str(tmp_path / "outbox"), operator())
+        outbox._outbox = Outbox(str(tmp_path / f"outbox {number}"))
+        write = outbox.writing().write
+        folder = outbox._outbox.folder(0)
+        write(batch_of(frame(0, 0, res=with_starts(*starts))), 0)
+        files += (tmp_path / f"outbox {number}" / folder).iterdir()
+    assert len(files) == 3
+    for file in files:
+        found = pq.read_table(file)["window_start"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+        assert found == [5_000, LAST_MS * 1_000, None, None]
+    with pytest.raises(OutputDiffers):
+        publish(sink, 0, frame(0, 0, res=with_starts(5, LAST_MS, LAST_MS + 2, -LAST_MS - 1)))
 
 
 def test_rows_get_an_id_and_times_become_timestamps(sink: ParquetSink, tmp_path: Path) -> None:
@@ -245,6 +278,71 @@ def test_a_checkpoint_that_was_taken_back_replaces_what_it_plans_anew(sink: Parq
             publish(sink, version, frame(0, version, res=results(99)))
 
 
+def reopened(tmp_path: Path, planned: int) -> ParquetSink:
+    made = ParquetSink(tmp_path / "out", tmp_path / "err")
+    made.resume_from(planned)
+    made.open("q")
+    return made
+
+
+def test_what_was_taken_back_is_replaced_however_many_starts_it_takes(sink: ParquetSink, tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        publish(sink, version, frame(0, version, res=results(version), err=errors(version)))
+    reopened(tmp_path, 1)
+    for _ in range(2):  # micro-batch 2 is planned anew, and the driver dies before it is out
+        again = reopened(tmp_path, 2)
+    publish(again, 2, frame(0, 2, res=results(20), err=errors(20)))
+    again = reopened(tmp_path, 2)
+    with pytest.raises(OutputDiffers):
+        publish(again, 2, frame(0, 2, res=results(21), err=errors(20)))
+    again = reopened(tmp_path, 3)
+    publish(again, 3, frame(0, 3, res=results(30), err=errors(30)))
+    assert [row["flights"] for row in read(tmp_path / "out")] == [1, 20, 30]
+    assert [row["offset"] for row in read(tmp_path / "err")] == [1, 20, 30]
+    reopened(tmp_path, 3)
+    assert [path.name for path in (tmp_path / "out" / "_rewind").iterdir()] == ["owner.json"]
+
+
+def test_a_publication_that_failed_is_not_compared_with_what_was_taken_back(
+    sink: ParquetSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither output is, whichever failed, and what this run brought out is."""
+    real = VersionedDirectory.publish
+    for version in (1, 2):
+        publish(sink, version, frame(0, version, res=results(version), err=errors(version)))
+    again = reopened(tmp_path, 1)
+    for failing in ("results", "errors"):
+
+        def refuse(self: VersionedDirectory, *given: Any, holds: str = failing) -> None:
+            if self.holds == holds:
+                raise StorageFailed("no room", where="", why="", command="")
+            real(self, *given)
+
+        monkeypatch.setattr(VersionedDirectory, "publish", refuse)
+        with pytest.raises(StorageFailed):
+            publish(again, 2, frame(0, 2, res=results(20), err=errors(20)))
+    monkeypatch.setattr(VersionedDirectory, "publish", real)
+    with pytest.raises(OutputDiffers, match="published 1 results, now others"):
+        publish(again, 2, frame(0, 2, res=results(21), err=errors(20)))
+    publish(again, 2, frame(0, 2, res=results(20), err=errors(20)))
+    assert [row["flights"] for row in read(tmp_path / "out")] == [1, 20]
+    assert [row["offset"] for row in read(tmp_path / "err")] == [1, 20]
+
+
+def test_the_note_of_what_was_taken_back_has_this_form(sink: ParquetSink, tmp_path: Path) -> None:
+    """Format 1, frozen."""
+    publish(sink, 4, frame(0, 4, res=results(2)))
+    [file] = (tmp_path / "out" / "batch=4").iterdir()
+    file.rename(file.with_name("a.parquet"))
+    (tmp_path / "out" / "batch=4" / "b.parquet").write_bytes(b"")
+    reopened(tmp_path, 3)
+    note = tmp_path / "out" / "_rewind" / "stale.json"
+    assert note.read_bytes() == b'{"versions":{"4":"a7f091929a7d8d0e"},"format":1}'
+    note.write_bytes(b'{"format": 2}')
+    with pytest.raises(UnknownFormat, match="format 2, this release reads 1"):
+        reopened(tmp_path, 3)
+
+
 def test_files_of_attempts_that_spark_dropped_are_not_published(sink: ParquetSink, tmp_path: Path) -> None:
     publish(sink, 0, frame(0, 0, res=results(1)), given_up=(frame(0, 0, res=results(1)), frame(1, 0, res=results(9))))
     assert [row["flights"] for row in read(tmp_path / "out")] == [1]
@@ -292,6 +390,58 @@ def test_a_reader_sees_a_whole_micro_batch_at_each_step(
         assert None not in seen[seen.index({"a", "b"}) :]
     assert {path.name for path in directory.path(0).iterdir()} == {"c", "d"}
     assert [path.name for path in (tmp_path / "_rewind").iterdir()] == ["owner.json"]
+
+
+def replaced(directory: VersionedDirectory, *names: str) -> None:
+    attempt = directory.attempt(0, "-".join(names))
+    for name in names:
+        (attempt / name).write_bytes(b"x")
+    directory.publish(0, attempt, [(name, 1) for name in names])
+
+
+class Death(BaseException):
+    """The driver died."""
+
+
+@pytest.mark.parametrize("failure", [Death(), OSError(errno.EIO, "Input/output error")], ids=["crash", "error"])
+def test_what_a_replacement_moved_away_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    """On filesystems that cannot exchange two directories."""
+    directory, real = VersionedDirectory(tmp_path), Path.rename
+    directory.open("q")
+    replaced(directory, "a", "b")
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name.startswith("ready-"):
+            raise failure
+        return real(self, target)
+
+    monkeypatch.setattr(directory_module, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises((Death, StorageFailed)):
+        replaced(directory, "c")
+    assert directory.path(0).exists() == isinstance(failure, OSError)
+    monkeypatch.setattr(Path, "rename", real)
+    VersionedDirectory(tmp_path).open("q")
+    assert {path.name for path in directory.path(0).iterdir()} == {"a", "b"}
+    assert [path.name for path in (tmp_path / "_rewind").iterdir()] == ["owner.json"]
+
+
+def test_what_a_withdrawal_moved_away_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = VersionedDirectory(tmp_path)
+    directory.open("q")
+    replaced(directory, "a")
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Death
+
+    monkeypatch.setattr(shutil, "rmtree", die)
+    with pytest.raises(Death):
+        replaced(directory)
+    monkeypatch.undo()
+    VersionedDirectory(tmp_path).open("q")
+    assert directory.published() == []
 
 
 def test_a_crash_leaves_nothing_that_the_next_start_does_not_clear(sink: ParquetSink, tmp_path: Path) -> None:
@@ -425,6 +575,16 @@ def test_two_columns_never_get_one_name():
         sides = [pa.schema([("k", pa.int64()), (name, pa.int64())]) for name in (left, right)]
         with pytest.raises(ValueError, match="two columns of the results would be called"):
             join_spec(*sides, on="k", left_retention=1, right_retention=1)
+
+
+@pytest.mark.parametrize("scheme", ["file://", "file:", "file:/"])
+def test_a_file_uri_is_the_directory_that_it_is_elsewhere(tmp_path: Path, scheme: str) -> None:
+    """Nothing of it is a query, a fragment or a host."""
+    given = {"results": f"{scheme}{tmp_path}/a#1/r?x", "errors": f"{scheme}{tmp_path}/a#1/e%20"}
+    made = ParquetSink(**given)
+    assert made.places() == {option: real_place(place) for option, place in given.items()}
+    made.open("q")
+    assert sorted(path.name for path in (tmp_path / "a#1").iterdir()) == ["e%20", "r?x"]
 
 
 def test_a_place_that_is_no_directory_or_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

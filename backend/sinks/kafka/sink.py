@@ -138,7 +138,8 @@ class KafkaSink(Sealing):
         self._query = ""
         self._writer = TransactionalWriter(
             self._settings,
-            f"rewind-sink-{results}",
+            # the output is known by its commit topic, as its owner is: other queries may write to the same results
+            f"rewind-sink-{named.removesuffix('-commits')}",
             self._commits,
             patience_s=patience_s,
             overflow=self._overflow,

@@ -4,7 +4,7 @@ Spark may hand over a micro-batch again: after a crash between the publication a
 tell whether the publication worked. So each transaction also writes to the commit topic which micro-batch it brings,
 and a writer that opens reads that back before it writes anything:
 
-1. `init_transactions` under a name made of the output topic. The broker ends what an older producer of that name left
+1. `init_transactions` under a name made of the commit topic's. The broker ends what an older producer of that name left
    open (a prepared commit is completed, the rest aborted) and refuses the older producer from then on. So what the
    commit topic says afterwards is final, whoever was writing.
 2. The newest record of the commit topic says which micro-batch is out, of which query, and which topics it went to. The
@@ -73,7 +73,7 @@ class TransactionalWriter:
 
     Args:
         settings: The cluster.
-        name: The producer's `transactional.id`, the same for every query that writes to this output.
+        name: The producer's `transactional.id`, the same for every query with this commit topic.
         commits: The commit topic.
         patience_s: How long an outage is waited for.
         overflow: Where whole rows go that are too large for their topic; None for nowhere.

@@ -221,6 +221,11 @@ class KafkaChangelog:
 
         return self._indexed(shard, read)
 
+    def record(self, shard: int, commit: Commit) -> CommitRecord:
+        """Read a commit's delta, or its base."""
+        kinds = (Kind.DELTA, Kind.BASE)
+        return self._indexed(shard, lambda index: self._load(shard, index, [], commit, kinds)[0].record)
+
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's complete records; one of several copies."""
         with self._guard:
@@ -455,10 +460,17 @@ class KafkaChangelog:
                 if low <= before or not left:
                     raise
 
-    def _load(self, shard: int, index: ShardIndex, notes: list[str], commit: Commit) -> tuple[LogRecord, int]:
+    def _load(
+        self,
+        shard: int,
+        index: ShardIndex,
+        notes: list[str],
+        commit: Commit,
+        kinds: Sequence[Kind] = (Kind.BASE, Kind.DELTA),
+    ) -> tuple[LogRecord, int]:
         """Decode a commit's base where there is a sound one, else its delta; newest copy first."""
         damage: RewindError | None = None
-        for kind in (Kind.BASE, Kind.DELTA):
+        for kind in kinds:
             for stored in reversed(index.records.get((commit, kind), [])):
                 try:
                     data = index.cached(stored)
