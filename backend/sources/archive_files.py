@@ -87,7 +87,7 @@ def read_range(
                 left_out = len(topic.encode())
             if _is_null(parquet, groups, "key"):
                 columns.remove("key")
-            rows_at_once = _batch_rows(parquet, groups, columns, left_out)
+            rows_at_once = batch_rows(parquet, groups, columns, left_out)
             coded = _coded(parquet, groups, schema) if rows_at_once >= CODED_ROWS else []
             own = schema if coded else pa.schema([field.with_type(plain(field.type)) for field in schema])
             if coded:
@@ -205,8 +205,8 @@ def _is_null(parquet: pq.ParquetFile, groups: Sequence[int], path: str) -> bool:
     )
 
 
-def _batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str], more: int) -> int:
-    """Give the rows of an Arrow batch: fewer where the first ones are long, or those of a row group.
+def batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str], more: int) -> int:
+    """Return the rows of an Arrow batch: fewer where the first ones are long, or those of a row group.
 
     Numbers and times are as wide in every row; of the others the first rows are looked at. Footers tell encoded
     lengths, which may be far less, and more where the first rows are short. `more` bytes each come to what is read.
@@ -232,7 +232,7 @@ def _encoded_bytes(group: pq.RowGroupMetaData, columns: Sequence[str]) -> int:
 
 
 def _type_of(schema: pa.Schema, path: str) -> pa.DataType:
-    name, _, inner = path.partition(".")
+    name, _, inner = (path, "", "") if path in schema.names else path.partition(".")
     kind = schema.field(name).type
     at = kind.get_field_index(inner) if inner else -1  # -1 also where there are two of the name
     return kind.field(at).type if at >= 0 else kind

@@ -20,7 +20,7 @@ a micro-batch is planned, the rows are checked when they are read, and a task th
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -92,10 +92,9 @@ class PartitionIndex:
 
     def cut(self, start: int, end: int) -> tuple[list[Slice], list[OffsetRange]]:
         """Give the slices and gaps that overlap `[start, end)`."""
-        return (
-            [piece for piece in self.slices if piece.first < end and piece.last >= start],
-            [gap for gap in self.gaps if gap[0] < end and gap[1] > start],
-        )
+        low, high = bisect_left(self.slices, start, key=_last), bisect_left(self.slices, end, key=_first)
+        after, before = bisect_right(self.gaps, start, key=_end), bisect_left(self.gaps, end, key=_start)
+        return list(self.slices[low:high]), list(self.gaps[after:before])
 
     def next_present(self, offset: int) -> int:
         """Give the first offset at or after `offset` that no declared gap covers."""
@@ -124,6 +123,19 @@ class Archive:
     def files(self) -> Mapping[str, FileEntry]:
         """The files by their paths, as of the last look."""
         return {path: entry for path, (_, entry) in self._read.items()}
+
+    def begun(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[FileEntry]:
+        """Return what to remember of the files that hold offsets below some, ascending by their paths.
+
+        Args:
+            starts: The next offset to read of the micro-batch before, by source partition.
+            ends: The next offset to read.
+        """
+        return [
+            entry
+            for _, entry in sorted(self.files.items())
+            if any(span.first < ends.get((span.topic, span.partition), span.first) for span in entry.spans)
+        ]
 
     def partitions(self) -> dict[TopicPartition, PartitionIndex]:
         """List the archive, read what is new, and check all offsets.
@@ -341,8 +353,20 @@ def covered(gaps: Sequence[OffsetRange], start: int, end: int) -> int:
     return total
 
 
+def _start(gap: OffsetRange) -> int:
+    return gap[0]
+
+
 def _end(gap: OffsetRange) -> int:
     return gap[1]
+
+
+def _first(piece: Slice) -> int:
+    return piece.first
+
+
+def _last(piece: Slice) -> int:
+    return piece.last
 
 
 def gap_error(path: str, topic: str, partition: int, start: int, end: int) -> SourceGap:

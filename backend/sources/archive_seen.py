@@ -11,14 +11,15 @@ it belongs; it may be ahead of that, so it is always judged by the positions tha
     {"format": 1, "first": [["t", 0, 0]], "files": [...], "gaps": [...], "checksum": "..."}
 
 `first` is the first offset that was ever read, per topic and partition; `files` and `gaps` are as in the archive's own
-index; `checksum` is the xxh3-128 of the same with an empty one. Files that were taken away are forgotten: a replay that
-needs them says so. A replaced file is told by its footer: one with other messages and the very same footer is found by
-a replay's count and digest only.
+index (of results the newest files of each shard alone, whose digests vouch for those before them); `checksum` is the
+xxh3-128 of the same with an empty one. Files that were taken away are forgotten: a replay that needs them says so. A
+replaced file is told by its footer: one with other messages and the very same footer is found by a replay's count and
+digest only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -81,7 +82,7 @@ class Memory:
 
     def remember(
         self,
-        files: Mapping[str, FileEntry],
+        begun: Sequence[FileEntry],
         found: Mapping[TopicPartition, PartitionIndex],
         firsts: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
@@ -89,23 +90,18 @@ class Memory:
         """Remember that everything below some offsets is read; durable on return.
 
         Args:
-            files: The archive's files now.
-            found: Its source partitions now.
+            begun: What `Archive.begun` gives.
+            found: The archive's source partitions now.
             firsts: The first offset that was read, by source partition.
             ends: The next offset to read.
         """
-        begun = [
-            entry
-            for _, entry in sorted(files.items())
-            if any(span.first < ends.get((span.topic, span.partition), span.first) for span in entry.spans)
-        ]
         gaps = [
             Gap(topic, partition, *gap)
             for (topic, partition), index in sorted(found.items())
             for gap in index.gaps
             if gap[0] < ends.get((topic, partition), gap[0])
         ]
-        now = Seen(FORMAT, sorted((*key, first) for key, first in firsts.items()), begun, gaps).sealed()
+        now = Seen(FORMAT, sorted((*key, first) for key, first in firsts.items()), [*begun], gaps).sealed()
         if now == self.seen:
             return
         if self.checkpoint:
@@ -206,7 +202,8 @@ def check_seen(
             )
     for old in seen.files:
         now = files.get(old.path)
-        same = now is None or (now.bytes == old.bytes and (now.digest == old.digest or "" in (now.digest, old.digest)))
+        # a digest of results that was remembered before they vouched for those before them is the beginning of one
+        same = now is None or (now.bytes == old.bytes and (now.digest.startswith(old.digest) or not now.digest))
         begun = [span for span in old.spans if span.first < positions.get((span.topic, span.partition), span.first)]
         if now is None and begun and all_stay:
             raise SourceWentBack(
@@ -221,7 +218,8 @@ def check_seen(
         raise SourceWentBack(
             "a file of the archive was replaced after it was read",
             where=f"{uri}/{old.path}",
-            why=f"it held {before}, now {holds}"  # results have no lengths of their own here
+            # results have no lengths of their own here
+            why=f"it held {before}, now {holds}, or one before it of its shard holds other rows"
             if all_stay
             else f"it held {before} in {old.bytes} bytes, now {holds} in {now.bytes}",
             command=f"put the file back as it was, and new messages into new files, {_ANEW}",

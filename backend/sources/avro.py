@@ -31,6 +31,8 @@ _LOGICAL = {
     ("long", "timestamp-millis"): "timestamp",
     ("long", "timestamp-micros"): "timestamp",
 }
+_NAMED = "__named_schemas"
+"""Where fastavro has the named types of a schema, for those that are named again."""
 _BAD_VALUE = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error)
 
 
@@ -99,6 +101,29 @@ def _type(schema: Any, named: dict[str, DataType], space: str) -> DataType:
     return found
 
 
+def _by_index(schema: Any) -> Any:
+    """Return a schema that fastavro parsed with the branches of unions and the symbols of enums by their index.
+
+    Of a list fastavro takes one of the last for a negative index, which only damaged bytes have.
+    """
+    if isinstance(schema, list):
+        return {"type": "union", **{number: _by_index(branch) for number, branch in enumerate(schema)}}
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema["type"]
+    made = {**schema, "type": _by_index(kind)}
+    if kind == "enum":
+        made["symbols"] = dict(enumerate(schema["symbols"]))
+    elif kind == "record":
+        made["fields"] = [{**field, "type": _by_index(field["type"])} for field in schema["fields"]]
+    elif kind in ("array", "map"):
+        inner = "items" if kind == "array" else "values"
+        made[inner] = _by_index(schema[inner])
+    if _NAMED in schema:
+        made[_NAMED] = {name: _by_index(named) for name, named in schema[_NAMED].items()}
+    return made
+
+
 class AvroDecoder:
     """Decode an array of Avro values; a function for `ValueFormat`, sent to the workers as its schema.
 
@@ -116,7 +141,7 @@ class AvroDecoder:
         import fastavro
         import pyarrow as pa
 
-        schema = fastavro.parse_schema(json.loads(self._schema))
+        schema = _by_index(fastavro.parse_schema(json.loads(self._schema)))
         records: list[Any] = []
         for value in values.to_pylist():
             record = None

@@ -24,6 +24,11 @@ FORMATS = ("json", "avro", "typed", "raw", "function")
 PARSERS = {"json": 2}
 """Version of the parser of a format, 1 unless named: JSON was parsed by the JVM before."""
 
+PLAIN_KEYS = ("string", "binary")
+"""Types of a key that are its bytes. Of another one Spark's connector makes a column, null where they do not fit."""
+TYPED_KEYS = 2
+"""Version of what is made of such a null, for the manifest: the message was counted before (no entry)."""
+
 Parser = Callable[[Any], Any]
 """`pyarrow.BinaryArray -> pyarrow.StructArray` of the same length; null marks a malformed value. It runs in the workers
 and must be pure: a replay calls it again."""
@@ -104,7 +109,8 @@ class ValueFormat:
 
         Args:
             timezone: The session's: of times that name none.
-            key: A field that is the record's key, `name string` or `name binary`; "" for none.
+            key: A field that is the record's key, as DDL; "" for none. If it is neither `string` nor `binary`, the
+                records have it as a column.
         """
         from pyspark.sql.pandas.types import to_arrow_type
 
@@ -161,9 +167,12 @@ class Parse:
         if self.key:
             name, _, kind = self.key.partition(" ")
             keys = records.column("key")
-            more[name] = text_of(keys) if kind == "string" else keys
+            if kind in PLAIN_KEYS:  # one of another kind is a column that Spark made of the key
+                more[name] = text_of(keys) if kind == "string" else keys
             if more[name].null_count > keys.null_count:
-                reason = pc.if_else(pc.and_(more[name].is_null(), keys.is_valid()), "the key is not UTF-8", reason)
+                text = pa.scalar(f"the key is not {'UTF-8' if kind == 'string' else kind}")
+                misfits = pc.and_(more[name].is_null(), keys.is_valid())
+                reason = pc.coalesce(reason, pc.if_else(misfits, text, pa.scalar(None, pa.string())))
         fields = _with_columns(fields, more, reason.is_valid())
         raw = pa.nulls(records.num_rows) if self.format == "typed" else values
         columns = [*(records.column(name) for name in RECORD[:-1]), fields, raw, reason]

@@ -22,7 +22,7 @@ from backend.kafka_client.loss import KEEP
 from backend.kafka_client.settings import KafkaSettings, check_topic
 from backend.kafka_client.settling import SETTLE_S
 from backend.sources import OffsetRange, TopicPartition, replay_tasks
-from backend.sources.formats import RECORD, Parse, ValueFormat, parse_ddl, record_schema
+from backend.sources.formats import PLAIN_KEYS, RECORD, TYPED_KEYS, Parse, ValueFormat, parse_ddl, record_schema
 from backend.sources.kafka_watch import TopicWatch
 from backend.sources.spark_offsets import offset_json, positions_in
 
@@ -158,7 +158,7 @@ class KafkaSource:
 
     def parse(self, timezone: str) -> Parse:
         """Return what parses the records; needs an active Spark session."""
-        return self.value.parse(timezone, " ".join(self.key.split()) if self.direct else "")
+        return self.value.parse(timezone, " ".join(self.key.split()))
 
     def _only_connector(self) -> str:
         """Return which option leaves only Spark's connector; "" when none does."""
@@ -166,8 +166,11 @@ class KafkaSource:
             return "headers"
         if self.options:
             return "options"
-        kinds = [kind for _, kind in _ddl(self.key)]
-        return f"key={self.key!r}" if kinds and kinds[0] not in ("string", "binary") else ""
+        return f"key={self.key!r}" if self._has_typed_key else ""
+
+    @property
+    def _has_typed_key(self) -> bool:
+        return any(kind not in PLAIN_KEYS for _, kind in _ddl(self.key))
 
     def first_positions(self) -> dict[TopicPartition, int]:
         """Give where a new query begins.
@@ -301,6 +304,7 @@ class KafkaSource:
             "key": self.key,
             "headers": dict(self.headers),
             "isolation": self.isolation,
+            **({"key_parser": TYPED_KEYS} if self._has_typed_key else {}),
         }
 
     def _rows(self, spark: SparkSession, options: Mapping[str, str], *, streaming: bool) -> DataFrame:
@@ -376,6 +380,8 @@ def kafka(
         raise ValueError(f"reader={reader!r}: must be one of {', '.join(READERS)}, or None")
     if not isinstance(value, str) and not callable(getattr(value, "toDDL", None)):
         raise ValueError(f"value={value!r}: must be Spark DDL or a StructType")
+    if format == "typed":
+        raise ValueError("format='typed': allowed are json, avro, raw, or a function")
     schema = value if isinstance(value, str) else value.toDDL()
     parsed = ValueFormat("function", schema, format) if callable(format) else ValueFormat(format, schema)
     settings = servers if isinstance(servers, KafkaSettings) else KafkaSettings.from_environment(servers)

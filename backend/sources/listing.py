@@ -7,10 +7,12 @@ look at for none: files behind an outage that passes would be as if they had nev
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from typing import Any
 
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 _OF_FSCK = "lost+found"
@@ -36,6 +38,25 @@ def is_folder(filesystem: Any, path: str) -> bool:
 def is_shown(path: str) -> bool:
     """Tell whether readers see a file: no part of its path begins with `_` or `.`."""
     return not any(part.startswith(("_", ".")) for part in path.split("/"))
+
+
+def names_in(filesystem: Any, folder: str) -> dict[str, int]:
+    """List the names in a directory without looking at what has them; on a local filesystem those of directories.
+
+    Returns:
+        Per name the inode, which another directory of that name does not have; 0 where the filesystem says none. Empty
+        where there is no such directory.
+
+    Raises:
+        OSError: It cannot be listed; remote filesystems may raise what they like.
+    """
+    try:
+        if isinstance(filesystem, LocalFileSystem):
+            with os.scandir(folder) as entries:
+                return {entry.name: entry.inode() for entry in entries if entry.is_dir(follow_symlinks=False)}
+        return {name.rstrip("/").rpartition("/")[2]: 0 for name in filesystem.ls(folder, detail=False)}
+    except FileNotFoundError:
+        return {}
 
 
 def files_below(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:

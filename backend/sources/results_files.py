@@ -7,14 +7,20 @@ again publishes the same rows or stops its query: offsets never change. Of outpu
 is read (`backend.sinks.objects`).
 
 What was read is remembered by micro-batch and shard (`backend.sources.archive_seen`) with the offsets and the digest:
-results that were taken away or replaced are `SourceWentBack`, never other offsets.
+results that were taken away or replaced are `SourceWentBack`, never other offsets. A digest is of the file and of all
+before it of its shard, so the newest ones are enough. A running query looks into directories that are new or were
+replaced; what happens to single files of older ones is seen when it starts again.
+
+A listing may miss what is published while it is made, and show what is published after that. So a local directory is
+listed again until nothing up to the newest micro-batch of one listing is different in the next.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import IO
 
 import fsspec
@@ -23,29 +29,53 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
-from backend.errors import UNDECODABLE, HistoryLost, SourceDamaged
+from backend.errors import UNDECODABLE, HistoryLost, SourceDamaged, StorageFailed
 from backend.sources import OffsetRange, TopicPartition
-from backend.sources.archive_files import BATCH_ROWS, cast
+from backend.sources.archive_files import batch_rows, cast
 from backend.sources.archive_footer import STRUCT, FileEntry, Span, readable
-from backend.sources.archive_index import Archive, PartitionIndex, Slice, Stamp
-from backend.sources.listing import files_below, is_folder
+from backend.sources.archive_index import Archive, PartitionIndex, Slice
+from backend.sources.listing import files_below, is_folder, names_in
 
 TOPIC = "results"
 TRIES = 4
-"""Of opening a file that another run of its micro-batch may have replaced."""
+"""Of opening a file that another run of its micro-batch may have replaced; of a listing that another one confirms."""
 REPLACED_S = 0.25
+_FOLDER = re.compile(r"batch=(\d+)")
 _FILE = re.compile(r"batch=(\d+)/results-(\d+)-(\d+)-([0-9a-f]{16})(?:-[0-9a-f]{32})?\.parquet")
+_Found = tuple[int, int, int, str, str]
+"""A file: micro-batch, shard, rows, digest and path."""
 
 
+@dataclass(slots=True)
 class ResultsArchive(Archive):
-    """The index of a directory of results."""
+    """The index of a directory of results; looking again costs a listing of its names, and what is new."""
+
+    _listed: dict[int, int] = field(default_factory=dict)
+    _entries: dict[str, FileEntry] = field(default_factory=dict)
+    _chains: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> Mapping[str, FileEntry]:
+        """The files by micro-batch and shard, as of the last look."""
+        return self._entries
+
+    def begun(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[FileEntry]:
+        """Return what to remember: of each shard what this micro-batch reads, and the file before that."""
+        pieces = [
+            piece
+            for key, index in self._checked.items()
+            for piece in index.cut(starts.get(key, 0) - 1, ends.get(key, 0))[0]
+        ]
+        return sorted((self._entries[_name(piece.path)] for piece in pieces), key=lambda entry: entry.path)
 
     def _look(self) -> dict[TopicPartition, PartitionIndex]:
         """List the directory.
 
         Raises:
             HistoryLost: There is no such directory.
+            StorageFailed: No two listings of it agree.
         """
         filesystem, root = fsspec.core.url_to_fs(self.uri)
         filesystem.invalidate_cache()
@@ -54,22 +84,61 @@ class ResultsArchive(Archive):
                 "there are no results of a job", where=self.uri, command="check the path given to results_of(...)"
             )
         newest = self._whole(filesystem, root)
-        found = sorted(
-            (int(match[1]), int(match[2]), int(match[3]), match[4], path)
-            for path in files_below(filesystem, root)
-            if (match := _FILE.fullmatch(path)) and (newest is None or int(match[1]) <= newest)
+        listed = _micro_batches(filesystem, root, newest)
+        if listed == self._listed:
+            return self._checked
+        for tries_left in reversed(range(TRIES)):
+            if not self._goes_on(listed):
+                self._listed, self._checked, self._entries, self._chains = {}, {}, {}, {}
+            found = self._found(filesystem, root, listed.keys() - self._listed.keys())
+            again = listed
+            if newest is None:  # what is up to there was there before this listing began
+                again = _micro_batches(filesystem, root, max(listed, default=-1))
+            # inodes may be made up anew for each listing (FUSE)
+            if again == listed or (not tries_left and again.keys() == listed.keys()):
+                self._append(listed, found)
+                return self._checked
+            listed = again
+        raise StorageFailed(
+            "the results of a job change while they are listed", where=self.uri, command="see who writes there"
         )
+
+    def _goes_on(self, listed: Mapping[int, int]) -> bool:
+        """Return whether all that is known is there as it was, and what is new comes behind it."""
+        known = self._listed
+        fresh = listed.keys() - known.keys()
+        return known.items() <= listed.items() and max(known, default=-1) < min(fresh, default=2**63)
+
+    def _found(self, filesystem: fsspec.AbstractFileSystem, root: str, versions: Collection[int]) -> list[_Found]:
+        """Return the files of micro-batches in order; at the first look with one listing where the filesystem can."""
+        if self._listed:
+            folders = [f"batch={version}" for version in versions]
+            paths = [f"{folder}/{name}" for folder in folders for name in files_below(filesystem, f"{root}/{folder}")]
+        else:
+            paths = [*files_below(filesystem, root)]
+        return sorted(
+            (int(match[1]), int(match[2]), int(match[3]), match[4], path)
+            for path in paths
+            if (match := _FILE.fullmatch(path)) and int(match[1]) in versions
+        )
+
+    def _append(self, listed: dict[int, int], found: Sequence[_Found]) -> None:
         slices: dict[int, list[Slice]] = {}
-        self._read = {}
         for version, shard, rows, digest, path in found:
-            before = slices.setdefault(shard, [])
+            if shard not in slices:
+                index = self._checked.get((TOPIC, shard))
+                slices[shard] = [*index.slices] if index is not None else []
+            before = slices[shard]
             first = before[-1].last + 1 if before else 0
             before.append(Slice(path, first, first + rows - 1, rows))
-            name = f"batch={version}/results-{shard:05d}"
+            chained = f"{self._chains.get(shard, '')} {version} {rows} {digest}"
+            chain = self._chains[shard] = xxhash.xxh3_64_hexdigest(chained.encode())
             # the offsets are part of it: results that are taken away change those of all behind them
             span = Span(TOPIC, shard, first, first + rows - 1, rows)
-            self._read[name] = Stamp(rows, (), None), FileEntry(name, rows, [span], f"{first} {digest}", STRUCT)
-        return {(TOPIC, shard): PartitionIndex(tuple(own)) for shard, own in sorted(slices.items())}
+            name = _name(path)
+            self._entries[name] = FileEntry(name, rows, [span], f"{first} {digest} {chain}", STRUCT)
+        made = {(TOPIC, shard): PartitionIndex(tuple(own)) for shard, own in slices.items()}
+        self._listed, self._checked = listed, dict(sorted((self._checked | made).items()))
 
     def _whole(self, filesystem: fsspec.AbstractFileSystem, root: str) -> int | None:
         """Return the newest micro-batch that is whole; None where every one that is seen is."""
@@ -82,6 +151,24 @@ class ResultsArchive(Archive):
             raise SourceDamaged(
                 "the file that says which results are whole cannot be read", where=where, why=str(error)
             ) from error
+
+
+def _name(path: str) -> str:
+    """Return what a file is known by: a micro-batch that runs again names it anew.
+
+    >>> _name(f"batch=7/results-00003-12-{'a' * 16}-{'b' * 32}.parquet")
+    'batch=7/results-00003'
+    """
+    return "-".join(path.split("-", 2)[:2])
+
+
+def _micro_batches(filesystem: fsspec.AbstractFileSystem, root: str, newest: int | None) -> dict[int, int]:
+    """List the micro-batches up to the newest one, each with the inode of its directory."""
+    filesystem.invalidate_cache()
+    found = {
+        int(match[1]): inode for name, inode in names_in(filesystem, root).items() if (match := _FOLDER.fullmatch(name))
+    }
+    return found if newest is None else {version: inode for version, inode in found.items() if version <= newest}
 
 
 def _opened(filesystem: fsspec.AbstractFileSystem, root: str, path: str) -> IO[bytes]:
@@ -136,7 +223,8 @@ def read_results(
             if parquet.metadata.num_rows != piece.count:
                 raise OSError(f"{parquet.metadata.num_rows} rows, its name says {piece.count}")
             here = [name for name in names if name in parquet.schema_arrow.names] or ["sequence"]
-            for batch in parquet.iter_batches(BATCH_ROWS, columns=here, use_threads=False):
+            rows_at_once = batch_rows(parquet, range(parquet.num_row_groups), here, 0)
+            for batch in parquet.iter_batches(rows_at_once, columns=here, use_threads=False):
                 offsets = pa.array(np.arange(at, at + batch.num_rows), pa.int64())
                 at += batch.num_rows
                 value = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))

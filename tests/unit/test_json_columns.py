@@ -288,6 +288,51 @@ def test_an_avro_value_of_a_wider_type_is_malformed_and_not_those_beside_it() ->
     assert decode(values).to_pylist() == [{"a": 1}, None, {"a": 2}]
 
 
+NAMED_TWICE = {
+    "type": "record",
+    "name": "r",
+    "fields": [
+        {"name": "u", "type": ["null", "string"]},
+        {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["A", "B"]}},
+        {"name": "f", "type": {"type": "array", "items": ["null", "E"]}},
+    ],
+}
+
+
+def test_damaged_avro_is_malformed_and_no_other_branch_or_symbol() -> None:
+    """Lists take -1 for their last one."""
+    kind = pa.struct([("u", pa.string()), ("e", pa.string()), ("f", pa.list_(pa.string()))])
+    good = {"00 00 00": (None, "A", []), "02 02 61 02 04 00 02 02 00": ("a", "B", [None, "B"])}
+    bad = [
+        "01 02 61 00 00", "03 00 00", "04 00 00", "00 01 00", "00 03 00", "00 04 00", "00 00 02 02 01 00",
+        "00 00 02 01 02 00",
+    ]  # fmt: skip
+    found = AvroDecoder(json.dumps(NAMED_TWICE), kind)(pa.array([bytes.fromhex(one) for one in [*good, *bad]]))
+    assert found.to_pylist() == [dict(zip("uef", one, strict=True)) for one in good.values()] + [None] * len(bad)
+
+
+@pytest.mark.parametrize(
+    ("key", "kept", "why"),
+    [
+        ("user bigint", [None, 7, None], "the key is not bigint"),
+        ("user string", ["abc", "7", None], None),
+    ],
+)
+def test_a_key_that_is_not_of_its_type_is_malformed(key: str, kept: list[Any], why: str | None) -> None:
+    records = pa.RecordBatch.from_pydict(
+        {
+            "topic": ["t"] * 4, "partition": pa.array([0] * 4, pa.int32()), "offset": [0, 1, 2, 3],
+            "timestamp": pa.nulls(4, pa.timestamp("us", "UTC")), "key": [b"abc", b"7", None, b"abc"],
+            "value": [b'{"n": 1}'] * 3 + [None], "user": [*kept, kept[0]],
+        }
+    )  # fmt: skip
+    decode = JsonColumns(pa.schema([("n", pa.int64())]), "UTC")
+    found = Parse("json", decode, "", key)(records)
+    assert found.column("malformed").to_pylist() == [why, None, None, "the value is null"]
+    good = [{"n": 1, "user": one} for one in kept]
+    assert found.column("fields").to_pylist() == [None if why else good[0], *good[1:], None]
+
+
 @pytest.mark.parametrize("schema", ['{"a":1}', "5", "null", '{"type":"record","name":"r"}'])
 def test_what_is_no_avro_schema_is_said(schema: str) -> None:
     with pytest.raises(ValueError, match="value="):

@@ -40,6 +40,7 @@ from backend.spark.start import _check_clusters
         ({"starting": {"a": 3}}, "starting={'a': 3}: must be"),
         ({"max_offsets_per_trigger": 0}, "max_offsets_per_trigger=0"),
         ({"format": "xml"}, "format='xml'"),
+        ({"format": "typed"}, "format='typed': allowed are json, avro, raw, or a function"),
         ({"value": ""}, "value=''"),
         ({"key": "a int, b int"}, "key="),
         ({"key": "a"}, "key="),
@@ -75,6 +76,8 @@ def test_the_manifest_gets_what_a_replay_depends_on_and_nothing_secret():
     assert described["isolation"] == "read_committed"
     assert described["value"]["schema"] == "n int"
     assert "s3cret" not in json.dumps(described) + repr(source)
+    assert "key_parser" not in described
+    assert kafka("a", servers="h:1", value="n int", key="k int").describe()["key_parser"] == 2
 
 
 def test_identities_tell_a_topic_made_again_from_one_that_grew():

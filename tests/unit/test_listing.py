@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from backend.errors import SourceUnavailable, StorageFailed
+from backend.sources import results_files
 from backend.sources.archive import archive
 from backend.sources.archive_index import Archive
 from backend.sources.listing import files_below, is_folder
-from backend.sources.results_files import ResultsArchive
+from backend.sources.results_files import TOPIC, ResultsArchive
 from recovery import failures
 
 
@@ -80,6 +82,90 @@ def test_results_of_a_micro_batch_that_is_not_given_change_no_offsets(
             ResultsArchive(tmp_path).partitions()
     (index,) = ResultsArchive(tmp_path).partitions().values()
     assert [(piece.first, piece.last) for piece in index.slices] == [(0, 19), (20, 39)]
+
+
+def results(home: Path, version: int) -> Path:
+    place = home / f"batch={version}"
+    place.mkdir()
+    (place / f"results-00000-20-{'a' * 16}.parquet").touch()
+    return place
+
+
+class Listing:
+    """What `os.scandir` gives, decided beforehand."""
+
+    def __init__(self, entries: list[os.DirEntry[str]]) -> None:
+        self._entries = entries
+
+    def __enter__(self) -> Iterator[os.DirEntry[str]]:
+        return iter(self._entries)
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("known", [0, 4])
+def test_what_is_published_while_results_are_listed_changes_no_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    """POSIX leaves open whether a listing has what comes while it is made: here it has the second and not the first."""
+    archive, sound, due = ResultsArchive(tmp_path), os.scandir, [4]
+    for version in range(known):
+        results(tmp_path, version)
+    archive.partitions()
+    for version in range(known, 4):
+        results(tmp_path, version)
+
+    def scan(path: Any = ".") -> Any:
+        if Path(path) != tmp_path or not due:
+            return sound(path)
+        with sound(path) as listed:
+            entries = list(listed)
+        missed = results(tmp_path, due.pop())
+        last = results(tmp_path, 5)
+        with sound(path) as listed:
+            return Listing([*entries, *(entry for entry in listed if entry.name == last.name != missed.name)])
+
+    monkeypatch.setattr(os, "scandir", scan)
+    for _ in range(2):
+        (index,) = archive.partitions().values()
+        assert [piece.path.split("/")[0] for piece in index.slices] == [f"batch={version}" for version in range(6)]
+
+
+def test_results_that_are_replaced_while_they_are_listed_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound, places = os.scandir, [results(tmp_path, version) for version in range(3)]
+    due = [places[1]]
+
+    def scan(path: Any = ".") -> Any:
+        if Path(path) not in due:
+            return sound(path)
+        due.pop().rename(tmp_path / "_old")
+        results(tmp_path, 1)
+        return Listing([])  # the old one, whose files are deleted by now
+
+    monkeypatch.setattr(os, "scandir", scan)
+    (index,) = ResultsArchive(tmp_path).partitions().values()
+    assert [(piece.first, piece.path.split("/")[0]) for piece in index.slices] == [
+        (0, "batch=0"), (20, "batch=1"), (40, "batch=2"),
+    ]  # fmt: skip
+
+
+def test_results_that_never_stop_changing_are_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = itertools.cycle([{"batch=0": 0, "batch=9": 0}, {"batch=1": 0, "batch=9": 0}])
+    monkeypatch.setattr(results_files, "names_in", lambda *_: next(given))
+    with pytest.raises(StorageFailed, match="change while they are listed") as caught:
+        ResultsArchive(tmp_path).partitions()
+    assert failures.read(caught.value).kind is failures.Kind.PASSES
+
+
+def test_inodes_that_are_others_at_each_look_are_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results(tmp_path, 0)
+    inodes = itertools.count()
+    monkeypatch.setattr(results_files, "names_in", lambda *_: {"batch=0": next(inodes)})
+    archive = ResultsArchive(tmp_path)
+    assert archive.partitions() == archive.partitions() == {(TOPIC, 0): archive.partitions()[TOPIC, 0]}
 
 
 def test_a_directory_that_cannot_be_looked_at_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

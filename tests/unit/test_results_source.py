@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from backend.errors import HistoryLost, SourceDamaged, SourceWentBack
 from backend.sinks.parquet import ParquetSink
 from backend.sources import results_files
+from backend.sources.archive_files import BATCH_BYTES
 from backend.sources.archive_index import Slice
 from backend.sources.archive_reader import ArchiveStreamReader
+from backend.sources.archive_seen import DIRECTORY, Memory
 from backend.sources.formats import ValueFormat
 from backend.sources.results import results_of
 from backend.sources.results_files import TOPIC, ResultsArchive, read_results
@@ -157,6 +163,89 @@ def test_all_that_was_read_may_not_go_while_more_comes(tmp_path: Path) -> None:
     publish(tmp_path, story, *range(3, 30))
     with pytest.raises(SourceWentBack, match="results were taken away"):
         read_on(tmp_path, offset, 1)
+
+
+def read_to_the_end(one: ArchiveStreamReader) -> dict[str, Any]:
+    offset, after = None, one.initialOffset()
+    while after != offset:
+        offset, after = after, one.latestOffset(after, one.getDefaultReadLimit())
+    return after
+
+
+def test_a_micro_batch_costs_what_is_new_however_much_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(7, 50)
+    *before, last = [version for version in range(50) if story.rows[version]]
+    publish(tmp_path, story, *before)
+    archive = ResultsArchive(str(tmp_path / "out"))
+    archive.partitions()
+    read_to_the_end(reader(tmp_path))
+    assert len(Memory(str(tmp_path / "checkpoint"), 0).seen.files) <= 2 * story.shards
+    publish(tmp_path, story, last)
+    sound, scanned = os.scandir, list[str]()
+
+    def scan(path: Any = ".") -> Any:
+        scanned.append(Path(path).name)
+        return sound(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scan)
+        found = archive.partitions()
+        assert scanned == ["out", f"batch={last}", "out"]
+        assert archive.partitions() is found
+        assert scanned[3:] == ["out"]
+    anew = ResultsArchive(str(tmp_path / "out"))
+    assert anew.partitions() == found
+    assert anew.files == archive.files
+
+
+def test_a_first_job_that_was_taken_back_is_noticed(tmp_path: Path) -> None:
+    """By the job that reads it while it runs and when it starts, also where every file was remembered by itself."""
+    story = Story(7, 20)
+    publish(tmp_path, story, *range(20))
+    one = reader(tmp_path)
+    offset = read_to_the_end(one)
+    seen = Memory(str(tmp_path / "checkpoint"), 0).seen
+    archive = ResultsArchive(str(tmp_path / "out"))
+    archive.partitions()
+    plain = [msgspec.structs.replace(entry, digest=entry.digest.rpartition(" ")[0]) for entry in archive.files.values()]
+    old = msgspec.structs.replace(seen, files=plain).sealed()
+    sink = ParquetSink(tmp_path / "out", tmp_path / "err")
+    sink.resume_from(1)
+    sink.open("q")
+    other = story.other(random.Random(2), 2)
+    assert other is not None
+    sink.finish(*to_attempts(sink, 2, story.frames[2]))  # the same again
+    one.latestOffset(offset, one.getDefaultReadLimit())
+    sink.resume_from(1)
+    sink.finish(*to_attempts(sink, 2, other))
+    for there in (one, reader(tmp_path)):
+        with pytest.raises(SourceWentBack, match="replaced after it was read"):
+            there.latestOffset(offset, one.getDefaultReadLimit())
+    memory = tmp_path / "checkpoint" / DIRECTORY / "0.json"
+    memory.write_bytes(msgspec.json.encode(old))
+    with pytest.raises(SourceWentBack, match="replaced after it was read"):
+        reader(tmp_path).latestOffset(offset, one.getDefaultReadLimit())
+    publish_again = ParquetSink(tmp_path / "out", tmp_path / "err")
+    publish_again.resume_from(1)
+    publish_again.open("q")
+    publish_again.finish(*to_attempts(publish_again, 2, story.frames[2]))
+    reader(tmp_path).latestOffset(offset, one.getDefaultReadLimit())
+    assert Memory(str(tmp_path / "checkpoint"), 0).seen == seen
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_long_results_come_in_small_batches(tmp_path: Path, same: bool) -> None:
+    count, long = 1_000, 50_000
+    path = f"batch=0/results-00000-{count}-{'a' * 16}.parquet"
+    draw = random.Random(1)
+    values = [b"x" * long] * count if same else [draw.randbytes(long) for _ in range(count)]
+    (tmp_path / "batch=0").mkdir()
+    pq.write_table(pa.table({"a.b": values}), tmp_path / path)
+    schema = SCHEMA.set(5, pa.field("value", pa.struct([("a.b", pa.binary())])))
+    batches = list(read_results(str(tmp_path), TOPIC, 0, (0, count), [Slice(path, 0, count - 1, count)], [], schema))
+    assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(count))
+    assert [row["a.b"] for batch in batches for row in batch.column("value").to_pylist()] == values
+    assert max(batch.nbytes for batch in batches) < 2 * BATCH_BYTES
 
 
 def test_results_that_come_before_what_was_read_are_refused(tmp_path: Path) -> None:

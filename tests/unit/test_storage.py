@@ -85,7 +85,7 @@ def test_whatever_a_remote_filesystem_raises_is_named_and_passes(
 @pytest.mark.parametrize("raised", [ClientError("slow down"), OSError(errno.EBUSY, "slow down"), TimeoutError("slow")])
 @pytest.mark.parametrize(
     ("source", "call"),
-    [*((Archive, call) for call in ("info", "find", "open")), (ResultsArchive, "info"), (ResultsArchive, "find"),
+    [*((Archive, call) for call in ("info", "find", "open")), (ResultsArchive, "info"), (ResultsArchive, "ls"),
      (Written, "open")],
 )  # fmt: skip
 def test_so_is_what_an_archive_and_an_outbox_are_read_through(
