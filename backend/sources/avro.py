@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -124,6 +125,18 @@ def _by_index(schema: Any) -> Any:
     return made
 
 
+@cache
+def _reads_by_index() -> bool:
+    """Return whether the installed fastavro takes such schemas: nothing promises that it will."""
+    import fastavro
+
+    try:
+        schema = _by_index(fastavro.parse_schema(["null", "string"]))
+        return bool(fastavro.schemaless_reader(io.BytesIO(b"\x02\x02a"), schema, None) == "a")
+    except (*_BAD_VALUE, AttributeError):
+        return False
+
+
 class AvroDecoder:
     """Decode an array of Avro values; a function for `ValueFormat`, sent to the workers as its schema.
 
@@ -141,7 +154,8 @@ class AvroDecoder:
         import fastavro
         import pyarrow as pa
 
-        schema = _by_index(fastavro.parse_schema(json.loads(self._schema)))
+        parsed = fastavro.parse_schema(json.loads(self._schema))
+        schema = _by_index(parsed) if _reads_by_index() else parsed
         records: list[Any] = []
         for value in values.to_pylist():
             record = None
