@@ -208,6 +208,8 @@ def show(
     columns: Annotated[str | None, typer.Option("--columns", help="names, with commas; all unless given")] = None,
     form: Annotated[Format, typer.Option("--format", help="csv and parquet go to standard output")] = Format.TABLE,
     local_dir: LocalDir = None,
+    spark: Ask = False,
+    master: Master = "local[2]",
     as_json: Json = False,
 ) -> None:
     """Show state by event time and key, without stopping the job."""
@@ -224,11 +226,12 @@ def show(
         raise ValueError(f"--shard={unknown[0]}: allowed are 0 to {len(opened.shards) - 1}")
     parts: list[Any] = []
     left = limit + 1
-    for found in all_shards(opened, wanted, tracked(sorted(set(shard or opened.shards)), "shards")):
-        parts.append(chosen_columns(found, columns).slice(0, left))
-        left -= parts[-1].num_rows
-        if not left:
-            break
+    with _opened(checkpoint, local_dir, spark, master) as (opened, _):
+        for found in all_shards(opened, wanted, tracked(sorted(set(shard or opened.shards)), "shards")):
+            parts.append(chosen_columns(found, columns).slice(0, left))
+            left -= parts[-1].num_rows
+            if not left:
+                break
     report.write_rows(parts, limit, Format.JSON if as_json else form, report.as_of_json(opened))
 
 
@@ -240,6 +243,8 @@ def export(
     table: Annotated[str, typer.Option("--table", help=TABLES_HELP, autocompletion=_tables)] = "rows",
     version: Annotated[int | None, typer.Option("--version", help="as of this micro-batch", min=0)] = None,
     local_dir: LocalDir = None,
+    spark: Ask = False,
+    master: Master = "local[2]",
     as_json: Json = False,
 ) -> None:
     """Write state to Parquet, one file per shard, without stopping the job."""
@@ -249,19 +254,19 @@ def export(
 
     if out.exists():
         raise ValueError(f"out={str(out)!r}: exists already; give a new directory")
-    opened = Checkpoint(checkpoint, local_dir)
-    if is_within(real_place(out), real_place(opened.location)):
+    if is_within(real_place(out), real_place(Checkpoint(checkpoint, local_dir).location)):
         raise ValueError(f"out={str(out)!r}: lies in the checkpoint; give a directory outside of it")
     written: list[dict[str, Any]] = []
-    for shard in tracked(opened.shards, "shards"):
-        [found] = all_shards(opened, Wanted(table, version=version), [shard])
-        path = out / f"shard={shard:05d}.parquet"
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            pq.write_table(found, path)
-        except OSError as error:
-            raise storage_failed(error, str(out), "then export again, to a new directory") from error
-        written.append({"path": str(path), "rows": found.num_rows})
+    with _opened(checkpoint, local_dir, spark, master) as (opened, _):
+        for shard in tracked(opened.shards, "shards"):
+            [found] = all_shards(opened, Wanted(table, version=version), [shard])
+            path = out / f"shard={shard:05d}.parquet"
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                pq.write_table(found, path)
+            except OSError as error:
+                raise storage_failed(error, str(out), "then export again, to a new directory") from error
+            written.append({"path": str(path), "rows": found.num_rows})
     if as_json:
         report.print_json(written)
     else:

@@ -139,7 +139,7 @@ def check_place(place: str | os.PathLike[str], option: str) -> str:
     """Check a path or URI that the driver, its executors and the next driver must all reach; nothing is made.
 
     Returns:
-        The place as text; a relative path made absolute, because Spark's JVM and its workers may stand elsewhere.
+        The place as text, made `absolute`.
 
     Raises:
         ValueError: Not a path, of a protocol that is not known or whose package is missing, one that only this
@@ -161,7 +161,16 @@ def check_place(place: str | os.PathLike[str], option: str) -> str:
             raise ValueError(
                 f"{option}={text!r}: {error}; allowed is what fsspec knows and has a package for"
             ) from None
-    return text if found or text.startswith("file:") else str(Path(text).absolute())
+    return absolute(text)
+
+
+def absolute(location: str) -> str:
+    """Make a relative path absolute, because Spark's JVM and its workers may stand elsewhere; URIs stay.
+
+    >>> absolute("s3://bucket/c"), absolute("file:/c"), absolute("/c")
+    ('s3://bucket/c', 'file:/c', '/c')
+    """
+    return location if "://" in location or location.startswith("file:") else str(Path(location).absolute())
 
 
 _OF_ONE_PROCESS = ("memory", "data", "reference", "zip", "tar", "libarchive")

@@ -25,7 +25,7 @@ from recovery.changelog.records import Kind
 from recovery.commit.manifest import Manifest, changelog_uri, query_id, read_manifest
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
 from recovery.commit.shard_directory import Generation
-from recovery.files import Files, open_files
+from recovery.files import Files, absolute, open_files
 from recovery.jobs import queue_files, snapshots
 from recovery.queue.entries import entries_behind
 
@@ -106,6 +106,8 @@ class Checkpoint:
         pointers: What Spark's state says, by shard, when somebody has asked it.
 
     Attributes:
+        location: The checkpoint; a relative path made absolute, because executors stand in other directories.
+        local_dir: Local state on this host, likewise; a variable in it is each executor's own.
         shown: Shard -> the record of the state that was last read of it as a table.
 
     Raises:
@@ -116,11 +118,14 @@ class Checkpoint:
     def __init__(
         self, location: str, local_dir: Path | None = None, pointers: Mapping[int, Commit] | None = None
     ) -> None:
-        self.location = location.rstrip("/") or location[:1]
+        place = location.rstrip("/") or location[:1]
+        self.files: Files = open_files(place)
+        self.location = absolute(place)
         self.local_dir = local_dir or Path(tempfile.gettempdir()) / "rewind"
+        if "$" not in str(self.local_dir):
+            self.local_dir = self.local_dir.absolute()
         if self.local_dir.exists() and not self.local_dir.is_dir():
             raise ValueError(f"local_dir={str(self.local_dir)!r}: is a file, must be a directory")
-        self.files: Files = open_files(self.location)
         self.shown: dict[int, CommitRecord] = {}
         self._pointers = dict(pointers) if pointers is not None else None
         manifest = read_manifest(self.location)
@@ -174,31 +179,44 @@ class Checkpoint:
                 else "none: there is no micro-batch yet"
             )
             raise ValueError(f"version={version}: allowed are {allowed}")
-        newest = self._newest(shard)
-        if newest is None or version is None or newest.version <= version:
-            return newest
-        return self._ancestor(shard, newest, version)
-
-    def _newest(self, shard: int) -> Commit | None:
-        if self._pointers is not None:
-            return self._pointers.get(shard)
-        versions = self.versions()
-        if not versions:
+        candidates, queued = self._candidates(shard)
+        if not candidates:
             return None
-        commits = {entry.commit for entry in self.changelog.entries(shard) if entry.commit.version <= versions[-1]}
-        if not commits:
-            return None
-        last = max(commit.version for commit in commits)
-        candidates = [commit for commit in commits if commit.version == last]
-        queued = last in entries_behind(queue_files(self.location), shard, last - 1)
+        newest = candidates[0].version
+        if version is not None and version < newest and not queued:
+            older = self._common_ancestor(shard, candidates, version)
+            if older is not None:
+                return older
         if len(candidates) + queued > 1:
             raise Undecided(
-                f"{len(candidates) + queued} attempts logged micro-batch {last}" + ", one of them as queued" * queued,
+                f"{len(candidates) + queued} attempts logged micro-batch {newest}" + ", one of them as queued" * queued,
                 where=f"shard {shard}",
                 why="only one of them is committed, and only Spark's state says which",
-                command=f"rewind inspect {quote(self.location)} --spark",
+                command=f"rewind inspect {quote(self.location)} --spark; verify, show and export take --spark, too",
             )
         return candidates[0]
+
+    def _candidates(self, shard: int) -> tuple[list[Commit], bool]:
+        """Give the commits of which one is the newest, and whether it may be one that queued its input instead."""
+        if self._pointers is not None:
+            return [self._pointers[shard]] if shard in self._pointers else [], False
+        committed = max(self.versions(), default=-1)
+        commits = {entry.commit for entry in self.changelog.entries(shard) if entry.commit.version <= committed}
+        if not commits:
+            return [], False
+        last = max(commit.version for commit in commits)
+        queued = last in entries_behind(queue_files(self.location), shard, last - 1)
+        return [commit for commit in commits if commit.version == last], queued
+
+    def _common_ancestor(self, shard: int, candidates: Sequence[Commit], version: int) -> Commit | None:
+        """Give the commit as of a version; None where it depends on which of the candidates is the newest."""
+        try:
+            found = {self._ancestor(shard, candidate, version) for candidate in candidates}
+        except RewindError:
+            if len(candidates) == 1:
+                raise
+            return None
+        return found.pop() if len(found) == 1 else None
 
     def _ancestor(self, shard: int, newest: Commit, version: int) -> Commit:
         """Follow the lineage back to a version: the records of failed attempts are never on it."""

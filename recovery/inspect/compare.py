@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import xxhash
 
-from backend.batch import RESULT_FIELDS, published_name
+from backend.batch import ADDED_BY_SINKS, RESULT_FIELDS, published_name
 from backend.python_rows import python_values
 from backend.store.protocol import Region
 from backend.stores.named import BY_KEY, TIME_BYTES
@@ -23,7 +23,6 @@ from backend.windows.definitions import Window
 from recovery.inspect.checkpoint_view import Checkpoint
 
 FLOAT_DIGITS = 9
-NOT_COMPARED = ("reason", "revision", "shard", "version", "sequence", "batch", "id", "retracts")
 CLOCKED = frozenset({Region.COMMIT, Region.REVISIONS, Region.OPERATOR, Region.REJECTED})
 """Regions whose rows hold batch times or sequence numbers, or what was decided by a batch time."""
 MAX_SAMPLES = 5
@@ -86,7 +85,8 @@ class Difference:
 
 def read_output(checkpoint: Checkpoint, results: Path, errors: Path) -> Output:
     """Read what a run wrote, and the state that it committed."""
-    windows, windows_doubled = last_revisions(_table(results), window_columns(checkpoint.manifest.entries))
+    entries = checkpoint.manifest.entries
+    windows, windows_doubled = last_revisions(_table(results), window_columns(entries), not_compared(entries))
     found: dict[Row, int] = {}
     for row in _rows(_table(errors), ("stream", "partition", "offset", "reason")):
         found[row] = found.get(row, 0) + 1
@@ -107,7 +107,19 @@ def window_columns(entries: Mapping[str, Any]) -> list[str]:
     return [*shard, *Window(**operator["window"]).columns, *(published_name(name) for name, _ in operator["keys"])]
 
 
-def last_revisions(results: pa.Table, place: Sequence[str]) -> tuple[dict[Row, Row], int]:
+def not_compared(entries: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give the columns of the results that differ between two sound runs; those of `process` are all the job's own.
+
+    Args:
+        entries: The manifest's.
+    """
+    ours = entries.get("operator", {}).get("operator") in ("window", "join")
+    return (*ADDED_BY_SINKS, "reason", "revision") if ours else ADDED_BY_SINKS
+
+
+def last_revisions(
+    results: pa.Table, place: Sequence[str], apart: Sequence[str] = ADDED_BY_SINKS
+) -> tuple[dict[Row, Row], int]:
     """Give the aggregates of each window's last revision, and how many rows are there twice.
 
     Without windows (a join, `process`) every row is compared: its number of copies stands for a revision.
@@ -115,9 +127,10 @@ def last_revisions(results: pa.Table, place: Sequence[str]) -> tuple[dict[Row, R
     Args:
         results: What was published.
         place: As `window_columns` gives them.
+        apart: As `not_compared` gives them.
     """
     leading = [field.name for field in RESULT_FIELDS] if place else []
-    rest = [name for name in results.column_names if name not in (*NOT_COMPARED, *leading, *place)]
+    rest = [name for name in results.column_names if name not in (*apart, *leading, *place)]
     if not results.num_rows:
         return {}, 0
     if not place:

@@ -56,8 +56,9 @@ class RewindStateSource(DataSource):  # type: ignore[misc]  # pyspark is not typ
         return from_arrow_schema(_signed(table_schema(checkpoint, wanted.table)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Give the reader of a batch query."""
-        return _Reader(dict(self.options))
+        """Give the reader of a batch query, with the place that a relative path names here: executors are elsewhere."""
+        options = {name.lower(): value for name, value in self.options.items()}
+        return _Reader({**options, "path": _asked(options)[0].location})
 
 
 class _Reader(DataSourceReader):  # type: ignore[misc]

@@ -6,6 +6,7 @@ by one that refuses to be called.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -154,13 +155,92 @@ def _declaration(name: str, stored: Mapping[str, Any], free: Mapping[str, Any]) 
 def type_of(name: str) -> pa.DataType:
     """Give a type by the name that it has in a manifest.
 
+    >>> str(type_of("struct<at: timestamp[us, tz=UTC], tags: list<element: string not null>>")[1].type.value_type)
+    'string'
+
     Raises:
-        ValueError: The name says too little, as those of nested types do.
+        ValueError: The name says too little, as that of a struct may that has a colon in the name of a field.
     """
-    if name.startswith("timestamp["):
-        unit, _, zone = name[len("timestamp[") : -1].partition(", tz=")
-        return pa.timestamp(unit, zone or None)
-    if name.startswith("decimal128("):
-        precision, _, scale = name[len("decimal128(") : -1].partition(", ")
-        return pa.decimal128(int(precision), int(scale))
-    return pa.type_for_alias(name)
+    text = _TypeName(name)
+    try:
+        kind = text.read()
+    except (ValueError, TypeError, IndexError):
+        kind = None
+    if kind is None or text.rest or _without_names(str(kind)) != _without_names(name):
+        raise ValueError(f"type {name!r}: it cannot be told from its name; the table rows has the bytes")
+    return kind
+
+
+_WORD = r"\w+(?:\[[^]]*\]|\([^)]*\))?"
+_OTHER_NAME = r" \('[^']*'\)"
+"""Of what is in a map, where it is not Arrow's own; nothing that is stored depends on it."""
+_LISTS: dict[str, Callable[[pa.Field], pa.DataType]] = {
+    "list": pa.list_,
+    "large_list": pa.large_list,
+    "list_view": pa.list_view,
+    "large_list_view": pa.large_list_view,
+}
+
+
+class _TypeName:
+    """Arrow's name of a type, read from its beginning on; what does not fit is a `ValueError`.
+
+    Attributes:
+        rest: What is not read yet.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.rest = name
+
+    def read(self) -> pa.DataType:
+        """Read a type."""
+        word = self._take(f"({_WORD})")
+        if not self.rest.startswith("<"):
+            return _plain_type(word)
+        self._take("(<)")
+        kind = self._nested(word)
+        self._take("(>)")
+        return pa.list_(kind[0], int(self._take(r"\[(\d+)\]"))) if word == "fixed_size_list" else kind
+
+    def _nested(self, word: str) -> pa.DataType:
+        if word in _LISTS:
+            return _LISTS[word](self._field())
+        if word in ("struct", "fixed_size_list"):
+            fields: list[pa.Field] = []
+            while not self.rest.startswith(">"):
+                fields.append(self._field())
+                self._take("((?:, )?)")
+            return pa.struct(fields)
+        if word == "map":
+            key, _ = self.read(), self._take(f"((?:{_OTHER_NAME})?, )")
+            value, _ = self.read(), self._take(f"((?:{_OTHER_NAME})?)")
+            return pa.map_(key, value, self._take(f"((?:, keys_sorted)?)(?:{_OTHER_NAME})?") != "")
+        if word == "dictionary":
+            self._take("(values=)")
+            values, _ = self.read(), self._take("(, indices=)")
+            return pa.dictionary(self.read(), values, self._take("(?:, ordered=([01]))") == "1")
+        raise ValueError(word)
+
+    def _field(self) -> pa.Field:
+        name, kind = self._take("(.*?): "), self.read()
+        return pa.field(name, kind, not self._take("((?: not null)?)"))
+
+    def _take(self, pattern: str) -> str:
+        found = re.match(pattern, self.rest, re.DOTALL)
+        if found is None:
+            raise ValueError(self.rest)
+        self.rest = self.rest[found.end() :]
+        return found[1]
+
+
+def _plain_type(name: str) -> pa.DataType:
+    kind, *parts = re.split(r"[\[(]|, |[\])]", name)
+    if kind == "timestamp":
+        return pa.timestamp(parts[0], parts[1].removeprefix("tz=") or None)
+    if re.fullmatch("decimal(32|64|128|256)", kind):
+        return getattr(pa, kind)(int(parts[0]), int(parts[1]))
+    return pa.binary(int(parts[0])) if kind == "fixed_size_binary" else pa.type_for_alias(name)
+
+
+def _without_names(name: str) -> str:
+    return re.sub(_OTHER_NAME, "", name)

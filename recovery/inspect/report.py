@@ -219,6 +219,10 @@ def _readable(name: str, value: Any) -> Any:
         return value.hex()
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, list | tuple):
+        return [_readable("", item) for item in value]
+    if isinstance(value, dict):
+        return {part: _readable("", item) for part, item in value.items()}
     return moment(value) if name in _TIMES and isinstance(value, int) else value
 
 

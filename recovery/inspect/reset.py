@@ -89,7 +89,9 @@ def plan_reset(
         paths = _paths(location, home, tuple(directories))
         return Reset(location, home, tuple(directories), paths, stays, (), local_only=False, owners=directories)
     opened = Checkpoint(location, local_dir)
+    location = opened.location
     home = _home(local_dir, _query_id(opened))
+    known = home is not None
     if local_only:
         stays = ("results and errors", f"{location}: the next start restores from it", *_none(home))
         return Reset(location, home, (), _paths(None, home, ()), stays, (), local_only=True)
@@ -113,7 +115,7 @@ def plan_reset(
         tuple(directories),
         _paths(location, home, tuple(directories)),
         tuple(notes),
-        tuple(_offsets(opened)) if home is not None or others else (),
+        tuple(_offsets(opened)) if known else (),
         local_only=False,
         owners=directories,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,8 +76,30 @@ def as_table(shard: int, rows: Iterator[Row]) -> pa.Table:
 
 
 def _texts(row: Row) -> Row:
-    return {name: _json(row[name]) for name in ("key", "map_key", "value") if name in row}
+    return {name: as_json(row[name]) for name in ("key", "map_key", "value") if name in row}
 
 
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
+def as_json(value: Any) -> str:
+    """Return a key or a value as JSON: bytes as hex, and as text the numbers that JSON has not.
+
+    >>> as_json((b"\\xde\\xad", float("nan"), {b"\\x01": float("-inf")}))
+    '["dead","NaN",{"01":"-Infinity"}]'
+    """
+    return msgspec.json.encode(_plain(value), enc_hook=str).decode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {_name(name): _plain(item) for name, item in value.items()}
+    return value
+
+
+def _name(key: Any) -> Any:
+    """Give the key of a dict as JSON can have it."""
+    return as_json(key) if key is None or isinstance(key, bool | tuple) else _plain(key)

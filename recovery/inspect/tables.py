@@ -16,12 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from backend.batch import MAX_TIME, MIN_TIME, TIME
+from backend.batch import MAX_TIME, MIN_TIME, STREAM, TIME
 from backend.errors import StateUnavailable
 from backend.joins.options import SIDES
 from backend.joins.spec import JoinSpec
 from backend.joins.views import SideView
 from backend.keys import decode_columns
+from backend.messages.keys import stamps
+from backend.messages.layout import OFFSET_FIRST
 from backend.python_rows import arrow_value, python_values
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
@@ -33,7 +35,7 @@ from backend.windows.operator import WindowOperator
 from recovery.commit.pointer import COMMIT_KEY, CommitRecord, decode_record
 from recovery.inspect.checkpoint_view import PANED, Checkpoint, readable, region_name
 from recovery.inspect.known_operator import known_join, store_of, type_of, window_operator
-from recovery.inspect.stores import STORE, as_table, rows_of
+from recovery.inspect.stores import STORE, as_json, as_table, rows_of
 
 TABLES = ("windows", "aggregates", "messages", "rows")
 """A join has `left` and `right` for the messages of its sides. Each store of `process()` is a table of its name."""
@@ -241,7 +243,8 @@ def _store(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     (view, record), (declaration, region) = found, named
     work = Workspace(view, record.bounds)
     rows = rows_of(declaration.bind(work, region, record.time_ms), work, region, record.time_ms)
-    return as_table(shard, (row for row in rows if wanted.has_key(row["key"]) and _in_time(row, wanted)))
+    chosen = (row for row in rows if wanted.has_key(row["key"], as_json(row["key"])) and _in_time(row, wanted))
+    return as_table(shard, chosen)
 
 
 def _in_time(row: dict[str, Any], wanted: Wanted) -> bool:
@@ -295,19 +298,17 @@ def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
 
 
 def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecord | None, wanted: Wanted) -> pa.Table:
-    join = known_join(_entry(checkpoint))
-    if join is not None:
-        return _side_rows(join, Workspace(store, record.bounds if record is not None else {}), wanted)
+    work = Workspace(store, record.bounds if record is not None else {})
     try:
-        operator = window_operator(_entry(checkpoint))
+        operator = known_join(_entry(checkpoint)) or window_operator(_entry(checkpoint))
     except ValueError:  # the job's own types or functions: the bytes, then
         wanted.check_whole()
-        stored, values = store.scan_arrays(*region_range(Region.MESSAGES))
-        return pa.table({"key": pa.array(stored, pa.binary()), "value": pa.array(values, pa.binary())})
+        return _stored_messages(store, wanted.table, _entry(checkpoint))
+    if isinstance(operator, JoinSpec):
+        return _side_rows(operator, work, wanted)
     low = wanted.start if wanted.start is not None else MIN_TIME
     high = wanted.end if wanted.end is not None else MAX_TIME
     by_time = operator.spec.window.by_time  # by number of messages the view counts in offsets
-    work = Workspace(store, record.bounds if record is not None else {})
     table = views.messages(operator.kind, work, *((low, high) if by_time else (MIN_TIME, MAX_TIME)))
     keys = [python_values(table[name]) for name in _key_names(operator) if name in table.column_names]
     times = table[TIME].to_pylist() if TIME in table.column_names else [None] * table.num_rows
@@ -316,6 +317,16 @@ def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecor
         for at, time in enumerate(times)
     ]
     return table.filter(pa.array(keep, pa.bool_()))
+
+
+def _stored_messages(store: RocksStore, table: str, entry: dict[str, Any]) -> pa.Table:
+    """Give the messages of a table as bytes; a join's two sides are told apart by their streams."""
+    keys, values = store.scan_arrays(*region_range(Region.MESSAGES))
+    found = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+    if table not in SIDES or not found.num_rows:
+        return found
+    left = stamps(OFFSET_FIRST, keys)[STREAM].to_numpy() < entry["left_streams"]
+    return found.filter(pa.array(left == (table == SIDES[0])))
 
 
 def _side_rows(join: JoinSpec, work: Workspace, wanted: Wanted) -> pa.Table:

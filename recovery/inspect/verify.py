@@ -25,7 +25,7 @@ from backend.store.workspace import Workspace
 from recovery.commit.outputs import read_outputs
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
 from recovery.commit.spark_files import check_state, damaged_spark_files
-from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy
+from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy, Undecided
 from recovery.jobs import message_log
 from recovery.restore.prove import check_messages
 
@@ -65,11 +65,12 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
     if not any(copies.values()):
         yield _note("local state", str(checkpoint.local_dir), "there is none of this query: not checked (--local-dir)")
     for shard, local in copies.items():
-        commit, record = None, None
+        commit, record, known = None, None, True
         try:
             commit = checkpoint.committed(shard)
         except RewindError as error:
-            yield _of(error, PROBLEM, "lineage")
+            yield _unknown(checkpoint, error)
+            known = False
         yield from _changelog(checkpoint, shard, commit)
         if commit is not None:
             try:
@@ -82,7 +83,16 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from _snapshots(checkpoint, shard)
         if local is not None:
             yield from _local(local, shard, commit, record)
-            yield from _ahead(checkpoint, local, shard, commit)
+            if known:
+                yield from _ahead(checkpoint, local, shard, commit)
+
+
+def _unknown(checkpoint: Checkpoint, error: RewindError) -> Finding:
+    """Say why a shard's commit is not known: that attempts ran again is no damage."""
+    if not isinstance(error, Undecided):
+        return _of(error, PROBLEM, "lineage")
+    command = f"rewind verify {quote(checkpoint.location)} --spark"
+    return Finding(NOTE, "lineage", error.where, f"{error.what}: {error.why}", command)
 
 
 def _beside(checkpoint: Checkpoint) -> Iterator[Finding]:

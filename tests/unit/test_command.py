@@ -10,18 +10,21 @@ import re
 import shutil
 import time
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
 from backend.errors import PointerDamaged, StateCorrupted, StateUnavailable
 from backend.rocks import RocksStore
+from backend.store.protocol import Changes
 from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog import open_changelog
 from recovery.changelog.protocol import place_and_growth
@@ -255,6 +258,55 @@ def test_two_attempts_of_the_committed_version_need_spark(little: Little) -> Non
     little.attempt(0, 4)
     little.committed("4")
     assert Checkpoint(str(little.location), little.local).committed(0) == little.commit(0), "a later commit decides"
+
+
+def test_before_an_undecided_micro_batch_a_version_is_known_where_all_attempts_were_made_on_it(little: Little) -> None:
+    little.done[0].pop()
+    little.attempt(0, 3)
+    checkpoint = Checkpoint(str(little.location), little.local)
+    assert [checkpoint.committed(0, version) for version in range(3)] == [little.commit(0, at) for at in range(3)]
+    assert {row["shard"] for row in little.run("show", "rows", "--version", "2")["rows"]} == {0, 1}
+    with pytest.raises(Undecided):
+        checkpoint.committed(0, 3)
+    records = [checkpoint.changelog.read(0, little.commit(0, version)).record for version in (1, 3)]
+    ancestors = [records[0].commit, *records[0].ancestors]
+    other = replace(records[1], commit=Commit(3, "f" * 32), parent=ancestors[0], ancestors=ancestors)
+    checkpoint.changelog.append(other, Changes([], []))
+    assert [checkpoint.committed(0, version) for version in range(2)] == [little.commit(0, at) for at in range(2)]
+    with pytest.raises(Undecided, match="3 attempts logged micro-batch 3"):
+        checkpoint.committed(0, 2)
+    flip(checkpoint.changelog.files.root / "0" / f"{other.commit.name}.delta")
+    with pytest.raises(Undecided):
+        checkpoint.committed(0, 0)
+
+
+def test_attempts_that_ran_again_are_no_damage(little: Little) -> None:
+    little.done[0].pop()
+    little.attempt(0, 3)
+    found = little.run("verify")
+    assert levels(found, "problem") == []
+    [note] = levels(found, "note")
+    assert (note["check"], note["where"], "2 attempts logged micro-batch 3" in note["what"]) == (
+        "lineage",
+        "shard 0",
+        True,
+    )
+    assert note["next"] == f"rewind verify {little.location} --spark"
+
+
+def test_show_and_export_ask_spark_where_only_it_knows(
+    little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    little.done[0].pop()
+    little.attempt(0, 3)
+    pointers = {shard: done[-1].pointer for shard, done in little.done.items()}
+    monkeypatch.setattr("recovery.inspect.user_job.session", nullcontext)
+    monkeypatch.setattr("recovery.restore.replay.read_pointers", lambda spark, location, shards: pointers)
+    asked = ("--spark", "--master", "local[1]")
+    assert little.run("show", "rows", code=1)["error"]["code"] == "Undecided"
+    assert [shard["version"] for shard in little.run("show", "rows", *asked)["as_of"]] == [3, 3]
+    assert little.run("export", str(tmp_path / "out"), code=1)["error"]["code"] == "Undecided"
+    assert len(little.run("export", str(tmp_path / "out"), *asked)) == 2
 
 
 def test_an_attempt_that_logged_what_another_one_queued_is_not_taken_for_committed(little: Little) -> None:

@@ -64,6 +64,18 @@ def test_show_windows(home: Path) -> None:
     ]
 
 
+def test_a_relative_place_means_what_it_meant_where_it_was_given(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recovery.inspect.data_source import RewindStateSource
+
+    monkeypatch.chdir(home)
+    opened = Checkpoint("checkpoint/", Path("local"))
+    assert (opened.location, opened.local_dir) == (str(home / "checkpoint"), home / "local")
+    assert Checkpoint("checkpoint", Path("$HERE/local")).local_dir == Path("$HERE/local")
+    reader = RewindStateSource({"Path": "checkpoint", "table": "windows"}).reader(None)
+    monkeypatch.chdir("/")
+    assert sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)) == 3
+
+
 def test_show_by_time_range(home: Path) -> None:
     one = run(home, "show", "windows", "--from", "1970-01-01T00:00:10", "--to", "1970-01-01T00:00:20")
     assert [row["start"] for row in one["rows"]] == ["1970-01-01T00:00:10.000Z"]

@@ -30,6 +30,8 @@ from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
+from recovery.inspect.known_operator import type_of
+from recovery.inspect.stores import as_json
 from recovery.testing import OperatorTester
 from recovery.testing.tester import QUERY_ID
 from tests.support.windows import FIELDS, make_checkpoint
@@ -138,16 +140,17 @@ def test_only_what_there_is(made: Callable[[str], Path], tmp_path: Path) -> None
     assert pq.read_table(out)["start"].to_pylist() == [1000, 2000, 25_000, 26_000]
 
 
-def join_checkpoint(home: Path) -> Path:
+def join_checkpoint(home: Path, more: pa.DataType | None = None, value: Any = None) -> Path:
     """Left: anna at 1 and 11 s, bert at 2 s; right: anna at 5 s. One micro-batch confirmed, an empty one staged."""
-    side = pa.schema([("k", pa.string()), ("x", pa.int64()), ("unused", pa.binary())])
-    kept = {"left_retention": "1 hour", "right_retention": "1 hour", "left_fields": ["x"], "right_fields": ["x"]}
+    side = pa.schema([("k", pa.string()), ("x", pa.int64()), ("unused", pa.binary()), ("more", more or pa.int8())])
+    fields = ["x", "more"]
+    kept = {"left_retention": "1 hour", "right_retention": "1 hour", "left_fields": fields, "right_fields": fields}
     spec = join_spec(side, side, on="k", within="10 s", max_ahead=None, **kept)
     operator = JoinOperator(spec)
     tester = OperatorTester(operator, pa.schema([f for s in spec.sides for f in s.columns]), home, now_ms=9_000)
     left = [("anna", 1, 10), ("bert", 2, 20), ("anna", 11, 30)]
-    tester.send([{"_time": at * 1000, "left.k": k, "left.x": x} for k, at, x in left], stream=0)
-    tester.send([{"_time": 5_000, "right.k": "anna", "right.x": 40}], stream=1)
+    tester.send([{"_time": at * 1000, "left.k": k, "left.x": x, "left.more": value} for k, at, x in left], stream=0)
+    tester.send([{"_time": 5_000, "right.k": "anna", "right.x": 40, "right.more": value}], stream=1)
     tester.batch()
     tester.batch()
     location = home / "checkpoint"
@@ -174,6 +177,66 @@ def test_sides_of_a_join(tmp_path: Path) -> None:
     (home / "local").rename(tmp_path / "away")
     assert "allowed are left, right, rows" in " ".join(show(home, "messages", code=2).split())
     assert f"rewind show {home / 'checkpoint'} left --local-dir" in show(home, "left", code=1)
+
+
+NESTED = pa.struct(
+    [("at", pa.timestamp("us", "UTC")), ("tags", pa.list_(pa.binary())), ("m", pa.map_("string", "int8"))]
+)
+
+
+def test_sides_of_a_join_with_nested_fields(tmp_path: Path) -> None:
+    home = join_checkpoint(tmp_path, NESTED, {"at": 0, "tags": [b"\xde\xad", None], "m": [("a", 1)]})
+    whole = {"at": "1970-01-01T00:00:00+00:00", "tags": ["dead", None], "m": [["a", 1]]}
+    assert [row["more"] for row in show(home)] == [whole] * 3
+
+
+def test_a_side_whose_types_have_no_certain_names_is_shown_as_bytes(tmp_path: Path) -> None:
+    home = join_checkpoint(tmp_path, pa.struct([("a: b", pa.int8())]))
+    assert [len(show(home, side)) for side in ("left", "right")] == [3, 1]
+    assert {*show(home)[0]} == {"key", "value", "shard", "commit"}
+
+
+@pytest.mark.parametrize("window", [win.session("12 s"), win.sliding("10 s")])
+def test_windows_of_messages_with_nested_fields(window: Any, tmp_path: Path) -> None:
+    fields = pa.schema([("k", pa.string()), ("x", NESTED)])
+    own = {"own": agg.over_all("x", function=len, output=pa.int64())}
+    operator = WindowOperator(window_spec(window, fields, own, keys=["k"], retention="1 hour", max_ahead=None))
+    tester = OperatorTester(operator, fields, tmp_path, now_ms=9_000)
+    tester.batch([{"_time": 1_000, "k": "anna", "x": {"tags": [b"\xde\xad"]}}])
+    tester.batch()
+    location = tmp_path / "checkpoint"
+    entries = {"operator": operator.describe(), "changelog": str(tmp_path / "changelog")}
+    write_manifest(str(location), Manifest(1, (0,), entries))
+    (location / "metadata").write_text(json.dumps({"id": QUERY_ID}))
+    (location / "commits").mkdir()
+    for version in range(2):
+        (location / "commits" / str(version)).write_text("v1")
+    assert [row["k"] for row in show(tmp_path)] == ["anna"]
+    assert [row["x"]["tags"] for row in show(tmp_path, "messages")] == [["dead"]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.field("element", pa.decimal128(10, -2), nullable=False)),
+        pa.large_list(pa.list_(pa.binary(16), 3)),
+        pa.struct([("a", pa.int8()), ("b c", pa.struct([])), ("d, e", pa.timestamp("ns", "+01:00"))]),
+        pa.map_(pa.string(), pa.list_(NESTED), keys_sorted=True),
+        pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", NESTED)),
+        pa.dictionary(pa.int32(), pa.large_string(), ordered=True),
+    ],
+)
+def test_types_are_known_by_their_names(kind: pa.DataType) -> None:
+    assert type_of(str(kind)) == kind
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "struct<a: b: int8>", "struct<a: int8, >", "list<int8>", "list<item: int8>>", "decimal128(1)", "mine<>"],
+)
+def test_names_that_no_type_has_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be told from its name"):
+        type_of(name)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +344,30 @@ def test_stores_by_name(stores: Path, name: str, wanted: dict[str, str]) -> None
     rows = show(stores, name, "--key", "bert")
     assert {name: value for name, value in rows[-1].items() if value is not None} == {"shard": 0, **wanted}
     assert all("bert" in row["key"] for row in rows)
+
+
+def test_bytes_in_stores_are_hex_and_numbers_that_json_has_not_are_texts(tmp_path: Path) -> None:
+    declared = [key_value_store("totals"), map_state("by name"), session_store("visits", retention="1 day")]
+
+    def put(messages: pa.Table, context: Any) -> None:
+        for key in messages["k"].to_pylist():
+            context["totals"].put((key, b"\xde\xad"), [float("nan"), float("inf"), -float("inf"), {"raw": b"\xff"}])
+            context["totals"].put(b"\xbe\xef", 1.5)
+            context["by name"].update_value(key, b"\x00\x01", float("inf"))
+            context["visits"].put(SessionKey(float("inf"), 1, 2), b"\xff")
+
+    operator = ProcessOperator(put, pa.schema([("a", pa.int64())]), stores=declared, fields=["k", "x"])
+    make_checkpoint(tmp_path, operator, FIELDS)
+    value = '["NaN","Infinity","-Infinity",{"raw":"ff"}]'
+    rows = show(tmp_path, "totals")
+    assert {row["key"]: row["value"] for row in rows} == {
+        '"beef"': "1.5", '["anna","dead"]': value, '["bert","dead"]': value
+    }  # fmt: skip
+    assert [row["key"] for row in show(tmp_path, "totals", "--key", "dead")] == ['["anna","dead"]', '["bert","dead"]']
+    assert [row["value"] for row in show(tmp_path, "totals", "--key", "beef")] == ["1.5"]
+    assert {(row["map_key"], row["value"]) for row in show(tmp_path, "by name")} == {('"0001"', '"Infinity"')}
+    assert [(row["key"], row["value"]) for row in show(tmp_path, "visits", "--key", "Inf")] == [('"Infinity"', '"ff"')]
+    assert as_json({(1, b"\x01"): 1, None: True, 1.5: None}) == '{"[1,\\"01\\"]":1,"null":true,"1.5":null}'
 
 
 def test_stores_by_time(stores: Path) -> None:

@@ -17,7 +17,15 @@ from backend.stores.standalone import StoreSet
 from backend.windows.definitions import Window, sliding, tumbling
 from recovery.drill.run import Run, unmoved
 from recovery.drill.scenarios import CATALOGUE, choose
-from recovery.inspect.compare import Output, _rounded, compare, last_revisions, state_digest, window_columns
+from recovery.inspect.compare import (
+    Output,
+    _rounded,
+    compare,
+    last_revisions,
+    not_compared,
+    state_digest,
+    window_columns,
+)
 
 PLACE = ("window_start", "window_end", "k")
 ROW = {"reason": "full", "revision": 0, "window_start": 0, "window_end": 10, "k": "a", "n": 1, "mean": 0.1, "shard": 0}
@@ -88,6 +96,22 @@ def test_where_a_source_partition_is_a_shard_each_has_windows_of_its_own() -> No
 def test_rows_without_windows_are_counted() -> None:
     rows = pa.Table.from_pylist([{"x": 1, "shard": 0}, {"x": 1, "shard": 1}, {"x": 2, "shard": 0}])
     assert last_revisions(rows, [])[0] == {(1,): (2,), (2,): (1,)}
+
+
+def test_columns_of_a_jobs_own_are_compared_whatever_their_names() -> None:
+    schema = pa.schema([(name, pa.string()) for name in ("reason", "revision", "retracts")])
+    operator = ProcessOperator(lambda messages, context: None, schema)
+    apart = not_compared({"operator": operator.describe()})
+
+    def rows(**wrong: str) -> Any:
+        row = {"reason": "a", "revision": "b", "retracts": "c", "shard": 0, "id": "0-0-1", **wrong}
+        return last_revisions(pa.Table.from_pylist([row]), [], apart)[0]
+
+    assert rows() == rows(id="0-0-2") == {("a", "b", "c"): (1,)}
+    for name in schema.names:
+        assert rows(**{name: "wrong"}) != rows(), name
+    wrong = last_revisions(table({"retracts": 1}), PLACE)[0]
+    assert wrong != last_revisions(table({"retracts": 2}), PLACE)[0], "an aggregate of that name"
 
 
 CONTROL = Output({("w", 1): (5,), ("w", 2): (6,)}, {(0, 0, 7, "malformed"): 1}, {0: (1, 2, 3)}, 0)
@@ -165,7 +189,7 @@ def test_rows_of_a_join_are_compared_one_by_one():
         {"reason": "full", "revision": 0, "left_time": 1, "right_time": right, "user": "a", "id": f"0-0-{n}"}
         for n, right in enumerate([1, 2, 2])
     ]
-    copies, _ = last_revisions(pa.Table.from_pylist(pairs), [])
+    copies, _ = last_revisions(pa.Table.from_pylist(pairs), [], not_compared({"operator": {"operator": "join"}}))
     assert sorted(copies.items()) == [((1, 1, "a"), (1,)), ((1, 2, "a"), (2,))]
 
 

@@ -283,6 +283,29 @@ def test_reset_of_a_copy_leaves_what_is_its_originals(template: Path, tmp_path: 
     assert not copy.exists()
 
 
+def test_reset_of_a_copy_whose_metadata_is_gone_deletes_the_copy_alone(template: Path, tmp_path: Path) -> None:
+    home, copy = copied(template, tmp_path / "one"), tmp_path / "copy"
+    place = str(home / "checkpoint")
+    write_manifest(place, Manifest(1, (0,), {"operator": {}, "query": OWN, "place": place}))
+    shutil.copytree(home / "checkpoint", copy)
+    (copy / "metadata").unlink()
+    before = left_in(home)
+    told = reset_copy(home, copy, "--yes")
+    assert "local state: the checkpoint does not say which it is" in told["kept"]
+    assert (told["deleted"], told["offsets"]) == ([{"path": str(copy), "bytes": None}], [])
+    assert left_in(home) == before
+    assert not copy.exists()
+
+
+def test_reset_by_a_relative_path_means_the_same(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = copied(template, tmp_path / "one")
+    whole = plan_reset(str(home / "checkpoint"), home / "local", outputs=True)
+    monkeypatch.chdir(home)
+    assert plan_reset("checkpoint/", home / "local", outputs=True) == whole
+
+
 def test_reset_of_what_was_moved_takes_all_that_is_its_own(template: Path, tmp_path: Path) -> None:
     home, moved = copied(template, tmp_path / "one"), tmp_path / "moved"
     place = str(home / "checkpoint")
