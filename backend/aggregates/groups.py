@@ -239,6 +239,14 @@ def two_product(a: Floats, b: Floats) -> tuple[Floats, Floats]:
     return p, ((ah * bh - p) + ah * bl + al * bh) + al * bl
 
 
+def special_of(values: Floats, groups: Ints, count: int) -> Flags:
+    """Give the bits of `SEEN_*` of values that are NaN or infinite, per group."""
+    special = np.zeros(count, np.uint8)
+    for bit, test in ((SEEN_NAN, np.isnan), (SEEN_PLUS_INF, np.isposinf), (SEEN_MINUS_INF, np.isneginf)):
+        special[groups[test(values)]] |= bit
+    return special
+
+
 def add_floats(values: Floats, groups: Ints, count: int) -> tuple[Floats, Floats, Flags]:
     """Add doubles per group.
 
@@ -249,8 +257,7 @@ def add_floats(values: Floats, groups: Ints, count: int) -> tuple[Floats, Floats
     special = np.zeros(count, np.uint8)
     finite = np.isfinite(values)
     if not finite.all():
-        for bit, test in ((SEEN_NAN, np.isnan), (SEEN_PLUS_INF, np.isposinf), (SEEN_MINUS_INF, np.isneginf)):
-            special[groups[test(values)]] |= bit
+        special = special_of(values, groups, count)
         values, groups = values[finite], groups[finite]
     huge = np.abs(values) >= _HUGE
     hi, lo = np.zeros(count), np.zeros(count)

@@ -114,11 +114,12 @@ class _Count:
 class _Total:
     """A sum's partial columns: limbs for integers and decimals, `hi`, `lo`, `special` for floats.
 
-    All are null while no value was seen. `special` holds the `SEEN_*` bits.
+    All are null while no value was seen. `special` holds the `SEEN_*` bits: of the values, and where `overflows` is
+    true of a finite sum beyond the largest double.
     """
 
-    def __init__(self, prefix: str, kind: pa.DataType) -> None:
-        self.exact = not pa.types.is_floating(kind)
+    def __init__(self, prefix: str, kind: pa.DataType, *, overflows: bool = True) -> None:
+        self.exact, self._overflows = not pa.types.is_floating(kind), overflows
         limbs = _DECIMAL_LIMBS if pa.types.is_decimal(kind) else _INT_LIMBS
         if self.exact:
             self.names = [f"{prefix}.limb{place}" for place in range(limbs)]
@@ -136,7 +137,10 @@ class _Total:
         if self.exact:
             return [g.column(limb, seen, pa.int64()) for limb in g.add_limbs(g.limbs_of(array), groups, count)]
         values = g.to_numpy(array).astype(np.float64, copy=False)
-        return self._floats(*g.add_floats(values, groups, count), seen)
+        hi, lo, special = g.add_floats(values, groups, count)
+        if not self._overflows and special.any():
+            special = g.special_of(values, groups, count)
+        return self._floats(hi, lo, special, seen)
 
     def merge(self, rows: Rows) -> list[pa.Array]:
         """Take partials; empty ones count for nothing."""
@@ -148,8 +152,9 @@ class _Total:
             return [g.column(limb, seen, pa.int64()) for limb in limbs]
         low, bits = others
         both = np.concatenate([groups, groups])
-        hi, lo, special = g.add_floats(np.concatenate([first.to_numpy(), low]), both, rows.count)
-        return self._floats(hi, lo, special | g.merge_special(bits, groups, rows.count), seen)
+        hi, lo, overflow = g.add_floats(np.concatenate([first.to_numpy(), low]), both, rows.count)
+        special = g.merge_special(bits, groups, rows.count)
+        return self._floats(hi, lo, special | overflow if self._overflows else special, seen)
 
     @staticmethod
     def _floats(hi: Floats, lo: Floats, special: g.Flags, seen: Mask) -> list[pa.Array]:
@@ -252,11 +257,16 @@ def _decimals(values: list[Fraction | None], kind: pa.DataType, scale: int) -> p
 
 
 class _Spread:
-    """Partial: `n`, the sum and the sum of squares, each as of `_Total` of floats."""
+    """Partial: `n`, the sum and the sum of squares, each as of `_Total` of floats.
+
+    Where the sum overflows, the squares did: `special` of the sum is of the values alone. (Up to 0.1 it had the
+    overflow, too, and such state still gives NaN.)
+    """
 
     def __init__(self, alias: str, entry: pa.Field, kind: str) -> None:
         self._name, self._part, self._root = entry.name, f"{alias}.n", kind == "stddev"
-        self._first, self._second = (_Total(f"{alias}.{part}", pa.float64()) for part in ("sum", "squares"))
+        self._first = _Total(f"{alias}.sum", pa.float64(), overflows=False)
+        self._second = _Total(f"{alias}.squares", pa.float64())
         self.accumulator_fields = [
             pa.field(self._part, pa.int64(), nullable=False),
             *self._first.fields,

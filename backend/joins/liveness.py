@@ -21,6 +21,8 @@ from backend.windows.definitions import Grid, Window
 from backend.windows.watermark import is_idle
 
 FOREVER = 2**63 - 1
+MIN_BUCKET_MS, MIN_BUCKET_MESSAGES = 1_000, 256
+"""Shortest buckets: a side that leads has one for each so much that it leads by, all read in each micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,10 @@ class Life:
 
 
 def bucket_width(spec: JoinSpec) -> int:
-    """Give the length of the pieces in which messages are counted and expire: a 64th of what is kept.
+    """Give the length of the pieces in which messages are counted and expire: a 64th of what is kept, or the shortest.
 
-    It is chosen when a shard starts and kept with its state.
+    So a message is stored for at most that much longer than it can be met. The length is chosen when a shard starts
+    and kept with its state.
     """
     longest = 0
     for side in spec.sides:
@@ -83,7 +86,7 @@ def bucket_width(spec: JoinSpec) -> int:
         longest = max(longest, (life.keep or 0) + (life.window.size if life.window else 0))
     if not longest:
         longest = 1 if spec.by_number else max((spec.before or 0) + (spec.after or 0), 60_000)
-    return max(longest // 64, 1)
+    return max(longest // 64, MIN_BUCKET_MESSAGES if spec.by_number else MIN_BUCKET_MS)
 
 
 def side_clocks(

@@ -15,6 +15,8 @@ from backend.windows.columns.arrays import IntArray, spread
 
 CHUNK_PAIRS = 1_000_000
 """Pairs that are looked at together; one row's own run may be longer."""
+CHUNK_BYTES = 2**29
+"""Bytes of a side's fields that are laid out together, or one pair's: Arrow's offsets have 32 bits."""
 _MOST = 2**62
 
 
@@ -70,11 +72,21 @@ class Candidates:
         count = np.searchsorted(self._place, last, "left") - start
         met = np.flatnonzero(count > 0)
         asks, start, count = asks[met], start[met], count[met]
-        ends = np.cumsum(count)
-        begin = 0
-        while begin < len(asks):
-            done = int(ends[begin - 1]) if begin else 0
-            stop = max(int(np.searchsorted(ends, done + self._chunk, "right")), begin + 1)
-            at, owner = spread(start[begin:stop], count[begin:stop])
-            yield asks[begin:stop][owner], self._rows[at]
-            begin = stop
+        for part in parts(count, self._chunk):
+            at, owner = spread(start[part], count[part])
+            yield asks[part][owner], self._rows[at]
+
+
+def parts(sizes: IntArray, most: int) -> Iterator[slice]:
+    """Cut rows into runs of at most so much together, or of one row.
+
+    >>> list(parts(np.array([2, 2, 9, 1]), 4))
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    ends = np.cumsum(sizes)
+    begin = 0
+    while begin < len(ends):
+        done = int(ends[begin - 1]) if begin else 0
+        stop = max(int(np.searchsorted(ends, done + most, "right")), begin + 1)
+        yield slice(begin, stop)
+        begin = stop

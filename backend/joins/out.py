@@ -112,8 +112,8 @@ class Out:
         if not keys:
             return []
         work.delete_many(keys)
-        order = np.argsort([int.from_bytes(key[2:], "big") for key in keys])
-        return [self._codec.decode(values).take(pa.array(order)).cast(self.schema)]
+        rows = sorted(zip(keys, values, strict=True), key=lambda row: row[0][2:])
+        return [self._codec.decode([value for _, value in rows]).cast(self.schema)]
 
 
 def _key(kind: int, number: int) -> bytes:

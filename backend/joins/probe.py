@@ -24,10 +24,9 @@ from backend.batch import (
     MicroBatch,
     SourcePartition,
 )
-from backend.joins import outer, state
+from backend.joins import match, outer, state
 from backend.joins.cells import Cells
 from backend.joins.liveness import Life, side_of
-from backend.joins.match import Candidates
 from backend.joins.out import Out
 from backend.joins.read import load, reach
 from backend.joins.rows import JoinRows, Rows, together
@@ -201,7 +200,7 @@ class Meeting:
         lives = self.lives
         mine_until, other_until = lives[side].expiry(rows.at), lives[1 - side].expiry(others.at)
         code, other_code = _codes(rows, others)
-        candidates = Candidates(other_code, others.time if spec.ranged else None)
+        candidates = match.Candidates(other_code, others.time if spec.ranged else None)
         has_met: Mask = np.zeros(len(others), np.bool_)
         for asked, met in candidates.meet(code, *(reach(spec, side, rows.time) if spec.ranged else ())):
             lives_on = (other_until[met] > rows.clock[asked]) & (mine_until[asked] > others.clock[met])
@@ -209,7 +208,12 @@ class Meeting:
             if not len(mine):
                 continue
             mine, other = np.divmod(np.sort(mine * len(others) + other), len(others))
-            self._write_pairs(side, rows, mine, others, other)
+            sizes = [
+                self.codec.sizes(rows, mine, spec.sides[side]),
+                self.codec.sizes(others, other, spec.sides[1 - side]),
+            ]
+            for part in match.parts(np.maximum(*sizes), match.CHUNK_BYTES):
+                self._write_pairs(side, rows, mine[part], others, other[part])
             self.matched[side][mine] = True
             has_met[other] = True
         if spec.sides[1 - side].outer and has_met.any():

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import BEFORE, MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
+from backend.joins import match
 from backend.joins.spec import JoinSpec, Side
 from backend.keys import encode_columns
 from backend.messages import Part, index_keys, message_keys, message_order
@@ -46,6 +47,7 @@ class Rows:
         fresh: Of rows from two places (`together`): the row at hand that each is, -1 for stored ones.
         behind: The stored row that each is, -1 for those at hand.
         parts: The stored rows and those at hand.
+        sizes: Bytes of each row's encoded fields; None until they are asked for.
     """
 
     stream: IntArray
@@ -62,6 +64,7 @@ class Rows:
     fresh: IntArray | None = None
     behind: IntArray | None = None
     parts: tuple[Rows, Rows] | None = None
+    sizes: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -213,6 +216,22 @@ class JoinRows:
         needed, place = np.unique(picked, return_inverse=True)
         table = self._codecs[side.number].decode([rows.values[at] for at in needed.tolist()])
         return table.select([f.name for f in side.fields]).take(pa.array(place))
+
+    def sizes(self, rows: Rows, picked: IntArray, side: Side) -> IntArray:
+        """Give the bytes of each picked row's fields; zeros where all together are few, whichever they are."""
+        if rows.parts is not None and rows.fresh is not None and rows.behind is not None:
+            found = np.zeros(len(picked), np.int64)
+            for part, at in zip(rows.parts, (rows.behind[picked], rows.fresh[picked]), strict=True):
+                found[at >= 0] = self.sizes(part, at[at >= 0], side)
+            return found
+        if rows.sizes is None and rows.values:
+            rows.sizes = np.fromiter(map(len, rows.values), np.int64, len(rows))
+        if rows.sizes is None:
+            if rows.fields is None or rows.fields.nbytes * np.bincount(picked, minlength=1).max() <= match.CHUNK_BYTES:
+                return np.zeros(len(picked), np.int64)
+            encoded = RowCodec(pa.schema(side.fields)).encode_column(rows.fields)
+            rows.sizes = pc.binary_length(encoded).to_numpy()
+        return rows.sizes[picked]
 
     def _equal(self, table: pa.Table, side: Side) -> tuple[pa.Array | None, Mask]:
         """Give the code of the equal fields, and which rows have no null in them."""

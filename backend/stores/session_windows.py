@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from backend.batch import MAX_TIME, MIN_TIME, TIME
+from backend.batch import MAX_TIME, MIN_TIME, PARTITION, STREAM, TIME
 from backend.boundary import check_function
 from backend.python_rows import arrow_value, python_values
 from backend.stores.durations import Duration, milliseconds
@@ -204,6 +205,9 @@ class SessionAggregation:
     ) -> Callable[[pa.Table, _Context], pa.Table]:
         """Give the function for `process(function, stores=[aggregation.store])`.
 
+        It takes the source partitions of a micro-batch side by side, by the stream time of each: the store has one
+        clock over all of them.
+
         Args:
             key: Column of the record keys; rows without one are left out.
             value: Column of the values; None hands None to the aggregator.
@@ -213,12 +217,27 @@ class SessionAggregation:
         schema = self.result_schema(key_type, value_type)
 
         def fold(messages: pa.Table, context: _Context) -> pa.Table:
-            processor = self.processor(context[self.store.name])
+            processor, messages = self.processor(context[self.store.name]), _side_by_side(messages)
             values = [None] * messages.num_rows if value is None else python_values(messages.column(value))
             rows = zip(python_values(messages.column(key)), values, messages.column(TIME).to_pylist(), strict=True)
             return _table((update for row in rows for update in processor.process(*row)), schema)
 
         return fold
+
+
+def _side_by_side(messages: pa.Table) -> pa.Table:
+    """Order messages by the newest time of their source partition up to them; within one their order stays."""
+    if not {STREAM, PARTITION} <= {*messages.schema.names}:
+        return messages
+    stream, partition, time = (messages.column(name).to_numpy() for name in (STREAM, PARTITION, TIME))
+    order = np.lexsort((partition, stream))
+    changes = (np.diff(stream[order]) != 0) | (np.diff(partition[order]) != 0)
+    if not changes.any():
+        return messages
+    # times by rank, and those of each source partition above those before it: one running maximum does for all
+    base = np.concatenate([[0], np.cumsum(changes)]) * len(order)
+    reached = np.maximum.accumulate(base + np.unique(time[order], return_inverse=True)[1]) - base
+    return messages.take(pa.array(order[np.argsort(reached, kind="stable")]))
 
 
 def _table(updates: Iterator[SessionUpdate], schema: pa.Schema) -> pa.Table:

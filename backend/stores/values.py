@@ -68,6 +68,8 @@ class ValueCodec:
         Raises:
             ValueInvalid: None, a type that would not come back, or over `store.MAX_VALUE_BYTES`.
         """
+        if isinstance(value, np.datetime64 | np.timedelta64) and isinstance(value.item(), int):
+            raise ValueInvalid("a time of a value is one that Python has none for", why=f"{value} of {value.dtype}")
         if isinstance(value, np.generic):
             value = value.item()
         if value is None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
-from backend.batch import BEFORE, MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
+from backend.batch import BEFORE, MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME, MicroBatch, Outcome
+from backend.joins import liveness
 from backend.joins.operator import JoinOperator
 from backend.joins.spec import JoinSpec
 from backend.store.memory import MemoryStore
-from backend.store.protocol import REPLAYED, Region, region_range
+from backend.store.protocol import REPLAYED, Changes, Region, region_range
 from recovery.restore.build import above_bounds
 from tests.model.window_driver import Driver, Output, Shard, digest
 from tests.oracle.joins import Pair
@@ -32,11 +34,24 @@ def place_of(text: str | None) -> tuple[int, int, int] | None:
 
 
 class JoinDriver(Driver):
-    """One shard of a join whose sides have the fields of `SCHEMA`."""
+    """One shard of a join whose sides have the fields of `SCHEMA`.
 
-    def __init__(self, spec: JoinSpec, sources: Sequence[Source]) -> None:
+    Args:
+        spec: The join.
+        sources: As in `Driver`.
+        shortest: Shortest bucket in which messages expire; None for the product's own.
+    """
+
+    def __init__(self, spec: JoinSpec, sources: Sequence[Source], *, shortest: int | None = 1) -> None:
         super().__init__(JoinOperator(spec), (), sources, schema=spec.message_schema)
-        self.spec = spec
+        self.spec, self.shortest = spec, shortest
+
+    def _attempt(self, shard: Shard, batch: MicroBatch) -> tuple[Outcome, Changes]:
+        if self.shortest is None:
+            return super()._attempt(shard, batch)
+        shortest = {"MIN_BUCKET_MS": self.shortest, "MIN_BUCKET_MESSAGES": self.shortest}
+        with mock.patch.multiple(liveness, **shortest):
+            return super()._attempt(shard, batch)
 
     def batch(self, messages: Sequence[Message], wall_ms: int, **options: Any) -> Output:
         self.sources += sorted({m.source for m in messages} - set(self.sources))

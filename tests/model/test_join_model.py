@@ -131,10 +131,16 @@ def batches(draw: st.DrawFn, messages: Sequence[Message]) -> tuple[list[tuple[Me
 
 
 def compare(
-    spec: JoinSpec, parts: Sequence[Sequence[Message]], walls: Sequence[int], sources: Sequence[Source]
+    spec: JoinSpec,
+    parts: Sequence[Sequence[Message]],
+    walls: Sequence[int],
+    sources: Sequence[Source],
+    *,
+    shortest: int | None = 1,
 ) -> None:
     """Run both micro-batch by micro-batch, and rebuild the state from the source after each."""
-    driver, judge = JoinDriver(spec, sources), oracle.JoinOracle(judged(spec), tuple(sources), first_offset=dict(FIRST))
+    driver = JoinDriver(spec, sources, shortest=shortest)
+    judge = oracle.JoinOracle(judged(spec), tuple(sources), first_offset=dict(FIRST))
     for number, (part, wall) in enumerate(zip(parts, walls, strict=True)):
         drain = number == len(parts) - 1
         refused = len(judge.errors)
@@ -159,6 +165,13 @@ def test_joins_by_time_are_the_oracles(data: st.DataObject) -> None:
 def test_joins_by_number_are_the_oracles(data: st.DataObject) -> None:
     parts, walls = data.draw(batches(data.draw(streams())))
     compare(data.draw(specs_by_number()), parts, walls, ONE)
+
+
+@share(0.04)
+@given(st.data())
+def test_joins_in_buckets_as_long_as_they_are_outside_of_tests_are_the_oracles(data: st.DataObject) -> None:
+    parts, walls = data.draw(batches(data.draw(streams())))
+    compare(data.draw(st.one_of(specs_by_time(), specs_by_number())), parts, walls, ONE, shortest=None)
 
 
 @share(0.08)

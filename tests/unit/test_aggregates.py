@@ -212,7 +212,10 @@ def test_variance_keeps_its_digits_at_a_large_mean() -> None:
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [([7.0], None), ([7.0, 7.0], 0.0), ([0.1, 0.1, 0.1], 0.0), ([1e200, -1e200], INF), ([INF, 1.0], NAN)],
+    [
+        *(([7.0], None), ([7.0, 7.0], 0.0), ([0.1, 0.1, 0.1], 0.0), ([1e200, -1e200], INF), ([INF, 1.0], NAN)),
+        *(([1.7e308, 1.7e308], INF), ([-1.7e308, -1.7e308, 1.0], INF), ([1.7e308, 1.7e308, NAN], NAN)),
+    ],
 )
 def test_variance_at_its_edges(values: list[float], expected: float | None) -> None:
     for result in split(messages(x=values), [0] * len(values), agg.variance("x"), 1):

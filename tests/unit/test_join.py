@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from backend.batch import TIME
+from backend.joins import liveness, match
 from backend.joins import state as join_state
 from backend.joins.operator import JoinOperator
+from backend.joins.rows import JoinRows
 from backend.joins.spec import JoinSpec, join_spec
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Changes, Region
@@ -139,7 +142,8 @@ def test_a_changed_source_is_noticed(tmp_path):
         shard.restore()
 
 
-def test_what_is_out_of_retention_stays_out_after_a_restore(tmp_path):
+def test_what_is_out_of_retention_stays_out_after_a_restore(tmp_path, monkeypatch):
+    monkeypatch.setattr(liveness, "MIN_BUCKET_MS", 1)
     shard = one_shard(outer(left_retention=5), tmp_path)
     shard.send([right(0, 1, 0)], stream=RIGHT)
     done = shard.batch([left(20, 1, 0), left(15, 1, 1), left(16, 1, 2)])
@@ -294,6 +298,57 @@ def test_clocks_of_messages_that_are_gone_are_forgotten_though_a_source_partitio
         assert stored <= marks * 2 <= stored * 4, "a clock for each message that is there, and for hardly another"
     assert stored < 200
     driver.check_restore()
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"within": "1 s", "left_retention": "1 s", "right_retention": "1 s"}, 1001),
+        ({"on": "k", "left_window": tumbling(messages=10), "right_retention_messages": 10}, 41),
+    ],
+)
+def test_a_side_that_leads_is_counted_in_few_rows(options, most):
+    driver = JoinDriver(join_spec(SCHEMA, SCHEMA, max_ahead=None, **options), model.ONE, shortest=None)
+    ahead = [Message(n, 100 * n, {"k": 2}, stream=RIGHT) for n in range(10_000)]
+    driver.batch([Message(0, 0, {"k": 1}, stream=LEFT), *ahead], 0)
+    store = driver.shards[0].store
+    assert driver.shards[0].outcome.message_count >= 10_000
+    assert len(list(store.scan(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1])))) <= most
+
+
+class Texts(JoinDriver):
+    def rows_of(self, results: pa.Table) -> list[Any]:
+        return [(row["left_x"], row["right_x"]) for row in results.to_pylist()]
+
+
+@pytest.mark.parametrize("order", [[(LEFT, RIGHT)], [(LEFT,), (RIGHT,)], [(RIGHT,), (LEFT,)]], ids=str)
+def test_the_fields_of_many_pairs_are_laid_out_in_pieces(monkeypatch, order):
+    """Arrow's arrays of texts have less than 2 GiB: 800 pairs with a text of 3 MB ended the job."""
+    texts = pa.schema([("k", pa.int64()), ("x", pa.string())])
+    spec = join_spec(texts, texts, on="k", left_retention=99, right_retention=99, max_ahead=None)
+    counts, long = {LEFT: 3, RIGHT: 8}, 300
+    sides = {
+        side: [Message(n, n, {"k": 1, "x": str(n) * (long if side == LEFT else 1)}, stream=side) for n in range(count)]
+        for side, count in counts.items()
+    }
+    taken: list[int] = []
+    fields = JoinRows.fields
+
+    def measured(self: JoinRows, *given: Any) -> pa.Table:
+        table = fields(self, *given)
+        taken.append(pc.sum(pc.binary_length(table["x"])).as_py() or 0)
+        return table
+
+    monkeypatch.setattr(JoinRows, "fields", measured)
+    found = []
+    for most in (match.CHUNK_BYTES, 1000, 1):
+        monkeypatch.setattr(match, "CHUNK_BYTES", most)
+        driver = Texts(spec, model.ONE)
+        taken.clear()
+        found.append([row for some in order for row in driver.batch([m for s in some for m in sides[s]], 0).rows])
+        assert max(taken) <= max(most, long)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 24
 
 
 def test_messages_of_an_older_copy_that_went_since_are_taken_out_of_a_join_by_number():

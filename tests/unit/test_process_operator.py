@@ -402,6 +402,35 @@ def test_sessions_of_the_dsl_run_in_process() -> None:
     ]
 
 
+def test_sessions_of_the_dsl_lose_nothing_of_a_source_partition_that_another_is_ahead_of() -> None:
+    visits = count(SessionWindows.inactivity_gap(5).until(100), "visits")
+    function = visits.function("user", None, key_type=pa.string(), value_type=pa.int64())
+    schema = visits.result_schema(pa.string(), pa.int64())
+    places = [(0, 0, "a", 0), (0, 1, "a", 1_000), (0, 2, "a", 3), (1, 0, "b", 0), (1, 1, "b", 1_000), (1, 2, "b", 990)]
+    for cuts in ([places], [[places[0], places[3]], [*places[1:3], *places[4:]]]):
+        shard = Shard(ProcessOperator(function, schema, stores=[visits.store], fields=["user"]))
+        updates = []
+        for version, rows in enumerate(cuts, 1):
+            partitions, offsets, users, times = zip(*rows, strict=True)
+            zero = [0] * len(rows)
+            messages = pa.table(
+                [zero, partitions, offsets, times, zero, users],
+                schema=pa.schema([*MESSAGE_FIELDS, ("user", pa.string())]),
+            )
+            outcome = shard.attempt(MicroBatch(version, 1_000, messages, {}, {}, False))
+            assert outcome.metrics.get("visits.dropped", 0) == version // len(
+                cuts
+            )  # its own partition was ahead of a@3
+            updates += [tuple(row.values())[1:] for row in outcome.results.to_pylist()]
+        assert updates == [
+            ("a", 0, 0, 1),
+            ("b", 0, 0, 1),
+            ("a", 1000, 1000, 1),
+            ("b", 1000, 1000, 1),
+            ("b", 990, 990, 1),
+        ]
+
+
 def test_several_stores_share_one_database_without_spark(tmp_path: Path) -> None:
     with StoreSet.open(tmp_path / "db", _all_stores(), time_ms=1_000) as stores:
         _everything(_batch([("a", 10)]).messages, ProcessContext(stores, _batch([])))

@@ -63,6 +63,7 @@ def test_plain_values_come_back_with_their_types(value: object) -> None:
     "value",
     [
         *((1,), {1}, frozenset(), Decimal(1), dt.date(2020, 1, 1), Visit(1), Point(1.0), Colour.RED, object(), 1j),
+        *(np.datetime64(1, "ns"), np.timedelta64(1, "ns"), np.datetime64("20000-01-01"), np.timedelta64(1, "Y")),
         *(2**64, [(1,)], {"a": {1}}, {(1, 2): 3}, {None: 1}, "\ud800", bytearray(b"x"), np.array([1])),
     ],
 )
@@ -113,6 +114,15 @@ def test_numpy_scalars_are_the_values_that_they_hold() -> None:
         back = codec.decode(codec.encode(value))
         assert back == value.item()
         assert type(back) is type(value.item())
+
+
+def test_a_time_of_numpy_that_python_has_none_for_is_refused_whatever_the_type() -> None:
+    for kind in (None, int, dt.datetime, dt.timedelta):
+        for value in (np.datetime64(1, "ns"), np.timedelta64(1, "ns")):
+            with pytest.raises(ValueInvalid, match="a time of a value is one that Python has none for"):
+                ValueCodec(kind).encode(value)
+    assert ValueCodec(dt.datetime).encode(np.datetime64(1, "us"))
+    assert ValueCodec(dt.timedelta).encode(np.timedelta64(1, "us"))
 
 
 def test_a_type_that_msgspec_does_not_know_is_refused_at_once() -> None:
