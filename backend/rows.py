@@ -144,11 +144,13 @@ class RowCodec:
 
     def _parts(self, table: pa.Table) -> Iterator[tuple[list[pa.Array], int]]:
         """Give the columns in parts that Arrow's offsets can hold, and the rows of each."""
-        columns = [_column(table, wanted) for wanted in self.schema]
         parts = 1 + int(table.nbytes // _MAX_BATCH_BYTES)
         step = -(-len(table) // parts) or 1
-        for start in range(0, len(table), step):
-            yield [column.slice(start, step) for column in columns], min(step, len(table) - start)
+        for start in range(0, len(table), step) or (0,):  # the schema of none is checked, too
+            part = table.slice(start, step)
+            columns = [_column(part, wanted) for wanted in self.schema]
+            if start < len(table):
+                yield columns, min(step, len(table) - start)
 
     def _cells(self, columns: Sequence[pa.Array]) -> list[tuple[_Leaf, pa.Array, npt.NDArray[np.bool_]]]:
         cells: list[tuple[_Leaf, pa.Array, npt.NDArray[np.bool_]]] = []

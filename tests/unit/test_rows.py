@@ -141,6 +141,14 @@ def test_chunked_tables_and_large_ones_are_cut_into_parts(monkeypatch: pytest.Mo
     assert codec.decode(whole).equals(table)
 
 
+@pytest.mark.slow
+def test_texts_of_more_than_arrow_has_offsets_for_are_cut_first() -> None:
+    texts = pa.chunked_array([pa.array(["x" * 2**28])] * 9)
+    lengths: list[int] = []
+    RowCodec(pa.schema([("a", pa.string())])).feed(pa.table({"a": texts}), lambda data: lengths.append(len(data)))
+    assert sum(lengths) > 9 * 2**28
+
+
 @pytest.mark.parametrize(
     "table", [pa.table({"b": [1]}), pa.table({"a": pa.array([1], pa.int32())}), pa.table({"a": ["1"]})]
 )
