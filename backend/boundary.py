@@ -244,7 +244,7 @@ def user_code(what: str) -> Iterator[None]:
         raise UserCodeFailed(
             f"{what} raised {type(error).__qualname__}",
             where=f"{last.filename}:{last.lineno} in {last.name}" if last is not None else "",
-            why=_said(error),
+            why=said(error),
             command="mend the function, then start the query again: it goes on after the last committed micro-batch",
         ) from error
 
@@ -269,7 +269,7 @@ def _origin(frame: traceback.FrameSummary) -> str | None:
     return None if file.startswith(_STANDARD_LIBRARY) else ""
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """Return what an exception says; a user's own may not be able to."""
     if isinstance(error, RewindError):
         return one_line("; ".join(filter(None, [error.what, error.why])))

@@ -191,6 +191,8 @@ class StorageFailed(RewindError):
 
     unreadable = False
     """The disk does not give what lies on it: known where it was raised, not on the driver."""
+    lasting = False
+    """Somebody has to change a right or move a file: known where it was raised, too."""
 
 
 class UserCodeFailed(RewindError):

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import RESERVED
-from backend.boundary import check_function, user_code
+from backend.boundary import check_function, said, user_code
 from backend.chunks import is_rebuilt, one_chunk, other_field, rebuilt
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.python_rows import python_rows
@@ -124,6 +124,10 @@ class Step:
         if missing:
             raise ValueInvalid("map_batches must give the coordinates back", why=f"{', '.join(missing)} did not come")
         if self.schema is not None:
+            odd_names = [name for name in self.schema.names if found.column_names.count(name) != 1]
+            if odd_names:
+                why = f"{', '.join(odd_names)} did not come, or twice: it gave {', '.join(found.column_names)}"
+                raise ValueInvalid("map_batches gave other fields than its schema= says", why=why)
             for one in self.schema:
                 odd = other_field(found.column(one.name).type, one.type, one.name)
                 if odd:
@@ -352,7 +356,7 @@ class Steps:
                 yield from self._run(name, step, table.slice(0, half))
                 yield from self._run(name, step, table.slice(half))
                 return
-            text = f"{type(error).__qualname__}: {one_line(str(error))}"
+            text = f"{type(error).__qualname__}: {said(error)}"
             self._raised[name] = self._raised.get(name, 0) + 1
             if self.poison_limit is not None and self._raised[name] > self.poison_limit:
                 with user_code(f"{name}, for more than poison_limit={self.poison_limit} messages in a row,"):

@@ -384,8 +384,12 @@ def by_reason(of: str, table: pa.Table) -> dict[str, int]:
 
     Empty for rows that have none.
     """
+    if "reason" not in table.column_names:
+        return {}
+    if pa.types.is_nested(table["reason"].type):  # a user's own: there is nothing that counts such values
+        return {f"{of}_other": table.num_rows} if table.num_rows else {}
     counts: dict[str, int] = {}
-    for row in pc.value_counts(table["reason"]).to_pylist() if "reason" in table.column_names else ():
+    for row in pc.value_counts(table["reason"]).to_pylist():
         name = f"{of}_{row['values'] if row['values'] in KNOWN_REASONS else 'other'}"
         counts[name] = counts.get(name, 0) + row["counts"]
     return counts

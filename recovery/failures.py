@@ -97,6 +97,7 @@ _IN_LOADING = {
 _REMOTE = "org.apache.hadoop.ipc.RemoteException"
 """Below what HDFS says, once more as its server said it."""
 _NETWORK = ("java.net.", "javax.net.")
+_NO_FILESYSTEM = "org.apache.hadoop.fs.UnsupportedFileSystemException"
 _HDFS_BROKE = "End of File Exception between"
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 _NO_RIGHT = ("(Permission denied)", "(Read-only file system)")
@@ -192,6 +193,13 @@ def read(error: BaseException, look_again: Callable[[], object] = lambda: None) 
     if damaged is not None:
         damaged.__cause__ = own
     return Failure(Kind.PASSES, damaged or own, summary(error, links))
+
+
+def is_lasting(failure: Failure) -> bool:
+    """Return whether a start need not wait: a right does not come by itself, nor a library that knows a filesystem."""
+    if isinstance(failure.error, StorageFailed):
+        return failure.error.lasting
+    return any(head.kind == _NO_FILESYSTEM for head in chain(failure.error))
 
 
 def text_of(error: RewindError) -> str:
@@ -290,11 +298,13 @@ def _named(error: BaseException, links: tuple[Link, ...]) -> RewindError | None:
                 " df -h, df -i, quota -s",
             )
         if head.io and (head.kind in _FORBIDDEN or head.text.endswith(_NO_RIGHT)):
-            return StorageFailed(
+            forbidden = StorageFailed(
                 "a filesystem does not let Spark read or write",
                 why=one_line(f"{head.kind}: {head.text}"),
                 command="see who owns what is there, and how it is mounted (ls -ld, mount); then start the query again",
             )
+            forbidden.lasting = True
+            return forbidden
     return None
 
 

@@ -45,7 +45,7 @@ from backend.contexts import offsets_seen
 from backend.errors import KeyInvalid, ManifestMismatch, SelectorDisabled, StateAhead, UnknownFormat
 from backend.keys import encode_columns
 from backend.python_rows import python_rows
-from backend.store.bounds import stored_bounds
+from backend.store.bounds import reclaim, stored_bounds
 from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes, large_rows
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Region, Store
@@ -58,6 +58,8 @@ FORMAT, WITHOUT_RUNS = 2, 1
 Result = dict[str, Any]
 
 _KEY = bytes([Region.OPERATOR]) + b"positions"
+RECLAIM_EVERY = 8
+"""Flushes between two deletions of what bounds hide: each is a file of the database for each region."""
 _SPECIFICATION = bytes([Region.OPERATOR]) + b"specification"
 SPECIFICATION_FORMAT = 1
 """Of the row with what the operator says of itself, JSON, but for the options that may change."""
@@ -140,6 +142,8 @@ class Context:
         self._schema = pa.schema([*MESSAGE_FIELDS, *fields])
         self._work = Workspace(self._store, stored_bounds(self._store))
         self._check_specification()
+        reclaim(self._store, self._work.bounds)
+        self._flushes = 0
         data = self._work.get(_KEY)
         saved = _Saved(FORMAT, 0, [])
         if data is not None:
@@ -323,7 +327,11 @@ class Context:
             runs.save(self._work, source)
         self._store.write(self._work.changes())
         self._flushed = self._version
-        self._work = Workspace(self._store, dict(self._work.bounds))
+        bounds = dict(self._work.bounds)
+        self._flushes += 1
+        if self._flushes % RECLAIM_EVERY == 0:
+            reclaim(self._store, bounds)
+        self._work = Workspace(self._store, bounds)
 
 
 def _plain(message: Message) -> Message:

@@ -124,12 +124,12 @@ class Archive:
         """The files by their paths, as of the last look."""
         return {path: entry for path, (_, entry) in self._read.items()}
 
-    def begun(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[FileEntry]:
+    def begun(self, known: Sequence[FileEntry], ends: Mapping[TopicPartition, int]) -> list[FileEntry]:
         """Return what to remember of the files that hold offsets below some, ascending by their paths.
 
         Args:
-            starts: The next offset to read of the micro-batch before, by source partition.
-            ends: The next offset to read.
+            known: What was remembered before.
+            ends: The next offset to read, by source partition.
         """
         return [
             entry

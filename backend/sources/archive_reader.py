@@ -183,7 +183,7 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
                 bound = limit.max_rows if isinstance(limit, ReadMaxRows) else self._source.max_offsets_per_batch
                 ends[key] = max(at, min(latest, partition.next_present(at) + bound))
         end = self._offset(index, start, ends)
-        self._memory.remember(self._archive.begun(known, ends), index, _positions(end, "first"), ends)
+        self._memory.remember(self._archive.begun(self._memory.seen.files, ends), index, _positions(end, "first"), ends)
         return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

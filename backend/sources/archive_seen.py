@@ -11,10 +11,10 @@ it belongs; it may be ahead of that, so it is always judged by the positions tha
     {"format": 1, "first": [["t", 0, 0]], "files": [...], "gaps": [...], "checksum": "..."}
 
 `first` is the first offset that was ever read, per topic and partition; `files` and `gaps` are as in the archive's own
-index (of results the newest files of each shard alone, whose digests vouch for those before them); `checksum` is the
-xxh3-128 of the same with an empty one. Files that were taken away are forgotten: a replay that needs them says so. A
-replaced file is told by its footer: one with other messages and the very same footer is found by a replay's count and
-digest only.
+index (of results the newest file of each shard by planned micro-batch, whose digests vouch for those before them);
+`checksum` is the xxh3-128 of the same with an empty one. Files that were taken away are forgotten: a replay that needs
+them says so. A replaced file is told by its footer: one with other messages and the very same footer is found by a
+replay's count and digest only.
 """
 
 from __future__ import annotations

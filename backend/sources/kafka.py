@@ -158,7 +158,8 @@ class KafkaSource:
 
     def parse(self, timezone: str) -> Parse:
         """Return what parses the records; needs an active Spark session."""
-        return self.value.parse(timezone, " ".join(self.key.split()))
+        # a plain one that Spark reads is as Spark has it: no manifest says which messages that were
+        return self.value.parse(timezone, " ".join(self.key.split()) if self.direct or self._has_typed_key else "")
 
     def _only_connector(self) -> str:
         """Return which option leaves only Spark's connector; "" when none does."""

@@ -44,8 +44,8 @@ def names_in(filesystem: Any, folder: str) -> dict[str, int]:
     """List the names in a directory without looking at what has them; on a local filesystem those of directories.
 
     Returns:
-        Per name the inode, which another directory of that name does not have; 0 where the filesystem says none. Empty
-        where there is no such directory.
+        Per name the inode, which another directory of that name may get only when the first one is gone; 0 where the
+        filesystem says none. Empty where there is no such directory.
 
     Raises:
         OSError: It cannot be listed; remote filesystems may raise what they like.

@@ -17,10 +17,13 @@ listed again until nothing up to the newest micro-batch of one listing is differ
 
 from __future__ import annotations
 
+import heapq
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 import fsspec
@@ -30,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
+from fsspec.implementations.local import LocalFileSystem
 
 from backend.errors import UNDECODABLE, HistoryLost, SourceDamaged, StorageFailed
 from backend.sources import OffsetRange, TopicPartition
@@ -44,6 +48,10 @@ TRIES = 4
 REPLACED_S = 0.25
 _FOLDER = re.compile(r"batch=(\d+)")
 _FILE = re.compile(r"batch=(\d+)/results-(\d+)-(\d+)-([0-9a-f]{16})(?:-[0-9a-f]{32})?\.parquet")
+REMEMBERED = 128
+"""Files of a shard that are remembered, one for each planned micro-batch: the query may be taken back to each."""
+RECENT = 64
+"""Newest directories that are asked when they last changed: one may have the inode of another that is gone."""
 _Found = tuple[int, int, int, str, str]
 """A file: micro-batch, shard, rows, digest and path."""
 
@@ -55,20 +63,25 @@ class ResultsArchive(Archive):
     _listed: dict[int, int] = field(default_factory=dict)
     _entries: dict[str, FileEntry] = field(default_factory=dict)
     _chains: dict[int, str] = field(default_factory=dict)
+    _changed: dict[int, int] = field(default_factory=dict)
+    _by_inode: bool = True
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
         """The files by micro-batch and shard, as of the last look."""
         return self._entries
 
-    def begun(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[FileEntry]:
-        """Return what to remember: of each shard what this micro-batch reads, and the file before that."""
-        pieces = [
-            piece
-            for key, index in self._checked.items()
-            for piece in index.cut(starts.get(key, 0) - 1, ends.get(key, 0))[0]
-        ]
-        return sorted((self._entries[_name(piece.path)] for piece in pieces), key=lambda entry: entry.path)
+    def begun(self, known: Sequence[FileEntry], ends: Mapping[TopicPartition, int]) -> list[FileEntry]:
+        """Return what to remember: of each shard the file that is read last, and those that were remembered before."""
+        found: list[FileEntry] = []
+        for key, index in self._checked.items():
+            end = ends.get(key, 0)
+            last = [_name(piece.path) for piece in index.cut(end - 1, end)[0]]
+            named = {*last, *(one.path for one in known if (one.spans[0].topic, one.spans[0].partition) == key)}
+            own = [self._entries[name] for name in named if name in self._entries]
+            own = sorted((one for one in own if one.spans[0].first < end), key=lambda one: one.spans[0].first)
+            found += own[-REMEMBERED:]
+        return sorted(found, key=lambda entry: entry.path)
 
     def _look(self) -> dict[TopicPartition, PartitionIndex]:
         """List the directory.
@@ -84,24 +97,48 @@ class ResultsArchive(Archive):
                 "there are no results of a job", where=self.uri, command="check the path given to results_of(...)"
             )
         newest = self._whole(filesystem, root)
-        listed = _micro_batches(filesystem, root, newest)
-        if listed == self._listed:
+        listed = self._micro_batches(filesystem, root, newest)
+        other = self._has_changed(filesystem, root, listed)
+        if listed == self._listed and not other:
             return self._checked
         for tries_left in reversed(range(TRIES)):
-            if not self._goes_on(listed):
-                self._listed, self._checked, self._entries, self._chains = {}, {}, {}, {}
+            if self._listed.keys() - listed.keys() and tries_left:
+                time.sleep(REPLACED_S)  # where a filesystem cannot exchange directories, one is away for a moment
+                listed = self._micro_batches(filesystem, root, newest)
+                continue
+            if other or not self._goes_on(listed):
+                self._listed, self._checked, self._entries, self._chains, other = {}, {}, {}, {}, False
             found = self._found(filesystem, root, listed.keys() - self._listed.keys())
             again = listed
             if newest is None:  # what is up to there was there before this listing began
-                again = _micro_batches(filesystem, root, max(listed, default=-1))
-            # inodes may be made up anew for each listing (FUSE)
-            if again == listed or (not tries_left and again.keys() == listed.keys()):
+                again = self._micro_batches(filesystem, root, max(listed, default=-1))
+            if not tries_left and again.keys() == listed.keys() and again != listed:
+                self._by_inode = False  # they are made up anew for each listing (FUSE)
+                listed = again = dict.fromkeys(listed, 0)
+            if again == listed:
                 self._append(listed, found)
                 return self._checked
             listed = again
         raise StorageFailed(
             "the results of a job change while they are listed", where=self.uri, command="see who writes there"
         )
+
+    def _micro_batches(self, filesystem: fsspec.AbstractFileSystem, root: str, newest: int | None) -> dict[int, int]:
+        """List the micro-batches up to the newest one, each with the inode of its directory."""
+        filesystem.invalidate_cache()
+        matches = ((_FOLDER.fullmatch(name), inode) for name, inode in names_in(filesystem, root).items())
+        found = {int(match[1]): inode if self._by_inode else 0 for match, inode in matches if match}
+        return found if newest is None else {version: inode for version, inode in found.items() if version <= newest}
+
+    def _has_changed(self, filesystem: fsspec.AbstractFileSystem, root: str, listed: Mapping[int, int]) -> bool:
+        """Return whether one of the newest directories was changed or made anew since the last look, where it is local."""
+        if not isinstance(filesystem, LocalFileSystem):
+            return False
+        before, self._changed = self._changed, {}
+        for version in heapq.nlargest(RECENT, listed):
+            with suppress(FileNotFoundError):
+                self._changed[version] = Path(root, f"batch={version}").stat().st_ctime_ns
+        return any(self._changed.get(version, at) != at for version, at in before.items())
 
     def _goes_on(self, listed: Mapping[int, int]) -> bool:
         """Return whether all that is known is there as it was, and what is new comes behind it."""
@@ -160,15 +197,6 @@ def _name(path: str) -> str:
     'batch=7/results-00003'
     """
     return "-".join(path.split("-", 2)[:2])
-
-
-def _micro_batches(filesystem: fsspec.AbstractFileSystem, root: str, newest: int | None) -> dict[int, int]:
-    """List the micro-batches up to the newest one, each with the inode of its directory."""
-    filesystem.invalidate_cache()
-    found = {
-        int(match[1]): inode for name, inode in names_in(filesystem, root).items() if (match := _FOLDER.fullmatch(name))
-    }
-    return found if newest is None else {version: inode for version, inode in found.items() if version <= newest}
 
 
 def _opened(filesystem: fsspec.AbstractFileSystem, root: str, path: str) -> IO[bytes]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from backend.batch import Operator, SourcePartition
-from backend.errors import UNDECODABLE, CheckpointInUse, ManifestMismatch, PointerDamaged
+from backend.errors import UNDECODABLE, CheckpointInUse, ManifestMismatch, PointerDamaged, StorageFailed
 from backend.joins.operator import JoinOperator
 from backend.kafka_client.admin import TopicIdentity, compare
 from backend.kafka_client.settings import KafkaSettings
@@ -57,7 +57,7 @@ from recovery.commit.outputs import check_outputs, output_id, write_outputs
 from recovery.commit.pointer import Pointer, RestoringPointer
 from recovery.commit.relocation import check_alone, settle_in
 from recovery.commit.spark_files import check_state, read_spark_file
-from recovery.failures import Kind, read
+from recovery.failures import Kind, is_lasting, read
 from recovery.files import open_files
 from recovery.jobs import ShardJob, message_log, of_incarnation, shard_job, snapshots
 from recovery.restore.all_shards import restore_beside, restore_shards
@@ -175,20 +175,32 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     while True:
         plan = None
         try:
+            if used and not _spark_has_committed(checkpoint):
+                raise StorageFailed(
+                    "the checkpoint that was here is not here any more",
+                    where=checkpoint,
+                    command="see that its filesystem is mounted; then start the query again",
+                )
             used = used or _spark_has_committed(checkpoint)
             with ExitStack() as taken:
-                plan = _plan(pipeline, spark, checkpoint, sink, options, taken)
+                plan = _plan(pipeline, spark, checkpoint, sink, options, used, taken)
                 return RewindQuery(plan)
         except Exception as error:
             failure = read(error)
-            if plan is not None or not used or failure.kind is not Kind.PASSES:
+            if plan is not None or not used or failure.kind is not Kind.PASSES or is_lasting(failure):
                 raise  # a query has waited itself; and what was never reached may be named wrongly: said at once
             pause_s = patience.after(failure, -1)
         time.sleep(pause_s)
 
 
 def _plan(
-    pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, options: StartOptions, taken: ExitStack
+    pipeline: Pipeline,
+    spark: SparkSession,
+    checkpoint: str,
+    sink: Sink,
+    options: StartOptions,
+    used: bool,
+    taken: ExitStack,
 ) -> QueryPlan:
     """Check everything and open what the query needs; the checkpoint's lease is held by `taken`."""
     places, inside = _places(pipeline, checkpoint, sink, options)
@@ -201,7 +213,6 @@ def _plan(
     check_same_files(spark, checkpoint)
     give_workers_time(spark)
     use_unix_sockets(spark)
-    used = _spark_has_committed(checkpoint)
     stored = read_manifest(checkpoint)
     pipeline = known_sources(pipeline, stored, checkpoint)
 

@@ -49,6 +49,7 @@ def storage_failed(error: OSError, where: str, again: str = _AGAIN) -> StorageFa
         what, command = "a disk or filesystem failed", f"check it (dmesg, mount), {again}"
     failed = StorageFailed(what, where=where, why=str(error), command=command)
     failed.unreadable = error.errno in _UNREADABLE
+    failed.lasting = error.errno in _FORBIDDEN | _OTHER
     return failed
 
 

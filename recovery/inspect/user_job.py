@@ -190,16 +190,16 @@ def verify_against_source(checkpoint: Checkpoint, pipeline: Pipeline, spark: Spa
     from recovery.restore.replay import logged_chunks, read_chunks, write_chunks
 
     job = job_of(pipeline, spark, checkpoint.location, checkpoint.manifest)
-    histories = {}
+    histories, records = {}, {}
     for shard in checkpoint.shards:
         try:
             commit = checkpoint.committed(shard)
             if commit is not None:
-                histories[shard] = checkpoint.changelog.read(shard, commit)
+                history = checkpoint.changelog.read(shard, commit)
+                histories[shard], records[shard] = history, with_rows(history)
         except RewindError as error:  # the others are looked at all the same
             yield _wrong(f"shard {shard}", error)
     scratch = Path(tempfile.mkdtemp(prefix="rewind-verify-"))
-    records = {shard: with_rows(history) for shard, history in histories.items()}
     make = shard_maker(checkpoint, job)
     try:
         try:

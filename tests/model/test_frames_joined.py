@@ -127,7 +127,10 @@ def near(one: Row, other: Row) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_pairs_come_once_and_a_lost_disk_changes_nothing(tmp_path: Path, seed: int) -> None:
+def test_pairs_come_once_and_a_lost_disk_changes_nothing(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.joins.liveness.MIN_BUCKET_MS", 1)
     rng = random.Random(seed)
     cluster = Cluster(tmp_path, MessageLog(str(tmp_path / "messages"), frozenset({FRAME})))
     sides: tuple[list[Row], list[Row]] = ([], [])

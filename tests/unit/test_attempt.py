@@ -23,7 +23,7 @@ from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
 from backend.store.protocol import LOGGED_FROM, Changes, Region, Staged, region_range
 from backend.store.workspace import Workspace
-from recovery.attempt import ShardInput, run_attempt
+from recovery.attempt import ShardInput, by_reason, run_attempt
 from recovery.changelog import open_changelog, rejected
 from recovery.changelog.file import _GROWN, FileChangelog
 from recovery.changelog.protocol import History
@@ -518,6 +518,18 @@ def test_rows_of_rejected_offsets_go_when_no_replay_reaches_them(monkeypatch):
     columns[1] = pa.array([b"\x07" + value[1:] for value in rows[1]], pa.large_binary())
     with pytest.raises(UnknownFormat, match="format 07"):
         with_rows(History(record, *columns, 0))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.string()), pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.int64())]
+)
+@pytest.mark.parametrize("rows", [0, 2])
+def test_reasons_of_a_user_s_own_may_be_of_any_type(kind, rows):
+    assert by_reason("results", pa.table({"reason": pa.nulls(rows, kind)})) == ({"results_other": 2} if rows else {})
+    texts = pa.array(["late", "mine", None][:rows], pa.string())
+    assert by_reason("results", pa.table({"reason": texts})) == (
+        {"results_late": 1, "results_other": 1} if rows else {}
+    )
 
 
 def test_the_pointer_is_small_and_comes_back_equal(job):

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -238,7 +239,8 @@ def test_what_cannot_be_read_of_one_shard_hides_no_other(home: Path, monkeypatch
         def read(self, shard: int, commit: Commit) -> Any:
             if shard == 0:
                 raise ChangelogDamaged("a record is damaged", command="rewind verify <checkpoint>")
-            return SimpleNamespace(record=SimpleNamespace(commit=commit))
+            none = pa.array([], pa.large_binary())
+            return SimpleNamespace(record=SimpleNamespace(commit=commit), keys=none, values=none)
 
     commit = Commit(3, "a" * 32)
     checkpoint: Any = SimpleNamespace(

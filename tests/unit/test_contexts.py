@@ -225,6 +225,30 @@ def test_a_replay_is_a_noop_also_when_its_window_is_gone():
     assert [(e["offset"], e["reason"]) for e in errors] == [(3, "out_of_retention")]
 
 
+@pytest.mark.parametrize("window", [tumbling(10), sliding(10), session(5)], ids=lambda w: w.kind)
+def test_what_is_out_of_retention_is_not_stored_for_ever(window, monkeypatch):
+    def rows(store):
+        return len(list(store.scan(b"\x01", None)))
+
+    def run(store, flushes):
+        context = StandaloneContext(asked, store)
+        for at in range(flushes):
+            context.add_message(Message(at, 100 * at, {"key": "a", "value": at}), 0)
+            context.flush()
+        return context
+
+    asked = window_spec(window, SCHEMA, {"m": median("value")}, keys=["key"], retention=50)
+    store = MemoryStore()
+    run(store, 200)
+    assert rows(store) < 60
+    monkeypatch.setattr(contexts_base, "RECLAIM_EVERY", 10**9)
+    kept = MemoryStore()
+    run(kept, 200)
+    assert rows(kept) > 200
+    StandaloneContext(asked, kept)
+    assert rows(kept) < 60, "opening it frees what an older release has left"
+
+
 @pytest.mark.parametrize("window", [tumbling(10), hopping(10, 5), sliding(10), session(5)], ids=lambda w: w.kind)
 def test_standalone_state_survives_in_rocksdb_up_to_the_last_flush(tmp_path, window):
     asked = spec(window, {"m": median("value"), "s": sum_("value")}, keys=["key"], policies=policies(late="each"))

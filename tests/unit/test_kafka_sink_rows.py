@@ -187,7 +187,12 @@ def test_a_certificate_that_is_not_there_is_refused_before_anything_starts(tmp_p
 
 @pytest.mark.parametrize(
     ("commits", "name"),
-    [(None, "rewind-sink-r"), ("r-commits", "rewind-sink-r"), ("a-commits", "rewind-sink-a"), ("b", "rewind-sink-b")],
+    [
+        (None, "rewind-sink-r"),
+        ("r-commits", "rewind-sink-r"),
+        ("a-commits", "rewind-sink-r/a-commits"),
+        ("b", "rewind-sink-r/b"),
+    ],
 )
 def test_who_fences_whom_goes_by_the_commit_topic(commits, name):
     """Queries with others may write to the same topics."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,40 @@ def test_results_that_are_replaced_while_they_are_listed_are_not_missing(
     ]  # fmt: skip
 
 
+def test_newest_results_that_are_away_for_a_moment_are_not_taken_for_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in range(3):
+        results(tmp_path, version)
+    archive = ResultsArchive(tmp_path)
+    before, sound, away = archive.partitions(), results_files.names_in, [True, False]
+
+    def names(filesystem: Any, folder: str) -> dict[str, int]:
+        found = sound(filesystem, folder)
+        if away and away.pop(0):
+            del found["batch=2"]
+        return found
+
+    monkeypatch.setattr(results_files, "names_in", names)
+    monkeypatch.setattr(results_files, "REPLACED_S", 0.0)
+    assert archive.partitions() == before
+
+
+def test_another_directory_with_the_inode_of_one_that_is_gone_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_files, "names_in", lambda *_: {"batch=0": 7})
+    first = results(tmp_path, 0)
+    archive = ResultsArchive(tmp_path)
+    before = archive.partitions()
+    assert archive.partitions() is before
+    shutil.rmtree(first)
+    (first / "results-00000-5-0123456789abcdef.parquet").parent.mkdir()
+    (first / "results-00000-5-0123456789abcdef.parquet").touch()
+    [index] = archive.partitions().values()
+    assert index.range == (0, 5)
+
+
 def test_results_that_never_stop_changing_are_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = itertools.cycle([{"batch=0": 0, "batch=9": 0}, {"batch=1": 0, "batch=9": 0}])
     monkeypatch.setattr(results_files, "names_in", lambda *_: next(given))
@@ -165,7 +200,10 @@ def test_inodes_that_are_others_at_each_look_are_borne(tmp_path: Path, monkeypat
     inodes = itertools.count()
     monkeypatch.setattr(results_files, "names_in", lambda *_: {"batch=0": next(inodes)})
     archive = ResultsArchive(tmp_path)
-    assert archive.partitions() == archive.partitions() == {(TOPIC, 0): archive.partitions()[TOPIC, 0]}
+    found = archive.partitions()
+    assert [*found] == [(TOPIC, 0)]
+    monkeypatch.setattr(results_files, "files_below", None)
+    assert archive.partitions() is found, "from then on the names decide"
 
 
 def test_a_directory_that_cannot_be_looked_at_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

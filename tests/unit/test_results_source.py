@@ -179,7 +179,13 @@ def test_a_micro_batch_costs_what_is_new_however_much_was_read(tmp_path: Path, m
     archive = ResultsArchive(str(tmp_path / "out"))
     archive.partitions()
     read_to_the_end(reader(tmp_path))
-    assert len(Memory(str(tmp_path / "checkpoint"), 0).seen.files) <= 2 * story.shards
+    seen = Memory(str(tmp_path / "checkpoint"), 0).seen.files
+    assert 3 * story.shards < len(seen) < len(archive.files), "one for each micro-batch that was planned"
+    monkeypatch.setattr(results_files, "REMEMBERED", 3)
+    again = reader(tmp_path)
+    again.latestOffset(read_to_the_end(again), again.getDefaultReadLimit())
+    assert Memory(str(tmp_path / "checkpoint"), 0).seen.files != seen
+    assert len(Memory(str(tmp_path / "checkpoint"), 0).seen.files) == 3 * story.shards
     publish(tmp_path, story, last)
     sound, scanned = os.scandir, list[str]()
 
@@ -217,6 +223,7 @@ def test_a_first_job_that_was_taken_back_is_noticed(tmp_path: Path) -> None:
     sink.finish(*to_attempts(sink, 2, story.frames[2]))  # the same again
     one.latestOffset(offset, one.getDefaultReadLimit())
     sink.resume_from(1)
+    sink.open("q")
     sink.finish(*to_attempts(sink, 2, other))
     for there in (one, reader(tmp_path)):
         with pytest.raises(SourceWentBack, match="replaced after it was read"):
@@ -230,7 +237,40 @@ def test_a_first_job_that_was_taken_back_is_noticed(tmp_path: Path) -> None:
     publish_again.open("q")
     publish_again.finish(*to_attempts(publish_again, 2, story.frames[2]))
     reader(tmp_path).latestOffset(offset, one.getDefaultReadLimit())
-    assert Memory(str(tmp_path / "checkpoint"), 0).seen == seen
+    assert all(entry.digest.count(" ") == 2 for entry in Memory(str(tmp_path / "checkpoint"), 0).seen.files)
+
+
+def test_a_second_job_that_was_taken_back_notices_a_first_one_that_was(tmp_path: Path) -> None:
+    """Whichever micro-batch it was taken back to: what it had read until then is not there any more."""
+    story = Story(7, 20)
+    publish(tmp_path, story, *range(20))
+    one, offsets = reader(tmp_path), list[dict[str, Any]]()
+    after = one.initialOffset()
+    while not offsets or after != offsets[-1]:
+        offsets.append(after)
+        after = one.latestOffset(after, one.getDefaultReadLimit())
+    sink = ParquetSink(tmp_path / "out", tmp_path / "err")
+    sink.resume_from(1)
+    sink.open("q")
+    other = story.other(random.Random(2), 2)
+    assert other is not None
+    sink.finish(*to_attempts(sink, 2, other))
+    begun = ResultsArchive(str(tmp_path / "out"))
+    begun.partitions()
+    changed = {
+        span.partition: span.first for path, entry in begun.files.items() if path.startswith("batch=2/")
+        for span in entry.spans
+    }  # fmt: skip
+    memory = tmp_path / "checkpoint" / DIRECTORY / "0.json"
+    before, noticed = memory.read_bytes(), 0
+    for offset in offsets[1:]:
+        memory.write_bytes(before)
+        read_of = {int(partition): following for partition, following in offset["next"][TOPIC].items()}
+        if any(read_of.get(partition, 0) > first for partition, first in changed.items()):
+            with pytest.raises(SourceWentBack):
+                reader(tmp_path).latestOffset(offset, one.getDefaultReadLimit())
+            noticed += 1
+    assert noticed > 3
 
 
 @pytest.mark.parametrize("same", [False, True])

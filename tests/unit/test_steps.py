@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -294,6 +295,38 @@ def test_a_step_that_would_end_the_worker_is_an_error_of_its_message() -> None:
     got = steps_of(Step("map_batches", {"": leaves}))(parsed([(0, 0, 1, "a"), (0, 1, 2, "b"), (0, 2, 3, "c")]))
     assert got["verdict"].to_pylist() == [PASSED, POISON, PASSED]
     assert got["malformed"].to_pylist()[1] == "step 1, map_batches(): SystemExit: 3"
+
+
+def test_a_step_s_error_that_cannot_say_what_it_is_is_an_error_of_its_message() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise LookupError("nothing")
+
+    def mute(table: pa.Table) -> pa.Table:
+        if 2 in table["x"].to_pylist():
+            raise Mute
+        return table
+
+    rows: list[Row] = [(0, 0, 1, "a"), (0, 1, 2, "b"), (0, 2, 3, "c")]
+    got = steps_of(Step("map_batches", {"": mute}))(parsed(rows))
+    assert got["verdict"].to_pylist() == [PASSED, POISON, PASSED]
+    assert got["malformed"].to_pylist()[1].endswith("Mute: it cannot say: LookupError")
+    with pytest.raises(UserCodeFailed, match="it cannot say: LookupError"):
+        replace(steps_of(Step("map_batches", {"": mute})), poison_limit=0)(parsed(rows))
+
+
+@pytest.mark.parametrize("names", [["Who"], ["who", "who"]])
+def test_a_field_that_was_declared_and_does_not_come_is_named(names: list[str]) -> None:
+    declared = pa.schema([("who", pa.int64())])
+
+    def function(table: pa.Table) -> pa.Table:
+        for name in names:
+            table = table.append_column(name, table["x"])
+        return table
+
+    steps = Steps(lambda rows: rows, (Step("map_batches", {"": function}, schema=declared),), declared)
+    with pytest.raises(ValueInvalid, match=r"map_batches gave other fields than its schema= says.*who did not come"):
+        steps(parsed([(0, 0, 1, "")]))
 
 
 def test_what_is_dropped_moves_positions_and_is_no_error_and_poison_is_one() -> None:

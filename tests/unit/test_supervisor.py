@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -37,6 +38,7 @@ from backend.errors import (
 from backend.sinks.tables import merge_metrics, summary
 from backend.spark import start
 from backend.spark.pack.routing import grouping_values
+from backend.store.storage import storage_failed
 from recovery import failures
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.pointer import Commit, Pointer, RestoringPointer, encode
@@ -51,6 +53,7 @@ from recovery.supervise.supervisor import Progress, QueryPlan, RewindQuery
 from tests.support.quick_java import PATIENCE_S
 
 SPARK = "org.apache.spark.SparkException"
+NO_FILESYSTEM = "org.apache.hadoop.fs.UnsupportedFileSystemException"
 LATE = QueryFailed(
     "",
     (
@@ -481,9 +484,16 @@ def test_the_start_of_a_query_that_has_run_waits_and_holds_nothing_meanwhile(mon
     assert taken[:4] == ["taken", "given back"] * 2
     assert taken[4:6] == ["taken", "runs"]
     assert caplog.text.count("the query does not start: ") == 2
-    tries = iter([ValueError("away: a wrong option")])
-    with pytest.raises(ValueError, match="a wrong option"):
-        start.start(nothing, nothing, "checkpoint", nothing, options)
+    forbidden = storage_failed(PermissionError(errno.EACCES, "not yours"), "/new/results")
+    for final in (ValueError("a wrong option"), forbidden, QueryFailed("", (Link(NO_FILESYSTEM, "gs", io=True),))):
+        tries = iter([final])
+        with pytest.raises(type(final)):
+            start.start(nothing, nothing, "checkpoint", nothing, options)
+    tries, there = iter([error, None]), iter([True, False, True])
+    monkeypatch.setattr(start, "_spark_has_committed", lambda _: next(there))
+    assert start.start(nothing, nothing, "checkpoint", nothing, options) == "plan"
+    assert "the checkpoint that was here is not here any more" in caplog.text
+    assert next(there, None) is None
     tries = iter([error])
     monkeypatch.setattr(start, "_spark_has_committed", lambda _: False)
     with pytest.raises(type(error), match="away"):

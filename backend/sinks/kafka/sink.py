@@ -139,7 +139,7 @@ class KafkaSink(Sealing):
         self._writer = TransactionalWriter(
             self._settings,
             # the output is known by its commit topic, as its owner is: other queries may write to the same results
-            f"rewind-sink-{named.removesuffix('-commits')}",
+            f"rewind-sink-{results}" if named == f"{results}-commits" else f"rewind-sink-{results}/{named}",
             self._commits,
             patience_s=patience_s,
             overflow=self._overflow,

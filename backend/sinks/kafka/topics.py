@@ -66,7 +66,7 @@ def look(settings: KafkaSettings, topics: Sequence[str], *, settle_s: float = 2.
 
     try:
         while_it_settles(led, timeout_s=settle_s)
-        known = identities(settings, topics, admin=client, timeout_s=timeout_s)
+        known = identities(settings, topics, admin=client, timeout_s=timeout_s, unknown_s=settle_s)
     except (KafkaException, TimeoutError, SourceUnavailable) as error:
         raise unavailable(settings, ", ".join(topics), error) from None
     return {topic: Output(known[topic].id, _limit(settings, client, topic, timeout_s)) for topic in topics}
@@ -167,7 +167,7 @@ def ever_written(settings: KafkaSettings, topics: Sequence[str]) -> list[str]:
         SinkUnavailable: The cluster does not answer.
     """
     try:
-        ends = offsets(settings, topics, committed_only=False)
+        ends = offsets(settings, topics, committed_only=False, unknown_s=SETTLE_S)
     except SourceUnavailable as error:
         raise unavailable(settings, ", ".join(topics), error) from None
     return [topic for topic in topics if any(end > 0 for (name, _), (_, end) in ends.items() if name == topic)]
