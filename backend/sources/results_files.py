@@ -131,7 +131,7 @@ class ResultsArchive(Archive):
         return found if newest is None else {version: inode for version, inode in found.items() if version <= newest}
 
     def _has_changed(self, filesystem: fsspec.AbstractFileSystem, root: str, listed: Mapping[int, int]) -> bool:
-        """Return whether one of the newest directories was changed or made anew since the last look, where it is local."""
+        """Return whether one of the newest directories was changed or made anew since a look, where it is local."""
         if not isinstance(filesystem, LocalFileSystem):
             return False
         before, self._changed = self._changed, {}
