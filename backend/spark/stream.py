@@ -242,7 +242,8 @@ class Pipeline:
         five tries. A first start says within a minute or two what it cannot reach: it may be named wrongly.
 
         Args:
-            spark: The session; its settings are left as they were.
+            spark: The session; its SQL settings are left as they were. Two settings of Python workers are made in its
+                context where you have not made them.
             checkpoint: Spark's checkpoint location; Rewind's manifest, changelog and snapshots lie beside Spark's.
             results: Directory of the windows' results, Parquet, one directory `batch=<id>` per micro-batch.
             errors: Directory of the errors.
@@ -264,7 +265,8 @@ class Pipeline:
             retain: Staged files and commits kept behind the committed version; 2 by default.
             snapshots: `"off"`, or every how many commits a snapshot of a shard goes to the checkpoint's filesystem
                 (each staged file goes there with its commit). A shard can then move to another executor without a
-                restart of the query. Default: `"off"` on a local checkpoint, else 50.
+                restart of the query. Default: `"off"` on a local checkpoint, which is every path without a scheme or
+                with `file:`, a shared mount such as NFS too; else 50.
             arrow_rows: Rows per Arrow batch in the pack stage, 200,000 by default: larger is faster, each costs its
                 size in a worker's memory.
             patience: How long a query that fails for what passes (processes that died or do not come up, a full disk, a

@@ -244,11 +244,13 @@ class Drill:
             "the job ended before it could be broken: give it more input, or smaller micro-batches"
             " (archive(..., max_offsets_per_batch=...))"
         )
+        kept = any(count for _, count, _ in control.state.values())
+        fails = bool(scenario.error) and (kept or bool(run.error) or not scenario.aged)  # else none is read again
         if why:
             pass
         elif scenario.error and run.broken_at is None and not run.error:
             why = unbroken
-        elif scenario.error:
+        elif fails:
             why = misnamed(scenario, run)
         elif run.error:
             why = f"failed: {run.error}"
@@ -256,7 +258,7 @@ class Drill:
             why = self._zombies(out, run)
         elif run.broken_at is None:
             why = unbroken
-        if not why and not scenario.error:
+        if not why and not fails:
             try:
                 difference = compare(control, self._output(out, run))
                 why = "" if difference.equal else "differs from the control: " + "; ".join(difference.samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,21 @@ def test_a_job_that_was_never_broken_is_not_said_to_have_hidden_it(tmp_path: Pat
     verdict = drill._judge(scenario, drill.out / "lose-tail", Run(), Output({}, {}, {}, 0), "")
     assert not verdict.passed
     assert "ended before it could be broken" in verdict.why
+
+
+@pytest.mark.parametrize(("messages", "why"), [(0, ""), (7, "ended with no error, not HistoryLost")])
+def test_a_job_that_keeps_no_messages_is_restored_without_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: int, why: str
+) -> None:
+    (scenario,) = choose(["source-aged"])
+    drill = Drill(tmp_path / "out", job="a:job")
+    output = Output({("w",): (1,)}, {}, {0: (5, messages, 9)}, 0)
+    monkeypatch.setattr(drill, "_output", lambda *_: output)
+    events = [{"event": "aged", "at": 2.0, "left": {"t partition 0": 5}}, {"event": "restored", "at": 3.0, "shard": 0}]
+    run = Run(events=events, broken_at=1.0, version=3, damaged=(0,))
+    assert drill._judge(scenario, drill.out / "source-aged", run, output, "").why == why
+    lost = replace(output, windows={})
+    assert "differs from the control" in drill._judge(scenario, drill.out, run, lost, "").why or messages
 
 
 def test_a_place_that_is_never_come_to_is_told_once_for_all_that_begin_so(
