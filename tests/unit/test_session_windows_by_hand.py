@@ -10,7 +10,7 @@ import pytest
 from backend.aggregates import collect_list, count, reducer, sum_
 from backend.batch import MESSAGE_FIELDS, NO_TIME
 from backend.errors import UnknownFormat
-from backend.store.protocol import Region
+from backend.store.protocol import Changes, Region
 from backend.store.workspace import Workspace
 from backend.windows import ledger
 from backend.windows.definitions import session
@@ -19,6 +19,7 @@ from backend.windows.merging.one_by_one import Live, OneByOne, Terms
 from backend.windows.merging.rows import NEVER
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
+from tests.support.counting_store import CountingStore
 from tests.unit.one_shard import SCHEMA, OneShard
 
 
@@ -300,3 +301,62 @@ def test_a_message_looks_at_the_sessions_that_it_touches_however_many_there_are(
     [(join, nodes)] = told.joins
     assert (sorted(members), sorted(nodes)) == ([*range(count - 1)], [*range(count), leaf])
     assert (leaf, join, whole.nodes) == (count, count + 1, [count + 1])
+
+
+class NotedStore(CountingStore):
+    """Notes what was written last, too."""
+
+    def write(self, changes: Changes) -> None:
+        self.written = changes.keys
+        super().write(changes)
+
+
+def sessions_apart(full_state):
+    """Make a shard with 500 sessions of one message each, 100 ms apart; what is read is counted from here on."""
+    aggregates = {"sum": sum_("value"), **({"all": collect_list("value")} if full_state else {})}
+    s = shard(aggregates, keys=[], retention=10**6, policies=policies(late="each"))
+    s.store = NotedStore()
+    s.batch([(at, 100 * at, "a", 1) for at in range(500)])
+    s.store.read.clear()
+    return s
+
+
+@pytest.mark.parametrize("full_state", [False, True])
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        (50_000, [("full", 0, 49_900, 49_900, 1)]),
+        (25_050, [("late", 0, 25_050, 25_050, 1)]),
+        (25_010, [("retracted", 0, 25_000, 25_000, 1), ("late", 0, 25_000, 25_010, 2)]),
+        (24_990, [("retracted", 0, 25_000, 25_000, 1), ("late", 0, 24_990, 25_000, 2)]),
+    ],
+    ids=["newest", "late", "a gap behind", "a gap before"],
+)
+def test_a_message_reads_the_sessions_beside_it_however_many_its_key_has(time, expected, full_state):
+    s = sessions_apart(full_state)
+    assert [row[:5] for row in s.batch([(500, time, "a", 1)])] == expected
+    assert len(s.store.read) < 30
+    assert len(s.store.written) < 30
+
+
+@pytest.mark.parametrize("full_state", [False, True])
+def test_sessions_between_the_messages_of_a_micro_batch_are_not_written_again(full_state):
+    s = sessions_apart(full_state)
+    before = s.visible()
+    found = s.batch([(500, 50_000, "a", 1), (501, 1_005, "a", 1)])
+    late = [("retracted", 0, 1_000, 1_000, 1), ("late", 0, 1_000, 1_005, 2)]
+    assert [row[:5] for row in found] == [("full", 0, 49_900, 49_900, 1), *late]
+    assert len(s.store.written) < 30
+    after = s.visible()
+    for region, more in ((Region.WINDOWS, 1), (Region.SESSION_INDEX, 2)):  # one longer: its index row is another
+        rows_before, rows_after = ({key for key in state if key[0] == region} for state in (before, after))
+        assert len(rows_after - rows_before) == more
+        assert len(rows_before - rows_after) == more - 1
+
+
+def test_a_message_at_the_end_of_a_long_session_finds_it_among_many():
+    s = sessions_apart(False)
+    s.batch([(500 + at, 25_008 + 8 * at, "a", 1) for at in range(9)])  # [25_000, 25_072]
+    found = s.batch([(509, 25_082, "a", 1)])
+    assert found == [("retracted", 0, 25_000, 25_072, 10), ("late", 0, 25_000, 25_082, 11)]
+    assert len(s.store.written) < 30

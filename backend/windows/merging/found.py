@@ -185,7 +185,11 @@ def touched(work: Workspace, terms: Terms, time: IntArray, key: IntArray, codes:
     names = codes.to_pylist()
     for at in np.flatnonzero(alone).tolist():  # one range per group key
         start = rows.WINDOWS + names[at]
-        found += [row[1:] for row in work.scan_arrays(start, start + fixed_bytes(int(high[at]) + 1))[0]]
+        lowest, end = (start + fixed_bytes(int(time)) for time in (low[at], high[at] + 1))
+        for row, _ in work.scan(start, end, reverse=True):
+            found.append(row[1:])
+            if row < lowest:  # sessions of a group key are apart: no older one reaches further
+                break
     return found
 
 

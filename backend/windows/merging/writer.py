@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from backend.batch import NO_TIME
 from backend.keys import pack_fixed
 from backend.messages.key_first import MessagesByKey
 from backend.store.protocol import Region
-from backend.windows.columns.arrays import IntArray
+from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import GroupKeys
 from backend.windows.columns.keyed import keyed
 from backend.windows.merging import rows
@@ -80,27 +84,32 @@ class SessionWriter:
             nodes, stored = self._gathered.nodes, self._found.stored
             count = nodes.sums(stored.count, np.ones(len(contents.keys), np.int64))[node]
             digest = nodes.sums(stored.digest, contents.digests)[node]
-        sessions = Stored(
-            [],
-            finals.first[remaining],
-            finals.last[remaining],
-            self._ends.since[remaining],
-            self._ends.unsent[remaining],
-            self._write_sent(session_rows, values)[remaining],
-            count,
-            digest,
-            accumulators.take(pa.array(node)),
-        )
-        stays = keyed(rows.WINDOWS, codes, pack_fixed(sessions.first))
+        first, last, since = finals.first[remaining], finals.last[remaining], self._ends.since[remaining]
+        shown = self._write_sent(session_rows, values)[remaining]
+        unsent = self._ends.unsent[remaining]
+        stays = keyed(rows.WINDOWS, codes, pack_fixed(first))
         self._execution.metrics["opened"] += len(
             {*stays}.difference(rows.WINDOWS + ident for ident in self._found.stored.idents)
         )
         # what closes was found, and what was not found stays as it was
-        still = int((sessions.last + self._terms.gap + 1 > self._terms.clock_after).sum())
-        self._execution.add_open(still - int(self._found.is_open.sum()))
+        past = last + self._terms.gap + 1 <= self._terms.clock_after
+        self._execution.add_open(int((~past).sum()) - int(self._found.is_open.sum()))
         self._delete(stays)
-        session_rows.put(self._work, codes, sessions)
-        self._write_waiting(sessions, codes)
+        new = self._changed(node, (since, unsent, shown, count, digest))
+        sessions = Stored(
+            [],
+            first[new],
+            last[new],
+            since[new],
+            unsent[new],
+            shown[new],
+            count[new],
+            digest[new],
+            accumulators.take(pa.array(node[new])),
+        )
+        session_rows.put(self._work, codes.filter(pa.array(new)), sessions)
+        self._write_index(codes, first, last)
+        self._write_waiting(codes, first, since, past)
         total = int.from_bytes(self._work.get(TOTAL) or b"", "big") + len(remaining) - len(self._found.stored)
         self._work.put(TOTAL, total.to_bytes(8, "big"))
         if self._execution.clock_after != NO_TIME:
@@ -111,26 +120,45 @@ class SessionWriter:
         self._execution.ledger.counted += len(self._found.time)
 
     def _delete(self, stays: list[bytes]) -> None:
-        """Delete what was read and is not written again; index rows below the bound go with it."""
-        stored, work = self._found.stored, self._work
+        """Delete the rows in WINDOWS that were read and do not stay."""
         remaining = set(stays)
-        work.delete_many([key for ident in stored.idents if (key := rows.WINDOWS + ident) not in remaining])
-        codes = self._found.codes(self._found.stored_key)
-        live = np.flatnonzero(stored.last >= self._terms.bound_after)
-        here = codes.take(pa.array(live))
-        work.delete_many(sorted(rows.timed_keys(rows.INDEX, stored.last[live], here, stored.first[live])))
-        for tag, mine in ((rows.LATE_WAITS, ~self._found.is_open), (rows.EARLY_WAITS, self._found.is_open)):
-            waits = np.flatnonzero(mine & (stored.since != NEVER))
-            here = codes.take(pa.array(waits))
-            work.delete_many(sorted(rows.timed_keys(tag, stored.since[waits], here, stored.first[waits])))
+        self._work.delete_many(
+            [key for ident in self._found.stored.idents if (key := rows.WINDOWS + ident) not in remaining]
+        )
 
-    def _write_waiting(self, sessions: Stored, codes: pa.Array) -> None:
-        past = sessions.last + self._terms.gap + 1 <= self._terms.clock_after
-        for tag, mine in ((rows.LATE_WAITS, past), (rows.EARLY_WAITS, ~past)):
-            waits = np.flatnonzero(mine & (sessions.since != NEVER))
-            here = codes.take(pa.array(waits))
-            keys = sorted(rows.timed_keys(tag, sessions.since[waits], here, sessions.first[waits]))
-            self._work.put_many(keys, [b""] * len(keys))
+    def _changed(self, node: IntArray, columns: Sequence[npt.NDArray[Any]]) -> Mask:
+        """Tell which sessions have a new row in WINDOWS; `columns` are what can change without a message."""
+        stored = self._found.stored
+        read = (stored.since, stored.unsent, stored.shown, stored.count, stored.digest)
+        changed: Mask = node >= len(stored)  # all others are as they were, but for `columns`
+        old = np.flatnonzero(~changed)
+        for column, before in zip(columns, read, strict=True):
+            changed[old] |= column[old] != before[node[old]]
+        return changed
+
+    def _write_index(self, codes: pa.Array, first: IntArray, last: IntArray) -> None:
+        """Write the index rows; those below the bound go with it."""
+        stored = self._found.stored
+        live = np.flatnonzero(stored.last >= self._terms.bound_after)
+        here = self._found.codes(self._found.stored_key[live])
+        old = rows.timed_keys(rows.INDEX, stored.last[live], here, stored.first[live])
+        self._replace(old, rows.timed_keys(rows.INDEX, last, codes, first))
+
+    def _write_waiting(self, codes: pa.Array, first: IntArray, since: IntArray, past: Mask) -> None:
+        stored, is_open = self._found.stored, self._found.is_open
+        for tag, was_mine, mine in ((rows.LATE_WAITS, ~is_open, past), (rows.EARLY_WAITS, is_open, ~past)):
+            waited = np.flatnonzero(was_mine & (stored.since != NEVER))
+            here = self._found.codes(self._found.stored_key[waited])
+            old = rows.timed_keys(tag, stored.since[waited], here, stored.first[waited])
+            waits = np.flatnonzero(mine & (since != NEVER))
+            self._replace(old, rows.timed_keys(tag, since[waits], codes.take(pa.array(waits)), first[waits]))
+
+    def _replace(self, old: list[bytes], new: list[bytes]) -> None:
+        """Replace rows without values; those that are in both lists are left alone."""
+        before, after = set(old), set(new)
+        self._work.delete_many(sorted(before - after))
+        fresh = sorted(after - before)
+        self._work.put_many(fresh, [b""] * len(fresh))
 
     def _write_sent(self, session_rows: SessionRows, values: pa.Table) -> IntArray:
         """Write the rows that were sent and still stand; gives the number of them of each session."""
