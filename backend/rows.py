@@ -56,7 +56,7 @@ def fixed_rows(values: Sequence[bytes], kind: np.dtype[np.void], version: int, w
         UnknownFormat: Another release wrote one.
     """
     data = b"".join(values)
-    if len(data) != len(values) * kind.itemsize or any(value[:1] != bytes([version]) for value in values):
+    if not {*map(len, values)} <= {kind.itemsize} or data[:: kind.itemsize].count(version) != len(values):
         raise UnknownFormat(
             f"{what} has an unknown format",
             why=f"known is format {version}, {kind.itemsize} bytes",

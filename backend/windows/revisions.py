@@ -17,14 +17,16 @@ A next revision of `UNKNOWN` is the usual one: told from the group key's first m
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from backend.rows import fixed_rows, fixed_values
-from backend.store.protocol import Readable, Region
+from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import join_keys, split_keys
@@ -69,10 +71,30 @@ class Revisions:
             self.unsent[rows],
         )
 
+    def changed(self, at: IntArray, following: IntArray, pending: Mask, since: IntArray, unsent: IntArray) -> Mask:
+        """Return which of new rows differ from those at positions here, -1 for none; the rest is as in the fields."""
+        known = np.flatnonzero(at >= 0)
+        old = at[known]
+        differ = (self.next[old] != following[known]) | (self.pending[old] != pending[known])
+        waits = (self.since[old] != since[known]) | (self.unsent[old] != unsent[known])
+        changed = np.ones(len(at), np.bool_)
+        changed[known] = differ | (pending[known] & waits)
+        return changed
+
 
 def scan(state: Readable, start: bytes, end: bytes) -> Revisions:
     """Read the rows of `[start, end)`."""
     return _decode(*state.scan_arrays(start, end))
+
+
+def pending(state: Readable, ranges: Sequence[tuple[bytes, bytes]]) -> Revisions:
+    """Read what waits of all rows, and whatever lies in `[start, end)` ranges of keys."""
+    keys, values = state.scan_arrays(*region_range(Region.REVISIONS))
+    wanted = _rows(values)["pending"].astype(np.bool_)
+    for start, end in ranges:
+        wanted[bisect_left(keys, start) : bisect_left(keys, end)] = True
+    at = np.flatnonzero(wanted).tolist()
+    return _decode([keys[row] for row in at], [values[row] for row in at])
 
 
 def get(state: Readable, starts: IntArray, keys: pa.Array) -> Revisions:
@@ -114,12 +136,16 @@ def concat(parts: Sequence[Revisions]) -> Revisions:
     )
 
 
-def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
+def _rows(values: Sequence[bytes]) -> npt.NDArray[np.void]:
     older = _ROW.itemsize - _UNSENT_BYTES
-    if any(len(value) == older for value in values):
+    if older in map(len, values):
         now = bytes([FORMAT])
         values = [now + v[1:] + bytes(_UNSENT_BYTES) if len(v) == older and v[0] == 1 else v for v in values]
-    rows = fixed_rows(values, _ROW, FORMAT, "a row of revisions")
+    return fixed_rows(values, _ROW, FORMAT, "a row of revisions")
+
+
+def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
+    rows = _rows(values)
     starts, _, group_keys = split_keys(keys)
     return Revisions(
         starts,

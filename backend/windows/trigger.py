@@ -50,7 +50,7 @@ class Progress:
 
 
 class StoredRevisions:
-    """The revisions that a micro-batch concerns: of windows that go, close, or are due, as ranges; others one by one.
+    """The revisions that a micro-batch concerns: of windows that go or close, as ranges; what waits; others one by one.
 
     Args:
         execution: The micro-batch.
@@ -62,19 +62,21 @@ class StoredRevisions:
     def __init__(self, execution: Execution, progress: Progress, gone_before: int, start: Callable[[int], int]) -> None:
         self._work, ledger = execution.work, execution.ledger
         self.all = progress.shows_open or (ledger.due_ms is not None and ledger.due_ms <= progress.now_ms)
-        """Everything that waits is looked at."""
+        """Everything that waits is looked at: found by a pass over all rows."""
         self._ranges: list[tuple[int, int]] = []
         self._start = start
         if progress.gone_after > gone_before:
             self._ranges.append((gone_before + 1, progress.gone_after))
         if ledger.sent_open and progress.closed_after > progress.closed_before:
             self._ranges.append((max(progress.closed_before, progress.gone_after) + 1, progress.closed_after))
+        self._open = [self._key(progress.closed_after + 1)] if progress.shows_open else []
 
     def due(self) -> Revisions:
-        """Read the rows of windows that go, close, or are due."""
-        if self.all:
-            return revisions.scan(self._work, *region_range(Region.REVISIONS))
+        """Read the rows of windows that go, close, or are sent while open, and what waits when something is due."""
         edges = [(self._key(low), self._key(high + 1)) for low, high in self._ranges]
+        if self.all:
+            end = region_range(Region.REVISIONS)[1]
+            return revisions.pending(self._work, [*edges, *((low, end) for low in self._open)])
         parts = [revisions.scan(self._work, low, high) for low, high in edges]
         return revisions.concat(parts) if parts else revisions.empty()
 
@@ -82,9 +84,10 @@ class StoredRevisions:
         return start_bytes(Region.REVISIONS, max(self._start(window), -(2**63)))
 
     def others(self, windows: IntArray, keys: IntArray, encoded: pa.Array) -> Revisions:
-        """Read the rows of updated windows that `due` does not give; `encoded` are the group keys by number."""
-        if self.all:
-            return revisions.empty()
+        """Read the rows of updated windows that are in no range; `encoded` are the group keys by number.
+
+        What waits may be among them: `due` gives it, too.
+        """
         read = np.zeros(len(windows), np.bool_)
         for low, high in self._ranges:
             read |= (windows >= low) & (windows <= high)
@@ -98,7 +101,7 @@ class Waiting:
     """(window, group key) pairs that are in the stored revisions or were updated in this micro-batch.
 
     Args:
-        rows: Stored revisions, and `windows`, `keys`: window number and key number of each.
+        rows: Stored revisions, and `windows`, `keys`: window number and key number of each. Some may be there twice.
         late: Updates to windows that were closed when the message came: window and key numbers.
         early: Updates to windows that are open after the micro-batch, and how many messages each is.
         ending: Updates to windows that close in the micro-batch, from messages that came before their end. Read only
@@ -128,8 +131,9 @@ class Waiting:
         )
         count = len(self.pairs)
         at = self.pairs.find(windows, keys)
-        self._stored = np.zeros(count, np.bool_)
-        self._stored[at] = True
+        self._stored = np.full(count, -1, np.int64)
+        self._stored[at] = np.arange(len(rows))
+        self._rows = rows
         self._next = np.full(count, UNKNOWN, np.int64)
         self._next[at] = rows.next
         self._since = np.full(count, progress.now_ms, np.int64)
@@ -223,15 +227,16 @@ class Waiting:
         self._extra.append(Revisions(starts[new], encoded, following[new], none > 0, none, none))
 
     def store(self, work: Workspace, space: KeySpace, starts: Callable[[IntArray], IntArray]) -> None:
-        """Write what differs from the usual, of windows still in retention; `starts` gives their starts."""
+        """Write what changed and differs from the usual, of windows still in retention; `starts` gives their starts."""
         alive = self.pairs.window > self._progress.gone_after
         usual = (self._next == UNKNOWN) & ~self._waits
-        remaining, dropped = alive & ~usual, alive & usual & self._stored
-        revisions.put(work, revisions.concat([self._rows(remaining, space, starts), *self._extra]))
+        changed = self._rows.changed(self._stored, self._next, self._waits, self._since, self._unsent)
+        remaining, dropped = alive & ~usual & changed, alive & usual & (self._stored >= 0)
+        revisions.put(work, revisions.concat([self._of(remaining, space, starts), *self._extra]))
         if dropped.any():
-            revisions.delete(work, self._rows(dropped, space, starts))
+            revisions.delete(work, self._of(dropped, space, starts))
 
-    def _rows(self, pairs: Mask, space: KeySpace, starts: Callable[[IntArray], IntArray]) -> Revisions:
+    def _of(self, pairs: Mask, space: KeySpace, starts: Callable[[IntArray], IntArray]) -> Revisions:
         encoded = space.keys.take(pa.array(self.pairs.key[pairs]))
         return Revisions(
             starts(self.pairs.window[pairs]),

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from backend.batch import EDGES, MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position, SourcePartition
 from backend.store.memory import MemoryStore
+from backend.store.protocol import Changes, Region
 from backend.store.workspace import Workspace
 from backend.windows.operator import WindowOperator
 from backend.windows.spec import WindowSpec
@@ -25,6 +26,7 @@ class OneShard:
     def __init__(self, spec: WindowSpec) -> None:
         self.operator = WindowOperator(spec)
         self.store = MemoryStore()
+        self.changes = Changes([], [], {})
         self.bounds: dict[int, bytes] = {}
         self.positions: dict[SourcePartition, Position] = {}
         self.version = 0
@@ -60,7 +62,8 @@ class OneShard:
         batch = MicroBatch(self.version, time_ms, pa.table(arrays, schema=schema), self.positions, after, drain, own)
         work = Workspace(self.store, self.bounds)
         self.outcome = self.operator.process(batch, work)
-        self.store.write(work.changes())
+        self.changes = work.changes()
+        self.store.write(self.changes)
         self.bounds, self.positions, self.version = dict(work.bounds), after, self.version + 1
         return self.results()
 
@@ -74,6 +77,10 @@ class OneShard:
         """Give the last errors: partition, offset, reason."""
         assert self.outcome is not None
         return [(row["partition"], row["offset"], row["reason"]) for row in self.outcome.errors.to_pylist()]
+
+    def written(self, region: Region) -> int:
+        """Count the rows of a region that the last micro-batch wrote or deleted."""
+        return sum(key[0] == region for key in self.changes.keys)
 
     def visible(self) -> dict[bytes, bytes]:
         """Give all committed rows that no bound hides."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,8 +17,9 @@ from backend.keys.columns import encode_columns
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows import views
-from backend.windows.aligned.kind import Aligned
-from backend.windows.definitions import hopping, sliding, tumbling
+from backend.windows.aligned.kind import SCAN_SHARE, Aligned, _Step
+from backend.windows.columns.pane_rows import Pairs
+from backend.windows.definitions import assigner, hopping, sliding, tumbling
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
 from tests.unit.one_shard import SCHEMA, OneShard
@@ -368,3 +371,104 @@ def test_what_windows_of_many_panes_cost_does_not_grow_with_the_time_between_mes
         tracemalloc.stop()
     assert len(found) == 40, "the first message is in two windows, the last one's is open"
     assert most < 50_000_000
+
+
+@pytest.mark.parametrize("window", [tumbling(10), sliding(5)])
+def test_what_is_due_writes_the_revisions_of_what_waits_and_of_no_other_window(window):
+    s = shard(window, retention=10**6, policies=policies(late=10))
+    s.batch([(at, 10 * at, "a", 1) for at in range(502)])
+    late = s.batch([(502 + at, 10 * at, "a", 1) for at in range(500)], 1) or s.batch([], 50)
+    assert {(row[0], row[1]) for row in late} == {("late", 1)}
+    assert len(late) == 500
+    s.batch([(1002, 100, "a", 1), (1003, 200, "a", 1)], 100)
+    assert s.written(Region.REVISIONS) == 2
+    s.batch([(1004, 300, "a", 1)], 110)
+    assert s.written(Region.REVISIONS) == 3, "two are sent, one begins to wait"
+    assert [row[:4] + row[5:] for row in s.results()] == [
+        ("late", 2, at, at + 10, 3) if window.kind == "tumbling" else ("late", 2, at - 5, at, 3) for at in (100, 200)
+    ]
+    s.batch([], 115)
+    assert s.written(Region.REVISIONS) == 0
+    s.batch([(1005, 400, "a", 1)], 120)
+    assert s.written(Region.REVISIONS) == 2
+    assert [row[:2] for row in s.results()] == [("late", 2)]
+
+
+def test_a_row_that_does_not_wait_is_found_when_something_else_is_due():
+    s = shard(retention=10**6, policies=policies(early=10, late=10))
+    assert s.batch([(0, 1, "a", 1), (1, 11, "a", 1)], 0) == [("full", 0, 0, 10, "a", 1)]
+    assert s.batch([(2, 2, "a", 1)], 10) == [("early", 0, 10, 20, "a", 1)]
+    assert s.batch([], 20) == [("late", 1, 0, 10, "a", 2)]
+    assert s.batch([(3, 12, "b", 1)], 30) == []
+    # `b` is due; the rows of `a` wait for nothing, and an update, the window's end or a drain ask for them
+    assert s.batch([(4, 3, "a", 1), (5, 13, "a", 1)], 40) == [("early", 0, 10, 20, "b", 1)]
+    rows = s.batch([(6, 14, "b", 1)], 50, drain=True)
+    assert sorted(row[:2] + row[4:] for row in rows) == [
+        ("drain", 1, "a", 2),
+        ("drain", 1, "b", 2),
+        ("late", 2, "a", 3),
+    ]
+    s.batch([(7, 15, "b", 1)], 51)
+    assert s.batch([(8, 25, "c", 1)], 61) == [("full", 2, 10, 20, "a", 2), ("full", 2, 10, 20, "b", 3)]
+
+
+def test_the_rows_of_late_updates_are_those_of_each_skip_of_the_panes_that_are_not_read_whole():
+    random = np.random.default_rng(5)
+    some_whole = some_single = 0
+    for _ in range(60):
+        grid = assigner(hopping(6, 1))
+        numbers = np.flatnonzero(random.random(30) < 0.7)
+        panes = {
+            pane: SimpleNamespace(
+                skips=sorted(random.choice(np.arange(1, 6), random.integers(0, 5), replace=False).tolist()),
+                groups=int(random.choice([1, 20, 1_000])),
+            )
+            for pane in numbers.tolist()
+        }
+        arrived = SimpleNamespace(
+            pane=np.sort(random.integers(0, 30, 8)), skip=random.integers(0, 6, 8), key=random.integers(0, 4, 8)
+        )
+        step = SimpleNamespace(
+            grid=grid, panes=SimpleNamespace(known=panes), arrived=arrived, key_of=np.array([3, 0, 2, 1])
+        )
+        going = Pairs(random.integers(-5, 35, 6), random.integers(0, 4, 6), 4)
+        whole = random.random(len(numbers)) < 0.2
+        wanted, counts = set(), Counter()
+        for window, key in zip(going.window.tolist(), going.key.tolist(), strict=True):
+            for at, pane in enumerate(numbers.tolist()):
+                if window <= pane < window + 6:
+                    wanted |= {(at, skip, key) for skip in (0, *panes[pane].skips)}
+        counts.update(at for at, _, _ in wanted)
+        for pane, skip, key in zip(arrived.pane, arrived.skip, step.key_of[arrived.key], strict=True):
+            if pane in panes:
+                at = int(np.searchsorted(numbers, pane))
+                counts[at] += 1
+                wanted.add((at, int(skip), int(key)))
+        expected = [
+            bool(before) or counts[at] * SCAN_SHARE >= panes[pane].groups
+            for at, (before, pane) in enumerate(zip(whole, numbers.tolist(), strict=True))
+        ]
+        rows = _Step._single_rows(step, going, numbers, whole)
+        assert whole.tolist() == expected
+        found = set(zip(*(column.tolist() for column in rows), strict=True))
+        assert found == {row for row in wanted if not expected[row[0]]}
+        some_whole, some_single = some_whole + sum(expected), some_single + len(found)
+    assert some_whole > 100
+    assert some_single > 100
+
+
+def test_late_updates_of_many_panes_and_skips_cost_what_is_stored_of_them():
+    """Each of 600 panes has skips of its own, and 50 group keys are late in five windows over all of them."""
+    s = shard(hopping(600, 1), {"n": count()}, retention=5, policies=policies(late="each"))
+    rows = [(time - back, "a") for time in range(620) for back in range(min(time, 30), -1, -1)]
+    s.batch([(offset, time, key, 1) for offset, (time, key) in enumerate(rows)])
+    late = [(len(rows) + at, 613, f"k{at}", 1) for at in range(50)]
+    tracemalloc.start()
+    try:
+        found = s.batch(late)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert {(row[0], row[-1]) for row in found} == {("late", 1)}
+    assert len(found) >= 50
+    assert most < 10_000_000

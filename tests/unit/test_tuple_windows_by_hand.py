@@ -95,6 +95,26 @@ def test_early_waits_its_time_for_a_key_that_stays_silent():
     assert rows(s) == []
 
 
+@pytest.mark.parametrize("window", [tumbling(messages=5), hopping(messages=5, every=4)])
+def test_what_is_due_writes_the_revisions_of_what_waits_and_of_no_other_window(window):
+    s = shard(window, policies=policies(early=10))
+    s.batch([(at, 0, f"k{at}", 1) for at in range(300)], 0)
+    s.batch([], 10)
+    assert len(rows(s)) == 300
+    s.batch([(300, 0, "k7", 1), (301, 0, "k8", 1)], 11)
+    assert s.written(Region.REVISIONS) == 2
+    s.batch([(302, 0, "k9", 1)], 20)
+    assert s.written(Region.REVISIONS) == 1, "the other two wait as they did"
+    # the rows of `k5` wait for nothing, and are asked for when its window fills
+    s.batch([(303, 0, "k8", 1), *((304 + at, 0, "k5", 1) for at in range(4))], 21)
+    found = [(row[0], row[1], row[6], row[7]) for row in rows(s)]
+    assert sorted(found) == [("early", 1, "k7", 2), ("early", 1, "k8", 3), ("full", 1, "k5", 5)]
+    left = 1 if window.kind == "hopping" else 0  # the last message of `k5` begins a window
+    assert s.written(Region.REVISIONS) == 3 + left
+    s.batch([], 30, drain=True)
+    assert {(row[0], row[1]) for row in rows(s) if row[6] in {"k7", "k8", "k9"}} >= {("drain", 2)}
+
+
 def test_full_off_sends_nothing_when_a_window_fills():
     s = shard(tumbling(messages=1), policies=policies(full=False))
     s.batch([(0, 0, "a", 1)])

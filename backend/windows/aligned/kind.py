@@ -30,7 +30,7 @@ from backend.windows import revisions, shared
 from backend.windows.accumulators import AccumulatorStore, Stored, concat
 from backend.windows.aligned.evaluate import Evaluator, Results
 from backend.windows.arrivals import fold, place, started
-from backend.windows.columns.arrays import IntArray, runs, spread, union
+from backend.windows.columns.arrays import IntArray, Mask, runs, spread, union
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import ALL_INTERVALS, Pairs, PaneRows
 from backend.windows.count_retention import NONE_GONE, Newest
@@ -224,33 +224,40 @@ class _Step:
             if len(low):  # never each pane of them: there may be millions with nothing in
                 at = np.searchsorted(low, known, "right") - 1
                 whole |= (at >= 0) & (known <= high[at])
-        at, skip, key = self._single_rows(going, known)
-        groups = np.array([self.panes.known[number].groups for number in known.tolist()], np.int64)
-        whole |= np.bincount(at, minlength=len(known)) * SCAN_SHARE >= np.maximum(groups, 1)
-        single = ~whole[at]
+        at, skip, key = self._single_rows(going, known, whole)
         parts = [self.kind.accumulators.scan(self.execution.work, known[whole])]
-        if single.any():
-            rows = np.unique(np.stack([at[single], skip[single], key[single]]), axis=1)
+        if len(at):
+            rows = np.unique(np.stack([at, skip, key]), axis=1)
             keys = self.space.keys.take(pa.array(rows[2]))
             parts.append(self.kind.accumulators.get(self.execution.work, known[rows[0]], rows[1], keys))
         return concat(parts)
 
-    def _single_rows(self, going: Pairs, known: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Give (position of the pane in `known`, skip, key) of the rows that touched and going groups need."""
-        rows, at = _positions(known, self.arrived.pane)
-        parts = [(at, self.arrived.skip[rows], self.key_of[self.arrived.key[rows]])]
+    def _single_rows(self, going: Pairs, known: IntArray, whole: Mask) -> tuple[IntArray, IntArray, IntArray]:
+        """Give (position of the pane in `known`, skip, key) of the rows that touched and going groups need.
+
+        Not of panes that are read as a whole; those of which many rows are needed are added to them.
+        """
+        rows, own = _positions(known, self.arrived.pane)
         # of each group's windows only the panes that there are, each once
         first, count = going.window * self.grid.panes_per_step, max(len(known), 1)
         low, high = (np.searchsorted(known, edge) for edge in (first, first + self.grid.panes_per_window))
         code = union(going.key * count + low, going.key * count + high - 1)
         at, key = code % count, code // count
-        parts.append((at, np.zeros(len(at), np.int64), key))
-        for position, pane in enumerate(known.tolist()):
-            for skip in self.panes.known[pane].skips:
-                here = at == position
-                parts.append((at[here], np.full(len(at[here]), skip, np.int64), key[here]))
-        joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return joined[0], joined[1], joined[2]
+        panes = [self.panes.known[number] for number in known.tolist()]
+        skips = np.array([skip for pane in panes for skip in (0, *pane.skips)], np.int64)
+        each = np.array([1 + len(pane.skips) for pane in panes], np.int64)
+        groups = np.array([max(pane.groups, 1) for pane in panes], np.int64)
+        needed = np.bincount(own, minlength=len(known)) + np.bincount(at, minlength=len(known)) * each
+        whole |= needed * SCAN_SHARE >= groups
+        rows, own = rows[~whole[own]], own[~whole[own]]
+        at, key = at[~whole[at]], key[~whole[at]]
+        # each group's rows of a pane: one for each skip
+        place, row = spread((np.cumsum(each) - each)[at], each[at])
+        return (
+            np.concatenate([own, at[row]]),
+            np.concatenate([self.arrived.skip[rows], skips[place]]),
+            np.concatenate([self.key_of[self.arrived.key[rows]], key[row]]),
+        )
 
     def _read_messages(self, store: MessagesByTime, going: IntArray) -> None:
         """Put the messages of all windows that are sent beside those that just arrived."""

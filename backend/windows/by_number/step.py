@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from backend.batch import EDGES, FIRST, NO_TIME, OFFSET, PARTITION, STREAM, TIME
 from backend.errors import StateCorrupted
-from backend.store.protocol import Region
+from backend.store.protocol import Region, region_range
 from backend.store.staging import VERIFY
 from backend.windows import revisions
 from backend.windows.arrivals import started
@@ -109,13 +109,12 @@ class TupleStep:
         return passed
 
     def _waiting(self) -> tuple[Revisions, pa.Array]:
-        """Read the revisions of all windows when something is due, and all group keys when all that is open is."""
+        """Read the revisions that wait when something is due; all, and all group keys, when all that is open is."""
         ledger, none = self.execution.ledger, pa.array([], pa.binary())
-        region = (bytes([Region.REVISIONS]), bytes([Region.REVISIONS + 1]))
         self.scanned = self.shows_open or (ledger.due_ms is not None and ledger.due_ms <= self.now)
-        rows = revisions.scan(self.work, *region) if self.scanned else revisions.empty()
         if not self.shows_open:
-            return rows, none
+            return revisions.pending(self.work, []) if self.scanned else revisions.empty(), none
+        rows = revisions.scan(self.work, *region_range(Region.REVISIONS))
         return rows, pa.array([key[2:] for key in all_counters(self.work)[0]], pa.binary())
 
     # -- choose ---------------------------------------------------------------------------------------------------
@@ -145,12 +144,13 @@ class TupleStep:
         self._decide()
 
     def _read_revisions(self) -> None:
-        if self.scanned or not self.execution.ledger.sent_open:
+        if self.shows_open or not self.execution.ledger.sent_open:
             return
         ended, owner = spread(self.filled, self.opened - self.filled)
         window, key = np.concatenate([ended, self.open_window]), np.concatenate([owner, self.open_key])
         stored = self.runs.stored[key]
-        self.rows = revisions.get(self.work, window[stored], self.space.keys.take(pa.array(key[stored])))
+        found = revisions.get(self.work, window[stored], self.space.keys.take(pa.array(key[stored])))
+        self.rows = revisions.concat([self.rows, found])  # what waits may be there twice
         self.row_key = self.runs.find(self.rows.keys)
 
     def _choose_ended(self) -> None:
@@ -176,8 +176,8 @@ class TupleStep:
         at = self.open.find(rows.starts[still], self.row_key[still])
         total = len(self.open)
         self.next, self.since = np.zeros(total, np.int64), np.full(total, self.now, np.int64)
-        self.waits, self.known = np.zeros(total, np.bool_), np.zeros(total, np.bool_)
-        self.next[at], self.waits[at], self.known[at] = rows.next[still], rows.pending[still], True
+        self.waits, self.open_row = np.zeros(total, np.bool_), np.full(total, -1, np.int64)
+        self.next[at], self.waits[at], self.open_row[at] = rows.next[still], rows.pending[still], np.flatnonzero(still)
         waiting = rows.pending[still]
         self.since[at[waiting]] = rows.since[still][waiting]
         self.unsent = np.zeros(total, np.int64)
@@ -339,8 +339,13 @@ class TupleStep:
         rows, kind, ledger = self.rows, self.kind, self.execution.ledger
         window = self.open.window - base[self.open.key] // kind.step
         keep = (self.waits | (self.next > 0)) & ~self.out[self.open.key]
-        if len(rows):
-            revisions.delete(self.work, rows)
+        ledger.sent_open = ledger.sent_open or bool(keep.any())
+        same = keep & (base[self.open.key] == 0)
+        same &= ~rows.changed(self.open_row, self.next, self.waits, self.since, self.unsent)
+        stays = np.append(same, False)[self.open.find(rows.starts, self.row_key)]
+        if not stays.all():
+            revisions.delete(self.work, rows.where(~stays))
+        keep &= ~same
         revisions.put(
             self.work,
             Revisions(
@@ -352,7 +357,6 @@ class TupleStep:
                 self.unsent[keep],
             ),
         )
-        ledger.sent_open = ledger.sent_open or bool(keep.any())
         due = [] if self.scanned or ledger.due_ms is None else [ledger.due_ms]
         if self.early is not None and self.early.early_ms is not None and self.waits.any():
             due.append(int(self.since[self.waits].min()) + self.early.early_ms)
