@@ -8,8 +8,9 @@ on what was refused before.
 
 What has to be remembered is how far stream time was N messages ago: a staircase of (message number, last window
 closed), with a step per window, not per message. It reaches back N messages and no further: under a greater N than
-before no window is found closed before that. Without N nothing is counted and nothing remembered. One row,
-`Region.OPERATOR` + `b"newest"`, MessagePack, format version first.
+before no window is found closed before that. Nor does it tell apart what is gone by then, by whatever retention: the
+stored bound refuses that for good, so the steps are as many as retention by time lets windows be. Without N nothing is
+counted and nothing remembered. One row, `Region.OPERATOR` + `b"newest"`, MessagePack, format version first.
 """
 
 from __future__ import annotations
@@ -70,18 +71,22 @@ class Newest:
     def __init__(self, keep: int | None, last_closed: Callable[[IntArray], IntArray]) -> None:
         self._keep, self._last_closed = keep, last_closed
 
-    def judge(self, execution: Execution) -> tuple[IntArray | None, int]:
+    def judge(self, execution: Execution, floor: int) -> tuple[IntArray | None, int]:
         """Count the turn's messages; call it once per turn.
+
+        Args:
+            execution: The messages.
+            floor: The last window that is out of retention after the turn by the stored bound and by time.
 
         Returns:
             Per message the last window that is out of retention for it (None without limit), and the last one that is
-            for all messages after the turn.
+            for all messages after the turn, at least `floor`.
         """
         data = execution.work.get(_KEY)
         if self._keep is None:
             if data is not None:
                 execution.work.delete(_KEY)
-            return None, NONE_GONE
+            return None, floor
         row = _Row(FORMAT, NONE_GONE, [])
         if data is not None:
             row = decode_row(data, _decoder, FORMAT, "the staircase of stream time")
@@ -95,7 +100,10 @@ class Newest:
             stair = stairs.setdefault((int(source[low] >> 32), int(source[low] % 2**32)), Staircase(0, [], []))
             gone[low:high] = self._climb(stair, self._keep, closed[low:high])
         gone = np.maximum(gone, before)  # an idle partition may have fallen behind what is gone for all
-        row.gone = max(before, self._gone_for_all(execution, stairs))
+        row.gone = max(before, floor, self._gone_for_all(execution, stairs))
+        for stair in stairs.values():
+            first = min(bisect_right(stair.closed, row.gone), len(stair.closed) - 1)  # the next rise needs the last one
+            del stair.steps[:first], stair.closed[:first]
         row.stairs = [(s, p, stair) for (s, p), stair in sorted(stairs.items())]
         if len(closed) or row.gone != before:
             execution.work.put(_KEY, _encoder.encode(row))

@@ -3,6 +3,13 @@
 Key: `Region.WINDOWS` and the pane's start (backend.windows.columns.grouping has the bytes), so in order of
 expiry. The window `[start, end)` is the panes in it; where size and step are equal the pane is the window. Rows exist
 for panes with messages only, so a gap in time costs nothing.
+
+Where messages are kept an index says which pane begins first in a source partition, so that nobody has to read all of
+them to know where a replay begins. One row per pane and source partition, and one without more that says that there is
+an index; it is made where an older release wrote the panes::
+
+    OPERATOR "f"                                                                  ->  format (1)
+    OPERATOR "f" stream (2), partition (4), start offset (8), start of pane (8)   ->  empty
 """
 
 from __future__ import annotations
@@ -13,6 +20,9 @@ import msgspec
 import numpy as np
 
 from backend.batch import Proof, SourcePartition
+from backend.errors import UnknownFormat
+from backend.keys import prefix_end
+from backend.messages import clock_bytes
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
@@ -21,6 +31,9 @@ from backend.windows.definitions import Assigner
 from backend.windows.ledger import decode_row
 
 FORMAT = 1
+INDEX_FORMAT = 1
+
+_INDEX = bytes([Region.OPERATOR]) + b"f"
 
 
 class Pane(msgspec.Struct, array_like=True):
@@ -133,10 +146,45 @@ def extend(pane: Pane, sources: Iterable[tuple[int, int, int, int]]) -> None:
     pane.sources = [(s, p, first, last) for (s, p), (first, last) in sorted(found.items())]
 
 
-def start_offsets(panes: Iterable[Pane]) -> dict[SourcePartition, int]:
-    """Give the smallest start offset per source partition over panes: where a replay has to begin."""
+def index_keys(panes: Iterable[Pane]) -> set[bytes]:
+    """Give the keys of panes' index rows."""
+    return {
+        _INDEX + clock_bytes((s, p, first)) + start_bytes(Region.WINDOWS, pane.start)[1:]
+        for pane in panes
+        for s, p, first, _ in pane.sources
+    }
+
+
+def write_index(work: Workspace, before: set[bytes], after: set[bytes]) -> None:
+    """Change index rows from what they were to what they are."""
+    work.delete_many(sorted(before - after))
+    rows = sorted(after - before)
+    work.put_many(rows, [b""] * len(rows))
+
+
+def start_offsets(work: Workspace) -> dict[SourcePartition, int]:
+    """Give the smallest start offset per source partition over retained panes: where a replay has to begin.
+
+    One look per source partition; the first time all panes are read.
+
+    Raises:
+        UnknownFormat: Another release wrote the index.
+    """
+    known = work.get(_INDEX)
+    if known is None:
+        write_index(work, set(), index_keys(all_panes(work)))
+        work.put(_INDEX, bytes([INDEX_FORMAT]))
+    elif known != bytes([INDEX_FORMAT]):
+        raise UnknownFormat(
+            "the index of panes has an unknown format",
+            why=f"it is {known!r}, known is {INDEX_FORMAT}",
+            command="install the release that wrote it",
+        )
     found: dict[SourcePartition, int] = {}
-    for pane in panes:
-        for s, p, first, _ in pane.sources:
-            found[s, p] = min(found.get((s, p), first), first)
+    start, end = _INDEX + b"\x00", bytes([_INDEX[0], _INDEX[1] + 1])
+    while (row := next(iter(work.scan(start, end)), None)) is not None:
+        key = row[0]
+        stream, partition, offset = (int.from_bytes(part, "big") for part in (key[2:4], key[4:8], key[8:16]))
+        found[stream, partition - 2**31] = offset - 2**63
+        start = prefix_end(key[:8]) or end
     return found

@@ -66,11 +66,11 @@ class Gone:
         """Judge a turn; call it once per turn, because it counts the messages."""
         bound = execution.work.bounds.get(Region.REVISIONS)
         before = NONE_GONE if bound is None else kind.window_at(start_of(bound)) - 1
-        each, counted = kind.newest.judge(execution)
+        each, after = kind.newest.judge(execution, max(before, kind.gone_by_time(execution.clock_after)))
         if before > max(kind.gone_by_time(execution.clock), NONE_GONE):
             floor = np.full(execution.messages.num_rows, before, np.int64)
             each = floor if each is None else np.maximum(each, floor)
-        return cls(before, max(before, counted, kind.gone_by_time(execution.clock_after)), each)
+        return cls(before, after, each)
 
     @property
     def moves(self) -> bool:

@@ -119,8 +119,8 @@ def store_panes(
     stays: Mask,
     digests: list[int] | None,
     fresh: tuple[IntArray, IntArray],
-) -> None:
-    """Write the metadata of touched panes.
+) -> int:
+    """Write the metadata of touched panes; gives how many of them are new.
 
     Args:
         execution: The messages.
@@ -132,9 +132,9 @@ def store_panes(
     """
     number, panes_ = compress(pane[stays])
     if not len(panes_):
-        return
+        return 0
     touched = [known.known.get(at) or known.fresh(at) for at in panes_.tolist()]
-    execution.metrics["opened"] += sum(row.count == 0 for row in touched)
+    opened, indexed = sum(row.count == 0 for row in touched), panes.index_keys(touched)
     counts = np.zeros(len(panes_), np.int64)
     np.add.at(counts, number, combined_rows.counts(execution.messages)[stays])
     new = np.bincount(np.searchsorted(panes_, fresh[0]), minlength=len(panes_)).tolist()
@@ -148,6 +148,9 @@ def store_panes(
     for at, found in _source_ranges(number, execution.messages, stays):
         panes.extend(touched[at], found)
     panes.write(execution.work, touched)
+    if digests is not None:
+        panes.write_index(execution.work, indexed, panes.index_keys(touched))
+    return opened
 
 
 def _source_ranges(
@@ -181,6 +184,7 @@ def expire(execution: Execution, gone: Panes | None, bounds: Mapping[Region, int
         execution.ledger.messages -= sum(pane.count for pane in gone.known.values())
         execution.ledger.digest = (execution.ledger.digest - sum(pane.digest for pane in gone.known.values())) % 2**64
         time_first.drop_marks(execution.work, bounds[Region.MESSAGES])
+        panes.write_index(execution.work, panes.index_keys(gone.known.values()), set())
     for region, bound in bounds.items():
         execution.work.raise_bound(region, start_bytes(region, bound))
 
@@ -235,5 +239,5 @@ class Shared:
 
 def note_replay(execution: Execution) -> None:
     """Say where a replay begins and what it leaves out; after the bounds have moved."""
-    execution.replay_from = panes.start_offsets(panes.all_panes(execution.work))
+    execution.replay_from = panes.start_offsets(execution.work)
     execution.rejected = time_first.refused(execution.work)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from backend.windows.count_retention import NONE_GONE
 from backend.windows.retention import Gone
 from tests.model.changed_options import CASES, CRASHES, direction, hunt, untried
 
@@ -28,7 +29,7 @@ def test_the_hunt_finds_a_job_that_asks_todays_retention_what_is_gone(monkeypatc
     """At the clock of before, as the first release did: what its state says is gone is not asked."""
 
     def of(kind: Any, turn: Any) -> Gone:
-        before, (each, counted) = kind.gone_by_time(turn.clock), kind.newest.judge(turn)
+        before, (each, counted) = kind.gone_by_time(turn.clock), kind.newest.judge(turn, NONE_GONE)
         return Gone(before, max(before, counted, kind.gone_by_time(turn.clock_after)), each)
 
     monkeypatch.setattr(Gone, "of", of)

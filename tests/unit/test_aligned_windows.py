@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
 from collections import Counter
 from types import SimpleNamespace
@@ -12,16 +13,17 @@ import pytest
 
 from backend.aggregates import collect_list, count, max_, median, sum_
 from backend.batch import NO_TIME
-from backend.errors import KeyInvalid
+from backend.errors import KeyInvalid, UnknownFormat
 from backend.keys.columns import encode_columns
-from backend.store.protocol import Region
+from backend.store.protocol import Changes, Region
 from backend.store.workspace import Workspace
-from backend.windows import views
+from backend.windows import panes, views
 from backend.windows.aligned.kind import SCAN_SHARE, Aligned, _Step
 from backend.windows.columns.pane_rows import Pairs
-from backend.windows.definitions import assigner, hopping, sliding, tumbling
+from backend.windows.definitions import assigner, hopping, session, sliding, tumbling
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
+from tests.support.counting_store import CountingStore
 from tests.unit.one_shard import SCHEMA, OneShard
 
 
@@ -202,6 +204,84 @@ def test_every_message_is_kept_once_and_proved():
     assert dict(s.outcome.replay_from) == {(0, 0): 4}
     assert s.outcome.message_count == 2
     assert s.outcome.message_digest == sum(proof.digest for proof in s.operator.proofs(_state(s))) % 2**64
+
+
+@pytest.mark.parametrize("window", [tumbling(10), sliding(160)], ids=["tumbling", "sliding"])
+def test_where_a_replay_begins_is_told_without_reading_all_panes(window):
+    s = shard(window, {"l": collect_list("value")}, retention=10**6)
+    s.store = CountingStore()
+    s.batch([(offset, 10 * offset, "a", 1) for offset in range(1_000)])
+    assert s.outcome.replay_from == {(0, 0): 0}
+    s.store.read.clear()
+    s.batch([])
+    assert sum(key[0] == Region.WINDOWS for key in s.store.read) < 5
+    assert s.outcome.replay_from == {(0, 0): 0}
+
+
+INDEX = bytes([Region.OPERATOR]) + b"f"
+
+
+def replay_by_all_panes(s):
+    found = {}
+    for pane in panes.all_panes(_state(s)):
+        for stream, partition, first, _ in pane.sources:
+            found[stream, partition] = min(found.get((stream, partition), first), first)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("window", [tumbling(10), hopping(12, 8), sliding(48)], ids=["tumbling", "hopping", "sliding"])
+def test_where_a_replay_begins_is_what_all_panes_say(window, seed):
+    rng = random.Random(seed)
+
+    def options():
+        counted = rng.choice([None, 5, 30])
+        return {
+            "retention": rng.choice([0, 20, 100]),
+            "retention_messages": counted,
+            "keys": ["key"],
+            "max_ahead": None,
+        }
+
+    s = shard(window, {"m": median("value")}, **options())
+    begun, clock = Counter(), 0
+    for _ in range(60):
+        clock += rng.choice([0, 3, 10, 60])
+        rows = {}
+        for partition in range(rng.choice([1, 3])):
+            count = rng.randrange(4)
+            first = 1_000 - begun[partition] if rng.random() < 0.1 else 1_000 + begun[partition]  # also out of order
+            begun[partition] += count
+            times = [max(clock - rng.choice([0, 1, 15, 40, 110]), 0) for _ in range(count)]
+            rows[partition] = [(first + at, time, rng.choice("ab"), 1) for at, time in enumerate(times)]
+        s.batch(rows.pop(0), more=rows, drain=rng.random() < 0.1)
+        assert s.outcome.replay_from == replay_by_all_panes(s)
+        index = {key for key in s.visible() if key.startswith(INDEX)}
+        assert index == {INDEX, *panes.index_keys(panes.all_panes(_state(s)))}
+        if rng.random() < 0.1:  # as an older release left it
+            s.store.write(Changes(sorted(index), [None] * len(index)))
+        if rng.random() < 0.1:
+            s.restart(shard(window, {"m": median("value")}, **options()).operator.spec)
+
+
+def test_an_index_of_panes_of_another_format_is_named():
+    s = shard(aggregates={"m": median("value")})
+    s.batch([(0, 1, "a", 1)])
+    s.store.write(Changes([INDEX], [b"\x02"]))
+    with pytest.raises(UnknownFormat, match="index of panes"):
+        s.batch([])
+
+
+@pytest.mark.parametrize("window", [tumbling(10), sliding(10), session(10)], ids=["tumbling", "sliding", "session"])
+def test_what_retention_by_number_remembers_ends_with_retention_by_time(window):
+    s = shard(window, retention=50, retention_messages=10**6)
+    for offset in range(400):
+        s.batch([(offset, 10 * offset, "a", 1)])
+        assert s.errors() == []
+    assert len(s.visible()[bytes([Region.OPERATOR]) + b"newest"]) < 300
+    s.restart(shard(window, retention=10**6, retention_messages=None).operator.spec)  # what is gone stays gone
+    s.batch([(400, 3_000, "a", 1)])
+    assert s.errors() == [(0, 400, "out_of_retention")]
 
 
 def test_no_message_is_kept_when_no_aggregate_needs_it():

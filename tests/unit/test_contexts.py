@@ -409,6 +409,15 @@ def test_a_window_that_is_opened_is_flushed_with_the_offset(window):
         assert AutomaticContext(asked, Downstream(9), store).positions[0, 0].next_offset == 1
 
 
+def test_each_sliding_window_is_flushed_when_it_is_opened():
+    store = MemoryStore()
+    asked = spec(sliding(1_600), {"n": count()}, keys=["key"], policies=policies(full=False, late=None))
+    context = AutomaticContext(asked, Downstream(9), store)
+    for offset, (key, time) in enumerate([("a", 100), ("a", 101), ("b", 101)]):
+        context.add_message(Message(offset, time, {"key": key}), 0)
+        assert AutomaticContext(asked, Downstream(9), store).positions[0, 0].next_offset == offset + 1
+
+
 def test_a_group_key_that_falls_out_of_retention_is_flushed():
     store = MemoryStore()
     asked = spec(tumbling(messages=3), {"n": count()}, keys=["key"], retention="1 s")

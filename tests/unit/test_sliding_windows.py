@@ -26,6 +26,18 @@ def test_both_ends_are_in_the_window_and_it_is_full_when_time_passes_it():
     assert s.batch([], drain=True) == [("drain", 0, 1, 11, "a", 14)]
 
 
+def test_every_new_window_counts_as_opened():
+    s = shard(size=1600)
+    s.batch([(0, 0, "a", 1), (1, 1, "b", 1), (2, 2, "a", 1)])
+    assert s.outcome.metrics["opened"] == 3
+    s.batch([(3, 3, "c", 1)])
+    assert s.outcome.metrics["opened"] == 1
+    s.batch([(4, 3, "c", 1), (5, 4, "a", 1), (6, 1, "a", 1), (7, 2, "a", 1)])
+    assert s.outcome.metrics["opened"] == 2
+    s.batch([])
+    assert s.outcome.metrics["opened"] == 0
+
+
 def test_each_key_has_its_own_windows():
     s = shard()
     assert s.batch([(0, 5, "a", 1), (1, 6, "b", 2), (2, 8, "a", 4), (3, 9, "c", 8)]) == [

@@ -336,7 +336,7 @@ class _Step:
         fresh = shared.store_accumulators(
             execution, kind.accumulators, kind.incremental, self.space, self.content, place, len(self.stored), alive
         )
-        shared.store_panes(execution, self.panes, pane, stays, digests, fresh)
+        execution.metrics["opened"] += shared.store_panes(execution, self.panes, pane, stays, digests, fresh)
         self.waiting.store(execution.work, self.space, self.grid.starts)
         execution.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
         if self.gone.moves:

@@ -96,8 +96,12 @@ class Sessions:
 
     def fold(self, execution: Execution) -> None:
         """Take one micro-batch."""
-        each, counted = self.newest.judge(execution)
-        terms = self._terms(execution, counted)
+        bound = rows.index_bound(execution.work)
+        bound = LOWEST if bound is None else bound
+        # as a stream time by which sessions of a message alone are out of retention: see `Terms.bound_after`
+        floor = max(bound + 2 * self.gap, started(execution.clock_after) - self.retention)
+        each, counted = self.newest.judge(execution, floor)
+        terms = self._terms(execution, bound, counted)
         found = find(execution, terms, each, self.keys, self.rows)
         gathered = gather(found, connect(found, terms), terms)
         ends = finish(gathered, terms)
@@ -122,15 +126,14 @@ class Sessions:
         step = max(1, self.gap // STEPS)
         return np.floor_divide(clocks, step) * step
 
-    def _terms(self, execution: Execution, counted: int) -> Terms:
-        bound = rows.index_bound(execution.work)
+    def _terms(self, execution: Execution, bound: int, counted: int) -> Terms:
         return Terms(
             self.gap,
             self.gap + 1 + self.retention,
             execution.exact,
             started(execution.clock),
             started(execution.clock_after),
-            LOWEST if bound is None else bound,
+            bound,
             counted,
             execution.batch.time_ms,
             execution.batch.drain,

@@ -88,7 +88,7 @@ class Terms:
         bound: Sessions whose last event time is before this were gone when the micro-batch began: the bound in the
             commit, whatever the retention is today.
         counted: Stream time N messages ago, of the source partition where that is earliest: what retention by number of
-            messages no longer takes after the micro-batch; `NEVER` without it.
+            messages no longer takes after the micro-batch; at least what the bound and retention by time no longer do.
         now: Batch time.
         drain: The input ends with this micro-batch.
         full_off: Full results were turned off since the last micro-batch: what is open, or closes now, is sent once.

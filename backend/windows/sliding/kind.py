@@ -352,15 +352,19 @@ class _Step:
         shared.store_panes(execution, known, bucket, stays, digests, (none, none))
         self.waiting.store(execution.work, self.space, lambda windows: windows)
         execution.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
-        execution.add_open(self._more_open())
+        execution.metrics["opened"] += self._more_windows(self.gone.after, self.gone.after)
+        execution.add_open(self._more_windows(self.progress.closed_before, self.progress.closed_after))
         self._refuse_unseen()
         self._expire()
 
-    def _more_open(self) -> int:
-        """Give how many more windows are open than before: what closes was read, what was not read stays as it was."""
-        old, progress = slice(self.old), self.progress
-        before = (self.all_skip[old] == 0) & (self.time[old] > progress.closed_before)
-        return int((self.windows.window > progress.closed_after).sum()) - int(before.sum())
+    def _more_windows(self, before: int, after: int) -> int:
+        """Give how many windows there are after a time, less those that there were after another before the turn.
+
+        What closes was read, what was not read stays as it was.
+        """
+        old = slice(self.old)
+        stored = (self.all_skip[old] == 0) & (self.time[old] > before)
+        return int((self.windows.window > after).sum()) - int(stored.sum())
 
     def _refuse_unseen(self) -> None:
         """Send messages to the errors that no window showed, once none can any more or the input ends."""
