@@ -37,7 +37,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         self._path, self._start, self._reverse = path, start, reverse
         self._options = options  # they own the bytes of the upper bound, to which the iterator only points
         self._native: rocksdict.RdictIter | None = native
-        self._done = False
+        self._done = self._gave = False
         if not reverse:
             native.seek(start)
         elif end is None:
@@ -51,6 +51,8 @@ class Scan(Iterator[tuple[bytes, bytes]]):
             if self._done:
                 raise StopIteration
             raise StoreClosed("the store was closed during a scan", where=str(self._path))
+        if self._gave:  # not before: behind the last row that is wanted may lie many that were deleted
+            native.prev() if self._reverse else native.next()
         if not native.valid():
             self._done, self._native = True, None
             try:
@@ -64,12 +66,8 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         if self._reverse and key < self._start:
             self._done, self._native = True, None
             raise StopIteration
-        row = key, native.value()
-        if self._reverse:
-            native.prev()
-        else:
-            native.next()
-        return row
+        self._gave = True
+        return key, native.value()
 
     def release(self) -> None:
         """Let go of the database."""
