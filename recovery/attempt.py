@@ -386,7 +386,8 @@ def by_reason(of: str, table: pa.Table) -> dict[str, int]:
     """
     if "reason" not in table.column_names:
         return {}
-    if pa.types.is_nested(table["reason"].type):  # a user's own: there is nothing that counts such values
+    kind = table["reason"].type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)):  # a user's own
         return {f"{of}_other": table.num_rows} if table.num_rows else {}
     counts: dict[str, int] = {}
     for row in pc.value_counts(table["reason"]).to_pylist():

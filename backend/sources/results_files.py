@@ -73,11 +73,14 @@ class ResultsArchive(Archive):
 
     def begun(self, known: Sequence[FileEntry], ends: Mapping[TopicPartition, int]) -> list[FileEntry]:
         """Return what to remember: of each shard the file that is read last, and those that were remembered before."""
+        before: dict[TopicPartition, list[str]] = {}
+        for one in known:
+            before.setdefault((one.spans[0].topic, one.spans[0].partition), []).append(one.path)
         found: list[FileEntry] = []
         for key, index in self._checked.items():
             end = ends.get(key, 0)
             last = [_name(piece.path) for piece in index.cut(end - 1, end)[0]]
-            named = {*last, *(one.path for one in known if (one.spans[0].topic, one.spans[0].partition) == key)}
+            named = {*last, *before.get(key, ())}
             own = [self._entries[name] for name in named if name in self._entries]
             own = sorted((one for one in own if one.spans[0].first < end), key=lambda one: one.spans[0].first)
             found += own[-REMEMBERED:]

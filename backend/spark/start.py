@@ -175,13 +175,7 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     while True:
         plan = None
         try:
-            if used and not _spark_has_committed(checkpoint):
-                raise StorageFailed(
-                    "the checkpoint that was here is not here any more",
-                    where=checkpoint,
-                    command="see that its filesystem is mounted; then start the query again",
-                )
-            used = used or _spark_has_committed(checkpoint)
+            used = _is_used(checkpoint, used)
             with ExitStack() as taken:
                 plan = _plan(pipeline, spark, checkpoint, sink, options, used, taken)
                 return RewindQuery(plan)
@@ -243,7 +237,7 @@ def _plan(
     lease = taken.enter_context(
         lease_of(checkpoint, f"query {options.name!r}" if options.name is not None else "a query")
     )
-    if _spark_has_committed(checkpoint) != used or read_manifest(checkpoint) != stored:
+    if _is_used(checkpoint, used) != used or read_manifest(checkpoint) != stored:
         raise CheckpointInUse(
             "another query ran on the checkpoint while this start waited for it",
             where=checkpoint,
@@ -731,6 +725,22 @@ def _spark_has_committed(checkpoint: str) -> bool:
             " spark.sql.streaming.stateStore.checkpointFormatVersion=2",
         )
     return True
+
+
+def _is_used(checkpoint: str, was: bool) -> bool:
+    """Tell whether Spark has committed there, as `_spark_has_committed`, told whether it had before.
+
+    Raises:
+        StorageFailed: It had, and nothing is there.
+    """
+    used = _spark_has_committed(checkpoint)
+    if was and not used:
+        raise StorageFailed(
+            "the checkpoint that was here is not here any more",
+            where=checkpoint,
+            command="see that its filesystem is mounted; then start the query again",
+        )
+    return used
 
 
 def snapshot_every(option: str | int | None, checkpoint: str) -> int | None:
