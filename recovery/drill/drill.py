@@ -244,8 +244,8 @@ class Drill:
             "the job ended before it could be broken: give it more input, or smaller micro-batches"
             " (archive(..., max_offsets_per_batch=...))"
         )
-        kept = any(count for _, count, _ in control.state.values())
-        fails = bool(scenario.error) and (kept or bool(run.error) or not scenario.aged)  # else none is read again
+        replays = any(count for _, count, _ in control.state.values())
+        fails = bool(scenario.error) and (replays or bool(run.error) or not scenario.aged)  # else none is read again
         if why:
             pass
         elif scenario.error and run.broken_at is None and not run.error:
