@@ -175,14 +175,16 @@ def start(pipeline: Pipeline, spark: SparkSession, checkpoint: str, sink: Sink, 
     while True:
         plan = None
         try:
-            used = _is_used(checkpoint, used)
             with ExitStack() as taken:
                 plan = _plan(pipeline, spark, checkpoint, sink, options, used, taken)
                 return RewindQuery(plan)
         except Exception as error:
             failure = read(error)
-            if plan is not None or not used or failure.kind is not Kind.PASSES or is_lasting(failure):
-                raise  # a query has waited itself; and what was never reached may be named wrongly: said at once
+            if plan is not None or failure.kind is not Kind.PASSES or is_lasting(failure):
+                raise  # a query has waited itself
+            used = used or _spark_has_committed(checkpoint)
+            if not used:
+                raise  # what was never reached may be named wrongly: said at once
             pause_s = patience.after(failure, -1)
         time.sleep(pause_s)
 
@@ -207,6 +209,7 @@ def _plan(
     check_same_files(spark, checkpoint)
     give_workers_time(spark)
     use_unix_sockets(spark)
+    used = _is_used(checkpoint, used)
     stored = read_manifest(checkpoint)
     pipeline = known_sources(pipeline, stored, checkpoint)
 

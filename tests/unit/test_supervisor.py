@@ -459,10 +459,12 @@ def test_what_only_calls_itself_kafkas_is_not_kafkas(monkeypatch) -> None:
 )
 def test_the_start_of_a_query_that_has_run_waits_and_holds_nothing_meanwhile(monkeypatch, caplog, error) -> None:
     taken: list[str] = []
+    given: list[bool] = []
     tries = iter([error, error, None])
 
-    def plan(*given: Any) -> Any:
-        *_, stack = given
+    def plan(*arguments: Any) -> Any:
+        *_, had_run, stack = arguments
+        given.append(had_run)
         taken.append("taken")
         stack.push(lambda *_: taken.append("given back"))
         failure = next(tries)
@@ -489,15 +491,22 @@ def test_the_start_of_a_query_that_has_run_waits_and_holds_nothing_meanwhile(mon
         tries = iter([final])
         with pytest.raises(type(final)):
             start.start(nothing, nothing, "checkpoint", nothing, options)
-    tries, there = iter([error, None]), iter([True, False, True])
+    tries, there = iter([error, None]), iter([True])
     monkeypatch.setattr(start, "_spark_has_committed", lambda _: next(there))
     assert start.start(nothing, nothing, "checkpoint", nothing, options) == "plan"
-    assert "the checkpoint that was here is not here any more" in caplog.text
-    assert next(there, None) is None
+    assert given[-2:] == [False, True], "each try is told whether the query had run"
     tries = iter([error])
     monkeypatch.setattr(start, "_spark_has_committed", lambda _: False)
     with pytest.raises(type(error), match="away"):
         start.start(nothing, nothing, "checkpoint", nothing, options)
+
+
+def test_a_checkpoint_that_is_away_is_no_new_one(monkeypatch) -> None:
+    """Its filesystem is not mounted: a query that began anew there would give all of its input again."""
+    monkeypatch.setattr(start, "_spark_has_committed", lambda _: False)
+    assert not start._is_used("checkpoint", was=False)
+    with pytest.raises(StorageFailed, match="the checkpoint that was here is not here any more"):
+        start._is_used("checkpoint", was=True)
 
 
 @pytest.mark.parametrize(
