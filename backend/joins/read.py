@@ -17,7 +17,7 @@ from backend.keys import fixed_bytes, prefix_end
 from backend.messages import Part
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, runs
+from backend.windows.columns.arrays import IntArray, few, runs
 
 MAX_SCANS = 64
 """Ranges of event time that are read apart; smaller gaps between them are read, too."""
@@ -66,11 +66,7 @@ def load(codec: JoinRows, work: Workspace, new: tuple[Rows, Rows], stored: int) 
 
 def _time_ranges(spec: JoinSpec, asking: tuple[Rows, ...]) -> list[tuple[bytes, bytes]]:
     edges = [reach(spec, side, rows.time) for side, rows in enumerate(asking)]
-    low, high = runs(*(np.concatenate([edge[at] for edge in edges]) for at in (0, 1)))
-    if len(low) > MAX_SCANS:
-        gaps = low[1:] - high[:-1]
-        cuts = np.sort(np.argpartition(gaps, -MAX_SCANS + 1)[-MAX_SCANS + 1 :])
-        low, high = low[np.concatenate([[0], cuts + 1])], high[np.concatenate([cuts, [len(high) - 1]])]
+    low, high = few(*runs(*(np.concatenate([edge[at] for edge in edges]) for at in (0, 1))), MAX_SCANS)
     return [
         (_MESSAGES + fixed_bytes(first), _MESSAGES + fixed_bytes(last + 1))
         for first, last in zip(low.tolist(), high.tolist(), strict=True)

@@ -71,7 +71,10 @@ class VersionedDirectory:
 
     def published(self) -> list[int]:
         """Give the versions that readers see, in order."""
-        names = [path.name.removeprefix("batch=") for path in self.root.glob("batch=*")]
+        if not self.root.is_dir():
+            return []
+        with os.scandir(self.root) as entries:  # as many as there are micro-batches: no path for each
+            names = [entry.name.removeprefix("batch=") for entry in entries if entry.name.startswith("batch=")]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def path(self, version: int) -> Path:

@@ -90,7 +90,8 @@ class ObjectOutput:
         """Mark the directory where it has no mark."""
         with reaching(self.place):
             found = self._newest()
-            empty = not any(name.startswith("batch=") for name in self._files.folders())
+            # as many names as there are micro-batches: nobody asks for them where there is a mark
+            empty = found is None and not any(name.startswith("batch=") for name in self._files.folders())
             check_owner(found.owner if found is not None else None, owner, empty=empty, where=self.place)
             if found is None:
                 self._files.write(_NEWEST, [msgspec.json.encode(Newest(owner))])

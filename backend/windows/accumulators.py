@@ -63,9 +63,13 @@ class AccumulatorStore:
 
     def scan(self, state: Readable, panes: IntArray) -> Stored:
         """Read everything in panes (numbers, ascending)."""
+        return self.scan_ranges(state, panes, panes)
+
+    def scan_ranges(self, state: Readable, first_panes: IntArray, last_panes: IntArray) -> Stored:
+        """Read everything in closed ranges of panes, once."""
         keys: list[bytes] = []
         values: list[bytes] = []
-        for first, last in zip(*(ends.tolist() for ends in runs(panes, panes)), strict=True):
+        for first, last in zip(*(ends.tolist() for ends in runs(first_panes, last_panes)), strict=True):
             found = state.scan_arrays(self._start(first), self._start(last + 1))
             keys += found[0]
             values += found[1]

@@ -37,7 +37,7 @@ from recovery.files import Files, open_files
 from recovery.killpoints import passing
 
 MAX_DELTAS = 64
-"""A base is wanted after so many deltas, however small."""
+"""A base is wanted after so many deltas, however small, where it is short itself (`Growth.wants_base`)."""
 CHEAP_FILES = 16
 """A start reads a lineage of at most so many files, and `CHEAP_BYTES`, to its end."""
 OWNER = "owner-"
@@ -146,8 +146,7 @@ class FileChangelog:
         if tip != commit:
             growth = place_and_growth(location)[1] or self._measure(shard, commit)
             self._grown[shard] = commit, growth
-        big = growth.delta_bytes > max(growth.base_bytes, self._min_base_bytes)
-        return growth.deltas >= self._max_deltas or big
+        return growth.wants_base(self._max_deltas, self._min_base_bytes)
 
     def read(self, shard: int, commit: Commit) -> History:
         """Read the rows as of a commit.

@@ -22,6 +22,8 @@ MAX_CHAIN = 10_000
 """Most deltas that a reader follows before it calls the lineage damaged; a base stops it long before."""
 
 
+READ_BYTES, MOST_DELTAS = 64 * 1024, 256
+"""What reading one delta more costs, in bytes of a base; after so many of them a base is due, however long it is."""
 CHEAP_BYTES = 1024 * 1024
 """A lineage of at most so many bytes is read to its end where a start checks it."""
 
@@ -92,6 +94,18 @@ class Growth:
     delta_bytes: int = 0
     base_bytes: int = 0
     begins: int = UNKNOWN
+
+    def wants_base(self, max_deltas: int, min_base_bytes: int) -> bool:
+        """Return whether a base is due: the deltas are longer to read than the base before them, or too many.
+
+        Args:
+            max_deltas: How many are, where a base is short.
+            min_base_bytes: Fewer bytes of deltas than these ask for none.
+        """
+        if self.delta_bytes > max(self.base_bytes, min_base_bytes):
+            return True
+        as_long = self.deltas * READ_BYTES >= self.base_bytes or self.deltas >= MOST_DELTAS
+        return self.deltas >= max_deltas and as_long
 
     def beside(self, place: str) -> str:
         """Return a record's place with its growth, for the pointer: whoever goes on from there looks at nothing."""

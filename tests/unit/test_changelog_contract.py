@@ -10,7 +10,7 @@ import pytest
 
 from recovery.changelog import Changelog, FileChangelog, file
 from recovery.changelog.file import OWNER
-from recovery.changelog.protocol import Entry
+from recovery.changelog.protocol import MOST_DELTAS, READ_BYTES, Entry, Growth
 from recovery.files import open_files
 from tests.contracts.changelog import ChangelogContract, Make, Own, changes, commit, record
 
@@ -57,6 +57,23 @@ def test_a_worker_that_goes_on_with_anothers_shard_lists_nothing(
     monkeypatch.undo()
     file._GROWN[log.files.uri].clear()
     assert log.wants_base(0, commit(4)), "a pointer of before says nothing: then it is measured"
+
+
+@pytest.mark.parametrize(
+    ("growth", "due"),
+    [
+        (Growth(deltas=63, delta_bytes=6_300), False),
+        (Growth(deltas=64, delta_bytes=6_400), True),
+        (Growth(deltas=64, delta_bytes=6_400, base_bytes=64 * READ_BYTES), True),
+        (Growth(deltas=64, delta_bytes=6_400, base_bytes=64 * READ_BYTES + 1), False),
+        (Growth(deltas=MOST_DELTAS - 1, delta_bytes=1, base_bytes=2**40), False),
+        (Growth(deltas=MOST_DELTAS, delta_bytes=1, base_bytes=2**40), True),
+        (Growth(deltas=1, delta_bytes=10_001, base_bytes=10_000), True),
+        (Growth(deltas=1, delta_bytes=9_999, base_bytes=0), False),
+    ],
+)
+def test_a_long_base_is_not_written_again_for_a_few_small_deltas(growth: Growth, due: bool) -> None:
+    assert growth.wants_base(max_deltas=64, min_base_bytes=10_000) is due
 
 
 def test_what_is_pruned_while_it_is_verified_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,13 @@ def test_what_died_among_its_files_goes_on_and_other_rows_are_refused(bucket: st
 
 
 @pytest.mark.slow
+def test_a_start_does_not_list_what_it_published(bucket: str) -> None:
+    """There may be millions: the mark says whose it is."""
+    begun(bucket)
+    with mock.patch("recovery.files.RemoteFiles.folders", side_effect=AssertionError("nobody asks for them")):
+        begun(bucket, planned=3)
+
+
 def test_a_directory_of_another_query_is_refused(bucket: str) -> None:
     story = Story(7, 8)
     sink = begun(bucket)

@@ -14,11 +14,13 @@ import xxhash
 from backend.errors import RewindError, StateCorrupted, StateUnavailable, UnknownFormat
 from backend.rocks import RocksStore
 from backend.store.protocol import Changes
+from backend.store.staging import file_digest
 from recovery.commit.pointer import COMMIT_KEY, At, Commit, CommitRecord, Pointer, encode_record
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.files import LocalFiles
 from recovery.listener import LoggingListener, Restoring
 from recovery.restore.open_shard import OpenShard
+from recovery.snapshots import publisher
 from recovery.snapshots.manifest import Snapshot
 from recovery.snapshots.publisher import Snapshots
 
@@ -164,6 +166,26 @@ def test_only_new_files_are_uploaded(shard: Shard) -> None:
     assert first > 3000 * 16
     shard.commit({b"\x03a": b"1"})
     assert shard.publish() < first / 5
+
+
+def test_only_new_files_are_read(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def digest(path: Path) -> tuple[int, str]:
+        read.append(path.suffix)
+        return file_digest(path)
+
+    monkeypatch.setattr(publisher, "file_digest", digest)
+    for number in range(3):
+        shard.commit({b"\x01%d" % number: b"v" * 1000}, full=True)
+        assert number == 0 or read.count(".sst") == 1, "the others are the same files"
+        read.clear()
+    [*_, newest] = sorted((shard.home / "db").glob("*.sst"))
+    rewritten = newest.read_bytes()
+    newest.unlink()
+    newest.write_bytes(rewritten)
+    shard.publish()
+    assert read.count(".sst") == 1, "another file under its name"
 
 
 def test_no_way_to_the_pointer(shard: Shard, snapshots: Snapshots, tmp_path: Path) -> None:

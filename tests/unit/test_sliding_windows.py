@@ -5,12 +5,15 @@ from __future__ import annotations
 import tracemalloc
 
 import pyarrow as pa
+import pytest
 
 from backend.aggregates import collect_list, count, median, reducer, sum_
+from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.definitions import sliding
 from backend.windows.policies import every, policies
 from backend.windows.spec import window_spec
+from tests.support.counting_store import CountingStore
 from tests.unit.one_shard import SCHEMA, OneShard
 
 
@@ -146,3 +149,19 @@ def test_early_by_number_counts_all_messages_that_a_window_sees():
         # of [0, 10] three came now, at two times
         full = [("full", 0, -5, 5, "a", 3), ("full", 0, -1, 9, "a", 7)]
         assert s.batch([(2, 9, "a", 4), (3, 10, "a", 8), (4, 10, "a", 16)]) == [*full, *early]
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "late"),
+    [(sum_("value"), [(103, 1_010), (110, 1_021)]), (median("value"), [(103, 505), (110, 11)])],
+    ids=["incremental", "full"],
+)
+def test_a_message_that_is_late_by_far_reads_what_is_near_it(aggregate, late):
+    """Not all that came since: with a long retention that is more than a worker has memory for."""
+    s = shard({"v": aggregate}, retention=10**6, policies=policies(late="each"))
+    s.store = CountingStore()
+    s.batch([(at, 10 * at, "a", at) for at in range(500)])
+    s.store.read.clear()
+    found = s.batch([(500, 103, "a", 1_000), (501, 4_999, "b", 7)])
+    assert len([key for key in s.store.read if key[0] in (Region.AGGREGATES, Region.MESSAGES)]) < 20
+    assert [(end, value) for reason, _, _, end, _, value in found if reason == "late"] == late

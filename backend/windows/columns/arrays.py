@@ -110,6 +110,14 @@ def union(firsts_: IntArray, lasts: IntArray) -> IntArray:
     return spread(low, high - low + 1)[0]
 
 
+def few(firsts_: IntArray, lasts: IntArray, most: int) -> tuple[IntArray, IntArray]:
+    """Join what `runs` gives further, over the smallest gaps, until it is no more than so many."""
+    if len(firsts_) <= most:
+        return firsts_, lasts
+    cuts = np.sort(np.argpartition(firsts_[1:] - lasts[:-1], -most + 1)[-most + 1 :])
+    return firsts_[np.concatenate([[0], cuts + 1])], lasts[np.concatenate([cuts, [len(lasts) - 1]])]
+
+
 def runs(firsts_: IntArray, lasts: IntArray) -> tuple[IntArray, IntArray]:
     """Join closed ranges that touch or overlap: first and last number of each run, ascending."""
     nonempty = firsts_ <= lasts

@@ -14,8 +14,8 @@ it comes to that and no window was there to show the message (backend.windows.sl
 
 Metadata and messages expire in buckets of a sixteenth of the size, so that they need no row per millisecond.
 Results of incremental aggregates cost the logarithm of what a window sees
-(backend.windows.sliding.block_tree), full-state ones all of it. A micro-batch reads the state from the
-oldest time on that its windows see.
+(backend.windows.sliding.block_tree), full-state ones all of it. A micro-batch reads the state of the times
+that its windows see: those that messages came to, that close, or whose updates wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from backend.batch import BEFORE, MAX_TIME, MIN_TIME, NO_TIME, TIME
+from backend.batch import BEFORE, MAX_EVENT_TIME, MAX_TIME, MIN_TIME, NO_TIME, TIME
 from backend.messages import time_first
 from backend.messages.time_first import MessagesByTime
 from backend.store.protocol import Region
@@ -34,7 +34,7 @@ from backend.windows import panes, revisions, shared
 from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import started
-from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least
+from backend.windows.columns.arrays import IntArray, Mask, compress, dense, few, firsts, least, runs
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import Pairs
 from backend.windows.count_retention import NONE_GONE, Newest
@@ -52,6 +52,8 @@ from backend.windows.spec import WindowSpec
 from backend.windows.trigger import Progress, StoredRevisions, Waiting
 
 BUCKETS = 16
+MAX_SCANS = 64
+"""Ranges of event time that are read apart; smaller gaps between them are read, too."""
 _EVERY_CLOCK = 2**63 - 1
 _EACH = Grid(1, 1, 0)
 
@@ -152,18 +154,10 @@ class _Step:
     # -- load -----------------------------------------------------------------------------------------------------
 
     def _load(self, rows: Revisions) -> None:
-        """Read the partials from the oldest time on that something here needs."""
-        execution, progress = self.execution, self.progress
-        oldest = [int(times.min()) for times in (self.arrived_time, rows.starts[rows.pending]) if len(times)]
-        if progress.closed_after > progress.closed_before:
-            oldest.append(progress.closed_before + 1)
-        if progress.shows_open:
-            oldest.append(progress.closed_after + 1)
+        """Read the partials that windows here need: what arrived, what waits, and what closes may lie far apart."""
         self.unseen = self._read_unseen()
-        if len(self.unseen):
-            oldest.append(int(self.unseen.time.min()))
-        low = min(oldest, default=progress.closed_after + 1) - self.size
-        stored = self.kind.accumulators.scan_from(execution.work, max(low, self.bound_before))
+        low, high = self._ranges(rows.starts[rows.pending])
+        stored = self.kind.accumulators.scan_ranges(self.execution.work, low, high)
         self.space = KeySpace([self.message_keys, rows.keys, stored.keys, self.unseen.codes])
         renumbered, self.row_key, stored_key, _ = self.space.numbers
         self.message_key = renumbered[self.message_key]
@@ -181,7 +175,23 @@ class _Step:
         at = self.windows.find(self.time[own], self.key[own])
         self.window_clock = least(clock[own], at, len(self.windows))
         if self.kind.message_store is not None:
-            self._read_messages(self.kind.message_store, max(low, self.bound_before))
+            self._read_messages(self.kind.message_store, low, high)
+
+    def _ranges(self, waiting: IntArray) -> tuple[IntArray, IntArray]:
+        """Give the closed ranges of times to read: of windows, and what these see.
+
+        Args:
+            waiting: Windows whose updates wait.
+        """
+        progress, one = self.progress, np.ones(1, np.int64)
+        seen = [(self.arrived_time, self.arrived_time + self.size), (waiting, waiting)]
+        seen.append((self.unseen.time, self.unseen.time + self.size))
+        if progress.closed_after > progress.closed_before:
+            seen.append((one * (progress.closed_before + 1), one * progress.closed_after))
+        if progress.shows_open:
+            seen.append((one * (progress.closed_after + 1), one * MAX_EVENT_TIME))
+        low, high = (np.concatenate(ends) for ends in zip(*seen, strict=True))
+        return few(*runs(np.maximum(low - self.size, max(self.bound_before, MIN_TIME)), high), MAX_SCANS)
 
     def _read_unseen(self) -> Unseen:
         """Read the messages that nothing shows any more after this turn, and those that its new windows may show."""
@@ -194,9 +204,8 @@ class _Step:
             return found
         return unseen.both(found, unseen.read(work, max(over, int(fresh.min()) - self.size), int(fresh.max()) + 1))
 
-    def _read_messages(self, store: MessagesByTime, low: int) -> None:
-        high = int(self.time.max(initial=low)) + 1
-        stored, skip = store.read(self.execution.work, np.array([low]), np.array([max(high, low + 1)]))
+    def _read_messages(self, store: MessagesByTime, low: IntArray, high: IntArray) -> None:
+        stored, skip = store.read(self.execution.work, low, high + 1)
         number, encoded = self.kind.group_keys.encode(stored)
         key = np.concatenate([self.space.find(encoded)[number], self.message_key])
         time = np.concatenate([numbers(stored, TIME), self.times])

@@ -205,8 +205,7 @@ class KafkaChangelog:
             if known is not None and not self._lineages.setdefault(shard, Lineage()).knows(commit):
                 self._lineages[shard].add_growth(commit, known)
             growth = self._lineage(shard, commit).growth(commit)
-        big = growth.delta_bytes > max(growth.base_bytes, self._min_base_bytes)
-        return growth.deltas >= self._max_deltas or big
+        return growth.wants_base(self._max_deltas, self._min_base_bytes)
 
     def read(self, shard: int, commit: Commit) -> History:
         """Read the rows as of a commit.
