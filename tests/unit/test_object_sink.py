@@ -16,6 +16,7 @@ from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, Unknow
 from backend.sinks import parquet_sink
 from backend.sinks.objects import Newest
 from backend.sinks.parquet import ParquetSink
+from recovery.files import RemoteFiles
 from tests.support.sink_story import Death, Player, Story, check_seen, frame, operator
 from tests.unit.test_table_sinks import over
 
@@ -134,8 +135,15 @@ def test_what_died_among_its_files_goes_on_and_other_rows_are_refused(bucket: st
 def test_a_start_does_not_list_what_it_published(bucket: str) -> None:
     """There may be millions: the mark says whose it is."""
     begun(bucket)
-    with mock.patch("recovery.files.RemoteFiles.folders", side_effect=AssertionError("nobody asks for them")):
+    sound, asked = RemoteFiles.folders, list[str]()
+
+    def folders(files: RemoteFiles) -> list[str]:
+        asked.append(files.uri.rstrip("/").rpartition("/")[2])
+        return sound(files)
+
+    with mock.patch.object(RemoteFiles, "folders", folders):
         begun(bucket, planned=3)
+        assert not {"windows", "bad"} & {*asked}
 
 
 def test_a_directory_of_another_query_is_refused(bucket: str) -> None:
