@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -203,3 +206,17 @@ def test_a_job_that_fails_by_itself_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(drill, "_follow", lambda runner, run, out: setattr(run, "error", "KeyError: 'origin'"))
     with pytest.raises(UserCodeFailed, match=r"fails without being broken.*KeyError: 'origin'.*run the job by itself"):
         drill.control()
+
+
+def test_the_broken_builds_break_what_is_there(tmp_path: Path) -> None:
+    """Python goes on without a `sitecustomize` that raises: the drill would pass, and its test fail an hour later."""
+    root = Path(__file__).resolve().parents[2]
+    where = root / "tests" / "spark" / "broken_builds"
+    env = {**os.environ, "PYTHONPATH": f"{where}:{root}", "REWIND_TEST_DEFECT": str(tmp_path / "defect")}
+    command = [
+        sys.executable,
+        "-c",
+        "import sitecustomize as s; assert s.__file__ == r'%s'" % (where / "sitecustomize.py"),
+    ]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")

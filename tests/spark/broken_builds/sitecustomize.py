@@ -43,9 +43,9 @@ def every_staged_file(
     return ""
 
 
-def without_the_last(messages: Any, record: Any, sound: Any = replay.accepted) -> Any:
+def without_the_last(record: Any, sound: Any = replay.accepting) -> Any:
     """The last message of a chunk is skipped."""
-    return sound(messages, record)[:-1]
+    return lambda messages: sound(record)(messages)[:-1]
 
 
 def any_parent(target: Any, start: Any, steps: Any) -> Any:
@@ -54,5 +54,5 @@ def any_parent(target: Any, start: Any, steps: Any) -> Any:
 
 
 defect(OPEN, "_try", "ingest every staged file", every_staged_file)
-defect(replay, "accepted", "skip the last replayed message", without_the_last)
+defect(replay, "accepting", "skip the last replayed message", without_the_last)
 defect(planner, "_path", "ignore the parent", any_parent)
