@@ -1,8 +1,18 @@
-"""What all transactional producers share."""
+"""What all producers share."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
+
+IDEMPOTENT = MappingProxyType({"enable.idempotence": True, "max.in.flight.requests.per.connection": 1})
+"""Each message once and in order (and with it `acks=all`): one request on its way to a broker, not five.
+
+With more, librdkafka takes a request that succeeds for the proof that those before it did. A broker that knows nothing
+of a producer in a partition takes whatever comes first, though: where it refuses the first request (the topic was just
+made, the leader has just moved) and takes the second, the messages of the first are never written, are reported as
+delivered, and are missing in a transaction that is committed (confluent-kafka-go issue 921).
+"""
 
 
 def is_fenced(error: Exception) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from backend.errors import SourceUnavailable
+from backend.kafka_client.writer import IDEMPOTENT
 
 if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
@@ -54,8 +55,8 @@ def produce(settings: KafkaSettings, topic: str, rows: pa.Table, *, per_second: 
     """
     from confluent_kafka import Producer
 
-    config: dict[str, Any] = {"linger.ms": 20, "enable.idempotence": True, "compression.type": "lz4"}
-    producer = Producer(settings.for_client() | config)
+    config = {"linger.ms": 20, "compression.type": "lz4"}
+    producer = Producer(settings.for_client() | IDEMPOTENT | config)
     failures: list[str] = []
 
     def delivered(error: object, message: Any) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend.errors import BrokerUnavailable
+from backend.kafka_client.writer import IDEMPOTENT
 
 if TYPE_CHECKING:
     from backend.kafka_client.settings import KafkaSettings
@@ -132,7 +133,7 @@ class Topics:
         config: dict[str, Any] = self._settings.for_client() | {"linger.ms": 5, "log_level": 0}
         if transaction:
             config["transactional.id"] = f"rewind-test-{uuid.uuid4().hex}"
-        producer = Producer(config | {"enable.idempotence": True})
+        producer = Producer(config | IDEMPOTENT)
         failures: list[str] = []
 
         def delivered(error: object, _message: object) -> None:

@@ -48,6 +48,7 @@ from confluent_kafka.admin import AdminClient
 
 from backend import Dedupe, KafkaSettings, count, kafka, kafka_sink, median, stream, sum_, tumbling
 from backend.kafka_client.admin import offsets
+from backend.kafka_client.writer import IDEMPOTENT
 from backend.spark.first_offsets import known_positions
 from backend.spark.resume import committed_positions
 from recovery.daemon import OPTION
@@ -119,7 +120,7 @@ class Writer(threading.Thread):
     def __init__(self, settings: KafkaSettings, topic: str, seed: int) -> None:
         super().__init__(daemon=True)
         self._topic, self._seed, self._over = topic, seed, threading.Event()
-        patient = {"enable.idempotence": True, "message.timeout.ms": 0, "linger.ms": 5, "log_level": 0}
+        patient = IDEMPOTENT | {"message.timeout.ms": 0, "linger.ms": 5, "log_level": 0}
         patient["topic.metadata.refresh.interval.ms"] = 1_000
         self._producer = Producer(settings.for_client() | patient)
         self._failed: list[str] = []

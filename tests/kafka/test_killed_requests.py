@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from backend import count, kafka, kafka_sink, median, policies, stream, sum_, tumbling
 from backend.kafka_client.admin import identities
+from backend.kafka_client.writer import IDEMPOTENT
 from backend.spark import start
 from recovery.testing.events import Topics
 from tests.kafka.storm import PARTITIONS, read
@@ -150,7 +151,7 @@ class Job:
                 queue_bytes="off",  # while it is restored, no other request comes between
             )
         )
-        patient = {"enable.idempotence": True, "message.timeout.ms": int(PATIENCE_S * 1000), "log_level": 0}
+        patient = IDEMPOTENT | {"message.timeout.ms": int(PATIENCE_S * 1000), "log_level": 0}
         self.producer = Producer(broker.settings.for_client() | patient)
         seeing = {"group.id": "seeing", "enable.auto.commit": False, "isolation.level": "read_committed"}
         self.consumer = Consumer(broker.settings.for_client() | seeing | {"log_level": 0})

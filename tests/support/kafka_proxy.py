@@ -25,12 +25,15 @@ HOST = "127.0.0.1"
 MAX_FRAME = 256 * 1024 * 1024
 UNDER_WAY_S = 0.002
 """How long the broker has a request, at the point `forwarded`, before the order is carried out."""
+LATER_S = 0.5
+"""How long a refusal is kept back, at the point `refused`: a client that has more to send sends it meanwhile."""
 CALL_S = 60.0
 _LENGTH, _REQUEST, _RESPONSE = struct.Struct(">i"), struct.Struct(">hhi"), struct.Struct(">i")
 
-Point = Literal["arrived", "forwarded", "answered"]
+Point = Literal["arrived", "forwarded", "answered", "refused"]
 """The request has come and is not forwarded; it is forwarded and its answer is not given; its answer has come from the
-broker and is not given."""
+broker and is not given. Or it is forwarded with a topic's name turned round, of which the broker says that it does not
+know it; that is given, `LATER_S` later, as if it were about the topic."""
 
 
 class Api(IntEnum):
@@ -58,7 +61,9 @@ class Order:
         api: Which kind of request.
         point: When.
         act: What is done, in the proxy's thread: nothing is forwarded meanwhile, and all connections end after it.
+            Nothing is done at the point `refused`.
         mentions: A request counts only if it has one of these in it, such as a topic's name or id; empty: each counts.
+            At the point `refused`, the topic's name.
         nth: Which one, counted from 1 and from the order on.
         fired: Set when it is done.
         seen: Requests counted.
@@ -217,8 +222,10 @@ class KafkaProxy:
                 if order.point == "arrived":
                     self._carry_out(order)
                     return
-                if order.point == "answered":
+                if order.point in ("answered", "refused"):
                     connection.due[correlation] = order
+                if order.point == "refused":
+                    frame = _renamed(frame, order.mentions[0], order.mentions[0][::-1])
                 connection.silent = order.point == "forwarded"
             broker.write(_LENGTH.pack(len(frame)) + frame)
             await broker.drain()
@@ -233,7 +240,11 @@ class KafkaProxy:
         while True:
             frame = await _frame(reader)
             order = connection.due.pop(_RESPONSE.unpack_from(frame)[0], None)
-            if order is not None:
+            if order is not None and order.point == "refused":
+                await asyncio.sleep(LATER_S)
+                frame = _renamed(frame, order.mentions[0][::-1], order.mentions[0])
+                order.fired.set()
+            elif order is not None:
                 self._carry_out(order)
                 return
             if not connection.silent:
@@ -265,6 +276,18 @@ async def _frame(reader: asyncio.StreamReader) -> bytes:
     if not _RESPONSE.size <= length <= MAX_FRAME:
         raise ValueError(f"a frame of {length} bytes")
     return await reader.readexactly(length)
+
+
+def _renamed(frame: bytes, name: bytes, other: bytes) -> bytes:
+    """Put another name of the same length in a topic's place; a `transactional.id` that has the name in it is before.
+
+    Raises:
+        ValueError: The name is not there.
+    """
+    at = frame.rfind(name)
+    if at < 0 or len(name) != len(other):
+        raise ValueError(f"{name!r} is not in a frame of {len(frame)} bytes")
+    return frame[:at] + other + frame[at + len(name) :]
 
 
 class ProxiedBroker(LocalBroker):

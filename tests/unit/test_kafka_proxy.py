@@ -140,6 +140,16 @@ def test_a_request_whose_answer_is_not_waited_for_does_not_use_an_order_up(echo:
         assert order.fired.wait(WAIT_S)
 
 
+def test_a_refused_request_is_about_a_topic_that_is_not_there(echo: Echo, proxy: KafkaProxy) -> None:
+    order = proxy.order(Api.Produce, "refused", lambda: None, mentions=(b"topic-1",))
+    with client(proxy) as one:
+        for number in (7, 8):
+            one.sendall(request(Api.Produce, number, b"topic-1-writer topic-1 0"))
+            assert received(one) == struct.pack(">i", number) + b"topic-1-writer topic-1 0"
+            assert order.fired.is_set()
+    assert echo.got == [b"topic-1-writer 1-cipot 0", b"topic-1-writer topic-1 0"]
+
+
 def test_an_order_that_is_taken_back_is_forgotten_and_no_broker_ends_a_connection(
     echo: Echo, proxy: KafkaProxy
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.errors import RewindError, SinkUnavailable
 from backend.kafka_client.refusals import hearing, named
-from backend.kafka_client.writer import cause_of
+from backend.kafka_client.writer import IDEMPOTENT, cause_of
 from backend.sinks.kafka.sizes import producer_sizes
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Delivery:
             Producer,
             settings.for_client()
             | producer_sizes(limits)
+            | IDEMPOTENT
             | {
-                "enable.idempotence": True,  # and with it acks=all, order per partition, retries without end
                 "linger.ms": 5,
                 "compression.type": "lz4",
                 "partitioner": "murmur2_random",  # as Java's clients: a key's partition is the same for all writers

@@ -12,6 +12,7 @@ from backend.errors import ChangelogUnavailable, RewindError
 from backend.kafka_client import admin
 from backend.kafka_client.refusals import missing, named
 from backend.kafka_client.settling import while_it_settles
+from backend.kafka_client.writer import IDEMPOTENT
 from recovery.changelog.chunks import CHUNK_BYTES, claim_key
 
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ def claim_topic(settings: KafkaSettings, topic: str, owner: str) -> None:
     from confluent_kafka import KafkaException, Producer
 
     failures: list[Any] = []
-    config = {"acks": "all", "enable.idempotence": True, "delivery.timeout.ms": int(TIMEOUT_S * 1000), "log_level": 0}
-    producer = Producer(settings.for_client() | config)
+    config = {"delivery.timeout.ms": int(TIMEOUT_S * 1000), "log_level": 0}
+    producer = Producer(settings.for_client() | IDEMPOTENT | config)
     producer.produce(topic, b"", claim_key(owner), 0, on_delivery=lambda error, _: failures.append(error))
     left = producer.flush(TIMEOUT_S)
     failed = [error for error in failures if error is not None]

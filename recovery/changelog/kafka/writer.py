@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.kafka_client.refusals import hearing, in_pieces
 from backend.kafka_client.settling import while_it_settles
-from backend.kafka_client.writer import cause_of, is_fenced
+from backend.kafka_client.writer import IDEMPOTENT, cause_of, is_fenced
 from recovery.changelog.chunks import CHUNK_BYTES, ChunkKey, cut
 from recovery.changelog.kafka.topic import TIMEOUT_S, unavailable
 from recovery.changelog.protocol import ITSELF, Growth
@@ -166,18 +166,20 @@ class PartitionWriter:
     def _open_producer(self, name: str) -> Any:
         from confluent_kafka import KafkaException, Producer
 
-        config = self._settings.for_client() | {
-            "transactional.id": name,
-            "acks": "all",
-            "enable.idempotence": True,
-            "linger.ms": 0,
-            "transaction.timeout.ms": TRANSACTION_TIMEOUT_S * 1000,
-            "queue.buffering.max.kbytes": 64 * 1024,
-            "batch.size": CHUNK_BYTES,  # two pieces in one batch may be more than the topic takes
-            # a broker that answered by its bootstrap address is connected to by its name after this time
-            "reconnect.backoff.ms": 1,
-            "log_level": 0,
-        }
+        config = (
+            self._settings.for_client()
+            | IDEMPOTENT
+            | {
+                "transactional.id": name,
+                "linger.ms": 0,
+                "transaction.timeout.ms": TRANSACTION_TIMEOUT_S * 1000,
+                "queue.buffering.max.kbytes": 64 * 1024,
+                "batch.size": CHUNK_BYTES,  # two pieces in one batch may be more than the topic takes
+                # a broker that answered by its bootstrap address is connected to by its name after this time
+                "reconnect.backoff.ms": 1,
+                "log_level": 0,
+            }
+        )
         producer = hearing(Producer, config)
         try:
             # waits for a connection: without one, the client asks for its coordinator again half a second later.
