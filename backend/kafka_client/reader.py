@@ -37,15 +37,19 @@ def consumer(settings: KafkaSettings, name: str, *, committed_only: bool, **more
 def next_messages(consumer: Any, at_most: int, wait_s: float) -> list[Any]:
     """Wait for a message, and return it with those that have come by then; none after so many seconds.
 
-    `Consumer.consume` waits until it has as many as it may give: behind the end of a partition, its whole time.
+    `Consumer.consume` waits until it has as many as it may give: behind the end of a partition, its whole time. The
+    client asks for its group's coordinator, though it only assigns: that it has no right to the group is no matter.
 
     Raises:
         KafkaException: The client is refused.
     """
+    from confluent_kafka import KafkaError
+
     first = consumer.poll(wait_s)
     if first is None:
         consumer.errors.check()
         return []
     if first.error() is None:
         consumer.errors.begin()
-    return [first, *consumer.consume(at_most - 1, timeout=0)]
+    messages = [first, *consumer.consume(at_most - 1, timeout=0)]
+    return [m for m in messages if m.error() is None or m.error().code() != KafkaError.GROUP_AUTHORIZATION_FAILED]

@@ -231,7 +231,6 @@ def refusals() -> frozenset[int]:
             KafkaError.SASL_AUTHENTICATION_FAILED,
             KafkaError.UNSUPPORTED_SASL_MECHANISM,
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            KafkaError.GROUP_AUTHORIZATION_FAILED,
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
             KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         }

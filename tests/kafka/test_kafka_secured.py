@@ -16,6 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from typer.testing import CliRunner
 
 from backend.errors import AccessRefused
@@ -30,12 +38,13 @@ from recovery.changelog.kafka.log import KafkaChangelog
 from recovery.cli import app
 from recovery.demo.session import environment
 from recovery.killpoints import order
-from recovery.testing.broker import answers
+from recovery.testing.broker import LocalBroker, answers
 from recovery.testing.events import Topics
 from tests.contracts.changelog import as_dict, changes, commit, record
-from tests.kafka.test_kafka_sink import read
+from tests.kafka.test_kafka_sink import frame, read, results
 from tests.kafka.test_kafka_stream import MINUTE, events, windows_of
 from tests.support.parsed import replayed
+from tests.support.waiting import until
 from tests.unit.test_kafka_delivery import FRAMES
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -105,6 +114,68 @@ def test_without_the_authority_or_with_a_wrong_password_nobody_is_let_in_and_not
         assert "wr0ng-one" not in str(error), what
         assert encrypted.servers in error.where or error.where == "t-0", what
     log.close()
+
+
+class BrokerWithRights(LocalBroker):
+    def _properties(self, folder: Path) -> str:
+        authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+        return super()._properties(folder) + (
+            f"authorizer.class.name={authorizer}\nsuper.users=User:rewind;User:ANONYMOUS\n"  # the controller is nobody
+        )
+
+
+def test_the_rights_that_the_docs_name_are_enough() -> None:
+    """None to a group: the client looks for its coordinator all the same, and is refused."""
+    topic, transaction = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+    reads = ["READ", "DESCRIBE", "DESCRIBE_CONFIGS"]
+    rights = [
+        (topic, "in", reads),
+        (topic, "log", [*reads, "WRITE", "DELETE", "CREATE"]),
+        (transaction, "log", ["WRITE", "DESCRIBE"]),
+        (topic, "out", [*reads, "WRITE"]),
+        (topic, "bad", [*reads, "WRITE"]),
+        (topic, "out-commits", [*reads, "WRITE", "CREATE"]),
+        (transaction, "rewind-sink-out", ["WRITE", "DESCRIBE"]),
+    ]
+    with BrokerWithRights(users={"rewind": "r", "job": "j"}) as broker:
+        topics = Topics(broker.settings)
+        for name in ("in", "out", "bad"):
+            topics.create(name=name)
+            topics.produce(name, [{"n": 1}, {"n": 2}])
+        bindings = [
+            AclBinding(
+                kind,
+                name,
+                ResourcePatternType.PREFIXED if kind is transaction else ResourcePatternType.LITERAL,
+                "User:job",
+                "*",
+                AclOperation[operation],
+                AclPermissionType.ALLOW,
+            )
+            for kind, name, operations in rights
+            for operation in operations
+        ]
+        admin = AdminClient(broker.settings.for_client())
+        for asked in admin.create_acls(bindings).values():
+            asked.result(30)
+        job = replace(broker.settings, username="job", password="j")
+        asking = AdminClient(job.for_client())
+        until(lambda: asking.list_topics("in", timeout=30).topics["in"].error is None, what="rights that count")
+        assert kafka("in", servers=job, value="n int").offsets() == {("in", 0): (0, 2)}
+        check_end(job, ("in", 0), 2, 0)
+        assert sum(part.num_rows for part in fetch(job.for_client(), "in", 0, 0, 2)) == 2
+        log = KafkaChangelog(job, "log")
+        log.prepare(1, new=True, replication=1)
+        log.append(record(0), changes({b"\x03a": b"1"}))
+        assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"1"}
+        log._delete_below(0, 1)
+        log.close()
+        sink = kafka_sink("out", "bad", servers=job)
+        for _ in range(2):  # the second reads what the first committed
+            sink.open("q")
+            sink.finish([frame(0, 0, results(3))], 0)
+        assert len(read(broker.settings, "out")) == 3
+        topics.close()
 
 
 @pytest.mark.long

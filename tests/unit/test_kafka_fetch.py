@@ -183,6 +183,12 @@ def test_an_error_of_another_partition_that_the_client_read_before_is_passed_ove
     assert read(3, 5) == [3, 4]
 
 
+def test_a_client_without_a_right_to_the_group_that_is_not_used_reads(client: Any) -> None:
+    refused = Message(-1001, KafkaError.GROUP_AUTHORIZATION_FAILED)
+    client.script += [[refused], [Message(3), refused, Message(4)]]
+    assert read(3, 5) == [3, 4]
+
+
 @pytest.mark.parametrize("ends", [(100, 200), None])
 @pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
 def test_offsets_that_are_gone(client: Any, code: int, ends: tuple[int, int] | None) -> None:

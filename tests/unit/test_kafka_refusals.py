@@ -28,6 +28,7 @@ from backend.errors import (
 from backend.kafka_client import admin as asking
 from backend.kafka_client import refusals, settling
 from backend.kafka_client.settings import KafkaSettings
+from backend.sinks.kafka import commits
 from backend.sinks.kafka import topics as sink_topics
 from backend.sinks.kafka.commits import prepare
 from backend.sinks.kafka.delivery import Delivery, unavailable
@@ -232,6 +233,25 @@ def test_a_right_that_is_missing_where_an_end_is_checked_is_told_at_once(cluster
     cluster(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(AccessRefused, match=r"where: .*t-0"):
         check_end(SETTINGS, ("t", 0), 5, 1)
+
+
+def test_no_reader_needs_a_right_to_the_group_that_its_client_asks_for(
+    cluster: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (commits, sink_topics):
+        monkeypatch.setattr(module, "offsets", lambda *_, **__: {("t", 0): (0, 5)})
+        monkeypatch.setattr(module, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    for read in (
+        lambda: list(fetch(SETTINGS.for_client(), "t", 0, 0, 5)),
+        lambda: check_end(SETTINGS, ("t", 0), 5, 1),
+        lambda: commits.newest(SETTINGS, "t"),
+        lambda: sink_topics.check_purpose(SETTINGS, {"results": "t"}),
+        lambda: PartitionReader(SETTINGS, "t").read(0, 0, 5, print),
+    ):
+        script = cluster(KafkaError.GROUP_AUTHORIZATION_FAILED)
+        assert not read()
+        assert script.first == []
 
 
 @pytest.mark.slow
