@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 STALL_S = 120.0  # Spark's connector waits as long
 WAIT_S = 1.0
 ASK_S = 10.0
+EMPTY_TRIES = 3
+AGAIN_S = 0.5  # as long as the client waits after a batch that it cannot parse
 BULK = 10_000
 """Messages taken at a time, if so many have come: the client holds no more than `queued.max.messages.kbytes`."""
 IDLE_CLIENTS = 2
@@ -94,7 +97,7 @@ def fetch(
         following, silence = start, _Silence(configuration, (topic, partition))
         while following < end:
             try:
-                messages = next_messages(consumer, BULK, WAIT_S)
+                messages = _before_damage(next_messages(consumer, BULK, WAIT_S), partition)
             except KafkaException as error:
                 raise _refused(configuration, f"{topic}-{partition}", error) from None
             good = [message for message in messages if message.error() is None]
@@ -109,12 +112,16 @@ def fetch(
                 yield records
                 silence.end()
             del records
+            lost = False
             for message in failed:
                 seen = _judged(consumer, message, configuration, (topic, partition), following)
-                following = max(following, seen)
+                following, lost = max(following, seen), lost or seen < 0
                 silence.hear(message.error())
             if following < end:
                 silence.check(consumer, following, end)
+                if lost:
+                    time.sleep(AGAIN_S)
+                    consumer.assign([TopicPartition(topic, partition, following)])
 
 
 class _Silence:
@@ -139,11 +146,13 @@ class _Silence:
         """Take note of what came instead of a message and may pass; the end of the partition, too."""
         from confluent_kafka import KafkaError
 
-        self._torn = error.code() == KafkaError._BAD_MSG
+        torn = error.code() in _damage()
         if error.code() == KafkaError._PARTITION_EOF:
             self._missing = None
             return
-        self._why = str(error.str()) or self._why
+        if torn or not self._torn:  # what follows from a damage is no reason
+            self._why = str(error.str()) or self._why
+        self._torn |= torn
         if error.code() in missing() and self._missing is None:  # the client says it once
             self._missing = time.monotonic(), error
 
@@ -172,6 +181,25 @@ class _Silence:
                 why=f"nothing for {STALL_S:.0f} s at offset {following} of {end}: {why}",
                 command="check the brokers, and that this client may read the topic",
             )
+
+
+@cache
+def _damage() -> frozenset[int]:
+    """Return the codes of batches that the client cannot parse."""
+    from confluent_kafka import KafkaError
+
+    return frozenset({KafkaError._BAD_MSG, KafkaError._NOT_IMPLEMENTED})
+
+
+def _before_damage(messages: list[Any], partition: int) -> list[Any]:
+    """Return messages up to a damaged batch of a partition, with what says so.
+
+    The client goes on inside of such a batch, takes its bytes for an offset, and may read on there: what comes behind
+    is no proof that nothing is between.
+    """
+    failed = [message for message in messages if message.error() is not None and message.partition() == partition]
+    torn = next((message for message in failed if message.error().code() in _damage()), None)
+    return messages if torn is None else messages[: messages.index(torn) + 1]
 
 
 def _records(messages: list[Any], topic: str, partition: int, following: int, end: int) -> pa.RecordBatch:
@@ -212,6 +240,8 @@ def _judged(
 ) -> int:
     """Judge what came instead of a message; return the offset that it speaks of, 0 for none.
 
+    It is -1 where the client has lost its place: behind a damaged batch, or where it asked for another offset.
+
     Raises:
         HistoryLost: The offsets are gone.
         SourceWentBack: The partition ends before them.
@@ -224,15 +254,17 @@ def _judged(
     if code == KafkaError._PARTITION_EOF:
         return int(message.offset())
     if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-        end = _end(consumer, place)
-        if "truncation" in error.str() or (end is not None and end < following):
-            up_to = f"it holds offsets up to {end - 1}: " if end is not None else ""
+        bounds = _bounds(consumer, place)
+        if "truncation" in error.str() or (bounds is not None and bounds[1] < following):
+            up_to = f"it holds offsets up to {bounds[1] - 1}: " if bounds is not None else ""
             raise SourceWentBack(
                 "a partition has lost its end",
                 where=where,
                 why=f"offset {following} comes next, {up_to}{error.str()}",
                 command=ANEW,
             )
+        if bounds is None or following >= bounds[0]:
+            return -1
         raise HistoryLost(
             "the topic does not hold offsets that are needed",
             where=where,
@@ -241,7 +273,7 @@ def _judged(
         )
     if error.fatal() or code in refusals():
         raise _refused(configuration, where, KafkaException(error))
-    return 0
+    return -1 if code in _damage() else 0
 
 
 def _is_unknown(consumer: Any, topic: str) -> bool | None:
@@ -256,15 +288,18 @@ def _is_unknown(consumer: Any, topic: str) -> bool | None:
     return answer is not None and answer.code() in missing()
 
 
-def _end(consumer: Any, place: tuple[str, int]) -> int | None:
-    """Return the end of a partition as of now; None where nobody answers."""
+def _bounds(consumer: Any, place: tuple[str, int]) -> tuple[int, int] | None:
+    """Return a partition's first offset and the one after its last as of now; None where nobody answers."""
     from confluent_kafka import KafkaException, TopicPartition
 
     try:
-        _, end = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S, cached=False)
+        for _ in range(EMPTY_TRIES):
+            low, end = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S, cached=False)
+            if low < end or not end:  # where only the first is refused, the client gives the second for both
+                break
     except KafkaException:
         return None
-    return int(end)
+    return int(low), int(end)
 
 
 def _refused(configuration: Mapping[str, str], where: str, error: Exception) -> RewindError:

@@ -26,6 +26,7 @@ from backend.kafka_client.settings import KafkaSettings
 from backend.sources import kafka_fetch
 from backend.sources.kafka_fetch import RECORDS, fetch
 from backend.sources.kafka_reader import cut
+from backend.store.staging import VERIFY
 from recovery.changelog.kafka import reader as changelog_reader
 from recovery.changelog.kafka.reader import PartitionReader
 
@@ -106,6 +107,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Client]]:
     kind = type("Scripted", (Client,), {"made": [], "script": []})
     monkeypatch.setattr(confluent_kafka, "Consumer", kind)
     monkeypatch.setattr(kafka_fetch, "_idle", {})
+    monkeypatch.setattr(kafka_fetch, "AGAIN_S", 0.0)
     yield kind
     assert gc.isenabled()
 
@@ -189,10 +191,8 @@ def test_a_client_without_a_right_to_the_group_that_is_not_used_reads(client: An
     assert read(3, 5) == [3, 4]
 
 
-@pytest.mark.parametrize("ends", [(100, 200), None])
 @pytest.mark.parametrize("code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE])
-def test_offsets_that_are_gone(client: Any, code: int, ends: tuple[int, int] | None) -> None:
-    client.ends = ends
+def test_offsets_that_are_gone(client: Any, code: int) -> None:
     client.script += [[Message(3)], [Message(-1001, code)]]
     with pytest.raises(HistoryLost, match="offset 4 comes next") as caught:
         read(3, 9)
@@ -341,6 +341,49 @@ def test_a_damaged_batch_that_comes_again_and_again_is_damage(client: Any, monke
         read(3, 9)
 
 
+LOST = [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE]
+
+
+@pytest.mark.parametrize("code", LOST)
+def test_a_client_that_loses_its_place_in_a_damaged_batch_says_nothing_of_retention(
+    client: Any, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """It takes bytes of the batch for an offset and asks for that, each time."""
+    monkeypatch.setattr(kafka_fetch, "STALL_S", 0.05)
+    client.ends = 0, 200
+    damaged = [Message(4, KafkaError._BAD_MSG, text="failed CRC32C check")]
+    client.script += [[Message(3)], *([damaged, [Message(2**60, code)]] * 10_000)]
+    with pytest.raises(SourceDamaged, match="offset 4 of 9: failed CRC32C check"):
+        read(3, 9)
+    assert {*client.made[0].assigned[1:]} == {("t", 1, 4)}
+
+
+@pytest.mark.parametrize("ends", [(0, 200), None])
+@pytest.mark.parametrize("code", LOST)
+def test_offsets_that_are_there_are_asked_for_again(client: Any, code: int, ends: tuple[int, int] | None) -> None:
+    client.ends = ends
+    client.script += [[Message(3)], [Message(2**60, code)], [Message(4)]]
+    assert read(3, 5) == [3, 4]
+    assert client.made[0].assigned == [("t", 1, 3), ("t", 1, 4), "nothing"]
+
+
+def test_a_partition_that_seems_to_be_empty_has_not_lost_its_first_offsets(client: Any) -> None:
+    answers = [(200, 200), (200, 200), (0, 200)]
+    client.get_watermark_offsets = lambda *_, timeout, cached: answers.pop(0)
+    client.script += [[Message(3)], [Message(-1001, KafkaError._AUTO_OFFSET_RESET)], [Message(4)]]
+    assert read(3, 5) == [3, 4]
+    assert answers == []
+
+
+@pytest.mark.parametrize("code", [KafkaError._BAD_MSG, KafkaError._NOT_IMPLEMENTED])
+@pytest.mark.parametrize("behind", [Message(6), Message(6, KafkaError._PARTITION_EOF)])
+def test_what_comes_behind_a_damaged_batch_is_not_taken(client: Any, code: int, behind: Message) -> None:
+    """The client may have taken bytes of it for an offset, and read on there."""
+    client.script += [[Message(3), Message(4, code), behind], [Message(4), Message(5)]]
+    assert read(3, 6) == [3, 4, 5]
+    assert client.made[0].assigned == [("t", 1, 3), ("t", 1, 4), "nothing"]
+
+
 def test_a_timestamp_that_microseconds_cannot_say_is_none(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Message, "timestamp", lambda self: (1, 1_700_000_000_000 * 10 ** (6 * (self.offset() % 2))))
     client.script += [[Message(3), Message(4)]]
@@ -371,6 +414,22 @@ def test_a_damaged_batch_of_the_changelog_ends_its_reading(monkeypatch: pytest.M
         with pytest.raises(kind, match="nothing came"):
             reader._read(1, 6, lambda _key, _value, offset, found=found: found.append(offset))
         assert found == ([0, 1] if kind is ChangelogDamaged else [])
+
+
+def test_a_client_that_loses_its_place_in_the_changelog_behind_a_damaged_batch_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = PartitionReader.__new__(PartitionReader)
+    reader._settings, reader._topic, reader._consumer = KafkaSettings("nowhere:1"), "log", None
+    damaged, lost = Message(1, KafkaError._BAD_MSG, text="failed CRC"), Message(9, KafkaError._AUTO_OFFSET_RESET)
+    unknown = Message(2, KafkaError._NOT_IMPLEMENTED)
+    came = iter([[Message(0), damaged, unknown], [lost], [damaged], [Message(1)], [lost]])
+    monkeypatch.setattr(changelog_reader, "next_messages", lambda *_: next(came))
+    with pytest.raises(ChangelogDamaged) as caught:
+        reader._read(1, 6, lambda *_: None)
+    assert (caught.value.why, caught.value.command) == ("failed CRC", VERIFY)
+    with pytest.raises(KafkaException):  # messages have come since
+        reader._read(1, 6, lambda *_: None)
 
 
 def test_an_error_of_another_shard_is_no_matter_of_the_changelog_s_reader(monkeypatch: pytest.MonkeyPatch) -> None:

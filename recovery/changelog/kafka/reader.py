@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import ChangelogDamaged, ChangelogUnavailable
+from backend.errors import ChangelogDamaged, ChangelogUnavailable, RewindError
 from backend.kafka_client.reader import consumer, next_messages
 from backend.kafka_client.refusals import in_pieces, refusals
 from backend.kafka_client.settling import while_it_settles
@@ -78,7 +78,8 @@ class PartitionReader:
 
         Raises:
             ChangelogUnavailable: Nothing came for a minute, or the client gave up.
-            ChangelogDamaged: Nothing came for a minute but that a batch does not match its checksum.
+            ChangelogDamaged: Nothing came for a minute but that a batch does not match its checksum, or the client lost
+                its place in one.
         """
         from confluent_kafka import KafkaException, TopicPartition
 
@@ -97,7 +98,7 @@ class PartitionReader:
         self._consumer.close()
 
     def _read(self, shard: int, end: int, take: Take) -> None:
-        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka import KafkaError
 
         stalled, why, torn = time.monotonic() + STALLED_S, "", False
         while True:
@@ -105,7 +106,7 @@ class PartitionReader:
             for message in next_messages(self._consumer, BULK, WAIT_S):
                 error = message.error()
                 if error is None:
-                    good = True
+                    good, why, torn = True, "", False
                     if message.offset() >= end:
                         return
                     take(message.key(), message.value(), message.offset())
@@ -116,16 +117,33 @@ class PartitionReader:
                 elif error.code() == KafkaError._PARTITION_EOF:
                     if message.offset() >= end:
                         return
-                elif error.fatal() or error.code() in refusals() | {KafkaError._AUTO_OFFSET_RESET}:
-                    raise KafkaException(error)
-                else:  # of a batch that does not match its checksum it comes again and again
-                    why, torn = error.str(), error.code() == KafkaError._BAD_MSG
+                else:
+                    why, torn = self._judged(error, why, torn)
             if good:
-                stalled, why, torn = time.monotonic() + STALLED_S, "", False
+                stalled = time.monotonic() + STALLED_S
             elif time.monotonic() > stalled:
-                raise (ChangelogDamaged if torn else ChangelogUnavailable)(
-                    f"nothing came from the changelog topic for {STALLED_S:.0f} s",
-                    where=f"{self._settings.servers}/{self._topic}",
-                    why=why,
-                    command=VERIFY if torn else "see that the brokers run",
-                )
+                raise self._stopped(f"nothing came from the changelog topic for {STALLED_S:.0f} s", why, torn)
+
+    def _judged(self, error: Any, why: str, torn: bool) -> tuple[str, bool]:
+        """Judge an error; return why no message comes, and whether that is a damaged batch: it comes again and again.
+
+        Args:
+            error: The client's.
+            why: What was said since the last message.
+            torn: Whether that was damage: the client may take bytes of such a batch for its next offset.
+        """
+        from confluent_kafka import KafkaError, KafkaException
+
+        if error.code() == KafkaError._AUTO_OFFSET_RESET and torn:
+            raise self._stopped("the changelog topic cannot be read past a damaged batch", why, torn)
+        if error.fatal() or error.code() in refusals() | {KafkaError._AUTO_OFFSET_RESET}:
+            raise KafkaException(error)
+        return (why, True) if torn else (error.str(), error.code() == KafkaError._BAD_MSG)
+
+    def _stopped(self, what: str, why: str, torn: bool) -> RewindError:
+        return (ChangelogDamaged if torn else ChangelogUnavailable)(
+            what,
+            where=f"{self._settings.servers}/{self._topic}",
+            why=why,
+            command=VERIFY if torn else "see that the brokers run",
+        )
