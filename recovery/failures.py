@@ -108,9 +108,16 @@ _ABORTED = re.compile(
     re.DOTALL,
 )
 _STAGE_LOST = re.compile(
-    r"Job aborted due to stage failure: (?:ShuffleMapStage|ResultStage) \d+ \([^\n]*\) has failed the maximum allowable"
-    r" number of times: \d+\."
+    r"Job aborted due to stage failure: (?:"
+    r"(?:ShuffleMapStage|ResultStage) \d+ \([^\n]*\) has (?:failed the maximum allowable number of times"
+    r"|been resubmitted for the maximum allowable number of times|exceeded the maximum allowable total stage attempts)"
+    r": \d+[.,]"
+    r"|A shuffle map stage with indeterminate output was failed and retried\. However, Spark cannot rollback the "
+    r"|Task with indeterminate results from old attempt succeeded, aborting the stage ResultStage \d+ to ensure"
+    r"|cannot rollback (?:a running result stage|completed result stages [^\n]*), please re-run the query to ensure"
+    r")"
 )
+"""Of stages run again, too often or with another output than other tasks have read: the whole micro-batch can be."""
 _BOTH_PLANNED = "[CONCURRENT_STREAM_LOG_UPDATE]"
 """A driver that stood still has planned a micro-batch: the one that holds the lease goes on with it, the other ends."""
 _WRAPPERS = ("[STREAM_FAILED]", "Job aborted due to stage failure: Task")

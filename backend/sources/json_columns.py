@@ -130,9 +130,9 @@ class JsonColumns:
         """Return the fields of each value; null where it is null or malformed.
 
         Args:
-            values: Binary.
+            values: Binary, or large binary.
         """
-        parts = self._parsed(values)
+        parts = self._parsed(values.cast(pa.binary()))
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def _parsed(self, values: pa.Array) -> list[pa.StructArray]:

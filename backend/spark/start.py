@@ -327,7 +327,10 @@ def _open(
             shards, made, terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms,
             writing=_writing(sink),
         )  # fmt: skip
-        with settings(spark, job.shards, options.arrow_rows, checkpoint, few_rows=job.direct), reported_by_us(spark):
+        with (
+            settings(spark, job.shards, options.arrow_rows, checkpoint, few_rows=job.direct, ranked=bool(job.ranked)),
+            reported_by_us(spark),
+        ):
             packed = job.streaming(
                 spark, checkpoint, terms.map(lambda one: job.pack_plan(one.max_ahead_ms, one.operator)),
                 every_ms if options.until is None else 0,

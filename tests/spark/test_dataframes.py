@@ -242,6 +242,36 @@ def test_process_over_the_rate_source(spark: Any, tmp_path: Path) -> None:
     assert values == list(range(len(values)))
 
 
+def test_settings_of_the_session_that_would_hold_a_query_up_are_put_aside_and_back(spark: Any, tmp_path: Path) -> None:
+    """Without micro-batches of its own, Spark gives this run no second one, which sees that nothing more comes."""
+    put(spark, tmp_path / "in", "0.parquet", [("a", 1, minute(0, 1)), ("b", 2, minute(0, 2))])
+    users = {
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.execution.arrow.useLargeVarTypes": "true",
+    }
+    job = stream(files(spark, tmp_path / "in"), event_time="at", key="user").window(
+        tumbling("1 minute"), retention="1 hour", max_ahead=None
+    )
+    places = {name: tmp_path / name for name in ("checkpoint", "results", "errors")}
+    before = {name: spark.conf.get(name) for name in users}
+    try:
+        for name, value in users.items():
+            spark.conf.set(name, value)
+        query = job.aggregate(n=sum_("amount")).start(
+            spark, **places, local_dir=tmp_path / "local", until="end", trigger="0 seconds"
+        )
+        try:
+            until(lambda: not query.is_active, what="the end")
+            query.await_termination()
+        finally:
+            query.stop()
+        assert {name: spark.conf.get(name) for name in users} == users
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+    assert sorted(row["n"] for row in outputs(tmp_path)) == [1, 2]
+
+
 def test_a_file_of_other_types_is_named(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"user": ["anna"], "amount": ["many"]}), tmp_path / "in" / "0.parquet")

@@ -333,6 +333,12 @@ def test_a_key_that_is_not_of_its_type_is_malformed(key: str, kept: list[Any], w
     assert found.column("fields").to_pylist() == [None if why else good[0], *good[1:], None]
 
 
+def test_large_binary_is_parsed_as_binary_is() -> None:
+    values = [b'{"s":"a","n":1}', b'{"s":2}', b"x", None] * json_columns.FEW_ROWS
+    for given in (values[:1] * len(values), values):
+        assert JsonColumns(SCHEMA)(pa.array(given, pa.large_binary())).to_pylist() == said(given)
+
+
 @pytest.mark.parametrize("schema", ['{"a":1}', "5", "null", '{"type":"record","name":"r"}'])
 def test_what_is_no_avro_schema_is_said(schema: str) -> None:
     with pytest.raises(ValueError, match="value="):

@@ -92,6 +92,20 @@ def test_two_starts_side_by_side_see_their_own_settings_and_leave_the_users() ->
     assert spark.conf.values == users
 
 
+@pytest.mark.parametrize("ranked", [False, True])
+def test_what_would_hold_a_query_up_is_set_and_put_back(ranked: bool) -> None:
+    """Spark checks shuffles of DataFrames only: a user's plan may not be deterministic, what reads topics is."""
+    spark: Any = Session()
+    checks = [f"spark.sql.shuffle.orderIndependentChecksum.{one}" for one in ("enabled", "enableFullRetryOnMismatch")]
+    large, no_data = "spark.sql.execution.arrow.useLargeVarTypes", "spark.sql.streaming.noDataMicroBatches.enabled"
+    spark.conf.values |= {checks[0]: "true", large: "true", no_data: "false"}
+    users = dict(spark.conf.values)
+    with settings(spark, 2, 1024, "/data/c", ranked=ranked):
+        assert [spark.conf.get(name, None) for name in checks] == (["true", None] if ranked else ["false", "false"])
+        assert (spark.conf.get(large), spark.conf.get(no_data)) == ("false", "true")
+    assert spark.conf.values == users
+
+
 @pytest.mark.parametrize(("said", "found"), [(None, "120s"), ("20s", "20s"), ("900s", "900s")])
 def test_workers_get_time_to_connect_unless_the_user_has_said_how_long(said: str | None, found: str) -> None:
     values = {} if said is None else {WORKER_TIME[0]: said}

@@ -165,6 +165,38 @@ def test_missing_state_is_restored_and_the_query_goes_on() -> None:
     assert "no local state" in job.restored[0]
 
 
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("ShuffleMapStage 4 (call at F.java:1) has failed the maximum allowable number of times: 4. Most", Kind.PASSES),
+        (
+            "ShuffleMapStage 4 (name=call at F.java:1) has been resubmitted for the maximum allowable number of times:"
+            " 8, which is the max value of config",
+            Kind.PASSES,
+        ),
+        ("ResultStage 5 (x) has exceeded the maximum allowable total stage attempts: 16. Most recent", Kind.PASSES),
+        (
+            "A shuffle map stage with indeterminate output was failed and retried. However, Spark cannot rollback the"
+            " ResultStage 5 to re-process the input data, and has to fail this job. Please eliminate the indeterminacy"
+            " by checkpointing the RDD before repartition and try again.",
+            Kind.PASSES,
+        ),
+        (
+            "Task with indeterminate results from old attempt succeeded, aborting the stage ResultStage 5 to ensure"
+            " data correctness.",
+            Kind.PASSES,
+        ),
+        ("cannot rollback a running result stage, please re-run the query to ensure data correctness", Kind.PASSES),
+        ("cannot rollback completed result stages HashSet(5), please re-run the query to ensure data", Kind.PASSES),
+        ("Task not serializable: A shuffle map stage with indeterminate output was failed and retried.", Kind.FINAL),
+    ],
+)
+def test_a_stage_that_cannot_be_run_again_alone_is_run_with_its_micro_batch(said: str, kind: Kind) -> None:
+    whole = f"Job aborted due to stage failure: {said}\nDriver stacktrace:"
+    assert read(QueryFailed("", (Link(SPARK, whole),))).kind is kind
+    assert read(QueryFailed("", (Link(SPARK, f"x {whole}"),))).kind is Kind.FINAL, "its beginning tells"
+
+
 @pytest.mark.parametrize("error", [LATE, CRASHED, RUNNER, LOST, STALLED, FULL])
 def test_what_died_or_did_not_come_up_is_tried_again_without_a_restore(error: Exception) -> None:
     job = Job([error, error, None])

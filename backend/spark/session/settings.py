@@ -21,6 +21,10 @@ ARROW_BYTES = 32 * 1024 * 1024
 """Bound on an Arrow batch, beside the one on its rows: a worker takes some times as much memory, however large the
 messages are."""
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_UNCHECKED = {
+    f"spark.sql.shuffle.orderIndependentChecksum.{name}": "false" for name in ("enabled", "enableFullRetryOnMismatch")
+}
+"""A map task that runs again may cut frames elsewhere: other bytes, from which a shard makes the same messages."""
 
 
 _ONE_START = threading.RLock()
@@ -51,6 +55,7 @@ def settings(
     checkpoint: str,
     *,
     few_rows: bool = False,
+    ranked: bool = False,
 ) -> Iterator[None]:
     """Set what a query needs while it is started; Spark clones the session then, so the user's is put back after.
 
@@ -61,11 +66,14 @@ def settings(
         checkpoint: Spark's checkpoint location.
         few_rows: The JVM sees packed rows only. Code generated for them costs more than it saves: Spark writes it anew
             for each task and micro-batch (measured: 50 ms of planning and 100 ms in all per micro-batch).
+        ranked: An input is a DataFrame: Spark's check of shuffles stays, a user's plan may not be deterministic.
     """
     with _ONE_START:  # what another start has set is not the user's
         wanted = _wanted(spark, shards, arrow_rows) | checkpoint_files(spark, checkpoint)
         if few_rows:
             wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+        if ranked:
+            wanted = {name: value for name, value in wanted.items() if name not in _UNCHECKED}
         before = {name: spark.conf.get(name, None) for name in wanted}
         try:
             for name, value in wanted.items():
@@ -89,6 +97,11 @@ def _wanted(spark: SparkSession, shards: int, arrow_rows: int) -> dict[str, str]
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(arrow_rows),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.execution.arrow.transformWithStateInPandas.maxRecordsPerBatch": "64",
+        # what parses, hashes and joins columns takes them for binary and string; so bounded, they need no more
+        "spark.sql.execution.arrow.useLargeVarTypes": "false",
+        # windows of idle sources close, and until="end" ends, in micro-batches without data
+        "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+        **_UNCHECKED,
         # Spark gives this to Python workers of its sources and not to those of its stateful operator: two daemons
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
         "spark.sql.session.timeZone": spark.conf.get("spark.sql.session.timeZone"),
