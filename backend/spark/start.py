@@ -39,7 +39,14 @@ from backend.spark.pack.routing import MAX_SHARDS, grouping_values
 from backend.spark.processor import ShardProcessor
 from backend.spark.queueing import Sealing, incarnation_of, queue_limit
 from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
-from backend.spark.session.jvm import check_same_files, context_of, cores, give_workers_time, use_unix_sockets
+from backend.spark.session.jvm import (
+    check_same_files,
+    context_of,
+    cores,
+    give_workers_time,
+    pins_threads,
+    use_unix_sockets,
+)
 from backend.spark.session.settings import settings
 from backend.spark.session.versions import check_not_connect
 from backend.spark.shard_task import ProcessorPlan
@@ -773,6 +780,11 @@ def check_session(spark: SparkSession, *, snapshots: bool) -> None:
 
     if not isinstance(spark, Session):
         raise ValueError(f"spark={spark!r}: must be a SparkSession")
+    if not pins_threads():
+        raise ValueError(
+            f"PYSPARK_PIN_THREAD={os.environ.get('PYSPARK_PIN_THREAD')!r}: jobs of a micro-batch run in another thread"
+            " then, and their tasks do not know which one they belong to: allowed is 'true', before Spark is started"
+        )
     if str(context_of(spark).getConf().get("spark.speculation", "false")).lower() == "true" and not snapshots:
         raise ValueError(
             "spark.speculation='true': two attempts of one micro-batch may run on different executors, and without"

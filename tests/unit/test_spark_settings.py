@@ -11,9 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.java_gateway import JavaGateway
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from backend.spark.session.jvm import LONGEST_FOLDER, WORKER_TIME, give_workers_time, use_unix_sockets
 from backend.spark.session.settings import settings
+from backend.spark.start import check_session
 
 SHARDS = "spark.sql.shuffle.partitions"
 PATIENCE_S = 30
@@ -104,6 +108,13 @@ def test_what_would_hold_a_query_up_is_set_and_put_back(ranked: bool) -> None:
         assert [spark.conf.get(name, None) for name in checks] == (["true", None] if ranked else ["false", "false"])
         assert (spark.conf.get(large), spark.conf.get(no_data)) == ("false", "true")
     assert spark.conf.values == users
+
+
+def test_a_jvm_whose_threads_are_not_pinned_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
+    monkeypatch.setattr(SparkContext, "_gateway", object.__new__(JavaGateway))
+    with pytest.raises(ValueError, match=r"^PYSPARK_PIN_THREAD='false': .* allowed is 'true'"):
+        check_session(object.__new__(SparkSession), snapshots=True)
 
 
 @pytest.mark.parametrize(("said", "found"), [(None, "120s"), ("20s", "20s"), ("900s", "900s")])

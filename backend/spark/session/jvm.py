@@ -156,6 +156,13 @@ def gateway() -> Any:
     return SparkContext._gateway
 
 
+def pins_threads() -> bool:
+    """Return whether a thread of Python has one of the JVM, whose local properties Spark gives to tasks."""
+    from py4j.clientserver import ClientServer
+
+    return isinstance(gateway(), ClientServer)
+
+
 class Executors:
     """Where Spark's executors are, and which of them it prefers for a shard: `recovery.supervise.placement.Cluster`.
 
