@@ -141,7 +141,7 @@ class Archive:
         """List the archive, read what is new, and check all offsets.
 
         Raises:
-            SourceGap: Offsets are missing without being declared, or come twice, or step back.
+            SourceGap: Offsets are missing without being declared, or come twice, or step back; so say two listings.
             SourceUnavailable: There is no such directory.
             UnknownFormat: The index file is of a newer release.
             SourceInvalid: A file lacks a column of the archive or has one of a type that is not accepted.
@@ -153,6 +153,17 @@ class Archive:
 
     def _look(self) -> dict[TopicPartition, PartitionIndex]:
         filesystem, root = fsspec.core.url_to_fs(self.uri)
+        shown = ""
+        while True:
+            try:
+                return self._look_once(filesystem, root)
+            except SourceGap as error:
+                # a listing may miss a file that is made meanwhile and show a later one; the next listing shows both
+                if str(error) == shown:
+                    raise
+                shown = str(error)
+
+    def _look_once(self, filesystem: Any, root: str) -> dict[TopicPartition, PartitionIndex]:
         filesystem.invalidate_cache()  # another process may have written since
         if not is_folder(filesystem, root):
             raise SourceUnavailable(
@@ -187,8 +198,9 @@ class Archive:
         wanted = [entry for entry in (self._of_topics(entry) for _, entry in found.values()) if entry is not None]
         for entry in wanted:
             self._check_value(entry)
+        self._read, self._seen = found, None  # another look need not read it again
         self._checked = check(wanted, [gap for gap in stored.gaps if not self.topics or gap.topic in self.topics])
-        self._read, self._seen = found, seen
+        self._seen = seen
         return self._checked
 
     def write_index(self, gaps: Sequence[Gap] = ()) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from backend.errors import SourceGap, SourceUnavailable, UnknownFormat
 from backend.sources import archive_index
@@ -78,6 +80,35 @@ def test_gaps_and_steps_back_are_errors(tmp_path: Path, files: list[list[int]], 
         Archive(str(tmp_path)).partitions()
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("second", "real"), [([2, 3], False), ([3], True)])
+def test_a_listing_that_misses_a_file_of_those_made_meanwhile_is_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: list[int], real: bool
+) -> None:
+    """Directories are listed one after the other: the earlier file was not yet in the first, the later is seen."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    put(tmp_path / "a", "0.parquet", [0, 1])
+    sound, listings = LocalFileSystem.ls, list[str]()
+
+    def ls(filesystem: LocalFileSystem, path: str, **options: Any) -> Any:
+        found = sorted(sound(filesystem, path, **options), key=lambda info: info["name"])
+        if path.endswith("/a"):
+            listings.append(path)
+            if len(listings) == 1:
+                put(tmp_path / "a", "1.parquet", second)
+                put(tmp_path / "b", "2.parquet", [4, 5])
+        return found
+
+    monkeypatch.setattr(LocalFileSystem, "ls", ls)
+    if real:
+        with pytest.raises(SourceGap, match="offsets 2 to 2"):
+            Archive(str(tmp_path)).partitions()
+        assert len(listings) == 3, "the first shows another gap"
+    else:
+        assert Archive(str(tmp_path)).partitions()["t", 0].range == (0, 6)
+        assert len(listings) == 2
 
 
 @pytest.mark.parametrize("offsets", [[0, 1, 3, 2, 4], [0, 1, 1, 3, 4]])
