@@ -34,6 +34,7 @@ TEMPORARY = ".tmp-"
 """Mark of a name that is not published yet: `<name>.tmp-<uuid>`; listings leave such names out."""
 
 _PUBLISHED_AT_CLOSE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss"})
+_COPIES_LATER = frozenset({"abfs", "abfss", "az", "adl", "oci"})
 _COPY_BYTES = 4 * 1024 * 1024
 _DELETE_TRIES = 10
 
@@ -178,9 +179,29 @@ _OF_ONE_PROCESS = ("memory", "data", "reference", "zip", "tar", "libarchive")
 
 def is_object_store(filesystem: Any) -> bool:
     """Return whether a file of an fsspec filesystem appears only when it is complete, also when it is copied."""
+    return _is_of(filesystem, _PUBLISHED_AT_CLOSE)
+
+
+def copies_later(filesystem: Any) -> bool:
+    """Return whether a store only begins a copy when it is asked for one: the source must stay until it has it all."""
+    return _is_of(filesystem, _COPIES_LATER)
+
+
+def _is_of(filesystem: Any, protocols: frozenset[str]) -> bool:
     protocol = filesystem.protocol
     names = {protocol} if isinstance(protocol, str) else set(protocol)
-    return bool(names & _PUBLISHED_AT_CLOSE)
+    return bool(names & protocols)
+
+
+def move_file(filesystem: Any, source: str, target: str) -> None:
+    """Move a file of an fsspec filesystem; the `mv` of those without a move takes `[`, `*`, `?` for a pattern."""
+    from fsspec.spec import AbstractFileSystem  # what has local paths only need not wait for it
+
+    if type(filesystem).mv is AbstractFileSystem.mv:
+        filesystem.cp_file(source, target)
+        filesystem.rm_file(source)
+    else:
+        filesystem.mv(source, target)
 
 
 def empty_own(out: Path, mark: str, what: str) -> None:
@@ -233,7 +254,7 @@ def copy_file(source: Path, target: Path, *, link: bool) -> None:
         except (FileNotFoundError, FileExistsError):
             raise
         except OSError as error:
-            if error.errno not in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
+            if error.errno not in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}:
                 raise storage_failed(error, str(target)) from error
     _fill(target, _bytes_of(source))
 
@@ -476,8 +497,8 @@ class RemoteFiles:
         draft = f"{target}{TEMPORARY}{uuid.uuid4().hex}"
         try:
             with self._fs.open(draft, "wb") as handle:
-                length: int = sum(handle.write(chunk) for chunk in chunks)
-            self._fs.mv(draft, target)
+                length = _write_all(handle, chunks)
+            move_file(self._fs, draft, target)
         except BaseException:
             if self._fs.exists(draft):
                 self._fs.rm_file(draft)
@@ -487,7 +508,7 @@ class RemoteFiles:
     def _upload(self, target: str, chunks: Iterable[bytes | memoryview]) -> int:
         handle = self._fs.open(target, "wb")
         try:
-            length: int = sum(handle.write(chunk) for chunk in chunks)
+            length = _write_all(handle, chunks)
         except BaseException:
             # closing the handle would publish what there is of it
             handle.discard()
@@ -533,12 +554,31 @@ class RemoteFiles:
                 continue
 
     def delete_folder(self, folder: str, *, follow: bool = True) -> None:
-        """Delete a folder; there are no links here."""
-        try:
-            with reached(f"{self._uri}/{folder}"):
-                self._fs.rm(self._path(folder), recursive=True)
-        except FileNotFoundError:
-            return
+        """Delete a folder, at once where the filesystem can and file by file what that leaves; there are no links here.
+
+        `rm` takes a path with `[`, `*` or `?` for a pattern, and that of S3 passes over what the bucket refuses.
+        """
+        path = self._path(folder)
+        with reached(f"{self._uri}/{folder}"), suppress(FileNotFoundError):
+            if not set("[*?") & set(path):
+                self._fs.rm(path, recursive=True)
+        self._delete_objects(folder) if self._in_place else self._delete_tree(folder)
+
+    def _delete_objects(self, folder: str) -> None:
+        path = self._path(folder)
+        self._fs.invalidate_cache(path)
+        with reached(f"{self._uri}/{folder}"), suppress(FileNotFoundError):
+            for name in self._fs.find(path):
+                with suppress(FileNotFoundError):
+                    self._fs.rm_file(name)
+
+    def _delete_tree(self, folder: str) -> None:
+        for entry in self._entries(folder):
+            name = f"{folder}/{_last(entry['name'])}"
+            self._delete_tree(name) if entry["type"] == "directory" else self.delete([name])
+        with reached(f"{self._uri}/{folder}"), suppress(FileNotFoundError):
+            if self._fs.isdir(self._path(folder)):
+                self._fs.rmdir(self._path(folder))
 
     def put(self, source: Path, name: str, *, link: bool) -> int:
         """Upload a local file."""
@@ -575,6 +615,18 @@ def _apart(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
         yield from chunks
     except Exception as error:
         raise _OfChunks(error) from error
+
+
+def _write_all(handle: Any, chunks: Iterable[bytes | memoryview]) -> int:
+    """Write chunks to a file and count their bytes: what `write` returns is not everywhere their number."""
+    length = 0
+    for chunk in chunks:
+        rest = memoryview(chunk).cast("B")
+        length += rest.nbytes
+        while rest:
+            done = handle.write(rest)
+            rest = rest[rest.nbytes if done is None else done :]
+    return length
 
 
 def _bytes_of(source: Path) -> Iterator[bytes]:

@@ -29,6 +29,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,8 @@ class VersionedDirectory:
         for path in sorted(own, key=lambda path: path.name == _PRIVATE):
             shutil.rmtree(path)
         if not others and self.root.is_dir():
-            self.root.rmdir()
+            with suppress(OSError):  # a link, a mount, or in a directory of somebody else's: it stays, empty
+                self.root.rmdir()
 
     def attempts(self, run: str) -> str:
         """Name the directories of a run of the query, for its tasks: what this gives, and then the version."""

@@ -7,9 +7,10 @@ Layout::
     <results>/_rewind/outbox/         tasks write here
 
 Tasks write to the outbox; the driver lets the store copy each file to its name (or moves it, where a copy can be seen
-half done), then replaces `newest.json`, the record (`backend.sinks.table_sink`). So a file is there whole or not at
-all, once. What a reader can see of a micro-batch while it is brought out, and after a crash until the query runs again,
-is a part of its shards: up to the version of `newest.json` everything is whole.
+half done; or reads and writes it, where the store only begins a copy, as Azure's and Oracle's do), then replaces
+`newest.json`, the record (`backend.sinks.table_sink`). So a file is there whole or not at all, once. What a reader can
+see of a micro-batch while it is brought out, and after a crash until the query runs again, is a part of its shards: up
+to the version of `newest.json` everything is whole.
 
 A file's name is a function of what it holds. Where a micro-batch died on the way out and then makes other rows, files
 are there that it does not make: the query stops by name.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -30,7 +32,7 @@ from backend.places import check_apart
 from backend.sinks.record import CAUSES
 from backend.sinks.table_sink import Record, Table, TableSink, check_owner, reaching
 from backend.sinks.tables import ERRORS, KINDS, RESULTS
-from recovery.files import check_place, is_object_store, open_files, read_struct
+from recovery.files import check_place, copies_later, is_object_store, move_file, open_files, read_struct
 
 FORMAT = 1
 _NEWEST = "_rewind/newest.json"
@@ -110,10 +112,17 @@ class ObjectOutput:
         with reaching(self.place):
             self.check_strays(record.version, names)
             self._fs.makedirs(f"{self._root}/{folder}", exist_ok=True)
-            bring = self._fs.cp_file if is_object_store(self._fs) else self._fs.mv
             for name, path in names.items():
-                bring(fsspec.core.url_to_fs(path)[1], f"{self._root}/{folder}/{name}")
+                self._bring(path, f"{folder}/{name}")
             self._files.write(_NEWEST, [msgspec.json.encode(Newest(self._owner, *record))])
+
+    def _bring(self, path: str, name: str) -> None:
+        if copies_later(self._fs):
+            source, file = path.rsplit("/", 1)
+            self._files.write(name, open_files(source).chunks(file))
+            return
+        bring = self._fs.cp_file if is_object_store(self._fs) else partial(move_file, self._fs)
+        bring(fsspec.core.url_to_fs(path)[1], f"{self._root}/{name}")
 
     def check_strays(self, version: int, names: Collection[str]) -> None:
         """Check that a micro-batch that is brought out has no files but some of those that it makes.

@@ -38,7 +38,7 @@ from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_footer import BYTES, STRUCT, FileEntry, read_entry, readable, stepped_back
 from backend.sources.listing import files_below, is_folder, is_shown
 from backend.store.storage import reached
-from recovery.files import decode_struct
+from recovery.files import decode_struct, is_object_store, move_file
 
 FORMAT = 1
 INDEX_NAME = "_rewind_archive.json"
@@ -222,8 +222,11 @@ class Archive:
             entries.append(_opened(filesystem, root, path, stamp))
         check(entries, gaps)
         data = msgspec.json.format(msgspec.json.encode(IndexFile(FORMAT, entries, list(gaps))), indent=1)
-        filesystem.pipe_file(f"{root}/{INDEX_NAME}.part", data)
-        filesystem.mv(f"{root}/{INDEX_NAME}.part", f"{root}/{INDEX_NAME}")
+        target = f"{root}/{INDEX_NAME}"
+        draft = target if is_object_store(filesystem) else f"{target}.part"
+        filesystem.pipe_file(draft, data)
+        if draft != target:
+            move_file(filesystem, draft, target)
 
     def _of_topics(self, entry: FileEntry) -> FileEntry | None:
         """Give what a file holds of the topics that are read; None where it holds other ones alone."""

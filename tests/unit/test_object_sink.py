@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, UnknownFormat
 from backend.sinks import parquet_sink
-from backend.sinks.objects import Newest
+from backend.sinks.objects import Newest, ObjectOutput
+from backend.sinks.outbox import Outbox, Written
 from backend.sinks.parquet import ParquetSink
+from backend.sinks.table_sink import Record
+from backend.sources.archive_index import Archive, Gap, read_index_file
 from recovery.files import RemoteFiles
 from tests.support.sink_story import Death, Player, Story, check_seen, frame, operator
 from tests.unit.test_table_sinks import over
@@ -167,6 +172,43 @@ def test_a_directory_of_another_query_is_refused(bucket: str) -> None:
     filesystem.rm_file(newest)
     with pytest.raises(ManifestMismatch, match="no mark"):
         begun(bucket, 9)
+
+
+def test_a_store_that_only_begins_a_copy_is_not_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Azure's: the copy is made later, where its source is still there."""
+    begun: list[tuple[str, str]] = []
+
+    class Azure(MemoryFileSystem):
+        protocol = "abfs"
+        store: ClassVar[dict[str, Any]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
+
+        @classmethod
+        def _strip_protocol(cls, path: Any) -> Any:
+            return super()._strip_protocol(path.removeprefix("abfs://"))
+
+        def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+            self.pipe_file(path2, b"")
+            begun.append((path1, path2))
+
+        def end_copies(self) -> None:
+            for source, target in begun:
+                if self.exists(source):
+                    self.pipe_file(target, self.cat_file(source))
+
+    monkeypatch.setitem(_registry, "abfs", Azure)
+    output, outbox = ObjectOutput("abfs://c/windows"), Outbox("abfs://c/outbox")
+    output.open(pa.schema([]), "q/results")
+    outbox.files.write("run-0/results-0-1-ff.parquet", [b"rows"])
+    written = Written("abfs://c/outbox/run-0", [{"shard": 0, "results_file": "results-0-1-ff.parquet"}])
+    output.append(written.paths("results"), iter(()), Record(0, 1, "ff"))
+    outbox.drop(written)
+    Azure().end_copies()
+    assert Azure().cat_file("/c/windows/batch=0/results-0-1-ff.parquet") == b"rows"
+    Azure().makedirs("/c/archive")
+    Archive("abfs://c/archive").write_index([Gap("t", 0, 1, 2)])
+    Azure().end_copies()
+    assert read_index_file(Azure(), "/c/archive").gaps == [Gap("t", 0, 1, 2)]
 
 
 def test_the_record_has_this_form() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -245,6 +246,26 @@ def test_reset_says_what_becomes_of_the_outputs_and_deletes_them_if_asked(templa
         str(home / name) for name in ("checkpoint", f"local/{QUERY}", "results", "errors")
     }
     assert left_in(home) == []
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.ENOTDIR])
+def test_an_output_whose_root_cannot_go_stays_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It is a mount, or a link."""
+    output = VersionedDirectory(tmp_path / "out")
+    if number == errno.ENOTDIR:
+        (tmp_path / "disk").mkdir()
+        output.root.symlink_to(tmp_path / "disk")
+    else:
+
+        def refuse(path: Path) -> None:
+            raise OSError(number, os.strerror(number), str(path))
+
+        monkeypatch.setattr(Path, "rmdir", refuse)
+    output.open("a" * 32)
+    output.delete()
+    assert list(output.root.iterdir()) == []
 
 
 def reset_copy(home: Path, copy: Path, *words: str, code: int = 0) -> Any:

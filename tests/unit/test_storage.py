@@ -7,9 +7,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from fsspec.registry import _registry
 
 from backend.errors import RewindError, StorageFailed
 from backend.sinks.outbox import Written
@@ -154,6 +157,90 @@ def test_a_missing_remote_file_is_the_callers_to_judge(tmp_path: Path) -> None:
     there.delete(["a"])
     there.delete_folder("a")
     assert there.list("a") == {}
+
+
+class Other(MemoryFileSystem):
+    """A filesystem for one test."""
+
+    protocol = "other"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(path.partition("://")[2] if "://" in path else path)
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> type[Other]:
+    """Give a filesystem that is known as other://, empty and to be changed at will."""
+
+    class Mine(Other):
+        store: ClassVar[dict[str, Any]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
+
+    monkeypatch.setitem(_registry, "other", Mine)
+    return Mine
+
+
+@pytest.mark.parametrize("protocol", ["other", ("other", "s3")])
+@pytest.mark.parametrize("name", ["a[1]", "a?", "*"])
+def test_names_are_no_patterns(other: type[Other], name: str, protocol: Any) -> None:
+    other.protocol = protocol
+    for place in (name, "a1"):
+        there = RemoteFiles(f"other://{place}")
+        assert there.write("x/f", [b"1"]) == there.write("x/y/[z]/g", [b"1"]) == 1
+        there.write("stays", [b"1"])
+    RemoteFiles(f"other://{name}").delete_folder("x")
+    left = {*other().find("")}
+    assert left == {f"/{name}/stays", "/a1/stays", "/a1/x/f", "/a1/x/y/[z]/g"}
+    if protocol == "other":
+        assert not other().exists(f"/{name}/x")
+
+
+@pytest.mark.parametrize("protocol", ["other", ("other", "s3")])
+@pytest.mark.parametrize("refused", [True, False])
+def test_what_a_deletion_at_once_passes_over_is_deleted_or_named(
+    other: type[Other], protocol: Any, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.protocol = protocol
+    there = RemoteFiles("other://c")
+    there.write("x/f", [b"1"])
+    there.write("x/y/g", [b"1"])
+    monkeypatch.setattr(other, "rm", lambda fs, *_, **__: fs.rm_file("/c/x/f"))
+    if not refused:
+        there.delete_folder("x")
+        assert other().find("") == []
+        return
+
+    def refuse(fs: Other, path: str) -> None:
+        if path.endswith("g"):
+            raise PermissionError(errno.EACCES, "Access Denied")
+        del fs.store[path]
+
+    monkeypatch.setattr(other, "rm_file", refuse)
+    with pytest.raises(StorageFailed, match="Access Denied"):
+        there.delete_folder("x")
+
+
+@pytest.mark.parametrize("protocol", ["other", ("other", "s3")])
+@pytest.mark.parametrize("most", [None, 3])
+def test_a_file_is_written_whatever_its_handle_returns(
+    other: type[Other], protocol: Any, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SFTP's gives nothing back; one without a buffer may take a part."""
+    other.protocol = protocol
+    there = RemoteFiles("other://written")
+    write = MemoryFile.write
+
+    def some(handle: MemoryFile, data: Any) -> int | None:
+        taken = write(handle, data[:most])
+        return taken if most else None
+
+    monkeypatch.setattr(MemoryFile, "write", some)
+    content = np.arange(3, dtype=np.int64)
+    assert there.write("a", [b"12345", content.data, b""]) == 5 + content.nbytes
+    assert there.read("a") == b"12345" + content.tobytes()
 
 
 def test_a_directory_where_a_file_must_be(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_staged_file_that_is_here_alone_goes_onto_the_snapshot_before_it(tmp_p
     assert made.directory.current() != made.generation
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK])
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK])
 def test_a_filesystem_without_hard_links_gets_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
