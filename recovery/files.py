@@ -625,6 +625,8 @@ def _write_all(handle: Any, chunks: Iterable[bytes | memoryview]) -> int:
         length += rest.nbytes
         while rest:
             done = handle.write(rest)
+            if done == 0:
+                raise OSError(errno.EIO, "a file takes no more bytes, and does not say why")
             rest = rest[rest.nbytes if done is None else done :]
     return length
 
