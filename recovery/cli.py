@@ -468,7 +468,7 @@ def _opened(
         yield Checkpoint(location, local_dir), None
         return
     Checkpoint(location, local_dir)  # what is none is refused before Spark is started for it
-    from recovery.commit.pointer import state_of
+    from recovery.commit.pointer import RestoringPointer, state_of
     from recovery.inspect.user_job import session
     from recovery.restore.replay import read_pointers
 
@@ -476,7 +476,8 @@ def _opened(
         opened = Checkpoint(location, local_dir)
         pointers = read_pointers(spark, opened.location, opened.manifest.shards)
         commits = {shard: state_of(pointer).commit for shard, pointer in pointers.items()}
-        yield Checkpoint(location, local_dir, commits), spark
+        queues = {shard: pointer for shard, pointer in pointers.items() if isinstance(pointer, RestoringPointer)}
+        yield Checkpoint(location, local_dir, commits, queues), spark
 
 
 if __name__ == "__main__":

@@ -57,6 +57,13 @@ class Manifest:
         """Topic by the number of its stream."""
         return {number: topic for _, topic, number in self.entries.get("streams", ())}
 
+    @property
+    def dataframes(self) -> frozenset[int]:
+        """Streams that nobody can read again."""
+        sources = [side["source"] for side in self.entries.get("inputs", ())]
+        names = {source["name"] for source in sources if source["kind"] == "dataframe"}
+        return frozenset(number for number, topic in self.topics.items() if topic in names)
+
     def to_json(self) -> dict[str, Any]:
         """Give the file's content."""
         sets = [{"since": one.since, "options": one.options} for one in self.sets]

@@ -23,7 +23,7 @@ from backend.windows import panes
 from recovery.changelog import Changelog, Entry, History, open_changelog
 from recovery.changelog.records import Kind
 from recovery.commit.manifest import Manifest, changelog_uri, query_id, read_manifest
-from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
+from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
 from recovery.commit.shard_directory import Generation
 from recovery.files import Files, absolute, open_files
 from recovery.jobs import queue_files, snapshots
@@ -104,10 +104,12 @@ class Checkpoint:
         location: Spark's checkpoint location: path or fsspec URI.
         local_dir: Where this host keeps local state; the default of `start()` unless told.
         pointers: What Spark's state says, by shard, when somebody has asked it.
+        queues: Likewise of the shards that queue their input.
 
     Attributes:
         location: The checkpoint; a relative path made absolute, because executors stand in other directories.
         local_dir: Local state on this host, likewise; a variable in it is each executor's own.
+        queues: As given; None when nobody has asked Spark.
         shown: Shard -> the record of the state that was last read of it as a table.
 
     Raises:
@@ -116,7 +118,11 @@ class Checkpoint:
     """
 
     def __init__(
-        self, location: str, local_dir: Path | None = None, pointers: Mapping[int, Commit] | None = None
+        self,
+        location: str,
+        local_dir: Path | None = None,
+        pointers: Mapping[int, Commit] | None = None,
+        queues: Mapping[int, RestoringPointer] | None = None,
     ) -> None:
         place = location.rstrip("/") or location[:1]
         self.files: Files = open_files(place)
@@ -126,6 +132,7 @@ class Checkpoint:
             self.local_dir = self.local_dir.absolute()
         if self.local_dir.exists() and not self.local_dir.is_dir():
             raise ValueError(f"local_dir={str(self.local_dir)!r}: is a file, must be a directory")
+        self.queues = queues
         self.shown: dict[int, CommitRecord] = {}
         self._pointers = dict(pointers) if pointers is not None else None
         manifest = read_manifest(self.location)

@@ -8,13 +8,13 @@ it is used. Damage to the changelog or the manifest is a *problem*: it is the tr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
 import xxhash
 
-from backend.errors import PointerDamaged, RewindError, StateCorrupted
+from backend.errors import PointerDamaged, RewindError, StateCorrupted, StateUnavailable
 from backend.messages import TIME_BYTES
 from backend.messages.key_first import PLACE_BYTES
 from backend.rocks import RocksStore
@@ -23,10 +23,11 @@ from backend.sources.archive_seen import Memory
 from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
 from recovery.commit.outputs import read_outputs
-from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, decode_record
+from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
 from recovery.commit.spark_files import check_state, damaged_spark_files
 from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy, Undecided
-from recovery.jobs import message_log
+from recovery.jobs import message_log, queue_files
+from recovery.queue.entries import entries_behind, entry_name, lost_of, read_queue
 from recovery.restore.prove import check_messages
 
 PROBLEM, NOTE, SOUND = "problem", "note", "sound"
@@ -71,6 +72,7 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
         except RewindError as error:
             yield _unknown(checkpoint, error)
             known = False
+        yield from _queue(checkpoint, shard, commit)
         yield from _changelog(checkpoint, shard, commit)
         if commit is not None:
             try:
@@ -174,6 +176,37 @@ def _messages(checkpoint: Checkpoint, record: CommitRecord) -> Iterator[Finding]
         length = sum(segment.length for segment in record.segments)
         text = f"{len(record.segments)} segments, {length:,} bytes, match their checksums"
         yield Finding(SOUND, "message log", f"shard {record.shard}", text)
+
+
+def _queue(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> Iterator[Finding]:
+    """Look at what a shard has queued while its state is restored: only Spark's state says which entries count."""
+    if checkpoint.queues is None:
+        waiting = entries_behind(queue_files(checkpoint.location), shard, commit.version) if commit is not None else {}
+        if waiting:
+            text = f"{len(waiting)} micro-batches are queued: not checked"
+            yield Finding(NOTE, "queue", f"shard {shard}", text, f"rewind verify {quote(checkpoint.location)} --spark")
+    elif shard in checkpoint.queues:
+        try:
+            yield _entries(checkpoint, checkpoint.queues[shard])
+        except RewindError as error:
+            yield _of(error, PROBLEM, "queue")
+
+
+def _entries(checkpoint: Checkpoint, pointer: RestoringPointer) -> Finding:
+    """Read a shard's queue. An entry that the next start makes again out of the source is no problem."""
+    files = queue_files(checkpoint.location)
+    try:
+        read_queue(files, pointer)
+    except (StateUnavailable, StateCorrupted) as error:
+        lost = [draft.entry for draft in lost_of(files, pointer)]
+        known = any(error.where.endswith(f"/{entry_name(entry.shard, entry.commit)}") for entry in lost)
+        if not known or any(checkpoint.manifest.dataframes.intersection(entry.brought) for entry in lost):
+            raise
+        note = _of(error, NOTE, "queue")
+        again = "the next start reads its messages again, if the source still has them"
+        return replace(note, what=f"{note.what}; {again}", command="")
+    text = f"{pointer.queued} micro-batches are queued, their entries match their digests"
+    return Finding(SOUND, "queue", f"shard {pointer.shard}", text)
 
 
 def _snapshots(checkpoint: Checkpoint, shard: int) -> Iterator[Finding]:

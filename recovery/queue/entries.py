@@ -122,6 +122,12 @@ class Entry(msgspec.Struct, frozen=True):
         """Positions as committed before it."""
         return _positions(self.before)
 
+    @property
+    def brought(self) -> set[int]:
+        """Streams that brought messages."""
+        seen = {(stream, partition, position.next_offset) for stream, partition, position in self.before}
+        return {stream for stream, partition, at in self.after if (stream, partition, at.next_offset) not in seen}
+
 
 @dataclass(frozen=True, slots=True)
 class Queue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import random
@@ -30,6 +31,7 @@ from recovery.changelog import open_changelog
 from recovery.changelog.protocol import place_and_growth
 from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
+from recovery.commit.option_sets import ByVersion
 from recovery.commit.pointer import Commit
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.commit.spark_files import check_state
@@ -40,7 +42,8 @@ from recovery.drill.scenarios import Scenario
 from recovery.inspect import report, screen
 from recovery.inspect.checkpoint_view import Checkpoint, Undecided
 from recovery.inspect.report import moment
-from recovery.jobs import ShardJob
+from recovery.jobs import ShardJob, queue_files
+from recovery.queue.entries import DIRECTORY, Queue, entry_name
 from recovery.restore.open_shard import OpenShard
 from tests.support import shape
 from tests.support.counting import CountingOperator
@@ -318,6 +321,38 @@ def test_an_attempt_that_logged_what_another_one_queued_is_not_taken_for_committ
     (folder / f"{4:020d}_{'b' * 32}.entry").write_bytes(b"-")
     with pytest.raises(Undecided, match="2 attempts logged micro-batch 4, one of them as queued"):
         Checkpoint(str(little.location), little.local).committed(0)
+
+
+@pytest.mark.parametrize(("kind", "level", "code"), [("dataframe", "problem", 1), ("kafka", "note", 0)])
+def test_verify_reads_what_is_queued(
+    little: Little, kind: str, level: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Checkpoint(str(little.location)).manifest
+    sources = [{"source": {"kind": kind, "name": "orders"}}]
+    write_manifest(str(little.location), dataclasses.replace(manifest, entries={**manifest.entries, "inputs": sources}))
+    pointers = {shard: done[-1].pointer for shard, done in little.done.items()}
+    queue = Queue(queue_files(str(little.location)), ByVersion(()))
+    for version in (4, 5):
+        after = {(0, 1): Position(version + 1, version * 1000, 5000)}
+        pointers[1] = queue.put(pointers[1], version, ShardInput(5000, None, after), Commit(version, f"{version}" * 32))
+        little.committed(version)
+    monkeypatch.setattr("recovery.inspect.user_job.session", nullcontext)
+    monkeypatch.setattr("recovery.restore.replay.read_pointers", lambda spark, location, shards: pointers)
+    [note] = [found for found in little.run("verify") if found["check"] == "queue"]
+    assert (note["level"], note["where"], note["what"]) == (
+        "note", "shard 1", "2 micro-batches are queued: not checked"
+    )  # fmt: skip
+    assert note["next"].endswith(" --spark")
+    [found] = [found for found in little.run("verify", "--spark") if found["check"] == "queue"]
+    assert (found["level"], "2 micro-batches" in found["what"]) == ("sound", True)
+    name = entry_name(1, Commit(4, "4" * 32))
+    flip(little.location / DIRECTORY / name)
+    [found] = [found for found in little.run("verify", "--spark", code=code) if found["check"] == "queue"]
+    assert (found["level"], found["where"].endswith(f"/rewind/queue/{name}")) == (level, True)
+    assert "do not match the digest" in found["what"]
+    pointers[1] = replace(pointers[1], entries=[])  # of too many source partitions to know how to make them again
+    [found] = [found for found in little.run("verify", "--spark", code=1) if found["check"] == "queue"]
+    assert found["level"] == "problem"
 
 
 def test_not_a_checkpoint(tmp_path: Path) -> None:
