@@ -258,15 +258,17 @@ def export(
         raise ValueError(f"out={str(out)!r}: lies in the checkpoint; give a directory outside of it")
     written: list[dict[str, Any]] = []
     with _opened(checkpoint, local_dir, spark, master) as (opened, _):
-        for shard in tracked(opened.shards, "shards"):
-            [found] = all_shards(opened, Wanted(table, version=version), [shard])
+        tables = all_shards(opened, Wanted(table, version=version), tracked(opened.shards, "shards"))
+        for shard, found in enumerate(tables):
             path = out / f"shard={shard:05d}.parquet"
             try:
                 out.mkdir(parents=True, exist_ok=True)
                 pq.write_table(found, path)
             except OSError as error:
                 raise storage_failed(error, str(out), "then export again, to a new directory") from error
-            written.append({"path": str(path), "rows": found.num_rows})
+            shown = opened.shown.get(shard)
+            at = shown.commit.version if shown is not None else None
+            written.append({"path": str(path), "rows": found.num_rows, "version": at})
     if as_json:
         report.print_json(written)
     else:

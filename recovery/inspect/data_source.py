@@ -28,9 +28,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from backend.joins.options import SIDES
 from recovery.inspect.checkpoint_view import Checkpoint
-from recovery.inspect.tables import Wanted, read_table, table_schema
+from recovery.inspect.tables import Wanted, as_of_one, read_table, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -67,9 +66,7 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         checkpoint, wanted = _asked(self._options)
-        version = wanted.version
-        if version is None and wanted.table not in ("messages", *SIDES):  # all shards as of one, however long it takes
-            version = max(checkpoint.versions(), default=None)
+        version = as_of_one(checkpoint, wanted).version
         return [InputPartition((shard, version)) for shard in checkpoint.shards]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -9,7 +9,7 @@ Rows are decoded by the operators' own readers, on an operator that is made out 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from shlex import quote
 from typing import Any
@@ -385,8 +385,16 @@ def tables_of(checkpoint: Checkpoint) -> list[str]:
     return ["windows", *(["aggregates"] if _is_paned(checkpoint) else []), "messages", "rows"]
 
 
+def as_of_one(checkpoint: Checkpoint, wanted: Wanted) -> Wanted:
+    """Fix the version, however long all shards take; messages are as of what this host's database is at."""
+    if wanted.version is not None or wanted.table in ("messages", *SIDES):
+        return wanted
+    return replace(wanted, version=max(checkpoint.versions(), default=None))
+
+
 def all_shards(checkpoint: Checkpoint, wanted: Wanted, shards: Iterable[int] | None = None) -> Iterator[pa.Table]:
-    """Read a table shard by shard: never more than one shard in memory."""
+    """Read a table shard by shard, all as of one micro-batch: never more than one shard in memory."""
+    wanted = as_of_one(checkpoint, wanted)
     for shard in shards or checkpoint.shards:
         yield read_table(checkpoint, shard, wanted)
 

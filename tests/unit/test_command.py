@@ -39,7 +39,7 @@ from recovery.drill import damage as drill_damage
 from recovery.drill.drill import Drill, Verdict
 from recovery.drill.run import Run
 from recovery.drill.scenarios import Scenario
-from recovery.inspect import report, screen
+from recovery.inspect import report, screen, tables
 from recovery.inspect.checkpoint_view import Checkpoint, Undecided
 from recovery.inspect.report import moment
 from recovery.jobs import ShardJob, queue_files
@@ -310,6 +310,28 @@ def test_show_and_export_ask_spark_where_only_it_knows(
     assert [shard["version"] for shard in little.run("show", "rows", *asked)["as_of"]] == [3, 3]
     assert little.run("export", str(tmp_path / "out"), code=1)["error"]["code"] == "Undecided"
     assert len(little.run("export", str(tmp_path / "out"), *asked)) == 2
+
+
+@pytest.mark.parametrize("command", ["export", "show"])
+def test_all_shards_are_read_as_of_one_micro_batch(
+    little: Little, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(checkpoint: Checkpoint, shard: int, wanted: tables.Wanted) -> pa.Table:
+        found = read_table(checkpoint, shard, wanted)
+        if shard == 0:  # the query goes on
+            for one in little.done:
+                little.attempt(one, 4)
+            little.committed(4)
+        return found
+
+    read_table = tables.read_table
+    monkeypatch.setattr(tables, "read_table", read)
+    if command == "show":
+        found = little.run("show", "rows")["as_of"]
+    else:
+        found = little.run("export", str(tmp_path / "out"))
+        assert [Path(one["path"]).name for one in found] == ["shard=00000.parquet", "shard=00001.parquet"]
+    assert [one["version"] for one in found] == [3, 3]
 
 
 def test_an_attempt_that_logged_what_another_one_queued_is_not_taken_for_committed(little: Little) -> None:
