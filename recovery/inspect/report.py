@@ -23,6 +23,7 @@ from recovery.commit.pointer import CommitRecord
 from recovery.inspect.checkpoint_view import Checkpoint, ShardView, region_name
 from recovery.inspect.reset import Reset
 from recovery.inspect.screen import plain
+from recovery.inspect.stores import number
 from recovery.inspect.verify import NOTE, PROBLEM, SOUND, Finding
 from recovery.jobs import queue_files
 from recovery.queue.entries import entries_behind
@@ -134,7 +135,7 @@ def findings_json(findings: Iterable[Finding]) -> list[dict[str, str]]:
 
 def print_json(value: Any) -> None:
     """Write JSON to standard output."""
-    print(json.dumps(value, indent=2, default=str))
+    print(json.dumps(value, indent=2, default=str, allow_nan=False))
 
 
 def show_checkpoint(console: Console, data: Mapping[str, Any]) -> None:
@@ -210,13 +211,15 @@ def show_findings(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def readable_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Give rows of state as JSON can hold them: bytes as hex, times of windows in ISO 8601."""
+    """Give rows of state as JSON can hold them: bytes as hex, times of windows in ISO 8601, numbers that it has not."""
     return [{name: _readable(name, value) for name, value in row.items()} for row in rows]
 
 
 def _readable(name: str, value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float):
+        return number(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, list | tuple):
@@ -299,7 +302,7 @@ def write_rows(parts: Sequence[pa.Table], limit: int, form: str, as_of: Sequence
 
 
 def _flat(cell: Any) -> str:
-    return json.dumps(cell, default=str) if isinstance(cell, list | dict) else str(cell)
+    return json.dumps(cell, default=str, allow_nan=False) if isinstance(cell, list | dict) else str(cell)
 
 
 def show_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -35,7 +35,7 @@ from backend.windows.operator import WindowOperator
 from recovery.commit.pointer import COMMIT_KEY, CommitRecord, decode_record
 from recovery.inspect.checkpoint_view import PANED, Checkpoint, readable, region_name
 from recovery.inspect.known_operator import known_join, store_of, type_of, window_operator
-from recovery.inspect.stores import STORE, as_json, as_table, rows_of
+from recovery.inspect.stores import STORE, as_json, as_table, number, rows_of
 
 TABLES = ("windows", "aggregates", "messages", "rows")
 """A join has `left` and `right` for the messages of its sides. Each store of `process()` is a table of its name."""
@@ -132,6 +132,8 @@ class Wanted:
 
 def shown(value: object) -> str:
     """Return a value of a field as `rewind show` has it."""
+    if isinstance(value, float):
+        return str(number(value))
     return value.hex() if isinstance(value, bytes) else value.isoformat() if isinstance(value, date) else str(value)
 
 

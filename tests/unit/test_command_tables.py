@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from backend.windows.operator import WindowOperator
 from backend.windows.spec import window_spec
 from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
+from recovery.inspect import report
 from recovery.inspect.known_operator import type_of
 from recovery.inspect.stores import as_json
 from recovery.testing import OperatorTester
@@ -368,6 +370,27 @@ def test_bytes_in_stores_are_hex_and_numbers_that_json_has_not_are_texts(tmp_pat
     assert {(row["map_key"], row["value"]) for row in show(tmp_path, "by name")} == {('"0001"', '"Infinity"')}
     assert [(row["key"], row["value"]) for row in show(tmp_path, "visits", "--key", "Inf")] == [('"Infinity"', '"ff"')]
     assert as_json({(1, b"\x01"): 1, None: True, 1.5: None}) == '{"[1,\\"01\\"]":1,"null":true,"1.5":null}'
+
+
+def test_numbers_that_json_has_not_are_texts_in_every_table(tmp_path: Path) -> None:
+    fields = pa.schema([("k", pa.float64()), ("x", pa.list_(pa.float64()))])
+    own = {"own": agg.over_all("x", function=len, output=pa.int64())}
+    spec = window_spec(win.session("12 s"), fields, own, keys=["k"], retention="1 hour", max_ahead=None)
+    tester = OperatorTester(WindowOperator(spec), fields, tmp_path, now_ms=9_000)
+    tester.batch([{"_time": 1_000, "k": -math.inf, "x": [math.nan, math.inf, 1.5]}])
+    tester.batch()
+    location = tmp_path / "checkpoint"
+    entries = {"operator": WindowOperator(spec).describe(), "changelog": str(tmp_path / "changelog")}
+    write_manifest(str(location), Manifest(1, (0,), entries))
+    (location / "metadata").write_text(json.dumps({"id": QUERY_ID}))
+    (location / "commits").mkdir()
+    for version in range(2):
+        (location / "commits" / str(version)).write_text("v1")
+    assert [(row["k"], row["x"]) for row in show(tmp_path, "messages", "--key", "-Infinity")] == [
+        ("-Infinity", ["NaN", "Infinity", 1.5])
+    ]
+    with pytest.raises(ValueError, match="JSON"):
+        report.print_json(math.nan)
 
 
 def test_stores_by_time(stores: Path) -> None:
