@@ -38,6 +38,8 @@ START_TRIES = 3
 BACKSLASH = "\\"
 _LOG_LINES = 15
 _PORTS = (15_000, 32_000)
+_CHANCE = random.SystemRandom()
+"""Processes of one test run may have seeded theirs alike."""
 
 _GUARD = 'read -r line; [ "$line" = done ] || { kill -9 "$1" 2>/dev/null; sleep 0.2; rm -rf "$2"; }'
 
@@ -100,6 +102,7 @@ class LocalBroker:
         self._heap = heap
         self._folder: Path | None = None
         self._ports: tuple[int, int, int] = (0, 0, 0)
+        self._cluster = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -211,15 +214,15 @@ class LocalBroker:
         assert self._folder is not None
         shutil.rmtree(self._folder / "data", ignore_errors=True)
         (self._folder / "server.properties").write_text(self._properties(self._folder))
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if cluster.startswith("-"):  # the tool would take it for an option
-            cluster = "A" + cluster[1:]
+        self._cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if self._cluster.startswith("-"):  # the tool would take it for an option
+            self._cluster = "A" + self._cluster[1:]
         done = subprocess.run(
             [
                 *self._java("kafka.tools.StorageTool"),
                 "format",
                 "-t",
-                cluster,
+                self._cluster,
                 "-c",
                 str(self._folder / "server.properties"),
             ],
@@ -255,7 +258,7 @@ class LocalBroker:
         )
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            if answers(self.settings, timeout_s=2):
+            if answers(self.settings, timeout_s=2, cluster=self._cluster):  # another one may have the port
                 return True
             time.sleep(0.1)
         return False
@@ -313,14 +316,15 @@ class LocalBroker:
         return self.settings.redact(" | ".join(lines)) or "it logged nothing"
 
 
-def answers(settings: KafkaSettings, *, timeout_s: float) -> bool:
-    """Tell whether a broker answers a metadata request."""
+def answers(settings: KafkaSettings, *, timeout_s: float, cluster: str | None = None) -> bool:
+    """Tell whether a broker answers a metadata request: one of the cluster of this id, or any for None."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
     try:
         client = AdminClient(settings.for_client() | {"log_level": 0})
-        return bool(client.list_topics(timeout=timeout_s).brokers)
+        found = client.list_topics(timeout=timeout_s)
+        return bool(found.brokers) and cluster in (None, found.cluster_id)
     except KafkaException:
         return False
 
@@ -389,7 +393,7 @@ def _free_port() -> int:
     """Find a free port below those that systems give to outgoing connections: it must be free again at a restart."""
     for _ in range(100):
         with socket.socket() as probe:
-            number = random.randrange(*_PORTS)
+            number = _CHANCE.randrange(*_PORTS)
             try:
                 probe.bind(("127.0.0.1", number))
             except OSError:

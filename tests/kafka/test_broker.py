@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from backend.errors import BrokerUnavailable
 from recovery.testing.broker import LocalBroker, answers
 from recovery.testing.events import Event
 from tests.support.waiting import until
@@ -80,6 +81,15 @@ def test_a_killed_broker_comes_back_with_its_data(local_kafka_broker):
     topics.produce(topic, ["after"])
     assert [m.value() for m in read_all(local_kafka_broker.settings, topic, 2)] == [b"before", b"after"]
     topics.close()
+
+
+def test_a_broker_whose_port_another_one_has_did_not_start(local_kafka_broker, monkeypatch):
+    taken = local_kafka_broker._ports
+    monkeypatch.setattr("recovery.testing.broker._free_port", iter(taken).__next__)
+    monkeypatch.setattr("recovery.testing.broker.START_TRIES", 1)
+    with pytest.raises(BrokerUnavailable, match="did not start"):
+        LocalBroker().start()
+    assert answers(local_kafka_broker.settings, timeout_s=5, cluster=local_kafka_broker._cluster)
 
 
 def test_the_broker_goes_with_a_process_that_is_killed(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def test_a_broker_that_never_came_up_leaves_nothing() -> None:
     with pytest.raises(BrokerUnavailable, match="did not start"):
         broker.start()
     assert broker.folder is None
+
+
+def test_processes_that_are_seeded_alike_take_other_ports() -> None:
+    def drawn() -> list[int]:
+        random.seed(7)
+        return [broker._free_port() for _ in range(3)]
+
+    assert drawn() != drawn()
 
 
 def test_kafka_opts_are_options_of_the_brokers_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
