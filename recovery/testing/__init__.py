@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from recovery.testing.fixtures import kafka_broker, kafka_topics, local_kafka_broker, secured_kafka_broker
+from recovery.testing.fixtures import (
+    kafka_broker,
+    kafka_topics,
+    local_kafka_broker,
+    secured_kafka_broker,
+    session_kafka_broker,
+)
 
 if TYPE_CHECKING:
     from recovery.testing.broker import LocalBroker
@@ -20,6 +26,7 @@ __all__ = [
     "kafka_broker",
     "local_kafka_broker",
     "secured_kafka_broker",
+    "session_kafka_broker",
     "kafka_topics",
     "LocalBroker",
     "Event",

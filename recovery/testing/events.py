@@ -98,16 +98,20 @@ class Topics:
 
     def close(self) -> None:
         """Delete every topic made here that is left; a broker that is gone took them along."""
-        from confluent_kafka import KafkaException
+        from confluent_kafka import KafkaError, KafkaException
 
         if self._names:
-            for deleted in self._admin().delete_topics(self._names).values():
+            silent = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+            for deleted in self._admin().delete_topics(self._names, request_timeout=WAIT_S).values():
                 try:
                     deleted.result(WAIT_S)
                 except TimeoutError:
-                    continue
+                    break
                 except KafkaException as error:
-                    if not error.args[0].retriable() and error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    code = error.args[0].code()
+                    if code in silent:  # one request has them all
+                        break
+                    if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
                         raise
         self._names = []
 

@@ -36,15 +36,28 @@ def kafka_broker() -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def local_kafka_broker(kafka_broker: Broker) -> Iterator[Broker]:
-    """A broker that a test may kill and restart: the session's where that is ours, else one more from jars."""
-    if kafka_broker.can_restart:
-        yield kafka_broker
-        return
+def session_kafka_broker(kafka_broker: Broker) -> Iterator[LocalBroker]:
+    """What `local_kafka_broker` gives each test: the session's where that is ours, else one more from jars."""
     from recovery.testing.broker import LocalBroker
 
+    if isinstance(kafka_broker, LocalBroker):
+        yield kafka_broker
+        return
     with LocalBroker() as broker:
         yield broker
+
+
+@pytest.fixture
+def local_kafka_broker(session_kafka_broker: LocalBroker) -> Iterator[LocalBroker]:
+    """A broker that a test may kill and restart; one that a test leaves dead is started for the next one."""
+
+    def revive() -> None:
+        if session_kafka_broker.pid is None:
+            session_kafka_broker.restart()
+
+    revive()
+    yield session_kafka_broker
+    revive()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from backend.errors import BrokerUnavailable
 from recovery.testing.broker import LocalBroker, answers
-from recovery.testing.events import Event
+from recovery.testing.events import Event, Topics
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.kafka
@@ -70,8 +70,6 @@ def test_an_aborted_transaction_is_there_only_for_read_uncommitted(kafka_broker,
 
 
 def test_a_killed_broker_comes_back_with_its_data(local_kafka_broker):
-    from recovery.testing.events import Topics
-
     topics = Topics(local_kafka_broker.settings)
     topic = topics.create()
     topics.produce(topic, ["before"])
@@ -80,6 +78,15 @@ def test_a_killed_broker_comes_back_with_its_data(local_kafka_broker):
     local_kafka_broker.restart()
     topics.produce(topic, ["after"])
     assert [m.value() for m in read_all(local_kafka_broker.settings, topic, 2)] == [b"before", b"after"]
+    topics.close()
+
+
+def test_topics_of_a_broker_that_is_gone_are_closed(local_kafka_broker, monkeypatch):
+    topics = Topics(local_kafka_broker.settings)
+    for _ in range(3):
+        topics.create()
+    local_kafka_broker.kill()
+    monkeypatch.setattr("recovery.testing.events.WAIT_S", 0.5)
     topics.close()
 
 
