@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import psutil
@@ -27,7 +27,7 @@ from recovery.drill.job import CHECKPOINT, LOCAL
 from recovery.killpoints import taken
 
 WAIT_S = 3600.0
-"""For so long a run may take to come to the place where it is to be broken."""
+"""For so long a run may take to come to the place where it is to be broken, and may tell nothing."""
 BEFORE = 2
 """How many micro-batches before the kill the local state is copied, for what brings an older copy of it back."""
 _POLL_S = 0.005
@@ -112,9 +112,13 @@ class Runner:
             self.process.stdin.flush()
 
     def events(self) -> Iterator[Event]:
-        """Give what it tells, until it has done what it was asked, or is dead."""
-        while (event := self._events.get()) is not None:
-            yield event
+        """Give what it tells, until it has done what it was asked, or is dead; one that hangs is killed, and failed."""
+        try:
+            while (event := self._events.get(timeout=WAIT_S)) is not None:
+                yield event
+        except Empty:
+            self.kill()
+            yield {"event": "failed", "at": time.time(), "error": f"the job told nothing for {WAIT_S:g} seconds"}
 
     def family(self) -> list[psutil.Process]:
         """Give the process and all that it started."""

@@ -14,8 +14,10 @@ import pytest
 from backend import archive, count, stream, tumbling
 from recovery import ROOT
 from recovery.drill import process
+from recovery.drill.drill import Drill
 from recovery.drill.job import of_the_drill, tell
 from recovery.drill.process import Runner
+from recovery.drill.run import Run
 
 
 class Pieces(io.StringIO):
@@ -56,6 +58,16 @@ def test_what_is_no_event_is_passed_over_and_the_end_is_always_told() -> None:
     runner._read()
     assert [event["version"] for event in runner.events()] == [2]
     assert not runner.busy
+
+
+def test_a_job_that_hangs_is_killed_and_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[Runner] = []
+    monkeypatch.setattr(process, "WAIT_S", 0.01)
+    runner, run = Runner.__new__(Runner), Run()
+    runner._events = SimpleQueue()
+    monkeypatch.setattr(runner, "kill", lambda: killed.append(runner))
+    Drill.__new__(Drill)._listen(runner, run)
+    assert (killed, run.error) == ([runner], "the job told nothing for 0.01 seconds")
 
 
 def test_what_a_job_prints_is_no_event() -> None:
