@@ -24,6 +24,8 @@ _LIMITS = {
 }
 
 
+_NEVER = 2**30
+"""More unmerged files than there can be."""
 _LEVEL_BYTES = 8 * 1024 * 1024
 _FILE_BYTES = 4 * 1024 * 1024
 """Size of the first level below the ingested files, and of its files; twice that in each level further down.
@@ -95,6 +97,12 @@ def native_options(options: RocksOptions) -> Options:
     native.set_write_buffer_manager(buffers)
     native.set_write_buffer_size(max(64 * 1024, options.write_buffer_bytes // 4))
     native.set_level_zero_file_num_compaction_trigger(options.merged_files)
+    # closing flushes, and waits till a flush would not slow writes down: for ever on a full disk, which nothing merges
+    # on. `RocksStore.confirm` is what bounds unmerged files
+    native.set_level_zero_slowdown_writes_trigger(_NEVER)
+    native.set_level_zero_stop_writes_trigger(_NEVER)
+    native.set_soft_pending_compaction_bytes_limit(0)
+    native.set_hard_pending_compaction_bytes_limit(0)
     native.set_max_bytes_for_level_base(_LEVEL_BYTES)
     native.set_target_file_size_base(_FILE_BYTES)
     native.set_target_file_size_multiplier(2)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from rocksdict import Checkpoint, IngestExternalFileOptions, Rdict, WriteBatch, WriteOptions
 
-from backend.errors import StateCorrupted, StateUnavailable, StoreClosed
+from backend.errors import StateCorrupted, StateUnavailable, StorageFailed, StoreClosed
 from backend.rocks import parts
 from backend.rocks.blocks import check_blocks
 from backend.rocks.errors import translated
@@ -32,7 +33,11 @@ from backend.store.rows import StoreRows
 from backend.store.staging import VERIFY, sync, verify
 from backend.store.storage import storage
 
+log = logging.getLogger("rewind.store")
+
 _ROOM_WAIT_S = 30.0
+_TOO_MANY = 10
+"""Times the unmerged files that are wanted."""
 
 
 class RocksStore:
@@ -216,7 +221,7 @@ class RocksStore:
 
         Raises:
             StateCorrupted: The file is missing or not the one that was staged; nothing was applied.
-            StorageFailed: The disk does not give it.
+            StorageFailed: The disk does not give it, or has had no room for compactions for long.
             UnknownFormat: A newer release staged it.
         """
         native = self._open
@@ -245,10 +250,27 @@ class RocksStore:
 
     def _make_room(self, native: Rdict) -> None:
         deadline = time.monotonic() + _ROOM_WAIT_S
-        while (native.property_int_value("rocksdb.num-files-at-level0") or 0) >= self._options.level0_files:
+        wanted = self._options.level0_files
+        while (files := native.property_int_value("rocksdb.num-files-at-level0") or 0) >= wanted:
             if time.monotonic() >= deadline:
+                self._check_merging(files, native.property_int_value("rocksdb.background-errors") or 0)
                 return  # reads get slower, which is better than not to go on
             time.sleep(0.01)
+
+    def _check_merging(self, files: int, failures: int) -> None:
+        if not failures:
+            return
+        wanted = self._options.level0_files
+        why = f"{failures} merges failed since it was opened; {files} unmerged files, wanted are fewer than {wanted}"
+        if files < _TOO_MANY * wanted:
+            log.warning("the database's files cannot be merged, which makes reads slower: %s: %s", self._path, why)
+            return
+        raise StorageFailed(
+            "the database's files cannot be merged",
+            where=str(self._path),
+            why=why,
+            command="see why in the file LOG there, make room (df -h), then start the query again",
+        )
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Delete `[start, end)`: the janitor's way to reclaim what a bound already hides; idempotent."""

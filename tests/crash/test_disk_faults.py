@@ -185,3 +185,52 @@ def test_what_is_missing_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         LocalFiles(tmp_path).read("none")
     assert staging.VERIFY
+
+
+UNMERGED = """
+import os, sys, time
+from pathlib import Path
+from backend.errors import StorageFailed
+from backend.rocks import RocksOptions, RocksStore, store as module
+from backend.store.protocol import Changes
+
+path, switch = Path(sys.argv[1]), Path(os.environ["FAULTY_IO_WHILE"])
+with RocksStore.open(path / "db", options=RocksOptions(level0_files=1000, merged_files=1000)) as store:
+    for number in range(40):
+        staged = store.stage(Changes([b"\\x01a", b"\\x01z"], [b"%d" % number] * 2), path / f"{number}.sst")
+        store.confirm(staged)
+switch.touch()
+store = RocksStore.open(path / "db")
+while store.property("rocksdb.background-errors") == "0":
+    time.sleep(0.01)
+assert int(store.property("rocksdb.num-files-at-level0")) > 30
+module._ROOM_WAIT_S, module._TOO_MANY = 0.0, 1
+try:
+    store.confirm(staged)
+except StorageFailed as error:
+    print(error, flush=True)
+store.close()
+print("closed")
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_database_that_a_full_disk_keeps_from_merging_closes(tmp_path: Path) -> None:
+    shim = tmp_path / "faulty_io.so"
+    source = ROOT / "tests" / "crash" / "faulty_io.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
+    environment = {
+        "LD_PRELOAD": str(shim),
+        "FAULTY_IO_BELOW": ".sst",
+        "FAULTY_IO_WHILE": str(tmp_path / "on"),
+        "FAULTY_IO_AT": "0",
+        "FAULTY_IO_ERRNO": str(errno.ENOSPC),
+    }
+    command = [sys.executable, "-c", UNMERGED, str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said, closed = done.stdout.splitlines()
+    assert "the database's files cannot be merged" in said
+    assert closed == "closed"

@@ -60,6 +60,10 @@ def test_bloom_filter_cache_and_compression_survive_a_reopen(tmp_path: Path) -> 
     plain = RocksStore.open(tmp_path / "db", options=RocksOptions(compression="none", bloom_bits=0))
     assert "compression=kNoCompression" in newest_options(tmp_path / "db")
     assert "filter_policy=nullptr" in newest_options(tmp_path / "db")
+    assert "level0_slowdown_writes_trigger=1073741824" in newest_options(tmp_path / "db"), "or else closing may wait"
+    assert "level0_stop_writes_trigger=1073741824" in newest_options(tmp_path / "db")
+    assert "soft_pending_compaction_bytes_limit=0" in newest_options(tmp_path / "db")
+    assert "hard_pending_compaction_bytes_limit=0" in newest_options(tmp_path / "db")
     assert plain.get(KEYS[7]) == VALUES[7]
     plain.close()
 
