@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
+from typing import TypeVar
 
-from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateUnavailable, StorageFailed
+from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateCorrupted, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Changes, Readable, Region, region_range
@@ -30,6 +32,8 @@ from recovery.jobs import queue_files, snapshots
 from recovery.queue.entries import entries_behind
 
 PANED = ("tumbling", "hopping")
+_TRIES = 3
+T = TypeVar("T")
 
 
 class Undecided(RewindError):
@@ -300,7 +304,7 @@ class Checkpoint:
         length = sum(_size(file) for file in path.rglob("*"))
         staged = tuple(Generation(path).staged_commits())
         try:
-            commit = commit_of(path / "db")
+            commit = read_beside(lambda: commit_of(path / "db"))
         except RewindError as error:
             return LocalCopy(path, None, length, staged, error)
         return LocalCopy(path, commit, length, staged)
@@ -310,6 +314,18 @@ class Checkpoint:
             return [snapshot.length for snapshot in self.snapshots.manifests(shard)]
         except RewindError:
             return [None]
+
+
+def read_beside(read: Callable[[], T]) -> T:
+    """Read a database that a job may be running on: once its compactions delete a file, again, with those of now.
+
+    Raises:
+        StateCorrupted: It cannot be read, three times.
+    """
+    for _ in range(_TRIES - 1):
+        with suppress(StateCorrupted):
+            return read()
+    return read()
 
 
 def commit_of(database: Path) -> Commit | None:

@@ -33,7 +33,7 @@ from backend.windows import panes, views
 from backend.windows.columns.grouping import split_keys
 from backend.windows.operator import WindowOperator
 from recovery.commit.pointer import COMMIT_KEY, CommitRecord, decode_record
-from recovery.inspect.checkpoint_view import PANED, Checkpoint, readable, region_name
+from recovery.inspect.checkpoint_view import PANED, Checkpoint, read_beside, readable, region_name
 from recovery.inspect.known_operator import known_join, store_of, type_of, window_operator
 from recovery.inspect.stores import STORE, as_json, as_table, number, rows_of
 
@@ -279,6 +279,10 @@ def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
 
 def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give the messages of this host's database, decoded where the layout is by time; else keys and values."""
+    return read_beside(lambda: _messages_of_now(checkpoint, shard, wanted))
+
+
+def _messages_of_now(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     local = checkpoint.local(shard)
     if local is None or local.problem is not None:
         raise StateUnavailable(

@@ -25,7 +25,7 @@ from backend.store.workspace import Workspace
 from recovery.commit.outputs import read_outputs
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
 from recovery.commit.spark_files import check_state, damaged_spark_files
-from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy, Undecided
+from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy, Undecided, read_beside
 from recovery.jobs import message_log, queue_files
 from recovery.queue.entries import entries_behind, entry_name, lost_of, read_queue
 from recovery.restore.prove import check_messages
@@ -224,13 +224,10 @@ def _local(local: LocalCopy, shard: int, commit: Commit | None, record: CommitRe
         yield _of(local.problem, NOTE, "local state")
         return
     try:
-        found, findings = _database(local.path / "db", where)
-    except RewindError:  # the compactions of a job that runs delete files: once more, with those of now
-        try:
-            found, findings = _database(local.path / "db", where)
-        except RewindError as error:
-            yield _of(error, NOTE, "local state")
-            return
+        found, findings = read_beside(lambda: _database(local.path / "db", where))
+    except RewindError as error:
+        yield _of(error, NOTE, "local state")
+        return
     yield from findings
     here = found.commit if found is not None else None
     if commit is None or here == commit or (record is not None and here == record.parent):

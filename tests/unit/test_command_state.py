@@ -15,9 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.errors import ChangelogDamaged, HistoryLost
+from backend.rocks import RocksOptions, RocksStore
 from backend.spark.start import release
+from backend.store.protocol import Changes, Region, region_range
 from recovery.cli import app
 from recovery.commit.pointer import Commit
+from recovery.inspect import tables
 from recovery.inspect.checkpoint_view import Checkpoint
 from recovery.inspect.verify import PROBLEM, SOUND
 from tests.support.windows import QUERY, make_windows
@@ -101,6 +104,39 @@ def test_show_messages_are_those_of_the_confirmed_commit(home: Path) -> None:
     assert {row["commit"][:20] for row in rows} == {f"{0:020d}"}
     later = run(home, "show", "messages", "--from", "1970-01-01T00:00:02")["rows"]
     assert [row["_offset"] for row in later] == [1, 2]
+
+
+def test_show_messages_beside_compactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_windows(tmp_path)
+    expected = run(tmp_path, "show", "messages")["rows"]
+    database = next(tmp_path.glob("local/*/0/*/db"))
+    many = RocksOptions(level0_files=1000, merged_files=1000)
+    with RocksStore.open(database, options=many) as writer:
+        keys, values = writer.scan_arrays(*region_range(Region.MESSAGES))
+
+        def more_files() -> None:  # than a reader opens at once
+            for number in range(40):
+                staged = tmp_path / f"{number}.sst"
+                writer.confirm(writer.stage(Changes(keys, values), staged))
+                staged.unlink()
+
+        more_files()
+        real, left = tables._message_rows, 2
+
+        def compacted(*given: Any) -> pa.Table:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                writer._open.compact_range(None, None)
+                more_files()
+            return real(*given)
+
+        monkeypatch.setattr(tables, "_message_rows", compacted)
+        assert run(tmp_path, "show", "messages")["rows"] == expected
+        assert left == -1, "twice a file was gone"
+    for file in database.glob("*.sst"):
+        file.write_bytes(b"damaged")
+    assert "StateCorrupted" in run(tmp_path, "show", "messages", code=1)["error"]["why"]
 
 
 def test_show_says_when_there_is_more(home: Path) -> None:
