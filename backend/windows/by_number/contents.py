@@ -114,11 +114,13 @@ class TupleContents:
         if not touched.any():
             return
         names = self._message_store.rows(self._all_messages, self._space.keys.take(pa.array(self._all_key)))[0]
+        ends = np.append(self._all_first, len(self._all_key))
         for key in np.flatnonzero(touched).tolist():
             name = PLACES + self._space.keys[key].as_py()
-            mine = np.flatnonzero((self._all_key == key) & (self._all_number >= keep[key]))
-            if len(mine):
-                self._execution.work.put(name, b"".join(names[at][-PLACE_BYTES:] for at in mine.tolist()))
+            first, end = ends[key : key + 2].tolist()
+            first += int(np.searchsorted(self._all_number[first:end], keep[key]))
+            if first < end:
+                self._execution.work.put(name, b"".join(names[at][-PLACE_BYTES:] for at in range(first, end)))
             else:
                 self._execution.work.delete(name)
                 self._mixed[key] = False
