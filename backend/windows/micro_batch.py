@@ -63,7 +63,7 @@ class Execution:
         errors: Tables of `ERROR_SCHEMA`.
         replay_from: As in `Outcome`.
         rejected: As in `Outcome`.
-        refused: The messages that went to the errors.
+        refused: The messages that went to the errors and that a replay would bring.
         metrics: Counters.
     """
 

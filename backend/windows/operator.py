@@ -184,6 +184,7 @@ class WindowOperator:
         if self.spec.max_ahead_ms is not None:
             latest = execution.batch.time_ms + self.spec.max_ahead_ms
             execution.refuse(numbers(execution.messages, TIME) > latest, "in_future", f"later than {latest} ms")
+        execution.refused.clear()  # a restore leaves out what the pack stage refused: no mark, which might never go
 
 
 def combining_of(operator: Operator) -> Combining | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
 
@@ -17,7 +18,7 @@ from backend.contexts.windows import AutomaticContext, Message, StandaloneContex
 from backend.errors import ManifestMismatch, SelectorDisabled, StateAhead, UnknownFormat
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
-from backend.store.protocol import Changes
+from backend.store.protocol import Changes, Region, region_range
 from backend.windows.definitions import hopping, session, sliding, tumbling
 from backend.windows.policies import policies
 from backend.windows.spec import window_spec
@@ -436,6 +437,21 @@ def test_far_ahead_messages_do_not_move_stream_time():
     context.add_message(Message(3, 10, {}), 0)
     assert [(r["reason"], r["n"]) for r in context.get_result()] == [("full", 2)]
     assert [(e["offset"], e["reason"]) for e in context.get_errors()] == [(1, "in_future")]
+
+
+@pytest.mark.parametrize("window", [tumbling(10), sliding(10)])
+def test_event_times_that_nobody_can_take_leave_nothing_behind(window):
+    store = MemoryStore()
+    context = StandaloneContext(spec(window, {"m": median("value")}, max_ahead="1 s"), store)
+    context.add_message(Message(0, 5, {"value": 1}), 0)
+    context.flush()
+    operators = region_range(Region.OPERATOR)
+    before = [key for key, _ in store.scan(*operators)]
+    for offset in range(1, 101):
+        context.add_message(Message(offset, 10**15 if offset % 2 else 2**61, {"value": 1}), 0)
+    assert Counter(e["reason"] for e in context.get_errors()) == {"in_future": 50, "out_of_range": 50}
+    context.flush()
+    assert [key for key, _ in store.scan(*operators)] == before
 
 
 def test_what_is_due_is_sent_also_when_the_message_itself_is_refused():
