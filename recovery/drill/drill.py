@@ -2,9 +2,9 @@
 
 A *control* run goes through undisturbed. For each scenario the same job, in a directory of its own, is broken at a
 place that the seed chooses, and started again. It passes if its last revisions, errors and state digest equal the
-control's, and nothing was restored that was not damaged; a scenario that must end in a clear error passes only if it
-ends in that one. The run up to the kill is made once for all scenarios that begin alike, and what need not be killed
-shares a Spark.
+control's, the local databases hold what the changelog has, and nothing was restored that was not damaged; a scenario
+that must end in a clear error passes only if it ends in that one. The run up to the kill is made once for all scenarios
+that begin alike, and what need not be killed shares a Spark.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from backend.errors import RewindError, UserCodeFailed
 from recovery.commit.pointer import Commit
 from recovery.drill.job import CHECKPOINT, DATA, DEFAULT_JOB, ERRORS, HOSTS, LOCAL, OFFSETS, RESULTS
 from recovery.drill.process import BEFORE, Runner, snapshot, strike, strike_host, strike_restore
-from recovery.drill.run import Run, misnamed, unmoved, wrongly_restored
-from recovery.drill.scenarios import DAYS, Scenario
+from recovery.drill.run import Run, misnamed, restored, unmoved, wrongly_restored
+from recovery.drill.scenarios import DAYS, SOME, Scenario
 from recovery.files import empty_own
 from recovery.inspect.checkpoint_view import Checkpoint
-from recovery.inspect.compare import Difference, Output, compare, read_output
+from recovery.inspect.compare import MAX_SAMPLES, Difference, Output, compare, local_differences, read_output
 from recovery.killpoints import order, taken
 
 MICRO_BATCHES = 6
@@ -262,6 +262,9 @@ class Drill:
             try:
                 difference = compare(control, self._output(out, run))
                 why = "" if difference.equal else "differs from the control: " + "; ".join(difference.samples)
+                if wrong := self._local_differences(scenario, out, run):
+                    difference = replace(difference, state_equal=False)
+                    why = why or "differs from the changelog: " + "; ".join(wrong[:MAX_SAMPLES])
             except RewindError as error:
                 why = str(error)
             why = why or wrongly_restored(scenario, run) or unmoved(scenario, run)
@@ -374,7 +377,17 @@ class Drill:
         self.tell(f"  {what}")
 
     def _output(self, out: Path, run: Run) -> Output:
+        return read_output(self._checkpoint(out, run), out / RESULTS, out / ERRORS)
+
+    def _local_differences(self, scenario: Scenario, out: Path, run: Run) -> list[str]:
+        """Say what the databases that the run leaves have otherwise than the changelog; not what is damaged still."""
+        unread = set(run.damaged) - restored(run) if scenario.restores == SOME else set()
+        for shard in sorted(unread):
+            self._note(run, "unread", what=f"nothing came to read the damage in shard {shard}: it was not restored")
+        return local_differences(self._checkpoint(out, run), unread)
+
+    def _checkpoint(self, out: Path, run: Run) -> Checkpoint:
         ended = [event for event in run.events if event["event"] == "ended"]
         commits = ended[-1]["commits"] if ended else {}
         pointers = {int(shard): Commit.of_name(name) for shard, name in commits.items()} or None
-        return read_output(Checkpoint(str(out / CHECKPOINT), out / LOCAL, pointers), out / RESULTS, out / ERRORS)
+        return Checkpoint(str(out / CHECKPOINT), out / LOCAL, pointers)

@@ -55,13 +55,18 @@ def misnamed(scenario: Scenario, run: Run) -> str:
 
 def wrongly_restored(scenario: Scenario, run: Run) -> str:
     """Say which shards were restored and need not be, or were not and must be; empty when all is right."""
-    since = run.broken_at or 0.0
-    found = {event["shard"] for event in run.events if event["event"] == "restored" and event["at"] > since}
+    found = restored(run)
     found |= {-1} if not found and any(event.get("restores") for event in run.events) else set()
     if not found <= set(run.damaged):
         return f"restored without need: {', '.join(str(shard) for shard in sorted(found - set(run.damaged)))}"
     missed = set(run.damaged) - found if scenario.restores == ALL else set()
     return f"damaged and not restored: {', '.join(str(shard) for shard in sorted(missed))}" if missed else ""
+
+
+def restored(run: Run) -> set[int]:
+    """Give the shards that were restored after the job was broken."""
+    since = run.broken_at or 0.0
+    return {event["shard"] for event in run.events if event["event"] == "restored" and event["at"] > since}
 
 
 def unmoved(scenario: Scenario, run: Run) -> str:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import TypeVar
 
+import xxhash
+
 from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateCorrupted, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
-from backend.store.protocol import Changes, Readable, Region, region_range
+from backend.store.protocol import LOGGED_FROM, Changes, Readable, Region, region_range
 from backend.store.storage import storage
+from backend.store.workspace import Workspace
 from backend.windows import panes
 from recovery.changelog import Changelog, Entry, History, open_changelog
 from recovery.changelog.records import Kind
@@ -333,6 +337,35 @@ def commit_of(database: Path) -> Commit | None:
     with RocksStore.open(database, read_only=True) as store:
         data = store.get(COMMIT_KEY)
     return decode_record(data, where=str(database)).commit if data is not None else None
+
+
+def logged_differences(store: Readable, history: History) -> list[str]:
+    """Say in which regions a database at a commit has other rows than the changelog; none is empty.
+
+    Args:
+        store: The database; read row by row.
+        history: Of its commit.
+    """
+    stored = _sums(Workspace(store, history.record.bounds).scan(bytes([LOGGED_FROM]), None))
+    logged = _sums(row for keys, values in history.chunks() for row in zip(keys, values, strict=True))
+    wrong = []
+    for region in sorted(stored[0].keys() | logged[0].keys()):
+        (here, digest), (there, wanted) = ((counts[region], sums[region]) for counts, sums in (stored, logged))
+        if here != there:
+            wrong.append(f"{region_name(region)}: {here} rows, the changelog has {there}")
+        elif digest % 2**64 != wanted % 2**64:
+            wrong.append(f"{region_name(region)}: {here} rows, as in the changelog, but others")
+    return wrong
+
+
+def _sums(rows: Iterable[tuple[bytes, bytes]]) -> tuple[Counter[int], Counter[int]]:
+    """Give count and sum of the hashes of rows by region."""
+    counts: Counter[int] = Counter()
+    sums: Counter[int] = Counter()
+    for key, value in rows:
+        counts[key[0]] += 1
+        sums[key[0]] += xxhash.xxh3_64_intdigest(key + value)
+    return counts, sums
 
 
 def readable(history: History) -> MemoryStore:

@@ -6,7 +6,7 @@ Floats are rounded in their last digits, and nothing that depends on the wall cl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,15 @@ import pyarrow.dataset
 import xxhash
 
 from backend.batch import ADDED_BY_SINKS, RESULT_FIELDS, published_name
+from backend.errors import RewindError
 from backend.python_rows import python_values
+from backend.rocks import RocksStore
 from backend.store.protocol import Region
 from backend.stores.named import BY_KEY, TIME_BYTES
 from backend.windows.definitions import Window
-from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.changelog import History
+from recovery.inspect.checkpoint_view import Checkpoint, logged_differences
+from recovery.restore.prove import check_messages
 
 FLOAT_DIGITS = 9
 CLOCKED = frozenset({Region.COMMIT, Region.REVISIONS, Region.OPERATOR, Region.REJECTED})
@@ -169,6 +173,38 @@ def state_digest(checkpoint: Checkpoint, shard: int) -> tuple[int, int, int]:
             elif key[0] not in CLOCKED:
                 total += xxhash.xxh3_64_intdigest(key + value)
     return total % 2**64, history.record.message_count, history.record.message_digest
+
+
+def local_differences(checkpoint: Checkpoint, unread: Collection[int] = ()) -> list[str]:
+    """Say what each local database has otherwise than changelog and commit record, one sentence each.
+
+    Args:
+        checkpoint: Its `local_dir` has the databases; each is compared as of its own commit.
+        unread: Shards that are left out.
+
+    Raises:
+        RewindError: A database, or what the changelog has as of its commit, cannot be read.
+    """
+    wrong: list[str] = []
+    for shard in checkpoint.shards:
+        local = checkpoint.local(shard) if shard not in unread else None
+        if local is None or (local.problem is None and local.commit is None):
+            continue
+        if local.problem is not None:
+            raise local.problem
+        assert local.commit is not None
+        history = checkpoint.changelog.read(shard, local.commit)
+        try:
+            found = _differences(local.path / "db", history)
+        except RewindError:  # a worker that idles may compact, and delete files: once more, with those of now
+            found = _differences(local.path / "db", history)
+        wrong += [f"shard {shard}, local state: {what}" for what in found]
+    return wrong
+
+
+def _differences(database: Path, history: History) -> list[str]:
+    with RocksStore.open(database, read_only=True) as store:
+        return logged_differences(store, history) + check_messages(store, history.record, [])
 
 
 def expiring_regions(entries: Mapping[str, Any]) -> frozenset[int]:

@@ -7,7 +7,7 @@ it is used. Damage to the changelog or the manifest is a *problem*: it is the tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -22,10 +22,11 @@ from backend.sources.archive_seen import DIRECTORY as ARCHIVES
 from backend.sources.archive_seen import Memory
 from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
+from recovery.changelog import History
 from recovery.commit.outputs import read_outputs
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
 from recovery.commit.spark_files import check_state, damaged_spark_files
-from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy, Undecided, read_beside
+from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy, Undecided, logged_differences, read_beside
 from recovery.jobs import message_log, queue_files
 from recovery.queue.entries import entries_behind, entry_name, lost_of, read_queue
 from recovery.restore.prove import check_messages
@@ -66,7 +67,7 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
     if not any(copies.values()):
         yield _note("local state", str(checkpoint.local_dir), "there is none of this query: not checked (--local-dir)")
     for shard, local in copies.items():
-        commit, record, known = None, None, True
+        commit, history, known = None, None, True
         try:
             commit = checkpoint.committed(shard)
         except RewindError as error:
@@ -77,14 +78,13 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
         if commit is not None:
             try:
                 history = checkpoint.changelog.read(shard, commit)
-                record = history.record
-                yield from _messages(checkpoint, record)
+                yield from _messages(checkpoint, history.record)
                 yield from (_note("changelog", f"shard {shard}", note) for note in history.notes)
             except RewindError:
                 continue  # named by the check of the changelog
         yield from _snapshots(checkpoint, shard)
         if local is not None:
-            yield from _local(local, shard, commit, record)
+            yield from _local(checkpoint, local, shard, commit, history)
             if known:
                 yield from _ahead(checkpoint, local, shard, commit)
 
@@ -218,13 +218,23 @@ def _snapshots(checkpoint: Checkpoint, shard: int) -> Iterator[Finding]:
         yield Finding(SOUND, "snapshot", f"shard {shard}", f"{len(offers)} snapshots match their digests")
 
 
-def _local(local: LocalCopy, shard: int, commit: Commit | None, record: CommitRecord | None) -> Iterator[Finding]:
+def _local(
+    checkpoint: Checkpoint, local: LocalCopy, shard: int, commit: Commit | None, history: History | None
+) -> Iterator[Finding]:
     where = f"shard {shard}, {local.path}"
+    record = history.record if history is not None else None
+
+    def logged(here: Commit) -> History | None:
+        try:
+            return history if here == commit and history is not None else checkpoint.changelog.read(shard, here)
+        except RewindError:  # of a failed attempt, too old, or damaged, which the check of the changelog names
+            return None
+
     if local.problem is not None:
         yield _of(local.problem, NOTE, "local state")
         return
     try:
-        found, findings = read_beside(lambda: _database(local.path / "db", where))
+        found, findings = read_beside(lambda: _database(local.path / "db", where, logged))
     except RewindError as error:
         yield _of(error, NOTE, "local state")
         return
@@ -238,12 +248,20 @@ def _local(local: LocalCopy, shard: int, commit: Commit | None, record: CommitRe
         yield _note("lineage", where, f"not of the committed lineage: at {_name(here)}, committed is {commit.name}")
 
 
-def _database(database: Path, where: str) -> tuple[CommitRecord | None, list[Finding]]:
+def _database(
+    database: Path, where: str, logged: Callable[[Commit], History | None]
+) -> tuple[CommitRecord | None, list[Finding]]:
     """Read a whole database; return what it is at, and what there is to say.
+
+    Args:
+        database: Its directory.
+        where: Names it.
+        logged: Gives what the changelog has as of a commit, None where it cannot be had.
 
     Raises:
         RewindError: It cannot be read.
     """
+    history = None
     with RocksStore.open(database, read_only=True) as store:
         store.check_files()
         data = store.get(COMMIT_KEY)
@@ -251,10 +269,12 @@ def _database(database: Path, where: str) -> tuple[CommitRecord | None, list[Fin
         rows = sum(1 for _ in store.scan(b"", None))
         findings = list(_index(Workspace(store, found.bounds if found is not None else {}), where))
         if found is not None:
-            restore = "rewind restore <checkpoint> <module:function>"
-            wrong = check_messages(store, found, [])
-            findings += [Finding(NOTE, "local state", where, what, restore) for what in wrong]
-    sound = Finding(SOUND, "local state", where, f"{rows} rows, every block matches its checksum")
+            history = logged(found.commit)
+            wrong = check_messages(store, found, []) + (logged_differences(store, history) if history else [])
+            again = f"stop the query, delete {database.parent.parent}, start it again: no start finds this out"
+            findings += [Finding(NOTE, "local state", where, what, again) for what in wrong]
+    compared = ", logged rows compared with the changelog" if history is not None else ""
+    sound = Finding(SOUND, "local state", where, f"{rows} rows, every block matches its checksum{compared}")
     return found, [*findings, sound]
 
 

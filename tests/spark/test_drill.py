@@ -66,6 +66,21 @@ def test_a_broken_build_fails(drill: Drill, defect: str, scenario: str, why: str
     assert why in verdict.why
 
 
+def test_a_restore_that_leaves_a_row_out_fails(drill: Drill, tmp_path: Path) -> None:
+    """No later micro-batch looks at the row, so results and changelog are the control's."""
+    defect = tmp_path / "defect"
+    env = {**drill.env, "REWIND_TEST_DEFECT": str(defect)}
+    with Drill(tmp_path / "out", job="long_retention:departures", seed=1, env=env) as broken:
+        assert broken.control().windows
+        defect.write_text("skip a logged row")
+        verdict = broken.run(choose(["lose-all"])[0])
+    assert not verdict.passed
+    assert "shard 0, local state: aggregates: " in verdict.why
+    assert verdict.difference is not None
+    assert not verdict.difference.state_equal
+    assert verdict.difference.samples == ()
+
+
 def test_the_report_tells_each_scenario(drill: Drill, verdicts: dict[str, Verdict]) -> None:
     if len(verdicts) < 2:
         pytest.skip("runs after the scenarios")

@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
 from backend.errors import PointerDamaged, StateCorrupted, StateUnavailable
 from backend.rocks import RocksStore
-from backend.store.protocol import Changes
+from backend.store.protocol import LOGGED_FROM, Changes, Region, region_range
 from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog import open_changelog
 from recovery.changelog.protocol import place_and_growth
@@ -41,6 +41,7 @@ from recovery.drill.run import Run
 from recovery.drill.scenarios import Scenario
 from recovery.inspect import report, screen, tables
 from recovery.inspect.checkpoint_view import Checkpoint, Undecided
+from recovery.inspect.compare import local_differences
 from recovery.inspect.report import moment
 from recovery.jobs import ShardJob, queue_files
 from recovery.queue.entries import DIRECTORY, Queue, entry_name
@@ -564,6 +565,31 @@ def test_a_damaged_database_is_a_note(little: Little, part: str) -> None:
     notes = levels(little.run("verify"), "note")
     assert [note["check"] for note in notes] == ["local state"]
     assert "shard 0" in notes[0]["where"] or path.parent.parent.name in notes[0]["where"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda store, key: store.write(Changes([key], [None])), "0 rows, the changelog has 1"),
+        (lambda store, key: store.write(Changes([key + b"x"], [b"1"])), "2 rows, the changelog has 1"),
+        (lambda store, key: store.write(Changes([key], [b"other"])), "1 rows, as in the changelog, but others"),
+        (lambda store, _: store.delete_range(*region_range(Region.MESSAGES)), "in all 0 messages, "),
+    ],
+    ids=["fewer", "more", "other", "messages"],
+)
+def test_rows_that_are_not_those_of_the_changelog_are_a_note(little: Little, change: Any, what: str) -> None:
+    """No later micro-batch may ever read such a row: the drill looks for it in the same way."""
+    checkpoint = Checkpoint(str(little.location), little.local)
+    assert local_differences(checkpoint) == []
+    with RocksStore.open(checkpoint.local(0).path / "db", create=False) as store:
+        change(store, next(store.scan(bytes([LOGGED_FROM]), None))[0])
+    [found] = local_differences(checkpoint)
+    assert found.startswith("shard 0, local state: ")
+    assert what in found
+    assert local_differences(checkpoint, [0]) == []
+    [note] = levels(little.run("verify"), "note")
+    assert (note["check"], note["what"]) == ("local state", found.removeprefix("shard 0, local state: "))
+    assert f"delete {little.local / QUERY / '0'}," in note["next"]
 
 
 def test_files_that_a_running_job_deletes_meanwhile_are_no_damage(

@@ -91,6 +91,7 @@ def test_a_job_that_keeps_no_messages_is_restored_without_its_source(
     drill = Drill(tmp_path / "out", job="a:job")
     output = Output({("w",): (1,)}, {}, {0: (5, messages, 9)}, 0)
     monkeypatch.setattr(drill, "_output", lambda *_: output)
+    monkeypatch.setattr(drill, "_local_differences", lambda *_: [])
     events = [{"event": "aged", "at": 2.0, "left": {"t partition 0": 5}}, {"event": "restored", "at": 3.0, "shard": 0}]
     run = Run(events=events, broken_at=1.0, version=3, damaged=(0,))
     assert drill._judge(scenario, drill.out / "source-aged", run, output, "").why == why
@@ -116,6 +117,22 @@ def test_a_place_that_is_never_come_to_is_told_once_for_all_that_begin_so(
         out = drill._carry_out(scenario, run)
         assert "did not happen" in drill._judge(scenario, out, run, Output({}, {}, {}, 0), "").why
     assert len(asked) == len({one.killed for one in choose(["kill-driver", "lose-all"])})
+
+
+def test_a_damage_that_nothing_read_is_not_said_to_have_been_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the database looked into: it is damaged still."""
+    (scenario,) = choose(["corrupt-sst"])
+    drill, left_out = Drill(tmp_path / "out", job="a:job"), []
+    monkeypatch.setattr(drill, "_checkpoint", lambda *_: None)
+    monkeypatch.setattr("recovery.drill.drill.local_differences", lambda _, unread: left_out.append(unread) or [])
+    for event, unread in (("progress", {1}), ("restored", set())):
+        run = Run(events=[{"event": event, "at": 2.0, "shard": 1}], broken_at=1.0, damaged=(1,))
+        assert drill._local_differences(scenario, tmp_path, run) == []
+        assert left_out.pop() == unread
+        said = [one["what"] for one in run.events if one["event"] == "unread"]
+        assert said == ["nothing came to read the damage in shard 1: it was not restored"] * len(unread)
 
 
 def test_what_a_drill_had_written_goes_wherever_its_directory_really_lies(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ such file, everything is the product's own.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backend.store.protocol import Staged
+import pyarrow as pa
+
+from backend.store.protocol import Region, Staged
 from backend.store.staging import file_digest
-from recovery.restore import open_shard, planner, replay
+from recovery.restore import build, open_shard, planner, replay
 
 OPEN = open_shard.OpenShard
 DEFECT = Path(os.environ["REWIND_TEST_DEFECT"])
@@ -53,6 +56,16 @@ def any_parent(target: Any, start: Any, steps: Any) -> Any:
     return (planner.Step(target, steps.parents[target][1]),) if target in steps.parents else None
 
 
+def without_an_aggregate(store: Any, history: Any, *rest: Any, sound: Any = build._fill, **options: Any) -> Any:
+    """The first aggregate in the changelog is skipped."""
+    keys = history.keys.to_pylist()
+    first = next((at for at, key in enumerate(keys) if key[0] == Region.AGGREGATES), len(keys))
+    others = pa.array([at for at in range(len(keys)) if at != first], pa.int64())
+    less = replace(history, keys=history.keys.take(others), values=history.values.take(others))
+    return sound(store, less, *rest, **options)
+
+
 defect(OPEN, "_try", "ingest every staged file", every_staged_file)
 defect(replay, "accepting", "skip the last replayed message", without_the_last)
 defect(planner, "_path", "ignore the parent", any_parent)
+defect(build, "_fill", "skip a logged row", without_an_aggregate)
