@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+MOST_BYTES = 2**31 - 1
+"""Of the texts of one array: Arrow's offsets have 32 bits."""
+PIECE_BYTES = 2**30
+"""Rows with more texts than one array has offsets for are taken in pieces of about so many bytes."""
+_LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 def one_chunk(column: Any) -> pa.Array:
     """Return a column as one array; not copied where it is one (pyarrow's `combine_chunks` copies always).
+
+    Texts that come in several and are too many for 32-bit offsets become a large type.
 
     >>> column = pa.chunked_array([[1, 2]])
     >>> one_chunk(column).buffers()[1].address == column.chunk(0).buffers()[1].address
@@ -19,7 +28,45 @@ def one_chunk(column: Any) -> pa.Array:
     """
     if not isinstance(column, pa.ChunkedArray):
         return column
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.type in _LARGE and column.nbytes > MOST_BYTES:
+        column = column.cast(_LARGE[column.type])
+    return column.combine_chunks()
+
+
+def taken_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """Return rows of a table in an order; where a column's texts are too many for one array, in several chunks.
+
+    Arrow puts the chunks of a column together before it takes rows of it, and fails there.
+    """
+    if not any(column.num_chunks > 1 and column.nbytes > MOST_BYTES for column in table.columns):
+        return table.take(pa.array(rows, pa.int64()))
+    batches = table.to_batches()
+    ends = np.cumsum([len(batch) for batch in batches])
+    piece = np.cumsum(_row_bytes(table)[rows]) // PIECE_BYTES
+    cuts = np.split(rows, np.flatnonzero(np.diff(piece)) + 1)
+    return pa.concat_tables([_piece(batches, ends, cut) for cut in cuts])
+
+
+def _row_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the bytes of each row's texts, and on average those of nested values."""
+    sizes = np.zeros(table.num_rows, np.int64)
+    for column in table.columns:
+        if column.type in _LARGE:
+            sizes += np.asarray(pc.fill_null(pc.binary_length(column), 0))
+        elif pa.types.is_nested(column.type):
+            sizes += -(-column.nbytes // len(column))
+    return sizes
+
+
+def _piece(batches: Sequence[pa.RecordBatch], ends: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> pa.Table:
+    """Return rows of few enough bytes, from the batches that they are in."""
+    of = np.searchsorted(ends, rows, "right")
+    parts = [batches[at].take(pa.array(rows[of == at] - (ends[at] - len(batches[at])))) for at in np.unique(of)]
+    place = np.empty(len(rows), np.int64)
+    place[np.argsort(of, kind="stable")] = np.arange(len(rows))
+    return pa.Table.from_batches(parts, batches[0].schema).combine_chunks().take(pa.array(place))
 
 
 def decoded(column: pa.Array) -> pa.Array:

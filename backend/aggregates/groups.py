@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.chunks import one_chunk
+from backend.chunks import one_chunk, taken_rows
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -146,7 +146,7 @@ def taken(values: Any, rows: Ints) -> Any:
     """
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
         return values.slice(int(rows[0]), len(rows))
-    return values.take(pa.array(rows))
+    return taken_rows(values, rows) if isinstance(values, pa.Table) else values.take(pa.array(rows))
 
 
 def counts(groups: Ints, count: int) -> Ints:

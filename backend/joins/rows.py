@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import BEFORE, MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
+from backend.chunks import taken_rows
 from backend.joins import match
 from backend.joins.spec import JoinSpec, Side
 from backend.keys import encode_columns
@@ -85,7 +86,7 @@ class Rows:
             self.clock[rows],
             None if self.equal is None else self.equal.take(pa.array(rows)),
             self.known[rows],
-            None if self.fields is None else self.fields.take(pa.array(rows)),
+            None if self.fields is None else taken_rows(self.fields, rows),
             [self.keys[at] for at in picked] if self.keys else [],
             [self.values[at] for at in picked] if self.values else [],
             None if self.fresh is None else self.fresh[rows],
@@ -151,8 +152,7 @@ class JoinRows:
         codes = {"equal": equal if Part.EQUAL in self.layout.parts else None, "session": session}
         order = message_order(self.layout, table, **codes)
         if (np.diff(order) < 0).any():
-            rows = pa.array(order)
-            table = table.take(rows)
+            table, rows = taken_rows(table, order), pa.array(order)
             codes = {name: None if code is None else code.take(rows) for name, code in codes.items()}
         keys = message_keys(self.layout, table, **codes)
         index = sorted(index_keys(self.layout, table, **codes)) if self.layout.indexed else []
@@ -169,7 +169,7 @@ class JoinRows:
         index: list[bytes] = []
         for side in self.spec.sides:
             table = self.of_side(messages, side)
-            table = table.take(pa.array(place_order(*(numbers(table, name) for name in (STREAM, PARTITION, OFFSET)))))
+            table = taken_rows(table, place_order(*(numbers(table, name) for name in (STREAM, PARTITION, OFFSET))))
             _, known = self._equal(table, side)
             found = self.encode(table.filter(pa.array(self.storable(known, side))), side)
             keys += found.keys
@@ -210,12 +210,12 @@ class JoinRows:
             stored, new = rows.parts
             tables = [self.fields(stored, behind[behind >= 0], side), self.fields(new, fresh[fresh >= 0], side)]
             place = np.argsort(np.concatenate([np.flatnonzero(behind >= 0), np.flatnonzero(fresh >= 0)]))
-            return pa.concat_tables(tables).take(pa.array(place))
+            return taken_rows(pa.concat_tables(tables), place)
         if rows.fields is not None:
-            return rows.fields.take(pa.array(picked))
+            return taken_rows(rows.fields, picked)
         needed, place = np.unique(picked, return_inverse=True)
         table = self._codecs[side.number].decode([rows.values[at] for at in needed.tolist()])
-        return table.select([f.name for f in side.fields]).take(pa.array(place))
+        return taken_rows(table.select([f.name for f in side.fields]), place)
 
     def sizes(self, rows: Rows, picked: IntArray, side: Side) -> IntArray:
         """Give the bytes of each picked row's fields; zeros where all together are few, whichever they are."""

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
+from backend.chunks import taken_rows
 from backend.errors import StateCorrupted
 from backend.keys import to_rows, unpack_fixed
 from backend.messages import (
@@ -65,7 +66,7 @@ class MessagesByTime:
         """
         order = np.argsort(numbers(messages, TIME), kind="stable")
         if bool((np.diff(order) < 0).any()):
-            messages = messages.take(pa.array(order))
+            messages = taken_rows(messages, order)
         return StoreRows(message_key_column(TIME_FIRST, messages), self._codec.encode_column(messages)), order
 
     def read(self, work: Workspace, starts: IntArray, ends: IntArray) -> tuple[pa.Table, IntArray]:

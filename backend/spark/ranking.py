@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from backend.batch import BEFORE, OFFSET, RESERVED, TIME
+from backend.chunks import taken_rows
 from backend.errors import ValueInvalid
 from backend.rows import RowCodec
 from backend.spark.pack.frames import IntArray
@@ -78,7 +79,7 @@ def rank(frames: Sequence[pa.Table], version: int, newest: int) -> pa.Table | No
     messages = pa.concat_tables(frames).combine_chunks()
     times = np.asarray(messages.column(TIME), np.int64)
     order = np.lexsort((*_digests(messages), times))
-    messages, times = messages.take(pa.array(order)), times[order]
+    messages, times = taken_rows(messages, order), times[order]
     before = np.maximum.accumulate(np.concatenate([np.array([newest], np.int64), times]))[:-1]
     offsets = np.arange(len(times), dtype=np.int64) + first_offset(version)
     for name, values in ((OFFSET, offsets), (BEFORE, before)):

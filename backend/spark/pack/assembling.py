@@ -26,6 +26,7 @@ from backend.batch import (
     Positions,
     SourcePartition,
 )
+from backend.chunks import taken_rows
 from backend.errors import FrameDamaged, SourceWentBack
 from backend.spark.pack.frames import Header, IntArray, decode_header, from_ipc
 from backend.spark.pack.narrow import widen
@@ -250,7 +251,7 @@ def _by_stream(parts: Sequence[pa.Table]) -> pa.Table | None:
     if len(parts) < 2:
         return parts[0] if parts else None
     messages = pa.concat_tables(parts, promote_options="default")
-    return messages.take(pa.array(np.argsort(_table_ints(messages, STREAM), kind="stable"))).combine_chunks()
+    return taken_rows(messages, np.argsort(_table_ints(messages, STREAM), kind="stable")).combine_chunks()
 
 
 def _join(
@@ -279,7 +280,7 @@ def _join(
     order = np.lexsort((offset, partition, stream))
     stream, partition, offset = stream[order], partition[order], offset[order]
     repeated = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1]) & (offset[1:] == offset[:-1])
-    return messages.take(pa.array(order[np.concatenate(([True], ~repeated))])).combine_chunks()
+    return taken_rows(messages, order[np.concatenate(([True], ~repeated))]).combine_chunks()
 
 
 def with_fields(messages: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import FullPlan
+from backend.chunks import taken_rows
 from backend.keys import prefix_end
 from backend.messages.key_first import PLACE_BYTES, Digests, MessagesByKey, StoredMessages
 from backend.windows.by_number.rows import MESSAGES, PLACES, split_places
@@ -103,7 +104,7 @@ class TupleContents:
         gone = np.flatnonzero(self._stored_number < keep[self._stored.owner])
         self._account(self._message_store.drop(self._execution, self._stored.where(gone)), self._stored.owner[gone], -1)
         stay = np.flatnonzero(self._number >= keep[self._key])
-        picked = self._execution.messages.take(pa.array(stay))
+        picked = taken_rows(self._execution.messages, stay)
         names, values = self._message_store.rows(picked, self._space.keys.take(pa.array(self._key[stay])))
         self._account(self._message_store.put(self._execution, names, values), self._key[stay], 1)
         self._store_places(keep)

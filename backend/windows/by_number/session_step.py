@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import EDGES, FIRST, LAST, NO_TIME, PARTITION, STREAM, TIME
+from backend.chunks import taken_rows
 from backend.errors import StateCorrupted
 from backend.keys import fixed_bytes, prefix_end
 from backend.messages.key_first import PLACE_BYTES, StoredMessages, digests
@@ -374,7 +375,7 @@ class TupleSessionStep:
         message_store.drop(execution, self.old.where(np.flatnonzero(self.ended[self.old.owner])))
         stay = np.flatnonzero(~self.ended[self.run_of])
         codes = self.space.keys.take(pa.array(self.key[stay]))
-        keys, values = message_store.rows(execution.messages.take(pa.array(stay)), codes)
+        keys, values = message_store.rows(taken_rows(execution.messages, stay), codes)
         message_store.put(execution, keys, values)
         np.add.at(count, self.run_of[stay], 1)
         np.add.at(digest, self.run_of[stay], digests(keys, values))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from backend.aggregates import FullPlan, IncrementalPlan
+from backend.chunks import taken_rows
 from backend.windows.columns.arrays import IntArray, spread
 from backend.windows.columns.pane_rows import MAX_MEMBERS
 from backend.windows.full_state import FullState
@@ -83,7 +84,7 @@ class Nodes:
         """Compute the partial aggregates of all nodes: row n is node n."""
         direct = np.flatnonzero(self.message_node >= 0)
         folded, group = np.unique(self.message_node[direct], return_inverse=True)
-        picked = messages if len(direct) == messages.num_rows else messages.take(pa.array(direct))
+        picked = messages if len(direct) == messages.num_rows else taken_rows(messages, direct)
         table = pa.concat_tables(
             [stored.accumulators.cast(plan.accumulator_schema), plan.fold(picked, group, len(folded))]
         )

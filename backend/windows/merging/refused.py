@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.batch import TIME
+from backend.chunks import taken_rows
 from backend.keys import fixed_bytes
 from backend.messages import OFFSET_BYTES, TIME_FIRST, message_keys
 from backend.windows.columns.arrays import IntArray, Mask
@@ -51,7 +52,7 @@ class Refused:
             return
         key, codes = keys.encode(messages)
         matters = np.flatnonzero(self._matters(numbers(messages, TIME), key, codes))
-        picked = messages.take(pa.array(matters))
+        picked = taken_rows(messages, matters)
         names, times = codes.take(pa.array(key[matters])).to_pylist(), numbers(picked, TIME).tolist()
         places = [rows.REFUSED + place[-OFFSET_BYTES:] for place in message_keys(TIME_FIRST, picked)]
         values = [fixed_bytes(time) + name for time, name in zip(times, names, strict=True)]
