@@ -481,7 +481,7 @@ def _upload(job: ShardJob, opened: Opened, record: CommitRecord, staged: Staged)
     if job.snapshots is None or job.snapshot_every is None:
         return 0
     kill_point("upload", record.commit.version)
-    row = opened.row
-    if row is not None and (is_due(row, job.snapshot_every) or is_wanted(job.snapshots, job.shard)):
-        begin_upload(job.snapshots, opened.store, row, opened.generation.path)
+    row, every, scratch = opened.row, job.snapshot_every, opened.generation.path
+    if row is not None and (is_due(row, every) or is_wanted(job.snapshots, row, every, scratch)):
+        begin_upload(job.snapshots, opened.store, row, scratch)
     return upload_step(job.snapshots, record, staged)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from backend.errors import StateCorrupted, StorageFailed, UnknownFormat
-from recovery.commit.pointer import At, Commit, Offer
+from recovery.commit.pointer import At, Commit, CommitRecord, Offer
 from recovery.files import Files
 from recovery.snapshots.manifest import PackedFile, Snapshot, damaged, decode_manifest, manifest_name
 
@@ -66,6 +66,21 @@ class SnapshotReader:
             return self._way(shard, toward, start, set(names), broken)
         found = [self._usable(shard, name) for name in names]
         return tuple(_offer(one) for one in found if one is not None)
+
+    def lack(self, row: CommitRecord, every: int) -> bool:
+        """Tell whether the newest full snapshot before a commit is `every` versions back, or a step since is missing.
+
+        Known by the names in one listing: a full snapshot counts by its version where the steps after it are more than
+        the ancestors that a commit names.
+        """
+        names = set(self._manifests(row.shard))
+        for at in (row.commit, *row.ancestors):
+            if manifest_name(at, full=True) in names:
+                return row.commit.version - at.version >= every
+            if manifest_name(at, full=False) not in names:
+                return True
+        fulls = (int(name[:20]) for name in names if name.endswith(".full.json"))
+        return not any(0 <= row.commit.version - version < every for version in fulls)
 
     def _way(
         self, shard: int, toward: Commit, start: At | None, names: Collection[str], broken: Collection[Broken]

@@ -4,6 +4,9 @@ A *step* (the staged file) is waited for within a bound, so that the commit's st
 as Spark commits it. A *full* snapshot is made of a hard-link checkpoint beside the next micro-batches, one at a time
 per worker process; shards that are due while one is under way are served in the order in which they came to be due.
 After a step that did not get there nothing leads to later commits, so a full snapshot is due at once.
+
+What waits and what failed is known to one worker process, and Spark ends those that are idle for a minute: one that
+comes to a shard for the first time looks once whether all is there.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import uuid
 from itertools import takewhile
 from pathlib import Path
 
+from backend.errors import StateCorrupted
 from backend.rocks import RocksStore
 from backend.store.protocol import Staged
 from recovery.commit.pointer import CommitRecord
@@ -32,7 +36,9 @@ _busy = threading.Semaphore(1)
 _steps: dict[tuple[str, int], threading.Thread] = {}
 """Uploads of steps that outlasted their commit, by base directory and shard."""
 _gaps: dict[tuple[str, int], int] = {}
-"""Version of the newest step of a shard that did not get there, as far as this process knows."""
+"""Version of a shard's newest step, or since which its snapshot, did not get there, as far as this process knows."""
+_seen: set[tuple[str, int]] = set()
+"""Shards of which this process knows whether a snapshot is missing."""
 _under_way: set[tuple[str, int]] = set()
 """Shards whose snapshot is being uploaded."""
 _waiting: dict[tuple[str, int], int] = {}
@@ -50,9 +56,26 @@ def is_due(row: CommitRecord, every: int) -> bool:
     return row.commit.version // every != row.parent.version // every
 
 
-def is_wanted(snapshots: Snapshots, shard: int) -> bool:
-    """Tell whether a snapshot that was due was not begun, or a step is missing and no full snapshot has bridged it."""
-    place = snapshots.files.uri, shard
+def is_wanted(snapshots: Snapshots, row: CommitRecord, every: int, scratch: Path) -> bool:
+    """Tell whether a snapshot that was due is missing, or a step is and no full snapshot has bridged it.
+
+    Args:
+        snapshots: Where they are; listed when this process sees the shard for the first time.
+        row: The commit that the database is at.
+        every: As in `is_due`.
+        scratch: As in `begin_upload`.
+    """
+    place = snapshots.files.uri, row.shard
+    if place not in _seen:
+        sweep(scratch, _KIND)
+        if any(scratch.glob(f"{_KIND}-*")):
+            return False  # another process uploads it now: what comes of that is seen later
+        try:
+            if snapshots.lack(row, every):
+                _gaps.setdefault(place, row.commit.version)
+            _seen.add(place)
+        except Exception as error:  # filesystems raise kinds of their own
+            log.warning("shard %d: its snapshots are not listed now: %s", row.shard, error)
     return place in _gaps or place in _waiting
 
 
@@ -101,6 +124,7 @@ def begin_upload(snapshots: Snapshots, store: RocksStore, row: CommitRecord, scr
         scratch: An existing directory on the database's filesystem; what dead uploads left there is removed.
     """
     place = snapshots.files.uri, row.shard
+    _seen.add(place)
     if place in _under_way or not _is_next(place, row.commit.version) or not _busy.acquire(blocking=False):
         return None
     del _waiting[place]
@@ -116,6 +140,7 @@ def begin_upload(snapshots: Snapshots, store: RocksStore, row: CommitRecord, scr
     except Exception as error:  # a full disk, above all
         _under_way.discard(place)
         _busy.release()
+        _gaps.setdefault(place, row.commit.version)
         log.warning("shard %d: snapshot of commit %s was not begun: %s", row.shard, row.commit.name, error)
         shutil.rmtree(copy, ignore_errors=True)
         return None
@@ -130,6 +155,8 @@ def _upload(snapshots: Snapshots, row: CommitRecord, copy: Path, lock: int) -> N
             _gaps.pop(place, None)
     except Exception as error:  # filesystems raise kinds of their own
         log.warning("shard %d: snapshot of commit %s was not uploaded: %s", row.shard, row.commit.name, error)
+        if not isinstance(error, StateCorrupted):  # that is so at the next commit, too
+            _gaps.setdefault(place, row.commit.version)
     finally:
         shutil.rmtree(copy, ignore_errors=True)
         os.close(lock)
