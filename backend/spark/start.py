@@ -254,6 +254,7 @@ def _plan(
             why="what this start had gone by is another now",
             command="start the query again",
         )
+    lease.check()
     clear_unplanned(checkpoint)
     return _open(spark, checkpoint, sink, options, job, entries, stored, used, lease)
 
@@ -308,6 +309,7 @@ def _open(
         check_resumable(checkpoint, [side.source for side in job.inputs])
 
     look()
+    lease.check()
     forget_requests(checkpoint)
     settle_in(checkpoint)
     local_dir = _local_dir(options)
@@ -317,10 +319,12 @@ def _open(
         owner=entries["query"], logged=job.logged,
     )  # fmt: skip
     restoring = _committed_before(spark, checkpoint, changelog(), job.shards, make) if used else {}
-    _take_places(checkpoint, stored, settled, changelog(), partial(_open_sink, sink, checkpoint, output), new=not used)
+    _take_places(
+        checkpoint, stored, settled, changelog(), partial(_open_sink, sink, checkpoint, output), lease.check,
+        new=not used,
+    )  # fmt: skip
     terms = terms_of(job, settled, checkpoint, [one.since.commit.version + 1 for one in restoring.values()])
     keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
-    shards = {value: shard for shard, value in enumerate(job.grouping)}
     sealing = Sealing(sink, lease, bool(restoring))
     every_ms = duration_ms(options.trigger, "trigger", least=0)
 
@@ -331,7 +335,8 @@ def _open(
         sealing.begin(started)
         made = partial(of_incarnation, make, started)
         plan = ProcessorPlan(
-            shards, made, terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms,
+            {value: shard for shard, value in enumerate(job.grouping)}, made,
+            terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms,
             writing=_writing(sink),
         )  # fmt: skip
         with (
@@ -416,19 +421,25 @@ def _take_places(
     settled: Manifest,
     changelog: Changelog,
     open_sink: Callable[[], None],
+    check: Callable[[], None],
     *,
     new: bool,
 ) -> None:
     """Record what the query is, then make a changelog of its own, and open the sink.
 
     A query that has a manifest goes by that until its sink is open: what that refuses has changed nothing. The first
-    start records its id before anything is the id's own.
+    start records its id before anything is the id's own. Before each of them the lease is looked at: of two starts at
+    the same moment one has lost it by then, and would take from the other what that has taken.
     """
     if stored is not None:
+        check()
         open_sink()
+    check()
     record(checkpoint, settled)
+    check()
     changelog.prepare(settled.shards, new=new)
     if stored is None:
+        check()
         open_sink()
 
 

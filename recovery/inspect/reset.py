@@ -126,6 +126,7 @@ def carry_out(plan: Reset) -> None:
 
     Raises:
         CheckpointInUse: A query or another command holds the checkpoint; nothing was deleted.
+        CheckpointTaken: The same, at the same moment.
         ManifestMismatch: An output has become another query's since it was listed; nothing was deleted.
         StoreLocked: A task works on a shard on this host; nothing was deleted.
     """
@@ -134,6 +135,7 @@ def carry_out(plan: Reset) -> None:
     gone = False
     try:
         with _locks(plan.home):
+            taken.check()  # a start at the same moment may have it
             if not plan.local_only:
                 query_id = plan.home.name if plan.home is not None else None
                 _check_owners(plan)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from backend.errors import ManifestMismatch, ResetInterrupted, StateUnavailable
+from backend.errors import CheckpointTaken, ManifestMismatch, ResetInterrupted, StateUnavailable
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.parquet import ParquetSink
 from recovery.cli import app
@@ -529,3 +529,22 @@ def test_commands_that_change_a_checkpoint_are_refused_while_it_is_held(
         assert error["code"] == "CheckpointInUse"
         assert "query 'clicks', process" in error["why"]
         assert [name for name in left_in(home) if "/lease/" not in name] == before
+
+
+def test_a_reset_that_has_lost_the_checkpoint_to_a_start_at_the_same_moment_deletes_nothing(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(template, tmp_path / "home")
+    location, take = str(tmp_path / "home" / "checkpoint"), lease.take
+
+    def late(checkpoint: str, what: str) -> lease.Lease:
+        taken = take(checkpoint, what)
+        open_files(checkpoint).write(f"{lease.DIRECTORY}/{9:012d}-{'a' * 32}.json", [b"{}"])
+        return taken
+
+    plan = plan_reset(location, tmp_path / "home" / "local")
+    before = {path for path in (tmp_path / "home").rglob("*") if lease.DIRECTORY not in str(path)}
+    monkeypatch.setattr(lease, "take", late)
+    with pytest.raises(CheckpointTaken):
+        carry_out(plan)
+    assert {path for path in (tmp_path / "home").rglob("*") if lease.DIRECTORY not in str(path)} == before

@@ -40,9 +40,11 @@ from backend.spark import start
 from backend.spark.pack.routing import grouping_values
 from backend.store.storage import storage_failed
 from recovery import failures
+from recovery.commit.lease import DIRECTORY, leased
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.pointer import Commit, Pointer, RestoringPointer, encode
 from recovery.failures import Kind, Link, QueryFailed, java_chain, read
+from recovery.files import open_files
 from recovery.listener import LoggingListener
 from recovery.restore.tries import Recorder, Try
 from recovery.snapshots.publisher import Snapshots
@@ -565,6 +567,65 @@ def test_a_changed_job_is_refused_before_its_changelog_and_sources_are_asked(mon
     options, nothing = start.StartOptions(shards=8, changelog="kafka://h:1/log"), cast(Any, None)
     with pytest.raises(ManifestMismatch, match="shards: was 4, is 8"):
         start._open(nothing, str(tmp_path), nothing, options, cast(Any, job), entries, stored, True, nothing)
+
+
+@pytest.mark.parametrize(
+    ("first", "moment", "done"),
+    [
+        (True, "look", []),
+        (True, "record", ["forget", "record"]),
+        (True, "prepare", ["forget", "record", "prepare"]),
+        (True, None, ["forget", "record", "prepare", "open"]),
+        (False, "look", []),
+        (False, "open", ["forget", "open"]),
+        (False, None, ["forget", "open", "record", "prepare"]),
+    ],
+)
+def test_of_two_starts_at_once_the_one_that_has_lost_takes_nothing_more(
+    monkeypatch, tmp_path, first, moment, done
+) -> None:
+    """Both wrote the manifest and claimed the sink, each after the other, and both ended."""
+    checkpoint = str(tmp_path)
+    found: list[str] = []
+
+    def step(name: str) -> Any:
+        def call(*_: Any, **__: Any) -> None:
+            found.append(name)
+            if name == moment:
+                open_files(checkpoint).write(f"{DIRECTORY}/{9:012d}-{'a' * 32}.json", [b"{}"])
+
+        return call
+
+    class Reached(Exception):
+        """Everything is taken."""
+
+    def reached(*_: Any) -> Any:
+        raise Reached
+
+    changelog = SimpleNamespace(check=lambda *_, **__: None, prepare=step("prepare"))
+    for name, stub in {
+        "open_changelog": lambda *_: changelog,
+        "queue_limit": lambda *_: None,
+        "forget_requests": step("forget"),
+        "record": step("record"),
+        "check_state": step("look"),
+        "_begin_sink": lambda *_: None,
+        "_open_sink": step("open"),
+        "terms_of": reached,
+    }.items():
+        monkeypatch.setattr(start, name, stub)
+    job: Any = SimpleNamespace(
+        shards=1, grouping=grouping_values(1), operator=None, inputs=(), message_fields=(), logged=False
+    )
+    job.pinned, job.check_sources = lambda _: job, lambda *_, **__: None
+    entries = {"query": "q", "changelog": "rewind/changelog", "topics": {}, "place": checkpoint}
+    stored = None if first else Manifest(1, grouping_values(1), entries)
+    if stored is not None:
+        write_manifest(checkpoint, stored)
+    nothing = cast(Any, None)
+    with leased(checkpoint, "a query") as lease, pytest.raises(Reached if moment is None else CheckpointTaken):
+        start._open(nothing, checkpoint, nothing, start.StartOptions(), job, entries, stored, False, lease)
+    assert [name for name in found if name != "look"] == done
 
 
 def test_the_start_of_a_query_is_given_up_after_its_patience_by_name(monkeypatch) -> None:
