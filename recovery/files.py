@@ -495,12 +495,15 @@ class RemoteFiles:
         if self._in_place:
             return self._upload(target, chunks)
         draft = f"{target}{TEMPORARY}{uuid.uuid4().hex}"
+        whole = False
         try:
             with self._fs.open(draft, "wb") as handle:
                 length = _write_all(handle, chunks)
+            whole = True
             move_file(self._fs, draft, target)
         except BaseException:
-            if self._fs.exists(draft):
+            # HDFS deletes what a move replaces first: a move that fails after that leaves the draft alone
+            if self._fs.exists(draft) and (not whole or self._fs.exists(target)):
                 self._fs.rm_file(draft)
             raise
         return length

@@ -51,6 +51,7 @@ PERIOD_S = 5.0
 PATIENCE = 4
 """Periods without a renewal after which a holder on another host is dead."""
 MAX_PERIOD_S = 60.0
+_LOOKS = 10
 _NAME = re.compile(r"\d{12}-[0-9a-f]{32}\.json")
 _ours: set[str] = set()
 """Names of this process's leases."""
@@ -67,6 +68,8 @@ class Lease:
         self._checkpoint, self._files, self._name, self._content = checkpoint, files, name, content
         self._ended = threading.Event()
         self._seen_s = time.monotonic()
+        self._renewing = threading.Lock()
+        self._failed = False
         self._thread = threading.Thread(target=self._renew, name="rewind-lease", daemon=True)
         self.lost: CheckpointTaken | None = None
 
@@ -85,8 +88,11 @@ class Lease:
         if self.lost is None:
             try:
                 names = _names(self._files)
+                if not names or names[-1] < self._name:
+                    with self._renewing:  # HDFS deletes a file that is replaced first: the listing may be from between
+                        names = _names(self._files)
             except Exception as error:  # filesystems raise kinds of their own
-                if time.monotonic() - self._seen_s < self._content["period_s"] * PATIENCE:
+                if self._is_patient():
                     return
                 raise StorageFailed(
                     "the checkpoint's lease cannot be looked at",
@@ -96,6 +102,8 @@ class Lease:
                 ) from error
             if self._ended.is_set():
                 self.lost = self._taken("this query has ended")
+            elif self._failed and (not names or names[-1] < self._name) and self._is_patient():
+                return  # a renewal failed after the file was deleted; the next one writes it again
             elif self._name not in names or names[-1] != self._name:
                 newer = _holder(_read(self._files, names[-1])[0]) if names and names[-1] > self._name else ""
                 self.lost = self._taken(newer or "its lease was deleted")
@@ -125,12 +133,18 @@ class Lease:
         _ours.add(self._name)
         self._thread.start()
 
+    def _is_patient(self) -> bool:
+        return time.monotonic() - self._seen_s < float(self._content["period_s"]) * PATIENCE
+
     def _renew(self) -> None:
         while not self._ended.wait(self._content["period_s"]):
             try:
                 self.check()
                 self._content["beat"] += 1
-                self._write(self._content, durable=False)
+                with self._renewing:
+                    self._failed = True
+                    self._write(self._content, durable=False)
+                    self._failed = False
             except CheckpointTaken:
                 return
             except Exception as error:
@@ -214,7 +228,7 @@ def check_free(checkpoint: str) -> list[str]:
     """
     files = open_files(checkpoint)
     for _ in range(3):  # a file that goes while it is watched was taken over or given back: look again
-        names = _names(files)
+        names = _names(files) or _replaced(files)
         if not names:
             return []
         content, data = _read(files, names[-1])
@@ -272,6 +286,17 @@ def _renews(files: Files, name: str, content: dict[str, Any], data: bytes) -> bo
 
 def _names(files: Files) -> list[str]:
     return sorted(name for name in files.list(DIRECTORY) if _NAME.fullmatch(name))
+
+
+def _replaced(files: Files) -> list[str]:
+    """List again where no lease is there: HDFS deletes a file that is replaced first, its draft lies beside it then."""
+    for _ in range(_LOOKS):
+        drafts = files.list(DIRECTORY, temporary=True)
+        names = _names(files)
+        if names or not drafts:
+            return names
+        time.sleep(PERIOD_S / 50)
+    return []
 
 
 def _read(files: Files, name: str) -> tuple[dict[str, Any], bytes]:

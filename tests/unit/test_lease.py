@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,8 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from backend.errors import CheckpointInUse, CheckpointTaken, StorageFailed
 from backend.spark.start import lease_of
@@ -346,3 +349,75 @@ def test_a_take_that_fails_gives_the_lease_back(checkpoint: str, monkeypatch: py
         broken.setattr(Lease, "check", fails)
         take(checkpoint, "one")
     take(checkpoint, "two").release()
+
+
+class DeletesFirst:
+    """Moves as HDFS does: what is replaced is deleted first. Stands still in between until somebody has listed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: int = 0) -> None:
+        self.between, self.listed, self.fails = threading.Event(), threading.Event(), fails
+        ls = MemoryFileSystem.ls
+
+        def listing(fs: MemoryFileSystem, *args: Any, **kwargs: Any) -> Any:
+            found = ls(fs, *args, **kwargs)
+            if self.between.is_set():
+                self.listed.set()
+            return found
+
+        def mv(fs: MemoryFileSystem, source: str, target: str, **_: Any) -> None:
+            if fs.exists(target):
+                fs.rm_file(target)
+                self.between.set()
+                self.listed.wait(30)
+                self.fails -= 1
+                if self.fails >= 0:
+                    raise OSError("the name node went away")
+            AbstractFileSystem.mv(fs, source, target)
+
+        monkeypatch.setattr(MemoryFileSystem, "ls", listing)
+        monkeypatch.setattr(MemoryFileSystem, "mv", mv)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[str]:
+    yield f"memory://lease/{tmp_path.name}"
+    MemoryFileSystem().rm("/lease", recursive=True)
+
+
+def test_a_renewal_that_deletes_first_loses_no_lease(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = DeletesFirst(monkeypatch)
+    holder = take(memory, "a query")
+    assert moves.between.wait(30)
+    holder.check()
+    assert holder.lost is None
+    holder.release()
+
+
+def test_a_renewal_that_deletes_first_makes_no_checkpoint_free(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = DeletesFirst(monkeypatch)
+    holder = take(memory, "a query")
+    assert moves.between.wait(30)
+    with pytest.raises(CheckpointInUse, match="a query"):
+        check_free(memory)
+    holder.release()
+
+
+def test_a_renewal_that_fails_when_it_has_deleted_is_made_again(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = DeletesFirst(monkeypatch, fails=1)
+    monkeypatch.setattr(module, "PATIENCE", 1000)
+    holder = take(memory, "a query")
+    assert moves.between.wait(30)
+    holder.check()
+    while moves.fails >= 0 or not contents(memory):
+        assert holder._thread.is_alive()
+        holder.check()
+    holder.check()
+    holder.release()
+
+
+def test_a_lease_that_somebody_deleted_is_lost_at_once(memory: str) -> None:
+    holder = take(memory, "a query")
+    stand_still(holder)
+    MemoryFileSystem().rm(f"/lease/{memory.rpartition('/')[2]}/{DIRECTORY}", recursive=True)
+    with pytest.raises(CheckpointTaken, match="its lease was deleted"):
+        holder.check()

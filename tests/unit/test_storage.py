@@ -255,3 +255,24 @@ def test_a_directory_where_a_file_must_be(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("")
     with pytest.raises(RewindError, match="a file lies where a directory must be"):
         files.write("b/c", [json.dumps(1).encode()])
+
+
+def test_a_move_that_fails_when_it_has_deleted_what_it_replaces_leaves_the_draft(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As HDFS moves: the draft is the only copy then. Where the old file is still there the draft goes."""
+    there = RemoteFiles("memory://torn")
+    there.write("a/old", [b"one"])
+
+    def refuse(fs: MemoryFileSystem, source: str, target: str) -> None:
+        if deletes:
+            fs.rm_file(target)
+        raise OSError(errno.EIO, "the name node went away")
+
+    monkeypatch.setattr(MemoryFileSystem, "mv", refuse)
+    for deletes in (False, True):
+        with pytest.raises(StorageFailed, match="name node"):
+            there.write("a/old", [b"two"])
+        drafts = there.list("a", temporary=True)
+        assert (len(there.list("a")), len(drafts)) == ((0, 1) if deletes else (1, 0))
+    assert there.read(f"a/{next(iter(drafts))}") == b"two"
