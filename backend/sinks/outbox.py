@@ -139,14 +139,15 @@ class OutboxSink:
     def __init__(self, accept_published: int | None, outbox: str | None = None) -> None:
         check_accepted(accept_published)
         self._accept = accept_published
-        self._outbox = Outbox(outbox) if outbox is not None else None
+        self._own = Outbox(outbox) if outbox is not None else None
+        self._outbox = self._own
         self._planned: int | None = None
         self._empty: dict[str, pa.Table] = {}
         self._schemas: dict[str, pa.Schema] = {}
 
     def begin(self, outbox: str, operator: Operator) -> None:
         """Take note of where tasks may write and of whose results come, before `open`; makes nothing."""
-        self._outbox = self._outbox or Outbox(outbox)
+        self._outbox = self._own or Outbox(outbox)
         self._empty = empty_outputs(operator)
         self._schemas = {kind: plain_schema(table.schema) for kind, table in self._empty.items()}
 

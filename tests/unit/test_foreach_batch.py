@@ -49,6 +49,19 @@ def ids(written: Any, kind: str) -> list[str]:
     return found[0]
 
 
+def test_a_sink_of_another_query_has_that_ones_outbox(home: Home, tmp_path: Path) -> None:
+    sink = home.start(-1)
+    home.publish(sink, 1)
+    given = [path.read_bytes() for path in Path(scratch(home.home)).rglob("*") if path.is_file()]
+    assert given
+    sink.begin(str(tmp_path / "another"), operator())
+    sink.resume_from(-1)
+    sink.open("another")
+    home.publish(sink, 0)
+    assert [path.read_bytes() for path in Path(scratch(home.home)).rglob("*") if path.is_file()] == given
+    assert list((tmp_path / "another").iterdir())
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path, Story(7, 8))
