@@ -38,6 +38,7 @@ from backend.errors import (
     StateUnavailable,
     StorageFailed,
     StoreLocked,
+    UserCodeFailed,
 )
 from backend.kafka_client.loss import named_loss
 from backend.kafka_client.refusals import RIGHTS
@@ -102,6 +103,12 @@ _HDFS_BROKE = "End of File Exception between"
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 _NO_RIGHT = ("(Permission denied)", "(Read-only file system)")
 _FORBIDDEN = frozenset({"org.apache.hadoop.security.AccessControlException", "java.nio.file.AccessDeniedException"})
+_INTERRUPTED = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
+_CANCELLED = "[SPARK_JOB_CANCELLED]"
 _ABORTED = re.compile(
     r"Job aborted due to stage failure: Task \d+ in stage [\d.]+ failed \d+ times, most recent failure:"
     r" Lost task [\d.]+ in stage [\d.]+ \(TID \d+\) \([^()]*\): (?P<kind>[\w.$]+)(?P<text>.*)",
@@ -207,6 +214,16 @@ def is_lasting(failure: Failure) -> bool:
     if isinstance(failure.error, StorageFailed):
         return failure.error.lasting
     return any(head.kind == _NO_FILESYSTEM for head in chain(failure.error))
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return whether an error may be what a stop of Spark's query makes of an action, as Spark judges its own."""
+    if isinstance(error, UserCodeFailed) and error.__cause__ is not None:
+        error = error.__cause__  # an action of a sink's function
+    links = chain(error)
+    if not links or _named(error, links) is not None:
+        return False
+    return links[-1].kind in _INTERRUPTED or links[-1].text.startswith(_CANCELLED)
 
 
 def text_of(error: RewindError) -> str:

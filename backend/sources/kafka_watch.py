@@ -93,6 +93,10 @@ class TopicWatch:
         self.leader_epochs |= leader_epochs
         return changed
 
+    def close(self) -> None:
+        """Let the client go; the next look makes a new one."""
+        self._admin = None
+
 
 def check_end(settings: KafkaSettings, key: TopicPartition, position: int, leader_epoch: int) -> None:
     """Check that a partition still holds what was written below a position under an epoch or older ones.

@@ -92,6 +92,8 @@ _MOST, _MOST_TO_SPARK = 2**63 - 1, 2**31 - 1
 OUTBOX_DIRECTORY = "rewind/outbox"
 """Below the checkpoint: what tasks write for sinks that publish from the driver."""
 log = logging.getLogger("rewind.start")
+_written: dict[int, tuple[Sink, str]] = {}
+"""Sinks of active queries, by identity, with their checkpoints."""
 
 SESSION = {"timezone": "spark.sql.session.timeZone", "ansi": "spark.sql.ansi.enabled"}
 """Settings of the session that a replay must parse under, by their name in the manifest."""
@@ -254,6 +256,7 @@ def _plan(
             why="what this start had gone by is another now",
             command="start the query again",
         )
+    taken.enter_context(sole_use(sink, checkpoint))
     lease.check()
     clear_unplanned(checkpoint)
     return _open(spark, checkpoint, sink, options, job, entries, stored, used, lease)
@@ -278,6 +281,36 @@ def lease_of(checkpoint: str, what: str) -> Iterator[Lease]:
     except BaseException:
         lease.release(forget=lease.is_first)
         raise
+
+
+@contextmanager
+def sole_use(sink: Sink, checkpoint: str) -> Iterator[None]:
+    """Take a sink object for a query, which frees it at its end (`_close`); freed here when the query does not start.
+
+    Raises:
+        ValueError: Another query writes to it: what it knows of its query is that one's.
+    """
+    mine = sink, checkpoint
+    found = _written.setdefault(id(sink), mine)
+    if found is not mine:
+        raise ValueError(
+            f"sink={sink!r}: another query writes to it, that on {found[1]}: allowed is a sink of its own for each"
+            " query, or this one when that query has ended"
+        )
+    try:
+        yield
+    except BaseException:
+        del _written[id(sink)]
+        raise
+
+
+def _close(sink: Sink, watch: SourceWatch) -> None:
+    """Let go, at a query's end, of its sink and of the clients: who keeps the handle does not keep those."""
+    try:
+        watch.close()
+        getattr(sink, "close", lambda: None)()
+    finally:
+        _written.pop(id(sink), None)
 
 
 def _open(
@@ -401,6 +434,7 @@ def _open(
         under_way=under_way,
         window_ends=WindowEnds() if every_ms == 0 else None,
         end_restores=lambda: context_of(spark).cancelJobGroup(group),
+        close=partial(_close, sink, watch),
         standby=standby_of(spark, checkpoint, make, job.shards, used, options.standby, local_dir) if every else None,
     )
 

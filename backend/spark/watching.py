@@ -59,6 +59,12 @@ class SourceWatch:
             open_files(self._checkpoint).write(LEADER_EPOCHS, [json.dumps(content).encode()])
             self._unsaved = False
 
+    def close(self) -> None:
+        """Let the clients go; the next look makes new ones."""
+        with self._lock:
+            for _, watch in self._watches:
+                watch.close()
+
     def _committed(self, number: int) -> dict[TopicPartition, int]:
         positions = committed_positions(self._checkpoint)
         return positions[number] if number < len(positions) else {}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from backend.texts import one_line
 from recovery.commit.lease import Lease
 from recovery.commit.option_sets import versions_in
 from recovery.commit.pointer import Commit
-from recovery.failures import Failure, Kind, QueryFailed, java_chain, read, summary
+from recovery.failures import Failure, Kind, QueryFailed, is_interruption, java_chain, read, summary
 from recovery.listener import RestoreListener, is_telling
 from recovery.restore.lineage import based
 from recovery.restore.tries import moves, relay
@@ -88,6 +89,7 @@ class QueryPlan:
         standby: Keeps copies of shards on other hosts; None keeps none.
         window_ends: Says when the next micro-batch begins; None where a trigger does.
         end_restores: Cancels the jobs of restores, which fail then.
+        close: Lets go of the sink and of clients, at the end.
     """
 
     spark: SparkSession
@@ -110,6 +112,7 @@ class QueryPlan:
     standby: Standby | None = None
     window_ends: WindowEnds | None = None
     end_restores: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -296,6 +299,8 @@ class RewindQuery:
             if self._stopping.is_set():
                 raise InterruptedError(INTERRUPTED) from None
             self._raised = error  # Spark's query carries only text
+            if is_interruption(error):
+                raise InterruptedError(INTERRUPTED) from None  # Spark knows whether its query was stopped
             raise MicroBatchFailed(read(error).text) from None
         self._plan.beside.pace(self._stopping.wait)
         if self._plan.window_ends is not None:
@@ -349,7 +354,7 @@ class RewindQuery:
         """Start Spark's query; what passes is waited for, as after a failure of the query."""
         while True:
             try:
-                return self._plan.start_query(self._publish)
+                return self._plan.start_query(_weakly(self))
             except Exception as error:
                 failure = read(error)
                 if failure.kind is Kind.FINAL:
@@ -380,8 +385,15 @@ class RewindQuery:
             self._plan.beside.join(self._end_restores if ended else None)
             self._end_copies()
         finally:
+            self._close()
             if self._plan.lease is not None:
                 self._plan.lease.release()
+
+    def _close(self) -> None:
+        try:
+            self._plan.close()
+        except Exception as error:  # everything is out: this changes nothing of how the query ended
+            log.warning("the sink could not be closed: %s", summary(error))
 
     def _end_copies(self) -> None:
         if self._plan.standby is not None:
@@ -536,7 +548,7 @@ class RewindQuery:
     def _start_query(self) -> StreamingQuery:
         """Start Spark's query, when a restore beside the one before has ended."""
         self._plan.beside.join()
-        return self._plan.start_query(self._publish)
+        return self._plan.start_query(_weakly(self))
 
     def _stop_between(self, query: StreamingQuery) -> None:
         """Stop Spark's query between two micro-batches: one that runs is waited for, at most `STOP_S` seconds."""
@@ -568,7 +580,7 @@ class RewindQuery:
     def _reached_end(self, query: StreamingQuery, committed: int) -> bool:
         if self._asked is not None:
             # a drain of an earlier start, planned or queued and only run now, says nothing of what came since
-            done = [version for version, request in self._drained.values() if request >= self._asked]
+            done = [version for version, request in list(self._drained.values()) if request >= self._asked]
             return len(done) == self._plan.shards and not self._plan.beside.shards and committed >= max(done)
         progress = query.lastProgress
         targets = self._plan.targets or ()
@@ -580,6 +592,30 @@ class RewindQuery:
             return False
         self._asked = self._plan.drain()
         return False
+
+
+def _weakly(query: RewindQuery) -> Callable[[DataFrame, int], None]:
+    """Return what Spark calls with each micro-batch.
+
+    The callback lives as long as Spark's query in the JVM, which lives as long as the handle holds it: were the handle
+    held by it, also by the frames of what it raised, both would stay for ever. While it runs, its supervisor holds it.
+    """
+    of = weakref.ref(query)
+
+    def publish(frames: DataFrame, version: int) -> None:
+        alive = of()
+        failed: Exception = InterruptedError(INTERRUPTED)
+        if alive is not None:
+            try:
+                alive._publish(frames, version)
+                return
+            except Exception as error:
+                failed = error.with_traceback(None)
+                failed.__context__ = None
+        del alive
+        raise failed
+
+    return publish
 
 
 def _committed(progress: Any) -> int:

@@ -37,6 +37,7 @@ from recovery.inspect.user_job import job_of
 from recovery.supervise.supervisor import RewindQuery
 from tests.support.collecting import CollectSink
 from tests.support.waiting import ended
+from tests.support.waiting import until as wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -296,6 +297,39 @@ def test_a_sink_others_and_a_newer_driver_stop_a_query(spark: Any, tmp_path: Pat
     with pytest.raises(CheckpointTaken, match="a query, process 1 on elsewhere"):
         ended(older)
     assert not spark.streams.active
+
+
+@pytest.mark.parametrize("until", [None, "end"])
+def test_sparks_own_stop_inside_a_micro_batch_is_no_failure(spark: Any, tmp_path: Path, until: str | None) -> None:
+    """Before: `MicroBatchFailed`, or the interruption by the JVM's name."""
+    write(tmp_path / "archive", [0, 30, 70])
+    began, released = str(tmp_path / "began"), str(tmp_path / "released")
+
+    def block(messages: pa.Table, context: Any) -> None:
+        from pathlib import Path  # it travels by value
+        from time import sleep
+
+        Path(began).touch()
+        while not Path(released).exists():
+            sleep(0.05)
+
+    source = archive(str(tmp_path / "archive"), value="key string, at long")
+    blocking = stream(source, key="key").process(block, stores=[], result=pa.schema([("n", pa.int64())]))
+    query = blocking.options(shards=1, trigger="0 seconds").start(
+        spark, checkpoint=tmp_path / "checkpoint", local_dir=tmp_path / "local", sink=CollectSink(), until=until
+    )
+    try:
+        wait_until(Path(began).exists, what="a task that runs", alive=lambda: query.is_active)
+        query.query.stop()
+        if until is None:
+            assert query.await_termination(PATIENCE_S)
+            assert query.exception is None
+        else:
+            with pytest.raises(QueryStopped, match="before the end of its input"):
+                query.await_termination(PATIENCE_S)
+    finally:
+        Path(released).touch()
+        query.stop()
 
 
 class FailsOnce(CollectSink):

@@ -45,6 +45,19 @@ class Source:
         return self.made
 
 
+def test_a_watch_that_was_closed_keeps_no_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Cluster(monkeypatch, {("t", 0): End(4, 0)})
+    made: list[object] = []
+    monkeypatch.setattr(kafka_watch, "admin_client", lambda _: made.append(object()) or made[-1])
+    source = Source()
+    watch = SourceWatch(str(tmp_path), [source])  # type: ignore[list-item]
+    for _ in range(2):
+        watch.look()
+        watch.close()
+    assert source.made._admin is None
+    assert len(made) == 2
+
+
 def committed(checkpoint: Path, following: int) -> None:
     for folder in ("commits", "offsets"):
         (checkpoint / folder).mkdir(exist_ok=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import re
 import threading
 import traceback
+import weakref
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from backend.errors import (
     CheckpointTaken,
     HistoryLost,
     ManifestMismatch,
+    QueryStopped,
     RestoreFailed,
     RewindError,
     SinkUnavailable,
@@ -725,6 +728,20 @@ def test_a_drain_that_an_earlier_start_asked_for_does_not_end_a_run() -> None:
     assert ends(5, 5)
 
 
+def test_the_end_is_looked_for_while_a_micro_batch_notes_who_drained() -> None:
+    """They do so in two threads: what comes between two looks at the shards is no error."""
+    query = RewindQuery(one_shard(start_query=lambda publish: Failing(None), shards=3))
+
+    class Request(int):
+        def __ge__(self, asked: object) -> bool:
+            query._drained[2] = 7, 5
+            return True
+
+    query._drained, query._asked = {0: (7, Request(5)), 1: (7, Request(5))}, 5
+    assert not query._reached_end(query.query, 7)
+    assert query._reached_end(query.query, 7)
+
+
 def test_a_source_that_spark_reads_is_at_its_end_when_a_micro_batch_of_this_start_finds_nothing_new() -> None:
     drained: list[bool] = []
     query = RewindQuery.__new__(RewindQuery)
@@ -915,6 +932,129 @@ def test_what_a_stop_interrupts_is_no_failure_of_the_query_but_a_named_error_is(
     query, _ = stopped(error)
     assert (query.exception is not None) == kept
     assert query.progress.restores == 0
+
+
+@pytest.mark.parametrize("error", [None, GONE])
+def test_an_ended_query_that_nobody_uses_is_gone_though_spark_has_its_callback(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    monkeypatch.setattr(supervisor.log, "disabled", True)  # pytest keeps what is logged, and the error with it
+    callbacks: list[Callable[[Any, int], None]] = []
+    raised: list[Exception] = []  # Spark keeps that, too
+
+    def stream(publish: Callable[[Any, int], None]) -> None:
+        try:
+            publish(None, 0)
+        except Exception as failed:
+            raised.append(failed)
+
+    def launch(publish: Callable[[Any, int], None]) -> Failing:
+        callbacks.append(publish)
+        thread = threading.Thread(target=stream, args=(publish,))
+        thread.start()
+        thread.join(PATIENCE_S)
+        return Failing(raised[0] if raised else None)
+
+    class Output:
+        def publish(self, frames: Any, version: int) -> list[Any]:
+            if error is not None:
+                raise type(error)("of this query", where="t-0")
+            return []
+
+        def close(self) -> None:
+            closed.append("closed")
+
+    closed: list[str] = []
+    output = Output()
+    query = RewindQuery(one_shard(start_query=launch, publish=output.publish, close=output.close))
+    assert query._done.wait(PATIENCE_S)
+    query._thread.join(PATIENCE_S)
+    assert isinstance(query.exception, HistoryLost) == (error is not None)
+    assert closed == ["closed"]
+    gone = weakref.ref(query), weakref.ref(output)
+    del query, output
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+    with pytest.raises(InterruptedError):
+        callbacks[0](None, 1)
+
+
+def test_a_sink_that_cannot_be_closed_changes_nothing_of_how_a_query_ended(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse() -> None:
+        raise RuntimeError("no connection")
+
+    query = RewindQuery(one_shard(start_query=lambda publish: Failing(None), close=refuse))
+    assert query.await_termination(PATIENCE_S)
+    assert "the sink could not be closed: RuntimeError: no connection" in caplog.text
+
+
+def test_a_sink_writes_for_one_query_at_a_time() -> None:
+    closed: list[str] = []
+    watch = SimpleNamespace(close=lambda: closed.append("watch"))
+    sink: Any = SimpleNamespace(close=lambda: closed.append("sink"))
+
+    def begin(sink: Any, checkpoint: str) -> None:
+        with start.sole_use(sink, checkpoint):
+            pass
+
+    begin(sink, "one")
+    with pytest.raises(ValueError, match=r"sink=.*another query writes to it, that on one"):
+        begin(sink, "two")
+    begin(other := object(), "three")
+    start._close(cast(Any, sink), cast(Any, watch))
+    start._close(cast(Any, other), cast(Any, watch))
+    assert closed == ["watch", "sink", "watch"]
+    with pytest.raises(LookupError), start.sole_use(cast(Any, sink), "two"):
+        raise LookupError("it did not start")
+    begin(sink, "four")
+    start._close(cast(Any, sink), cast(Any, watch))
+
+
+SPARKS_STOP = QueryFailed("", (Link(SPARK, "above"), Link("java.lang.InterruptedException", "")))
+CANCELLED = QueryFailed("", (Link(SPARK, "[SPARK_JOB_CANCELLED] Job 7 cancelled part of cancelled job group 4-2"),))
+INTERRUPTED_IO = QueryFailed("", (Link("java.io.InterruptedIOException", "", io=True),))
+BY_A_FUNCTION = UserCodeFailed("the function of the sink raised SparkException")
+BY_A_FUNCTION.__cause__ = CANCELLED
+
+
+@pytest.mark.parametrize("error", [SPARKS_STOP, CANCELLED, INTERRUPTED_IO, BY_A_FUNCTION])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_sparks_own_stop_inside_a_micro_batch_is_no_failure(error: Exception, bounded: bool) -> None:
+    """Spark takes what its stop makes of a sink for no failure if it knows it by the text that it looks for."""
+    query = handle_of_interrupted(error, bounded=bounded, stopped=True)
+    assert isinstance(query.exception, QueryStopped) if bounded else query.exception is None
+
+
+@pytest.mark.parametrize("error", [GONE, LATE, UserCodeFailed("the function of the sink raised ValueError")])
+def test_what_fails_when_spark_stops_its_query_keeps_its_name(error: Exception) -> None:
+    query = handle_of_interrupted(error, stopped=True)
+    assert query.exception is not None
+
+
+def test_an_interruption_without_a_stop_ends_the_query_by_what_it_was() -> None:
+    query = handle_of_interrupted(SPARKS_STOP, stopped=False)
+    assert query.exception is SPARKS_STOP
+
+
+def handle_of_interrupted(error: Exception, *, stopped: bool, bounded: bool = False) -> RewindQuery:
+    """Let Spark's query end in the middle of a micro-batch whose publication raises, by a stop or by itself."""
+
+    class Interrupted(Failing):
+        def __init__(self, publish: Callable[[Any, int], None]) -> None:
+            super().__init__(None)
+            try:
+                publish(None, 0)
+            except Exception as raised:
+                if not (stopped and isinstance(raised, InterruptedError)):
+                    self.error = raised
+
+    def publish(frames: Any, version: int) -> list[Any]:
+        raise error
+
+    targets = ({("t", 0): 9},) if bounded else None
+    query = RewindQuery(one_shard(start_query=Interrupted, publish=publish, targets=targets, patience_s=0.0))
+    assert query._done.wait(PATIENCE_S)
+    return query
 
 
 def test_a_micro_batch_that_begins_while_the_end_is_found_is_published_before_the_stop() -> None:

@@ -234,7 +234,7 @@ class KafkaSink(Sealing):
         ]
 
     def close(self) -> None:
-        """Let the producer go; the next publication takes the output over again."""
+        """Let the clients go; the next publication takes the output over again."""
         self._writer.close()
 
     def places(self) -> dict[str, str]:

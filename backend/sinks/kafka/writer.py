@@ -188,8 +188,8 @@ class TransactionalWriter:
             self._write(self._record(version, count, contents), [])
 
     def close(self) -> None:
-        """Let the producer go; nothing is in flight between two publications."""
-        self._delivery = None
+        """Let the clients go; nothing is in flight between two publications."""
+        self._delivery = self._admin = None
 
     @property
     def limits(self) -> dict[str, int]:
