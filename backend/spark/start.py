@@ -300,7 +300,7 @@ def sole_use(sink: Sink, checkpoint: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        del _written[id(sink)]
+        _written.pop(id(sink), None)
         raise
 
 
