@@ -29,6 +29,7 @@ from backend.batch import (
     Proof,
     SourcePartition,
 )
+from backend.chunks import taken_rows
 from backend.joins import cells, outer, state
 from backend.joins.cells import Place
 from backend.joins.liveness import bucket_width, side_clocks, side_of
@@ -213,7 +214,7 @@ class _Step(Meeting):
             for name in ("offset", "partition", "stream")
         ]
         self.metrics["unmatched"] += table.num_rows
-        return [table.take(pa.array(np.lexsort(places)))] if table.num_rows else []
+        return [taken_rows(table, np.lexsort(places))] if table.num_rows else []
 
     def _lonely(self, side: int, rows: Rows, picked: IntArray, due: Mask) -> pa.Table:
         half = rows.time[picked], self.codec.fields(rows, picked, self.spec.sides[side])

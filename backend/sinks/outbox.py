@@ -10,6 +10,7 @@ Parquet sink.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from backend.batch import Operator
+from backend.errors import StorageFailed
 from backend.sinks.parquet import REPORT_DDL, contents, write_frames
 from backend.sinks.record import Content, check_accepted
 from backend.sinks.sealing import Seal, Sealing, Writing, check_run
@@ -34,6 +36,8 @@ from recovery.files import LocalFiles, make_directory, open_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+log = logging.getLogger("rewind.sink")
 
 BATCH_ROWS = 20_000
 """Rows that `Written.batches` holds at once."""
@@ -90,7 +94,7 @@ class Outbox(Sealing):
     def clear(self) -> None:
         """Remove what crashed publications left."""
         for folder in self.files.folders():
-            self.files.delete_folder(folder)
+            self._remove(folder)
 
     def writing(self, *, dated: bool = True) -> Writing:
         """Give what the operator's tasks call, from here on until it is called again; `dated` as in `write_frames`."""
@@ -112,7 +116,7 @@ class Outbox(Sealing):
             rows = [row.asDict() for row in frames.collect()]
             self.seal(version, rows)
         except Exception:
-            self.files.delete_folder(folder)
+            self._remove(folder)
             raise
         return self.written(folder, rows)
 
@@ -121,8 +125,14 @@ class Outbox(Sealing):
         return Written(f"{self.files.uri}/{folder}", sorted(reports, key=lambda row: int(row["shard"])))
 
     def drop(self, written: Written) -> None:
-        """Remove a micro-batch."""
-        self.files.delete_folder(written.uri.rpartition("/")[2])
+        """Remove a micro-batch; one that a store keeps changes nothing of what is out."""
+        self._remove(written.uri.rpartition("/")[2])
+
+    def _remove(self, folder: str) -> None:
+        try:
+            self.files.delete_folder(folder)
+        except StorageFailed as error:
+            log.warning("%s/%s is not deleted: %s", self.files.uri, folder, error.why)
 
 
 class OutboxSink:

@@ -42,14 +42,14 @@ def check_run(run: str) -> None:
         )
 
 
-def _unsealed(version: int, rows: Iterable[Mapping[str, Any]]) -> None:
+def unsealed(version: int, rows: Iterable[Mapping[str, Any]]) -> None:
     """Do nothing: no shard queues."""
 
 
 class Sealing:
     """The part of a sink, or of what it publishes from, that runs the tasks."""
 
-    seal: Seal = staticmethod(_unsealed)
+    seal: Seal = staticmethod(unsealed)
 
     def seal_by(self, seal: Seal) -> None:
         """Take what to call after the tasks of a micro-batch ran, and before anything of it is out."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backend.batch import Operator
+from backend.sinks.sealing import unsealed
 from backend.spark.resume import newest_planned
 from backend.spark.session.jvm import context_of
 from recovery.commit.lease import Lease
@@ -107,6 +108,9 @@ class Sealing:
         elif started.planned >= 0:
             with suppress(ValueError):  # a driver before, which stood still, may yet seal what this one runs again
                 seal_by(self._sink, sealed)
+        else:
+            with suppress(ValueError):  # another query that it wrote for has left its own there
+                seal_by(self._sink, unsealed)
 
 
 def seal(started: Incarnation, lease: Lease, version: int, rows: Iterable[Mapping[str, Any]]) -> None:

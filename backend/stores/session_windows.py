@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME, PARTITION, STREAM, TIME
 from backend.boundary import check_function
+from backend.chunks import taken_rows
 from backend.python_rows import arrow_value, python_values
 from backend.stores.durations import Duration, milliseconds
 from backend.stores.named import event_time
@@ -237,7 +238,7 @@ def _side_by_side(messages: pa.Table) -> pa.Table:
     # times by rank, and those of each source partition above those before it: one running maximum does for all
     base = np.concatenate([[0], np.cumsum(changes)]) * len(order)
     reached = np.maximum.accumulate(base + np.unique(time[order], return_inverse=True)[1]) - base
-    return messages.take(pa.array(order[np.argsort(reached, kind="stable")]))
+    return taken_rows(messages, order[np.argsort(reached, kind="stable")])
 
 
 def _table(updates: Iterator[SessionUpdate], schema: pa.Schema) -> pa.Table:

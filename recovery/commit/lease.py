@@ -41,7 +41,7 @@ from typing import Any
 
 from backend.errors import UNDECODABLE, CheckpointInUse, CheckpointTaken, StorageFailed
 from backend.places import is_same, real_place
-from recovery.files import Files, open_files
+from recovery.files import TEMPORARY, Files, open_files
 
 log = logging.getLogger("rewind.lease")
 
@@ -51,7 +51,6 @@ PERIOD_S = 5.0
 PATIENCE = 4
 """Periods without a renewal after which a holder on another host is dead."""
 MAX_PERIOD_S = 60.0
-_LOOKS = 10
 _NAME = re.compile(r"\d{12}-[0-9a-f]{32}\.json")
 _ours: set[str] = set()
 """Names of this process's leases."""
@@ -174,7 +173,9 @@ def take(checkpoint: str, what: str) -> Lease:
     """
     before = check_free(checkpoint)
     files = open_files(checkpoint)
-    number = int(before[-1].partition("-")[0]) + 1 if before else 1
+    drafts = files.list(DIRECTORY, temporary=True)
+    numbers = [int(name.partition("-")[0]) for name in (*before, *drafts) if _NAME.match(name.partition(TEMPORARY)[0])]
+    number = max(numbers, default=0) + 1
     content = {
         "format": FORMAT,
         "what": what,
@@ -201,7 +202,7 @@ def take(checkpoint: str, what: str) -> Lease:
         lease.release()
         raise
     try:
-        files.delete(f"{DIRECTORY}/{name}" for name in before)
+        files.delete(f"{DIRECTORY}/{name}" for name in (*before, *drafts))
     except Exception as error:  # the newest counts, whatever lies beside it; filesystems raise kinds of their own
         log.warning("older leases of %s are not deleted now: %s", checkpoint, error)
     return lease
@@ -290,13 +291,13 @@ def _names(files: Files) -> list[str]:
 
 def _replaced(files: Files) -> list[str]:
     """List again where no lease is there: HDFS deletes a file that is replaced first, its draft lies beside it then."""
-    for _ in range(_LOOKS):
+    deadline = time.monotonic() + PERIOD_S * PATIENCE  # for as long as a holder may take to write it again
+    while True:
         drafts = files.list(DIRECTORY, temporary=True)
         names = _names(files)
-        if names or not drafts:
+        if names or not drafts or time.monotonic() >= deadline:
             return names
         time.sleep(PERIOD_S / 50)
-    return []
 
 
 def _read(files: Files, name: str) -> tuple[dict[str, Any], bytes]:

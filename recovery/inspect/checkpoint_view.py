@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import xxhash
 
-from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateCorrupted, StateUnavailable, StorageFailed
+from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
 from backend.store.protocol import LOGGED_FROM, Changes, Readable, Region, region_range
@@ -238,7 +238,7 @@ class Checkpoint:
         present = {entry.commit for entry in self.changelog.entries(shard)}
         known: list[Commit] = [newest]
         while known[-1].version > version:
-            record = self.changelog.read(shard, known[-1]).record
+            record = self.changelog.record(shard, known[-1])
             older = [commit for commit in record.ancestors if commit in present]
             if not older:
                 raise HistoryLost(
@@ -324,10 +324,10 @@ def read_beside(read: Callable[[], T]) -> T:
     """Read a database that a job may be running on: once its compactions delete a file, again, with those of now.
 
     Raises:
-        StateCorrupted: It cannot be read, three times.
+        RewindError: It cannot be read, three times.
     """
     for _ in range(_TRIES - 1):
-        with suppress(StateCorrupted):
+        with suppress(RewindError):
             return read()
     return read()
 

@@ -393,7 +393,8 @@ def tables_of(checkpoint: Checkpoint) -> list[str]:
 
 def as_of_one(checkpoint: Checkpoint, wanted: Wanted) -> Wanted:
     """Fix the version, however long all shards take; messages are as of what this host's database is at."""
-    if wanted.version is not None or wanted.table in ("messages", *SIDES):
+    local = wanted.table in ("messages", *SIDES) and _entry(checkpoint).get("operator") != "process"
+    if wanted.version is not None or local:
         return wanted
     return replace(wanted, version=max(checkpoint.versions(), default=None))
 

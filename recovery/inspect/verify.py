@@ -233,8 +233,12 @@ def _local(
     if local.problem is not None:
         yield _of(local.problem, NOTE, "local state")
         return
+    copies = f"{checkpoint.snapshots.files.uri}/{shard}, the copies of it, if there are any"
+    again = (
+        f"stop the query, move {local.path.parent} aside, and {copies}; then start it again: no start finds this out"
+    )
     try:
-        found, findings = read_beside(lambda: _database(local.path / "db", where, logged))
+        found, findings = read_beside(lambda: _database(local.path / "db", where, logged, again))
     except RewindError as error:
         yield _of(error, NOTE, "local state")
         return
@@ -249,7 +253,7 @@ def _local(
 
 
 def _database(
-    database: Path, where: str, logged: Callable[[Commit], History | None]
+    database: Path, where: str, logged: Callable[[Commit], History | None], again: str
 ) -> tuple[CommitRecord | None, list[Finding]]:
     """Read a whole database; return what it is at, and what there is to say.
 
@@ -257,11 +261,12 @@ def _database(
         database: Its directory.
         where: Names it.
         logged: Gives what the changelog has as of a commit, None where it cannot be had.
+        again: What to do where it has other rows.
 
     Raises:
         RewindError: It cannot be read.
     """
-    history = None
+    history, wrong = None, list[str]()
     with RocksStore.open(database, read_only=True) as store:
         store.check_files()
         data = store.get(COMMIT_KEY)
@@ -271,9 +276,8 @@ def _database(
         if found is not None:
             history = logged(found.commit)
             wrong = check_messages(store, found, []) + (logged_differences(store, history) if history else [])
-            again = f"stop the query, delete {database.parent.parent}, start it again: no start finds this out"
-            findings += [Finding(NOTE, "local state", where, what, again) for what in wrong]
-    compared = ", logged rows compared with the changelog" if history is not None else ""
+            findings += [Finding(PROBLEM, "local state", where, what, again) for what in wrong]
+    compared = ", logged rows compared with the changelog" if history is not None and not wrong else ""
     sound = Finding(SOUND, "local state", where, f"{rows} rows, every block matches its checksum{compared}")
     return found, [*findings, sound]
 

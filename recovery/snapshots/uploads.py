@@ -30,6 +30,8 @@ log = logging.getLogger("rewind.uploads")
 
 STEP_WAIT_S = 20.0
 """For so long a commit waits for its step to be uploaded; it goes on without it then."""
+LOOK_WAIT_S = 5.0
+"""For so long a commit waits for the first listing of its shard's snapshots; what is missing is made later then."""
 _KIND = "upload"
 
 _busy = threading.Semaphore(1)
@@ -39,6 +41,8 @@ _gaps: dict[tuple[str, int], int] = {}
 """Version of a shard's newest step, or since which its snapshot, did not get there, as far as this process knows."""
 _seen: set[tuple[str, int]] = set()
 """Shards of which this process knows whether a snapshot is missing."""
+_looking: set[tuple[str, int]] = set()
+"""Shards whose snapshots are being listed."""
 _under_way: set[tuple[str, int]] = set()
 """Shards whose snapshot is being uploaded."""
 _waiting: dict[tuple[str, int], int] = {}
@@ -66,17 +70,27 @@ def is_wanted(snapshots: Snapshots, row: CommitRecord, every: int, scratch: Path
         scratch: As in `begin_upload`.
     """
     place = snapshots.files.uri, row.shard
-    if place not in _seen:
+    if place not in _seen and place not in _looking:
+        _looking.add(place)
+        thread = threading.Thread(target=_look, args=(snapshots, row, every, scratch), name="rewind-look", daemon=True)
+        thread.start()
+        thread.join(LOOK_WAIT_S)
+    return place in _gaps or place in _waiting
+
+
+def _look(snapshots: Snapshots, row: CommitRecord, every: int, scratch: Path) -> None:
+    place = snapshots.files.uri, row.shard
+    try:
         sweep(scratch, _KIND)
         if any(scratch.glob(f"{_KIND}-*")):
-            return False  # another process uploads it now: what comes of that is seen later
-        try:
-            if snapshots.lack(row, every):
-                _gaps.setdefault(place, row.commit.version)
-            _seen.add(place)
-        except Exception as error:  # filesystems raise kinds of their own
-            log.warning("shard %d: its snapshots are not listed now: %s", row.shard, error)
-    return place in _gaps or place in _waiting
+            return  # another process uploads it now: what comes of that is seen later
+        if snapshots.lack(row, every):
+            _gaps.setdefault(place, row.commit.version)
+        _seen.add(place)
+    except Exception as error:  # filesystems raise kinds of their own
+        log.warning("shard %d: its snapshots are not listed now: %s", row.shard, error)
+    finally:
+        _looking.discard(place)
 
 
 def _is_next(place: tuple[str, int], version: int) -> bool:

@@ -385,11 +385,15 @@ class RewindQuery:
             self._plan.beside.join(self._end_restores if ended else None)
             self._end_copies()
         finally:
-            self._close()
-            if self._plan.lease is not None:
-                self._plan.lease.release()
+            try:
+                if self._plan.lease is not None:
+                    self._plan.lease.release()
+            finally:
+                self._close()
 
     def _close(self) -> None:
+        if self._runs_on():
+            return  # it could not be stopped, and may be publishing
         try:
             self._plan.close()
         except Exception as error:  # everything is out: this changes nothing of how the query ended

@@ -50,14 +50,16 @@ def session_kafka_broker(kafka_broker: Broker) -> Iterator[LocalBroker]:
 @pytest.fixture
 def local_kafka_broker(session_kafka_broker: LocalBroker) -> Iterator[LocalBroker]:
     """A broker that a test may kill and restart; one that a test leaves dead is started for the next one."""
-
-    def revive() -> None:
-        if session_kafka_broker.pid is None:
-            session_kafka_broker.restart()
-
-    revive()
+    _revive(session_kafka_broker)
     yield session_kafka_broker
-    revive()
+    _revive(session_kafka_broker)
+
+
+def _revive(broker: Broker) -> None:
+    from recovery.testing.broker import LocalBroker
+
+    if isinstance(broker, LocalBroker) and broker.pid is None:
+        broker.restart()
 
 
 @pytest.fixture
@@ -65,10 +67,12 @@ def kafka_topics(kafka_broker: Broker) -> Iterator[Topics]:
     """Topics on the session's broker that go with the test: `create`, `grow`, `delete`, `produce`."""
     from recovery.testing.events import Topics
 
+    _revive(kafka_broker)
     topics = Topics(kafka_broker.settings)
     try:
         yield topics
     finally:
+        _revive(kafka_broker)
         topics.close()
 
 

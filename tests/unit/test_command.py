@@ -577,7 +577,7 @@ def test_a_damaged_database_is_a_note(little: Little, part: str) -> None:
     ],
     ids=["fewer", "more", "other", "messages"],
 )
-def test_rows_that_are_not_those_of_the_changelog_are_a_note(little: Little, change: Any, what: str) -> None:
+def test_rows_that_are_not_those_of_the_changelog_are_a_problem(little: Little, change: Any, what: str) -> None:
     """No later micro-batch may ever read such a row: the drill looks for it in the same way."""
     checkpoint = Checkpoint(str(little.location), little.local)
     assert local_differences(checkpoint) == []
@@ -587,9 +587,9 @@ def test_rows_that_are_not_those_of_the_changelog_are_a_note(little: Little, cha
     assert found.startswith("shard 0, local state: ")
     assert what in found
     assert local_differences(checkpoint, [0]) == []
-    [note] = levels(little.run("verify"), "note")
-    assert (note["check"], note["what"]) == ("local state", found.removeprefix("shard 0, local state: "))
-    assert f"delete {little.local / QUERY / '0'}," in note["next"]
+    [wrong] = levels(little.run("verify"), "problem")
+    assert (wrong["check"], wrong["what"]) == ("local state", found.removeprefix("shard 0, local state: "))
+    assert f"move {little.local / QUERY / '0'} aside" in wrong["next"]
 
 
 def test_files_that_a_running_job_deletes_meanwhile_are_no_damage(

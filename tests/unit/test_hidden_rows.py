@@ -17,8 +17,7 @@ from backend.windows.spec import window_spec
 from recovery.attempt import ShardInput, run_attempt
 from recovery.changelog import open_changelog
 from recovery.commit.shard_directory import ShardDirectory
-from recovery.inspect.checkpoint_view import LocalCopy
-from recovery.inspect.verify import _local
+from recovery.inspect.verify import _database
 from recovery.jobs import ShardJob
 from recovery.restore.open_shard import RECLAIM_EVERY, read_commit_row
 from recovery.restore.prove import check_messages
@@ -58,12 +57,12 @@ def test_proof_and_verify_look_above_the_bounds(tmp_path: Path, window) -> None:
             proofs = list(operator.proofs(Workspace(store, row.bounds)))
             assert proofs
             assert check_messages(store, row, proofs) == []
-        found = list(_local(LocalCopy(generation.path, row.commit, 0, ()), 0, row.commit, row))
+        _, found = _database(generation.database, "shard 0", lambda _: None, "")
         assert {finding.level for finding in found} == {"sound"}, found
     assert hid >= 4, "nothing was hidden for long: the test looks at nothing"
     if window.kind == "session":
         with RocksStore.open(generation.database) as store:
             message = store.scan_arrays(*region_range(Region.MESSAGES))[0][-1]
             store.write(Changes([message], [None]))
-        found = _local(LocalCopy(generation.path, row.commit, 0, ()), 0, row.commit, row)
+        _, found = _database(generation.database, "shard 0", lambda _: None, "")
         assert "index" in {finding.check for finding in found if finding.level == "problem"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -412,7 +414,7 @@ def test_a_damaged_batch_of_the_changelog_ends_its_reading(monkeypatch: pytest.M
             lambda *_, code=code: next(came, [Message(0, code)]),  # and again
         )
         with pytest.raises(kind, match="nothing came"):
-            reader._read(1, 6, lambda _key, _value, offset, found=found: found.append(offset))
+            reader._read(1, 0, 6, lambda _key, _value, offset, found=found: found.append(offset))
         assert found == ([0, 1] if kind is ChangelogDamaged else [])
 
 
@@ -420,16 +422,25 @@ def test_a_client_that_loses_its_place_in_the_changelog_behind_a_damaged_batch_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader = PartitionReader.__new__(PartitionReader)
-    reader._settings, reader._topic, reader._consumer = KafkaSettings("nowhere:1"), "log", None
+    reader._settings, reader._topic, reader._consumer = KafkaSettings("nowhere:1"), "log", Mock()
     damaged, lost = Message(1, KafkaError._BAD_MSG, text="failed CRC"), Message(9, KafkaError._AUTO_OFFSET_RESET)
     unknown = Message(2, KafkaError._NOT_IMPLEMENTED)
-    came = iter([[Message(0), damaged, unknown], [lost], [damaged], [Message(1)], [lost]])
+    came = iter([[Message(0), damaged, unknown], [lost], [Message(1), Message(2)]])
     monkeypatch.setattr(changelog_reader, "next_messages", lambda *_: next(came))
+    monkeypatch.setattr(changelog_reader, "AGAIN_S", 0)
+    found: list[int] = []
+    reader._read(1, 0, 3, lambda _key, _value, offset: found.append(offset))
+    assert found == [0, 1, 2], "the batch was sound when it was read again"
+    [[place]] = [call.args[0] for call in reader._consumer.assign.call_args_list]
+    assert (place.partition, place.offset) == (1, 1)
+    came = cycle([[damaged, unknown], [lost]])
+    monkeypatch.setattr(changelog_reader, "STALLED_S", 0.1)
     with pytest.raises(ChangelogDamaged) as caught:
-        reader._read(1, 6, lambda *_: None)
+        reader._read(1, 0, 6, lambda *_: None)
     assert (caught.value.why, caught.value.command) == ("failed CRC", VERIFY)
+    came = iter([[damaged], [Message(1)], [lost]])
     with pytest.raises(KafkaException):  # messages have come since
-        reader._read(1, 6, lambda *_: None)
+        reader._read(1, 0, 6, lambda *_: None)
 
 
 def test_an_error_of_another_shard_is_no_matter_of_the_changelog_s_reader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +449,7 @@ def test_an_error_of_another_shard_is_no_matter_of_the_changelog_s_reader(monkey
     came = iter([[Message(-1001, KafkaError._AUTO_OFFSET_RESET, partition=0)], [Message(4), Message(5)]])
     monkeypatch.setattr(changelog_reader, "next_messages", lambda *_: next(came))
     found: list[int] = []
-    reader._read(1, 6, lambda _key, _value, offset: found.append(offset))
+    reader._read(1, 0, 6, lambda _key, _value, offset: found.append(offset))
     assert found == [4, 5]
 
 

@@ -415,6 +415,27 @@ def test_a_renewal_that_fails_when_it_has_deleted_is_made_again(memory: str, mon
     holder.release()
 
 
+def test_a_renewal_that_failed_half_way_makes_no_checkpoint_free(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = DeletesFirst(monkeypatch, fails=3)
+    monkeypatch.setattr(module, "PATIENCE", 1000)
+    holder = take(memory, "a query")
+    assert moves.between.wait(30)
+    with pytest.raises(CheckpointInUse, match="a query"):
+        check_free(memory)
+    holder.release()
+
+
+def test_a_draft_that_a_dead_holder_left_counts_by_its_number_and_goes(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0)
+    name = f"{7:012d}-{'0' * 32}.json"
+    MemoryFileSystem().pipe_file(f"{memory}/{DIRECTORY}/{name}.tmp-1", b"{}")
+    with leased(memory, "a query"):
+        [found] = MemoryFileSystem().ls(f"{memory}/{DIRECTORY}", detail=False)
+        assert found.rpartition("/")[2].startswith(f"{8:012d}-")
+
+
 def test_a_lease_that_somebody_deleted_is_lost_at_once(memory: str) -> None:
     holder = take(memory, "a query")
     stand_still(holder)

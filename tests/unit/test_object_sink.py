@@ -14,14 +14,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, UnknownFormat
+from backend.errors import ManifestMismatch, OutputDiffers, SinkConflict, StorageFailed, UnknownFormat
 from backend.sinks import parquet_sink
 from backend.sinks.objects import Newest, ObjectOutput
 from backend.sinks.outbox import Outbox, Written
 from backend.sinks.parquet import ParquetSink
 from backend.sinks.table_sink import Record
 from backend.sources.archive_index import Archive, Gap, read_index_file
-from recovery.files import RemoteFiles
+from recovery.files import LocalFiles, RemoteFiles
 from tests.support.sink_story import Death, Player, Story, check_seen, frame, operator
 from tests.unit.test_table_sinks import over
 
@@ -209,6 +209,20 @@ def test_a_store_that_only_begins_a_copy_is_not_asked_for_one(monkeypatch: pytes
     Archive("abfs://c/archive").write_index([Gap("t", 0, 1, 2)])
     Azure().end_copies()
     assert read_index_file(Azure(), "/c/archive").gaps == [Gap("t", 0, 1, 2)]
+
+
+def test_what_a_store_does_not_let_go_of_changes_nothing_of_what_is_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageFailed("the storage refuses", where="there", why="no right to delete", command="give it")
+
+    outbox = Outbox(str(tmp_path))
+    (tmp_path / "run-0").mkdir()
+    monkeypatch.setattr(LocalFiles, "delete_folder", refuse)
+    outbox.drop(Written(f"{tmp_path}/run-0", []))
+    outbox.clear()
+    assert caplog.text.count("run-0 is not deleted: no right to delete") == 2
 
 
 def test_the_record_has_this_form() -> None:

@@ -37,6 +37,7 @@ from backend.errors import (
     UserCodeFailed,
 )
 from backend.rocks import RocksStore
+from backend.sinks.sealing import unsealed
 from backend.sinks.tables import RESULTS, Numbering, pack
 from backend.sources.spark_offsets import positions_in
 from backend.spark import queueing
@@ -303,7 +304,7 @@ def test_a_start_that_never_queues_seals_what_it_runs_again_and_nothing_else(tmp
     queueing.Sealing(new, lease, False).begin(  # type: ignore[arg-type]
         incarnation_of(place, ByVersion.always(CountingOperator()), False)
     )
-    assert new.seal is None, "nothing runs again"
+    assert new.seal is unsealed, "nothing runs again, and nothing is left of a query that it wrote for before"
 
 
 class SealedBy:

@@ -112,7 +112,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forget() -> None:
         for name in ("_waiting", "_gaps", "_steps"):
             monkeypatch.setattr(uploads, name, {})
-        for name in ("_under_way", "_seen"):
+        for name in ("_under_way", "_seen", "_looking"):
             monkeypatch.setattr(uploads, name, set())
         monkeypatch.setattr(uploads, "_busy", threading.Semaphore(1))
 
@@ -181,6 +181,34 @@ def test_what_was_not_uploaded_or_begun_is_tried_at_the_next_commit(
     assert again is not None
     again.join()
     assert commit(0, 3) is None
+
+
+def test_a_commit_does_not_wait_for_a_store_that_does_not_answer(
+    commit: Callable[[int, int], threading.Thread | None],
+    new_process: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with uploads._busy:
+        assert commit(0, 0) is None
+    new_process()
+    answers, asked = threading.Event(), list[threading.Thread]()
+
+    def hang(*_: object) -> bool:
+        asked.append(threading.current_thread())
+        answers.wait(30)
+        return True
+
+    with monkeypatch.context() as slow:
+        slow.setattr(uploads, "LOOK_WAIT_S", 0.05)
+        slow.setattr(Snapshots, "lack", hang)
+        assert commit(0, 1) is None
+        assert commit(0, 2) is None
+        assert len(asked) == 1, "nobody asks twice at a time"
+        answers.set()
+        asked[0].join()
+    thread = commit(0, 3)
+    assert thread is not None
+    thread.join()
 
 
 def test_snapshots_that_cannot_be_listed_are_looked_at_with_the_next_commit(

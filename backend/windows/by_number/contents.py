@@ -80,7 +80,7 @@ class TupleContents:
         both = pa.concat_tables(
             [self._message_store.table(stored), self._message_store.select(self._execution.messages)]
         )
-        self._all_messages = both.take(pa.array(order))
+        self._all_messages = taken_rows(both, order)
         # numbers follow arrival, folding follows the source
         self._full = FullState(self._plan, self._all_messages, in_order=not self._mixed.any())
         self._all_first = np.searchsorted(self._all_key, np.arange(len(self._space)))

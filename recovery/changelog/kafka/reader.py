@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import ChangelogDamaged, ChangelogUnavailable, RewindError
+from backend.errors import ChangelogDamaged, ChangelogUnavailable
 from backend.kafka_client.reader import consumer, next_messages
 from backend.kafka_client.refusals import in_pieces, refusals
 from backend.kafka_client.settling import while_it_settles
@@ -24,6 +24,8 @@ BULK = 64
 EMPTY_TRIES = 3
 WAIT_S = 0.5
 STALLED_S = 60.0
+AGAIN_S = 0.5
+"""Before a reader that has lost its place in a damaged batch is given it again."""
 
 
 class PartitionReader:
@@ -78,8 +80,7 @@ class PartitionReader:
 
         Raises:
             ChangelogUnavailable: Nothing came for a minute, or the client gave up.
-            ChangelogDamaged: Nothing came for a minute but that a batch does not match its checksum, or the client lost
-                its place in one.
+            ChangelogDamaged: Nothing came for a minute but that a batch does not match its checksum.
         """
         from confluent_kafka import KafkaException, TopicPartition
 
@@ -87,7 +88,7 @@ class PartitionReader:
             return
         try:
             self._consumer.assign([TopicPartition(self._topic, shard, start)])
-            self._read(shard, end, take)
+            self._read(shard, start, end, take)
         except KafkaException as error:
             raise unavailable(self._settings, self._topic, error) from None
         finally:
@@ -97,12 +98,12 @@ class PartitionReader:
         """Close the consumer."""
         self._consumer.close()
 
-    def _read(self, shard: int, end: int, take: Take) -> None:
-        from confluent_kafka import KafkaError
+    def _read(self, shard: int, following: int, end: int, take: Take) -> None:
+        from confluent_kafka import KafkaError, TopicPartition
 
         stalled, why, torn = time.monotonic() + STALLED_S, "", False
         while True:
-            good = False
+            good = lost = False
             for message in next_messages(self._consumer, BULK, WAIT_S):
                 error = message.error()
                 if error is None:
@@ -110,7 +111,8 @@ class PartitionReader:
                     if message.offset() >= end:
                         return
                     take(message.key(), message.value(), message.offset())
-                    if message.offset() == end - 1:
+                    following = message.offset() + 1
+                    if following == end:
                         return
                 elif message.partition() not in (None, shard):
                     continue  # of what the client read before: errors outlive an assignment
@@ -119,10 +121,19 @@ class PartitionReader:
                         return
                 else:
                     why, torn = self._judged(error, why, torn)
+                    lost |= error.code() == KafkaError._AUTO_OFFSET_RESET
             if good:
                 stalled = time.monotonic() + STALLED_S
             elif time.monotonic() > stalled:
-                raise self._stopped(f"nothing came from the changelog topic for {STALLED_S:.0f} s", why, torn)
+                raise (ChangelogDamaged if torn else ChangelogUnavailable)(
+                    f"nothing came from the changelog topic for {STALLED_S:.0f} s",
+                    where=f"{self._settings.servers}/{self._topic}",
+                    why=why,
+                    command=VERIFY if torn else "see that the brokers run",
+                )
+            if lost:
+                time.sleep(AGAIN_S)
+                self._consumer.assign([TopicPartition(self._topic, shard, following)])
 
     def _judged(self, error: Any, why: str, torn: bool) -> tuple[str, bool]:
         """Judge an error; return why no message comes, and whether that is a damaged batch: it comes again and again.
@@ -134,16 +145,7 @@ class PartitionReader:
         """
         from confluent_kafka import KafkaError, KafkaException
 
-        if error.code() == KafkaError._AUTO_OFFSET_RESET and torn:
-            raise self._stopped("the changelog topic cannot be read past a damaged batch", why, torn)
-        if error.fatal() or error.code() in refusals() | {KafkaError._AUTO_OFFSET_RESET}:
+        lost = error.code() == KafkaError._AUTO_OFFSET_RESET and not torn
+        if error.fatal() or lost or error.code() in refusals():
             raise KafkaException(error)
         return (why, True) if torn else (error.str(), error.code() == KafkaError._BAD_MSG)
-
-    def _stopped(self, what: str, why: str, torn: bool) -> RewindError:
-        return (ChangelogDamaged if torn else ChangelogUnavailable)(
-            what,
-            where=f"{self._settings.servers}/{self._topic}",
-            why=why,
-            command=VERIFY if torn else "see that the brokers run",
-        )
