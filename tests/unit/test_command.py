@@ -587,7 +587,7 @@ def test_rows_that_are_not_those_of_the_changelog_are_a_problem(little: Little, 
     assert found.startswith("shard 0, local state: ")
     assert what in found
     assert local_differences(checkpoint, [0]) == []
-    [wrong] = levels(little.run("verify"), "problem")
+    [wrong] = levels(little.run("verify", code=1), "problem")
     assert (wrong["check"], wrong["what"]) == ("local state", found.removeprefix("shard 0, local state: "))
     assert f"move {little.local / QUERY / '0'} aside" in wrong["next"]
 
