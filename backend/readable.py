@@ -15,7 +15,10 @@ from backend.chunks import decoded, is_coded
 
 def readable(fields: pa.StructArray, malformed: pa.Array) -> tuple[pa.StructArray, pa.Array]:
     """Return fields that can be read, and say of rows where one could not that they are malformed."""
-    if is_coded(fields.type) and any(_fault(one) for one in fields.flatten() if is_coded(one.type)):
+    faulty = [column for column in fields.flatten() if _may_be_faulty(column.type) and _fault(column) is not None]
+    if not faulty:
+        return fields, malformed
+    if any(is_coded(column.type) for column in faulty):
         fields = decoded(fields)
     faults = _faults(fields)
     if not faults:
@@ -26,6 +29,11 @@ def readable(fields: pa.StructArray, malformed: pa.Array) -> tuple[pa.StructArra
     columns = [_mended(column, pa.array(bad)) for column in fields.flatten()]
     mended = pa.StructArray.from_arrays(columns, fields=list(fields.type), mask=fields.is_null())
     return mended, pa.array(reasons, pa.string())
+
+
+def _may_be_faulty(kind: pa.DataType) -> bool:
+    """Return whether Arrow finds anything wrong in some values of a type: of numbers and times it does not."""
+    return not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind))
 
 
 def _faults(fields: pa.StructArray) -> dict[int, str]:

@@ -72,15 +72,16 @@ class _Extreme:
         self._plain = _plain_type(entry.type)
 
     def fold(self, rows: Rows) -> list[pa.Array]:
-        return [self._choose(*rows.present(self._name), rows.count)]
+        return [self._choose(rows, self._name)]
 
     def merge(self, rows: Rows) -> list[pa.Array]:
-        return [self._choose(*rows.present(self._part), rows.count)]
+        return [self._choose(rows, self._part)]
 
     def result(self, accumulators: pa.Table) -> pa.Array:
         return accumulators.column(self._part)
 
-    def _choose(self, array: pa.Array, groups: Ints, count: int) -> pa.Array:
+    def _choose(self, rows: Rows, name: str) -> pa.Array:
+        (array, groups), count = rows.present(name), rows.count
         if self._plain is None:  # texts, bytes, booleans, decimals: Arrow's own grouped extremes
             how = "max" if self._sign > 0 else "min"
             table = pa.table({"group": groups, "value": array}).group_by("group", use_threads=False)
@@ -88,7 +89,7 @@ class _Extreme:
             values = chosen.column(f"value_{how}").combine_chunks()
             return g.scatter(values.cast(self._kind), chosen.column("group").to_numpy(), count)
         values = g.to_numpy(g.without_negative_zero(array).view(self._plain))
-        seen = g.counts(groups, count) > 0
+        seen = rows.seen(name)
         best, choose = self._start(values.dtype, count)
         with np.errstate(invalid="ignore"):  # NaN among the values
             choose.at(best, groups, values)

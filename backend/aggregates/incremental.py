@@ -131,11 +131,11 @@ class _Total:
                 for name, kind in zip(self.names, (pa.float64(), pa.float64(), pa.uint8()), strict=True)
             ]
 
-    def fold(self, array: pa.Array, groups: Ints, count: int) -> list[pa.Array]:
-        """Take values without nulls."""
-        seen = g.counts(groups, count) > 0
+    def fold(self, array: pa.Array, groups: Ints, seen: Mask) -> list[pa.Array]:
+        """Take values without nulls, and which groups have one."""
+        count = len(seen)
         if self.exact:
-            return [g.column(limb, seen, pa.int64()) for limb in g.add_limbs(g.limbs_of(array), groups, count)]
+            return [g.column(limb, seen, pa.int64()) for limb in g.add_integers(array, groups, count)]
         values = g.to_numpy(array).astype(np.float64, copy=False)
         hi, lo, special = g.add_floats(values, groups, count)
         if not self._overflows and special.any():
@@ -144,8 +144,7 @@ class _Total:
 
     def merge(self, rows: Rows) -> list[pa.Array]:
         """Take partials; empty ones count for nothing."""
-        first, groups = rows.present(self.names[0])
-        seen = g.counts(groups, rows.count) > 0
+        (first, groups), seen = rows.present(self.names[0]), rows.seen(self.names[0])
         others = [rows.present(name)[0].to_numpy() for name in self.names[1:]]
         if self.exact:
             limbs = g.add_limbs([first.to_numpy(), *others], groups, rows.count)
@@ -183,7 +182,7 @@ class _Sum:
         self.result_field = pa.field(alias, kind)
 
     def fold(self, rows: Rows) -> list[pa.Array]:
-        return self._total.fold(*rows.present(self._name), rows.count)
+        return self._total.fold(*rows.present(self._name), rows.seen(self._name))
 
     def merge(self, rows: Rows) -> list[pa.Array]:
         return self._total.merge(rows)
@@ -216,7 +215,8 @@ class _Mean:
 
     def fold(self, rows: Rows) -> list[pa.Array]:
         array, groups = rows.present(self._name)
-        return [*self._total.fold(array, groups, rows.count), pa.array(g.counts(groups, rows.count))]
+        n = g.counts(groups, rows.count)
+        return [*self._total.fold(array, groups, n > 0), pa.array(n)]
 
     def merge(self, rows: Rows) -> list[pa.Array]:
         n = np.zeros(rows.count, np.int64)
@@ -281,10 +281,11 @@ class _Spread:
             square, error = g.two_product(values, values)
         error[~(np.isfinite(square) & np.isfinite(error))] = 0.0
         squares = pa.array(np.concatenate([square, error]))
+        n = g.counts(groups, rows.count)
         return [
-            pa.array(g.counts(groups, rows.count)),
-            *self._first.fold(pa.array(values), groups, rows.count),
-            *self._second.fold(squares, np.concatenate([groups, groups]), rows.count),
+            pa.array(n),
+            *self._first.fold(pa.array(values), groups, n > 0),
+            *self._second.fold(squares, np.concatenate([groups, groups]), n > 0),
         ]
 
     def merge(self, rows: Rows) -> list[pa.Array]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 
 import fsspec
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backend.chunks import is_coded, plain
+from backend.chunks import is_coded, plain, repeated
 from backend.errors import SourceInvalid
 from backend.sources import OffsetRange
 from backend.sources.archive_footer import REQUIRED, readable
@@ -82,9 +83,11 @@ def read_range(
             groups = _row_groups(parquet, start, end)
             columns = _columns(schema, parquet.schema_arrow)
             left_out = 0
-            if _is_all(parquet, groups, topic):
+            if _is_all(parquet, groups, "topic", topic):
                 columns.remove("topic")
                 left_out = len(topic.encode())
+            if _is_all(parquet, groups, "partition", partition):
+                columns.remove("partition")
             if _is_null(parquet, groups, "key"):
                 columns.remove("key")
             rows_at_once = batch_rows(parquet, groups, columns, left_out)
@@ -178,19 +181,19 @@ def _leaf(parquet: pq.ParquetFile, path: str) -> int:
     return found[0]
 
 
-def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], topic: str) -> bool:
-    """Return whether the statistics say that every row of row groups is of a topic: then it need not be read.
+def _is_all(parquet: pq.ParquetFile, groups: Sequence[int], path: str, value: object) -> bool:
+    """Return whether the statistics say that a column has one value in every row of row groups: it need not be read.
 
     A minimum and a maximum that are cut are never the same.
     """
-    at = _leaf(parquet, "topic")
+    at = _leaf(parquet, path)
     found = [parquet.metadata.row_group(number).column(at).statistics for number in groups]
     return all(
         one is not None
         and one.has_min_max
         and one.has_null_count
         and not one.null_count
-        and one.min == one.max == topic
+        and one.min == one.max == value
         for one in found
     )
 
@@ -253,16 +256,23 @@ def _columns(schema: pa.Schema, here: pa.Schema) -> list[str]:
 
 
 def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end: int) -> pa.RecordBatch:
-    offset = batch.column("offset")
-    mask = pc.and_(pc.greater_equal(offset, start), pc.less(offset, end))
-    mask = pc.and_(mask, pc.equal(batch.column("partition"), partition))
-    if "topic" in batch.schema.names:
-        mask = pc.and_(mask, pc.equal(batch.column("topic").cast(pa.string()), topic))
+    """Return the rows of a range, with the columns that were not read because statistics say what they are."""
+    offset, count, names = batch.column("offset"), batch.num_rows, batch.schema.names
+    masks, ends = [], pc.min_max(offset)
+    if not count or offset.null_count or ends["min"].as_py() < start or ends["max"].as_py() >= end:
+        masks = [pc.greater_equal(offset, start), pc.less(offset, end)]
+    if "partition" in names:
+        masks.append(pc.equal(batch.column("partition"), partition))
     else:
-        batch = batch.append_column("topic", pa.repeat(topic, batch.num_rows))
-    if "key" not in batch.schema.names:
-        batch = batch.append_column("key", pa.nulls(batch.num_rows, pa.binary()))
-    return batch if mask.true_count == len(mask) else batch.filter(mask)
+        batch = batch.append_column("partition", pa.array(np.full(count, partition, np.int32)))
+    if "topic" in names:
+        masks.append(pc.equal(batch.column("topic").cast(pa.string()), topic))
+    else:
+        batch = batch.append_column("topic", repeated(topic, count))
+    if "key" not in names:
+        batch = batch.append_column("key", pa.nulls(count, pa.binary()))
+    mask = reduce(pc.and_, masks) if masks else None
+    return batch if mask is None or mask.true_count == len(mask) else batch.filter(mask)
 
 
 def cast(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:

@@ -417,9 +417,9 @@ def check_rows(
     values = offsets.to_numpy(zero_copy_only=False)
     if values[0] < expected:
         raise stepped_back(path, topic, partition, expected - 1, int(values[0]))
-    before = np.concatenate(([expected - 1], values[:-1]))
-    for at in np.nonzero(values - before != 1)[0].tolist():
-        low, high = int(before[at]) + 1, int(values[at])
+    breaks = (np.flatnonzero(values[1:] - values[:-1] != 1) + 1).tolist()
+    for at in breaks if values[0] == expected else [0, *breaks]:
+        low, high = int(values[at - 1]) + 1 if at else expected, int(values[at])
         if high < low:
             raise stepped_back(path, topic, partition, low - 1, high)
         if covered(gaps, low, high) != high - low:

@@ -156,13 +156,16 @@ class Parse:
             fields = pa.StructArray.from_arrays([values], ["value"])
         else:
             fields = values if self.decode is None else self.decode(values)
-        reason = pc.if_else(missing, "the value is null", pa.scalar(None, pa.string()))
+        reason = pa.nulls(len(values), pa.string())
+        if values.null_count:
+            reason = pc.if_else(missing, "the value is null", pa.scalar(None, pa.string()))
         if self.decode is not None and fields.null_count:
             text = f"the value is not {self.what}"
             reason = pc.if_else(pc.and_(fields.is_null(), pc.invert(missing)), text, reason)
         named = records.schema.names
         if self.format == "typed" and MALFORMED in named:
-            reason, named = pc.coalesce(records.column(MALFORMED), reason), named[: named.index(MALFORMED)]
+            known, named = records.column(MALFORMED), named[: named.index(MALFORMED)]
+            reason = pc.coalesce(known, reason) if known.null_count < len(known) else reason
         more = {name: records.column(name) for name in named if name not in RECORD}
         if self.key:
             name, _, kind = self.key.partition(" ")

@@ -21,14 +21,17 @@ were combined and where not: `fetch_refused` reads it from the source.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from backend.aggregates import IncrementalPlan
 from backend.batch import ERROR_SCHEMA, OFFSET, PARTITION, STREAM, TIME
 from backend.windows.columns.arrays import IntArray, Mask
+
+Gaps: TypeAlias = "IntArray | npt.NDArray[np.int32]"
 
 COUNT, LAST, STAMP, LAYOUT, PLACES = "_count", "_last", "_stamp", "_layout", "_places"
 OWN_FIELDS = (
@@ -98,8 +101,8 @@ def laid_out(
     """
     begins = np.cumsum(sizes) - sizes
 
-    def gaps(values: IntArray) -> IntArray:
-        ordered = values[order]
+    def gaps(values: IntArray) -> Gaps:
+        ordered = np.take(_short(values), order)
         found = np.empty_like(ordered)
         np.subtract(ordered[1:], ordered[:-1], out=found[1:])
         found[begins] = 0
@@ -123,7 +126,13 @@ def laid_out(
     return layout, pa.Array.from_buffers(pa.binary(), len(sizes), buffers)
 
 
-def _width(values: IntArray) -> int:
+def _short(values: IntArray) -> Gaps:
+    """Return distances from the first value, in 32 bits where those of any two have no more."""
+    far = len(values) > 0 and int(values.max()) - int(values.min()) >= 1 << 31
+    return values if far else (values - values[:1]).astype(np.int32)
+
+
+def _width(values: Gaps) -> int:
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     return next(w for w in (1, 2, 4, 8) if -(1 << (8 * w - 1)) <= low and high < 1 << (8 * w - 1))
 

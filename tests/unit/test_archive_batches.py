@@ -123,7 +123,7 @@ def test_a_topic_and_keys_that_statistics_tell_are_not_read(
     rows = table(["t"] * 3, WRITE_SCHEMA, [b"x"] * 3).set_column(4, "key", pa.array(keys, pa.binary()))
     found = pa.Table.from_batches(read(tmp_path / "a", rows, "t", WRITE_SCHEMA))
     known = ["key"] if any(keys) else []
-    assert asked == [[*known, "value"], ["partition", "offset", "timestamp", *known, "value"]]
+    assert asked == [[*known, "value"], ["offset", "timestamp", *known, "value"]]
     assert found["key"].to_pylist() == keys
 
 

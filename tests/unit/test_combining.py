@@ -135,6 +135,8 @@ PLACED = [  # (offset, time, own timestamp), and what their records are laid out
     pytest.param([(1, 2, 9), (129, 1, 9), (130, 4, 9)], 2110, id="128 offsets"),
     pytest.param([(1, 1_002, 9), (2, 700, 9), (3, 40_000, 9)], 1410, id="out of order, and far"),
     pytest.param([(1, 2, 9), (FAR, 3, -FAR), (FAR + 1, 3, FAR)], 8180, id="farther than 32 bits"),
+    pytest.param([(1, 2, 9), (2, 2**31 + 1, 9), (3, 2, 9)], 1410, id="as far as 32 bits"),
+    pytest.param([(1, 2, 9), (2, 2**31 + 2, 9), (3, 2, 9)], 1810, id="one farther than 32 bits"),
     pytest.param([(1, 2, None), (2, 3, 10), (3, 4, None)], 1111, id="without timestamp"),
     pytest.param([(1, 2, 2**63 - 1), (2, 3, -(2**63)), (3, 4, 7)], 1180, id="the farthest timestamps"),
 ]

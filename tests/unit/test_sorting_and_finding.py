@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from backend.aggregates import compile_full, median, quantile
-from backend.aggregates.groups import stable_order
+from backend.aggregates.groups import add_integers, from_limbs, stable_order
+from backend.chunks import is_repeated, repeated
 from backend.windows.columns.arrays import places
 from backend.windows.columns.pane_rows import Pairs
 
@@ -19,6 +20,29 @@ def test_rows_are_sorted_by_group_and_stay_in_order(count: int) -> None:
     groups = np.concatenate([few[random.integers(0, 5, 300)], random.integers(0, count, 300), [count - 1]])
     expected = sorted(range(len(groups)), key=lambda row: (int(groups[row]), row))
     assert stable_order(groups, count).tolist() == expected
+
+
+@pytest.mark.parametrize("most", [2, 2**31, 2**32 + 1, 2**53, (2**62 // 100) - 1, 2**62 // 100, 2**63 - 1])
+def test_sums_of_integers_are_those_of_python_however_large(most: int) -> None:
+    random = np.random.default_rng(most)
+    values = [*random.integers(-most - 1, most, 97, endpoint=True).tolist(), most, most, -most - 1]
+    groups = [*random.integers(0, 3, 97).tolist(), 2, 2, 0]  # the last of four groups has none
+    expected = [sum(value for value, own in zip(values, groups, strict=True) if own == group) for group in range(4)]
+    assert from_limbs(add_integers(pa.array(values, pa.int64()), np.array(groups), 4)) == expected
+
+
+def test_texts_are_all_one_or_not() -> None:
+    rows = repeated("a\u00e9", 5)
+    rows.validate(full=True)
+    assert rows.to_pylist() == ["a\u00e9"] * 5
+    assert is_repeated(rows)
+    assert is_repeated(rows.slice(2, 2))
+    assert is_repeated(pa.array(["x", "a", "a"]).slice(1))
+    for others in (["a", "b"], ["a", "aa"], ["aa", "a", "a"], ["a", None], [None], [], ["", "a"], ["ab", "ba"]):
+        assert not is_repeated(pa.array(others, pa.string()))
+    assert not is_repeated(pa.array([1, 1]))
+    with pytest.raises(ValueError, match="too many for one array"):
+        repeated("a" * 1024, 2**21)
 
 
 @pytest.mark.parametrize("wide", [100, 10**6, 2**62])

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
-from backend.chunks import decoded, is_coded
+from backend.chunks import decoded, is_coded, is_repeated
 from backend.errors import SourceDamaged
 from backend.readable import readable
 from backend.sources import GATHERED_BYTES, GATHERED_ROWS
@@ -80,10 +80,10 @@ def selecting(
     """
 
     def select(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        time_ms = clock()
+        time_ms, known = clock(), TextShards(what.shards)
         waiting: list[pa.RecordBatch] = []
         for batch in records:
-            made = pack_input(parse(batch), what, time_ms) if batch.num_rows else None
+            made = pack_input(parse(batch), what, time_ms, known) if batch.num_rows else None
             if made is not None and any(is_coded(field.type) for field in made.schema):
                 if waiting:
                     yield _together(waiting)
@@ -111,13 +111,32 @@ def _bytes(rows: pa.RecordBatch) -> int:
     return int(rows.nbytes)
 
 
-def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int) -> pa.RecordBatch:
+class TextShards:
+    """Shards of texts; those of the last call are known: all batches of a row group have one dictionary.
+
+    Args:
+        shards: Number of shards.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._number = shards
+        self._texts, self._shards = pa.array([], pa.string()), np.empty(0, np.int64)
+
+    def of(self, texts: pa.Array) -> Ints:
+        """Return the shard of each text."""
+        if not self._texts.equals(texts):
+            self._texts, self._shards = texts, np.mod(xxhash64([texts], len(texts)), self._number)
+        return self._shards
+
+
+def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int, texts: TextShards | None = None) -> pa.RecordBatch:
     """Return what the pack stage and replays read of rows.
 
     Args:
         rows: `backend.sources.COLUMNS`.
         what: What the job says of them.
         time_ms: The batch time that Spark logged.
+        texts: Knows the shards of the texts of the batch before.
 
     Raises:
         SourceDamaged: A topic that was not there when the job started.
@@ -138,18 +157,18 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int) -> pa.Record
         keys = {name: pc.if_else(long, pa.scalar(None, key.type), key) for name, key in keys.items()}
     if reasons:
         malformed = pa.array([reasons.get(row, why) for row, why in enumerate(malformed.to_pylist())], pa.string())
-    shards, codes = _shards(stream, partition, keys, what, count)
+    shards, codes = _shards(stream, partition, keys, what, texts or TextShards(what.shards))
     columns = {
-        STREAM: pa.array(stream, pa.int32()),
+        STREAM: pa.array(stream.astype(np.int32)),
         PARTITION: rows.column("partition"),
         OFFSET: rows.column("offset"),
         TIME: millis(time, what.timezone),
-        frames.SHARD_IN: pa.array(shards, pa.int32()),
+        frames.SHARD_IN: pa.array(shards.astype(np.int32)),
         frames.TIMESTAMP_IN: millis(rows.column("timestamp"), what.timezone),
         frames.KEY_IN: rows.column("key"),
         frames.RAW_IN: fields if pa.types.is_null(rows.column("raw").type) else rows.column("raw"),
         frames.MALFORMED_IN: malformed,
-        frames.BATCH_TIME_IN: pa.repeat(pa.scalar(time_ms, pa.int64()), count),
+        frames.BATCH_TIME_IN: pa.array(np.full(count, time_ms, np.int64)),
     }
     if codes is not None:
         columns[frames.CODES_IN] = codes
@@ -162,8 +181,8 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int) -> pa.Record
 
 
 def _streams(topics: pa.Array, streams: Mapping[str, int]) -> Ints:
-    if len(topics) and not pa.types.is_dictionary(topics.type) and pc.all(pc.equal(topics, topics[0])).as_py():
-        topics = pa.DictionaryArray.from_arrays(np.zeros(len(topics), np.int32), topics[:1])  # as nearly always
+    whole, count = is_repeated(topics), len(topics)  # as nearly always
+    topics = topics[:1] if whole else topics
     codes = topics if pa.types.is_dictionary(topics.type) else topics.dictionary_encode()
     unknown = [name for name in codes.dictionary.to_pylist() if name not in streams]
     if unknown:
@@ -174,7 +193,7 @@ def _streams(topics: pa.Array, streams: Mapping[str, int]) -> Ints:
             command="name the topics that are to be read: archive(..., topics=[...])",
         )
     numbers = np.array([streams[name] for name in codes.dictionary.to_pylist()], np.int64)
-    return np.take(numbers, np.asarray(codes.indices))
+    return np.full(count, numbers[0]) if whole else np.take(numbers, np.asarray(codes.indices))
 
 
 def millis(times: pa.Array, timezone: str) -> pa.Array:
@@ -212,7 +231,7 @@ def _long_keys(length: Ints) -> dict[int, str]:
 
 
 def _shards(
-    stream: Ints, partition: Ints, keys: Mapping[str, pa.Array], what: PackInput, count: int
+    stream: Ints, partition: Ints, keys: Mapping[str, pa.Array], what: PackInput, known: TextShards
 ) -> tuple[Ints, pa.Array | None]:
     """Return each row's shard, and the number of its key where it is one text."""
     columns = [_normal(keys[name], widen=what.widen) for name in what.key]
@@ -220,15 +239,15 @@ def _shards(
     texts = codes = None
     if len(columns) == 1 and (is_coded(columns[0].type) or (hashed and pa.types.is_string(columns[0].type))):
         texts, codes = _texts(columns[0])  # each text once
-    known = None if codes is None else pa.array(codes)
+    numbers = None if codes is None else pa.array(codes)
     if what.by_partition:
         base = stream if what.bases is None else np.take(np.array(what.bases, np.int64), stream)
-        return (partition + base) % what.shards, known
+        return (partition + base) % what.shards, numbers
     if not hashed:
-        return np.zeros(count, np.int64), known
+        return np.zeros(len(stream), np.int64), numbers
     if texts is None or codes is None:
-        return np.mod(xxhash64(columns, count), what.shards), None
-    return np.take(np.mod(xxhash64([texts], len(texts)), what.shards), codes), known
+        return np.mod(xxhash64(columns, len(stream)), what.shards), None
+    return np.take(known.of(texts), codes), numbers
 
 
 def _texts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:

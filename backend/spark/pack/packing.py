@@ -239,12 +239,18 @@ def _pack_control(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
 def _in_offset_order(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[IntArray]]:
     """Return a batch in order of stream, source partition and offset, and these."""
     stream, partition, offset = places = [_ints(batch, name) for name in (STREAM, PARTITION, OFFSET)]
+    if _is_one(stream) and _is_one(partition) and bool((offset[1:] >= offset[:-1]).all()):
+        return batch, places
     same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
     rising = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
     if bool(np.all(rising | (same & (offset[1:] >= offset[:-1])))):
         return batch, places
     order = np.lexsort((offset, partition, stream))
     return batch.take(pa.array(order)), [column[order] for column in places]
+
+
+def _is_one(numbers: IntArray) -> bool:
+    return bool(numbers[0] == numbers[-1] and (numbers == numbers[0]).all())
 
 
 def _ints(batch: pa.RecordBatch, name: str) -> IntArray:
@@ -282,17 +288,22 @@ def _prefix_maxima(
     """Give the newest accepted event time before each row in its slice, the slices, and the first row of each."""
     accepted = times if good is None else np.where(good, times, NO_TIME)
     before = np.empty(len(times), dtype=np.int64)
-    changes = np.flatnonzero((stream[1:] != stream[:-1]) | (partition[1:] != partition[:-1])) + 1
-    edges = [0, *changes.tolist(), len(times)]
-    slices = []
+    edges, slices = [0, len(times)], []
+    if stream[0] != stream[-1] or partition[0] != partition[-1]:  # they are sorted
+        changes = np.flatnonzero((stream[1:] != stream[:-1]) | (partition[1:] != partition[:-1])) + 1
+        edges[1:1] = changes.tolist()
     for low, high in pairwise(edges):
-        running = np.maximum.accumulate(accepted[low:high])
+        running = _running_maxima(accepted[low:high])
         before[low] = NO_TIME
         before[low + 1 : high] = running[:-1]
         slices.append(
             Slice(int(stream[low]), int(partition[low]), int(offset[low]), int(offset[high - 1]) + 1, int(running[-1]))
         )
     return before, slices, edges[:-1]
+
+
+def _running_maxima(times: IntArray) -> IntArray:
+    return times if bool((times[1:] >= times[:-1]).all()) else np.maximum.accumulate(times)
 
 
 def _errors(batch: pa.RecordBatch, plan: PackPlan, reasons: npt.NDArray[np.object_] | None, rows: IntArray) -> Binary:

@@ -117,12 +117,13 @@ class Combining:
     def _distinct(self, messages: pa.Table, shard: IntArray, codes: IntArray | None) -> tuple[IntArray, int]:
         """Number what may be combined, in any order; gives each message's number, and how many there are."""
         time, before = numbers(messages, TIME), numbers(messages, BEFORE)
-        alone = before == NO_TIME
+        apart = np.flatnonzero(before == NO_TIME)
         # what stands alone needs no cell: one far from the others' would only make their numbers sparse
-        clock = np.where(alone, started(int(before.max())), before)
+        clock = before.copy()
+        clock[apart] = started(int(before.max()))
         number = self._keys.encode(messages)[0] if codes is None else codes
         bound, most = int(number.max()) + 1, 4 * len(number)
-        for column in self._apart(messages, time, clock, shard):
+        for column in self._apart(messages, time, clock, shard if codes is None else None):
             other, distinct = compress(column)
             if len(distinct) == 1:
                 continue
@@ -131,26 +132,30 @@ class Combining:
                 bound = len(found)
             number = number * len(distinct) + other
             bound *= len(distinct)
-        if self._max_ahead_ms is not None:
-            alone |= time - clock > self._max_ahead_ms
-        apart = np.flatnonzero(alone)
-        number = number.copy()
+        if self._max_ahead_ms is not None and int(time.max()) - int(clock.min()) > self._max_ahead_ms:
+            apart = np.flatnonzero((before == NO_TIME) | (time - clock > self._max_ahead_ms))
+        if number is codes:
+            number = number.copy()
         number[apart] = bound + np.arange(len(apart))
         number, found = dense(number, bound + len(apart))
         return number, len(found)
 
-    def _apart(self, messages: pa.Table, time: IntArray, clock: IntArray, shard: IntArray) -> Iterator[IntArray]:
-        """Give what must be the same of messages beside the key, where it is not the same of all."""
+    def _apart(self, messages: pa.Table, time: IntArray, clock: IntArray, shard: IntArray | None) -> Iterator[IntArray]:
+        """Give what must be the same of messages beside the key, where it is not the same of all.
+
+        No shard where keys have numbers: the key tells it, or the source partition.
+        """
         low, high = self._grid.pane_of(np.array([time.min(), time.max()]))
         if low != high:
             yield self._grid.pane_of(time)
         yield from self._cells(clock)
-        yield shard
-        stream, partition = numbers(messages, STREAM), numbers(messages, PARTITION)
+        if shard is not None:
+            yield shard
+        stream, partition = messages.column(STREAM), messages.column(PARTITION)
         if stream[0] != stream[-1]:  # they are sorted
-            yield stream
+            yield numbers(messages, STREAM)
         if stream[0] != stream[-1] or partition[0] != partition[-1]:
-            yield partition
+            yield numbers(messages, PARTITION)
 
     def _cells(self, clock: IntArray) -> list[IntArray]:
         """Return how many ends, and ends with the retention, each clock has passed; nothing where it is the same."""
