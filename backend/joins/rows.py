@@ -19,7 +19,7 @@ from backend.chunks import taken_rows
 from backend.joins import match
 from backend.joins.spec import JoinSpec, Side
 from backend.keys import encode_columns
-from backend.messages import Part, index_keys, message_keys, message_order
+from backend.messages import OFFSET_FIRST, Part, index_keys, message_keys, message_order
 from backend.messages.keys import stamps
 from backend.rows import RowCodec
 from backend.store.rows import StoreRows
@@ -179,7 +179,7 @@ class JoinRows:
 
     def split(self, keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[Rows, Rows]:
         """Give stored messages as rows of the left and of the right side, each in the order of the source."""
-        stream = stamps(self.layout, keys)[STREAM].to_numpy()
+        stream = stamps(OFFSET_FIRST, keys)[STREAM].to_numpy()  # which every key ends with
         left = stream < self.spec.left_streams
         parts = []
         for side in self.spec.sides:
@@ -190,8 +190,6 @@ class JoinRows:
 
     def stored(self, keys: Sequence[bytes], values: Sequence[bytes], side: Side) -> Rows:
         """Give stored messages of one side as rows; `at` and `clock` are to be set."""
-        place = stamps(self.layout, keys)
-        stream, partition, offset = (place[name].to_numpy().astype(np.int64) for name in (STREAM, PARTITION, OFFSET))
         fields, equal = None, None
         if self.layout.timed and self._equal_at is not None:
             start, end = self._equal_at
@@ -199,6 +197,8 @@ class JoinRows:
         elif side.on or not self.layout.timed:
             table = self._codecs[side.number].decode(values)
             fields, (equal, _) = table.select([f.name for f in side.fields]), self._equal(table, side)
+        place = stamps(self.layout, keys, equal)
+        stream, partition, offset = (place[name].to_numpy().astype(np.int64) for name in (STREAM, PARTITION, OFFSET))
         time = place[TIME].to_numpy() if self.layout.timed else numbers(table, TIME)
         known = np.ones(len(keys), np.bool_)  # a code with null in it is never asked for
         return Rows(stream, partition, offset, time, time, time, equal, known, fields, list(keys), list(values))

@@ -2,8 +2,8 @@
 
 A key is the region byte and then, in the layout's order (format 1, all big-endian, signs flipped)::
 
-    SESSION  code of the session key    backend.keys, ends by itself
-    EQUAL    code of the equal fields   backend.keys, ends by itself
+    SESSION  codes of the session key   backend.keys, each ends by itself
+    EQUAL    codes of the equal fields  backend.keys, each ends by itself
     TIME     event time, ms             8 bytes
     OFFSET   stream, partition, offset  2 + 4 + 8 bytes: unique in a shard
 
@@ -12,7 +12,7 @@ An index row's key is its region byte, then TIME or OFFSET, then the message's k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.errors import KeyInvalid, StateCorrupted
-from backend.keys import beside, code_end, fixed_bytes, pack_fixed, prefix_end, to_binary, unpack_fixed
+from backend.keys import beside, fixed_bytes, pack_fixed, prefix_end, to_binary, unpack_fixed
 from backend.messages.layout import MessageLayout, Part
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
@@ -161,8 +161,14 @@ def stamp_fields(layout: MessageLayout) -> list[pa.Field]:
     return [pa.field(name, kind, nullable=False) for name, kind in kinds]
 
 
-def stamps(layout: MessageLayout, keys: Sequence[bytes]) -> dict[str, pa.Array]:
-    """Read what the keys say: stream, partition, offset, and the event time where they have it."""
+def stamps(layout: MessageLayout, keys: Sequence[bytes], equal: pa.Array | None = None) -> dict[str, pa.Array]:
+    """Read what the keys say: stream, partition, offset, and the event time where they have it.
+
+    Args:
+        layout: The layout.
+        keys: The messages' full keys.
+        equal: The codes of their equal fields; needed where these and the session key have the time between them.
+    """
     tail = OFFSET_BYTES + (TIME_BYTES if layout.parts[-2:-1] == (Part.TIME,) else 0)
     rows = _tails(keys, tail)
     stamps = {
@@ -173,9 +179,7 @@ def stamps(layout: MessageLayout, keys: Sequence[bytes]) -> dict[str, pa.Array]:
     if tail > OFFSET_BYTES:
         stamps[TIME] = pa.array(unpack_fixed(rows[:, :8], np.int64))
     elif layout.timed:
-        starts = time_starts(layout, keys)
-        heads = [key[start : start + 8] for key, start in zip(keys, starts, strict=True)]
-        stamps[TIME] = pa.array(unpack_fixed(_tails(heads, 8), np.int64))
+        stamps[TIME] = pa.array(unpack_fixed(_tails(_before_equal(layout, keys, equal), TIME_BYTES), np.int64))
     return stamps
 
 
@@ -194,11 +198,14 @@ def _tails(keys: Sequence[bytes], width: int) -> npt.NDArray[np.uint8]:
     return rows
 
 
-def time_starts(layout: MessageLayout, keys: Sequence[bytes]) -> Iterable[int]:
-    """Give where the event time begins in keys that have EQUAL behind it."""
-    if layout.parts[0] is Part.SESSION:  # the code of the session key has to be walked over, key by key
-        return [code_end(key, 1) for key in keys]
-    return [1] * len(keys)
+def _before_equal(layout: MessageLayout, keys: Sequence[bytes], equal: pa.Array | None) -> list[bytes]:
+    """Return what each key has before EQUAL, without the region byte: it ends with the event time."""
+    if layout.parts[0] is Part.TIME:
+        return [key[1 : 1 + TIME_BYTES] for key in keys]
+    if equal is None:
+        raise KeyInvalid("the time in a message key is found by the code of the equal fields", where=layout.name)
+    widths = pc.binary_length(equal).to_pylist()  # from the end: a session key is of any number of codes
+    return [key[1 : -OFFSET_BYTES - width] for key, width in zip(keys, widths, strict=True)]
 
 
 def _parts(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,13 +18,17 @@ from tests.oracle import joins as oracle
 from tests.oracle.windows import Message, Source
 
 KEYS = (1, 2, 3, None)
+GROUPS = ("", "abcdefghijk", "a\0")
+WIDER = pa.schema([*SCHEMA, pa.field("g", pa.string())])
+"""With a second equal field, whose values are codes of any width."""
+ON = (None, "k", ["k", "g"])
 STEPS = (0, 0, 1, 1, 2, 3, 5, 8, 13, 30, -1, -2, -3, -5, -8, -20)
 """How far event time moves from the newest of both streams so far."""
 RANGES = (None, (0, 0), (0, 4), (5, 0), (3, 3), (10, 2), (-2, 6), (40, 40))
 RETENTIONS = (0, 1, 4, 10, 25)
 SIZES = (None, None, 1, 3, 6)
 FIRST = {(0, 0): 0, (1, 0): 10}
-_ROW = len(STEPS) * len(KEYS) * 4 * 2
+_ROW = len(STEPS) * len(KEYS) * 4 * 2 * 2
 
 
 def windows_by_time() -> st.SearchStrategy[Window | None]:
@@ -35,7 +40,7 @@ def windows_by_time() -> st.SearchStrategy[Window | None]:
 @st.composite
 def specs_by_time(draw: st.DrawFn) -> JoinSpec:
     """Any join by event time."""
-    on, within = draw(st.sampled_from([(on, r) for on in (None, "k") for r in RANGES if on or r]))
+    on, within = draw(st.sampled_from([(on, r) for on in ON for r in RANGES if on or r]))
     options: dict[str, Any] = {}
     for side in ("left", "right"):
         options[f"{side}_retention_messages"] = size = draw(st.sampled_from(SIZES))
@@ -52,7 +57,7 @@ def specs_by_time(draw: st.DrawFn) -> JoinSpec:
 @st.composite
 def specs_by_number(draw: st.DrawFn) -> JoinSpec:
     """Any join by number of messages."""
-    on, within = draw(st.sampled_from([(on, r) for on in (None, "k") for r in RANGES if on or r]))
+    on, within = draw(st.sampled_from([(on, r) for on in ON for r in RANGES if on or r]))
     sizes = [tumbling(messages=3), hopping(messages=4, every=2), sliding(messages=3), None]
     if on:
         sizes.append(session(messages=2))
@@ -66,9 +71,12 @@ def specs_by_number(draw: st.DrawFn) -> JoinSpec:
 
 
 def _spec(draw: st.DrawFn, **options: Any) -> JoinSpec:
+    windows = [options["left_window"], options["right_window"]]
+    if isinstance(options["on"], list) and any(window is not None and window.kind == "session" for window in windows):
+        options["session_key"] = draw(st.sampled_from([None, "k", "g"]))
     return join_spec(
-        SCHEMA,
-        SCHEMA,
+        WIDER if isinstance(options["on"], list) else SCHEMA,
+        WIDER if isinstance(options["on"], list) else SCHEMA,
         how=draw(st.sampled_from(["inner", "left", "right", "outer"])),
         idle_after=draw(st.sampled_from([None, 10_000])),
         on_time_update_period=draw(st.sampled_from([0, 0, 0, 5_000])),
@@ -109,12 +117,14 @@ def streams(draw: st.DrawFn, *, partitions: int = 1, max_size: int = 26) -> list
         rest, step = divmod(number, len(STEPS))
         rest, key = divmod(rest, len(KEYS))
         rest, gap = divmod(rest, 4)
+        rest, group = divmod(rest, 2)
         partition, side = divmod(rest, 2)
         source = (side, partition)
         time = newest + STEPS[step]
         newest = max(newest, time)
         offsets[source] = offset = offsets.get(source, 10 * side - 1) + (1, 1, 1, 3)[gap]
-        messages.append(Message(offset, time - lags[side], {"k": KEYS[key]}, partition, side))
+        fields = {"k": KEYS[key], "g": GROUPS[group]}
+        messages.append(Message(offset, time - lags[side], fields, partition, side))
     return messages
 
 

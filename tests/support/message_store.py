@@ -8,19 +8,19 @@ import pyarrow as pa
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.errors import StateCorrupted
+from backend.keys import code_end
 from backend.messages import (
     OFFSET_BYTES,
     TIME_BYTES,
     MessageLayout,
     Part,
-    decode_messages,
     index_keys,
     message_keys,
     message_order,
     message_range,
     sorted_rows,
 )
-from backend.messages.keys import INDEX, MESSAGES, clock_range, time_starts
+from backend.messages.keys import INDEX, MESSAGES, clock_range, stamp_fields, stamps
 from backend.rows import RowCodec
 from backend.store.protocol import Readable
 from backend.store.staging import VERIFY
@@ -108,8 +108,12 @@ def read_messages(
     else:
         keys, values = store.scan_arrays(*message_range(layout, start, end, equal=equal, session=session))
     if equal is not None and layout.timed and layout.parts.index(Part.EQUAL) > layout.parts.index(Part.TIME):
-        keys, values = _with_equal(layout, keys, values, equal)
-    return decode_messages(layout, codec, keys, values)
+        kept = [at for at, code in enumerate(_equal_codes(layout, keys)) if code == equal]
+        keys, values = [keys[at] for at in kept], [values[at] for at in kept]
+    found = stamps(layout, keys, pa.array(_equal_codes(layout, keys), pa.binary()))
+    fields = codec.decode(values)
+    schema = pa.schema([*stamp_fields(layout), *codec.schema])
+    return pa.Table.from_arrays([*found.values(), *fields.columns], schema=schema)
 
 
 def _read_indexed(
@@ -126,9 +130,12 @@ def _read_indexed(
     return keys, values  # type: ignore[return-value]
 
 
-def _with_equal(
-    layout: MessageLayout, keys: list[bytes], values: list[bytes], equal: bytes
-) -> tuple[list[bytes], list[bytes]]:
-    starts = time_starts(layout, keys)
-    kept = [at for at, (key, start) in enumerate(zip(keys, starts, strict=True)) if key.startswith(equal, start + 8)]
-    return [keys[at] for at in kept], [values[at] for at in kept]
+def _equal_codes(layout: MessageLayout, keys: list[bytes]) -> list[bytes]:
+    """Give the code of the equal fields in keys that have it last; a session key before it is of one field here."""
+    if layout.parts[-2:-1] != (Part.EQUAL,):
+        return [b""] * len(keys)
+    starts = [code_end(key, 1) if Part.SESSION in layout.parts else 1 for key in keys]
+    return [
+        key[start + (TIME_BYTES if layout.timed else 0) : -OFFSET_BYTES]
+        for key, start in zip(keys, starts, strict=True)
+    ]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backend.batch import TIME
+from backend.batch import BEFORE, OFFSET, PARTITION, STREAM, TIME
 from backend.joins import liveness, match
 from backend.joins import state as join_state
 from backend.joins.operator import JoinOperator
@@ -241,6 +241,48 @@ def test_every_row_of_the_matrix_gives_the_rows_of_nested_loops(layout, options)
         offsets[side] += 1
     parts = [messages[low : low + 8] for low in range(0, 48, 8)]
     model.compare(spec, parts, [1000 * n for n in range(6)], model.ONE)
+
+
+@pytest.mark.parametrize("session_key", [None, "k", "g", ["g", "k"]])
+@pytest.mark.parametrize("within", [None, 5])
+def test_sessions_over_two_equal_fields_give_the_rows_of_nested_loops(within, session_key):
+    options = {"on": ["k", "g"], "within": within, "left_window": session(4), "session_key": session_key, **HOUR}
+    spec = join_spec(
+        model.WIDER, model.WIDER, how="outer", max_ahead=None, idle_after=None, first_offsets=model.FIRST, **options
+    )
+    fields = [{"k": n % 5 or None, "g": model.GROUPS[n % 3]} for n in range(12)]
+    parts = [[Message(0, 0, fields[0], stream=LEFT)]]
+    for n in range(1, 12):  # the right message meets the left one of the micro-batch before
+        right = Message(9 + n, 3 * n - 1, fields[n - 1], stream=RIGHT)
+        parts.append([Message(n, 3 * n, fields[n], stream=LEFT), right])
+    model.compare(spec, parts, [1000 * n for n in range(12)], model.ONE)
+
+
+@pytest.mark.parametrize("session_key", [None, "day", "item"])
+def test_times_are_read_back_behind_any_session_key(session_key):
+    """Days that Python has no date for, texts of any length, null."""
+    side = pa.schema([("day", pa.date32()), ("item", pa.string())])
+    spec = join_spec(
+        side, side, on=["day", "item"], within=5, left_window=session(9), session_key=session_key, how="left",
+        left_retention=99, right_retention=99,
+    )  # fmt: skip
+    assert spec.layout.name == "session_time_equal_offset"
+    count = 4
+    table = pa.table(
+        {
+            STREAM: pa.array([0] * count, pa.uint16()),
+            PARTITION: pa.array([0] * count, pa.int32()),
+            OFFSET: range(count),
+            TIME: [7, -5, 2**40, 0],
+            BEFORE: [0] * count,
+            "day": pa.array([0, 10_000_000, -10_000_000, None], pa.date32()),
+            "item": ["", "a\0", "abcdefghijk", None],
+        }
+    )
+    codec = JoinRows(spec)
+    found = codec.encode(table, spec.left)
+    left, right = codec.split(found.keys, found.values)
+    assert (left.offset.tolist(), left.time.tolist(), len(right)) == ([0, 1, 2, 3], [7, -5, 2**40, 0], 0)
 
 
 def test_a_longer_retention_later_never_reopens():

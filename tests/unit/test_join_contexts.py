@@ -53,9 +53,13 @@ SESSIONS = [
     {"on": ["user", "item"], "within": 5, "left_window": session(9), "session_key": "user"},
     {"on": ["user", "item"], "left_window": session(9), "session_key": "user"},
 ]
+SESSIONS_OF_BOTH = [
+    {"on": ["user", "item"], "within": 5, "left_window": session(9)},
+    {"on": ["user", "item"], "left_window": session(9)},
+]
 
 
-@pytest.mark.parametrize("options", [*TIMED, *SESSIONS])
+@pytest.mark.parametrize("options", [*TIMED, *SESSIONS, *SESSIONS_OF_BOTH])
 def test_messages_by_time(options):
     left = filled(join_spec(SIDE, SIDE, **options, **BY_TIME)).left
     assert offsets(left.get_messages(11, 36)) == [3, 2, 4, 5, 6]  # half-open, by event time
@@ -73,6 +77,16 @@ def test_messages_by_time_and_session_key(options):
     assert offsets(left.get_messages(11, 36, session_key="a")) == [3, 4, 6]
     assert offsets(left.get_messages(11, 36, session_key="a", join_keys=("a", 1))) == [4, 6]
     assert offsets(left.get_messages(11, 36, session_key="b", join_keys=("a", 1))) == []
+
+
+@pytest.mark.parametrize("options", SESSIONS_OF_BOTH)
+def test_messages_and_windows_by_a_session_key_of_two_fields(options):
+    left = filled(join_spec(SIDE, SIDE, **options, **BY_TIME)).left
+    assert offsets(left.get_messages(11, 36, session_key=("a", 1))) == [4, 6]
+    assert offsets(left.get_messages(11, 36, session_key=("a", 1), join_keys=("a", 2))) == []
+    assert [(v.start, v.end, v.key) for v in left.get_windows(15, 36)] == [
+        *((20, 20, ("a", 1)), (21, 21, ("b", 2)), (35, 35, ("a", 1)))
+    ]
 
 
 TUPLES = [
