@@ -156,8 +156,9 @@ def read_layout(
     session: tuple[int, ...],
     large_window: Duration,
     large_window_messages: int,
+    stored: str | None,
 ) -> MessageLayout:
-    """Choose the message key."""
+    """Choose the message key; `auto` keeps the stored one, since what it goes by may change between starts."""
     if message_key not in MESSAGE_KEYS:
         raise ValueError(f"message_key={message_key!r}: allowed are {', '.join(map(repr, MESSAGE_KEYS))}")
     equal, ranged = bool(sides[LEFT].on), within[0] is not None
@@ -178,7 +179,11 @@ def read_layout(
         large = ranged and (within[0] or 0) + (within[1] or 0) > most_ms
     if message_key != "auto":
         large = message_key == "join_fields"
-    return choose_layout(unit, "join", equal_fields=equal, time_range=ranged, large=large, session=bool(session))
+    layouts = [
+        choose_layout(unit, "join", equal_fields=equal, time_range=ranged, large=one, session=bool(session))
+        for one in (large, not large)
+    ]
+    return next((one for one in layouts if message_key == "auto" and one.name == stored), layouts[0])
 
 
 def read_left_streams(value: object) -> int:

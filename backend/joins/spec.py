@@ -250,6 +250,7 @@ def join_spec(
     max_ahead: Duration | None = DEFAULT_MAX_AHEAD_MS,
     left_streams: int = 1,
     first_offsets: Mapping[SourcePartition, int] | None = None,
+    stored_layout: str | None = None,
 ) -> JoinSpec:
     """Make a checked specification.
 
@@ -284,6 +285,7 @@ def join_spec(
         max_ahead: Event times later than batch time plus this are refused; None for historic data.
         left_streams: Streams `0 .. left_streams - 1` are left, the others right.
         first_offsets: (stream, partition) -> first offset, for windows by number; others begin where first seen.
+        stored_layout: Name of the layout of what is stored: `auto` keeps it, whether the window is large or small now.
 
     Raises:
         ValueError: An option is missing, unknown, or does not fit the others; the message names it.
@@ -325,7 +327,7 @@ def join_spec(
         before,
         after,
         session,
-        read_layout(message_key, sides, (before, after), session, large_window, large_window_messages),
+        read_layout(message_key, sides, (before, after), session, large_window, large_window_messages, stored_layout),
         duration_ms(on_time_update_period, "on_time_update_period", least=0),
         duration_ms(late_update_period, "late_update_period", least=0),
         None if idle_after is None else duration_ms(idle_after, "idle_after", least=1),

@@ -33,7 +33,7 @@ from backend.joins.spec import (
     DEFAULT_MAX_AHEAD_MS,
     join_spec,
 )
-from backend.spark.stream import FirstOffsets, Pipeline, Stream
+from backend.spark.stream import Known, Pipeline, Stream
 from backend.windows.definitions import Duration, Window, duration_ms
 
 
@@ -117,11 +117,17 @@ def join(
         late_update_period=late_update_period,
         idle_after=idle_after,
         max_ahead=max_ahead,
-        left_streams=len(left.source.topics),
     )
 
-    def make(schemas: Sequence[pa.Schema], first_offsets: FirstOffsets) -> Operator:
-        return JoinOperator(spec(*schemas, first_offsets=first_offsets))
+    def make(schemas: Sequence[pa.Schema], known: Known) -> Operator:
+        return JoinOperator(
+            spec(
+                *schemas,
+                left_streams=known.topics[0],
+                first_offsets=known.first_offsets,
+                stored_layout=known.operator.get("message_key"),
+            )
+        )
 
     ahead_ms = None if max_ahead is None else duration_ms(max_ahead, "max_ahead", least=0)
     return Pipeline((left, right), make, ahead_ms, needs_order=on is None, sides=SIDES, routing=_equal_fields)

@@ -51,6 +51,7 @@ from backend.spark.session.settings import settings
 from backend.spark.session.versions import check_not_connect
 from backend.spark.shard_task import ProcessorPlan
 from backend.spark.standby import standby_of
+from backend.spark.stream import Known
 from backend.spark.watching import SourceWatch
 from backend.steps import DEFAULT_POISON_LIMIT
 from backend.texts import one_line
@@ -630,7 +631,12 @@ def build_job(
         message_types.update({_read_as(name, field): field.with_name(_read_as(name, field)) for field in schemas[-1]})
     _check_clusters(inputs)
     firsts = first_offsets() if len(inputs) > 1 else []
-    operator = pipeline.make(schemas, {(stream, partition): first for stream, partition, first in firsts})
+    known = Known(
+        {(stream, partition): first for stream, partition, first in firsts},
+        [len(side.source.topics) for side in inputs],
+        {} if stored is None else stored.entries.get("operator", {}),
+    )
+    operator = pipeline.make(schemas, known)
     if pipeline.routing is not None:
         inputs = [replace(side, key=key) for side, key in zip(inputs, pipeline.routing(operator), strict=True)]
         for one in inputs:

@@ -41,10 +41,25 @@ if TYPE_CHECKING:
     from recovery.listener import RestoreListener
     from recovery.supervise.supervisor import RewindQuery
 
-FirstOffsets = Mapping[SourcePartition, int]
-"""Earliest offset of each source partition when the query first started."""
-OperatorFactory = Callable[[Sequence[pa.Schema], FirstOffsets], Operator]
-"""Called with the Arrow schema of each stream's fields; windows of joins by number are aligned by the first offsets."""
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a start knows that the description of a job does not say.
+
+    Attributes:
+        first_offsets: Earliest offset of each source partition when the query first started: windows of joins by number
+            are aligned by them.
+        topics: Number of topics of each stream.
+        operator: The manifest's entry of the operator; empty at the first start.
+    """
+
+    first_offsets: Mapping[SourcePartition, int] = field(default_factory=dict)
+    topics: Sequence[int] = ()
+    operator: Mapping[str, Any] = field(default_factory=dict)
+
+
+OperatorFactory = Callable[[Sequence[pa.Schema], Known], Operator]
+"""Called with the Arrow schema of each stream's fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +156,7 @@ class Stream:
         """
         from backend.process import ProcessOperator
 
-        def make(schemas: Sequence[pa.Schema], _: FirstOffsets) -> Operator:
+        def make(schemas: Sequence[pa.Schema], _: Known) -> Operator:
             [schema] = schemas
             wanted = schema.names if fields is None else check_names("fields", fields, "a field")
             unknown = sorted(set(wanted) - set(schema.names))
@@ -171,7 +186,7 @@ class WindowedStream:
         if not aggregates:
             raise ValueError("aggregate(): must name at least one aggregate, such as n=count()")
 
-        def make(schemas: Sequence[pa.Schema], _: FirstOffsets) -> Operator:
+        def make(schemas: Sequence[pa.Schema], _: Known) -> Operator:
             [schema] = schemas
             spec = window_spec(self.windows, schema, aggregates, keys=self.stream.key, **self.options)
             return WindowOperator(spec)

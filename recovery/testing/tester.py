@@ -53,6 +53,7 @@ from backend.python_rows import arrow_value, python_rows
 from backend.spark.pack.frames import TIMESTAMP_IN
 from backend.spark.pack.judging import latest
 from backend.spark.pack.pack_input import millis
+from backend.spark.stream import Known
 from backend.steps import DEFAULT_POISON_LIMIT, DROPPED, PASSED, VERDICT, Steps, schema_after
 from backend.windows.definitions import Duration, duration_ms
 from backend.windows.micro_batch import error_rows
@@ -317,7 +318,9 @@ class OperatorTester:
         if self._described not in (None, described):
             raise ValueError(f"job={reprlib.repr(job)}: has other steps, which are no free option")
         schemas = [schema_after(own, schema) for own, schema in zip(steps, self._given, strict=True)]
-        operator: Operator = job.make(schemas, {}) if hasattr(job, "make") else job
+        topics = [len(one.source.topics) for one in inputs] if len(inputs) > 1 else []
+        before = {} if self._described is None else self.operator.describe()
+        operator: Operator = job.make(schemas, Known({}, topics, before)) if hasattr(job, "make") else job
         fields = self._fields(operator, schemas)
         self._described, self._schemas = described, schemas
         self._steps = [Steps(_same, own, schema) for own, schema in zip(steps, schemas, strict=True)]
@@ -326,11 +329,10 @@ class OperatorTester:
         if any(steps):
             with suppress(SourceUnavailable):  # of a source that is not there steps see the stream's number
                 self._topic_names = dict(enumerate(topic for one in inputs for topic in one.source.topics))
-        topics = [len(one.source.topics) for one in inputs] if len(inputs) > 1 else []
         self._left_streams, self._last_stream = (topics[0], sum(topics) - 1) if topics else (0, MAX_STREAM)
         named = self._event_time or [one.event_time for one in inputs] or self._event_times
         self._event_times = [*named] * (len(self._sides) // len(named))
-        self.operator = operator
+        self.operator: Operator = operator
         return operator, fields
 
     def _fields(self, operator: Operator, schemas: Sequence[pa.Schema]) -> tuple[pa.Field, ...]:

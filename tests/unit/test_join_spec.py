@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
+from backend import archive, join, stream
+from backend.errors import ManifestMismatch
 from backend.joins.spec import join_spec
+from backend.sources.archive_files import WRITE_SCHEMA, write_archive
+from backend.sources.formats import ValueFormat
+from backend.spark.job import Job, describe
+from backend.spark.start import StartOptions, build_job, known_sources
+from backend.spark.stream import Pipeline, Stream
 from backend.windows.definitions import hopping, session, tumbling
+from recovery.commit.manifest import Manifest, read_manifest, record, settle
 from recovery.inspect.known_operator import known_join
+from recovery.testing import OperatorTester
 
 ORDERS = pa.schema([("id", pa.int64()), ("value", pa.int64()), ("user", pa.string())])
 SHIPMENTS = pa.schema([("id", pa.int32()), ("cost", pa.int64()), ("user", pa.string())])
@@ -152,3 +163,85 @@ def test_what_may_change_between_starts_stands_apart():
 def test_fields_that_come_out_are_in_the_schemas_order_whatever_they_are_given_in():
     spec = join_spec(ORDERS, SHIPMENTS, **{**HOUR, "on": "id", "left_fields": {"value", "id"}})
     assert spec.sides[0].out == tuple(name for name in ORDERS.names if name in {"value", "id"})
+
+
+# -- what a start knows beside the description ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def ids(monkeypatch):
+    """Values have one field, whatever their format: DDL is parsed by Spark."""
+    monkeypatch.setattr(ValueFormat, "fields", lambda self: StructType([StructField("id", LongType())]))
+
+
+def source(path: Path, name: str) -> Stream:
+    return stream(archive(topic(path, name), format="raw"))
+
+
+def topic(directory: Path, name: str) -> Path:
+    at = pa.array([0], pa.int64()).cast(pa.timestamp("ms", tz="UTC"))
+    write_archive(directory / name, pa.table([[name], [0], [0], at, [None], [b""]], schema=WRITE_SCHEMA))
+    return directory
+
+
+def job_of(pipeline: Pipeline, checkpoint: str) -> Job:
+    """Make the job as `start` does."""
+    stored = read_manifest(checkpoint)
+    options = StartOptions(shards=1)
+    known = known_sources(pipeline, stored, checkpoint)
+    return build_job(known, None, options, stored=stored, first_offsets=list)  # type: ignore[arg-type]
+
+
+def settled(job: Job, checkpoint: str) -> Manifest:
+    return settle(checkpoint, Manifest(job.shards, job.grouping, describe(job, {})), used=False)
+
+
+def test_a_topic_that_comes_before_the_start_is_of_its_side(tmp_path, ids):
+    left, right, checkpoint = tmp_path / "left", tmp_path / "right", str(tmp_path / "c")
+    sides = [source(left, "b"), source(right, "c")]
+    described = join(*sides, on="id", **HOUR)
+    topic(left, "a")
+    job = job_of(described, checkpoint)
+    lefts = [name for side, name in job.streams if side == "left"]
+    assert (lefts, job.operator.spec.left_streams) == (["a", "b"], 2)
+    record(checkpoint, settled(job, checkpoint))
+    settled(job_of(join(*sides, on="id", **HOUR), checkpoint), checkpoint)
+
+
+def test_auto_keeps_the_message_key_of_what_is_stored(tmp_path, ids):
+    """Retention by number decides whether a window is large, and is free."""
+    checkpoint = str(tmp_path / "c")
+    sides = [source(tmp_path / name, name) for name in ("l", "r")]
+
+    def job(kept: int, **options: object) -> Job:
+        kept_messages = {"left_retention_messages": kept, "right_retention_messages": kept}
+        given = {"large_window_messages": 20, **kept_messages, **options}
+        return job_of(join(*sides, on="id", left_window=N3, **given), checkpoint)
+
+    first = job(10)
+    assert first.operator.spec.layout.name == "offset"
+    record(checkpoint, settled(first, checkpoint))
+    for other in (job(30), job(10, large_window_messages=1)):
+        settled(other, checkpoint)
+        assert other.operator.spec.layout == first.operator.spec.layout
+    with pytest.raises(ManifestMismatch, match=r"operator\.message_key: was 'offset', is 'equal_offset'"):
+        settled(job(10, message_key="join_fields"), checkpoint)
+
+
+@pytest.mark.parametrize("stored", ["time_offset", "session_offset", "", "offset_offset"])
+def test_a_message_key_that_the_join_cannot_have_is_not_taken(stored):
+    assert join_spec(ORDERS, SHIPMENTS, on="id", left_window=N3, stored_layout=stored, **MANY).layout.name == "offset"
+
+
+def test_the_tester_keeps_the_message_key_under_other_options(tmp_path):
+    """As a start does: what is stored is found again."""
+    sides = [source(tmp_path / name, name) for name in ("l", "r")]
+
+    def job(large_window: str) -> Pipeline:
+        return join(*sides, on="id", within="5 min", large_window=large_window, max_ahead=None, **HOUR)
+
+    schema = pa.schema([("id", pa.int64())])
+    tester = OperatorTester(job("1 h"), schema, tmp_path / "t")
+    tester.batch([{"id": 1, "_time": 0}])
+    tester.change(job("1 min"))
+    assert tester.batch([{"id": 1, "_time": 0}], stream=1).results.num_rows == 1

@@ -16,6 +16,7 @@ from backend import archive, count, join, kafka, kafka_sink, mean, session, stre
 from backend.errors import KeyInvalid, RewindError, ValueInvalid
 from backend.joins.fields import read_on
 from backend.sinks import parquet_sink
+from backend.spark.stream import Known
 from backend.windows.spec import window_spec
 from recovery.files import check_place
 from recovery.listener import LoggingListener
@@ -185,7 +186,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "more micro-batches than there can be": (lambda: _start(retain=10**30), f"retain={10**30}: must be an integer"),
     "more to queue than there can be": (lambda: _start(queue_bytes=2**63), f"queue_bytes={2**63}: allowed are 'off'"),
     "fields of process() as a number": (
-        lambda: stream(SOURCE).process(print, result=SCHEMA, fields=0).make([SCHEMA], {}),  # type: ignore[arg-type]
+        lambda: stream(SOURCE).process(print, result=SCHEMA, fields=0).make([SCHEMA], Known()),  # type: ignore[arg-type]
         "fields=0: must be the name of a field",
     ),
     "snapshots below 1": (lambda: _start(snapshots=0), "snapshots=0"),
@@ -242,7 +243,7 @@ def test_start_and_join_name_every_option_with_its_type_and_say_what_it_is():
     named = {
         Pipeline.start: set(StartOptions.__dataclass_fields__),
         join: set(inspect.signature(join_spec).parameters)
-        - {"left_schema", "right_schema", "left_streams", "first_offsets"},
+        - {"left_schema", "right_schema", "left_streams", "first_offsets", "stored_layout"},
     }
     for function, options in named.items():
         parameters = inspect.signature(function).parameters.values()
