@@ -120,7 +120,8 @@ class Stream:
             window: `tumbling`, `hopping`, `sliding` or `session`.
             retention: How long after its end, in stream time, a window takes late messages; windows by number of
                 messages: how long after the newest event time of its messages an open window is kept.
-            retention_messages: Retention by number of messages per shard and source partition; the earlier bound wins.
+            retention_messages: Retention by number of messages, counted per shard and source partition; windows by
+                number of messages count those of the whole shard. The earlier bound wins.
             policies: When results are emitted; by default full windows at once and late updates every ten seconds.
             idle_after: Wall clock after which a silent source partition no longer holds windows open; None is never.
             max_ahead: An event time later than this after the record's own timestamp, or after the batch time where

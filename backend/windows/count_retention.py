@@ -1,10 +1,10 @@
 """Retention by number of messages: a closed window takes messages until N more of the source partition have come.
 
-Exactly (a sliding one by steps of a sixteenth of its size): a window is out of retention for a message if it was
-closed already (its end was at or before the partition's stream time) before the message N places earlier in the same
-source partition, as far as this shard sees it. So what stays is every window that was open when one of the newest N
-messages came. Refused messages count, too: then the rule depends on nothing but the source's order, neither on cuts nor
-on what was refused before.
+Exactly (but for sliding windows and sessions: up to a sixteenth of their size or gap longer): a window is out of
+retention for a message if it was closed already (its end was at or before the partition's stream time) before the
+message N places earlier in the same source partition, as far as this shard sees it. So what stays is every window that
+was open when one of the newest N messages came. Refused messages count, too: then the rule depends on nothing but the
+source's order, neither on cuts nor on what was refused before.
 
 What has to be remembered is how far stream time was N messages ago: a staircase of (message number, last window
 closed), with a step per window, not per message. It reaches back N messages and no further: under a greater N than

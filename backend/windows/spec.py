@@ -10,7 +10,8 @@ window size          `window` (its size)       required
 advance step size    `window` (its step)       the size
 retention time       `retention`               required for time how long after its end a window takes messages; by
                                                                  number: how long after its newest one it is kept open
-retention size       `retention_messages`      off               how many messages of a source partition
+retention size       `retention_messages`      off               how many messages of a source partition; by number:
+                                                                 of the shard, over all its source partitions
 early emission       `policies.early_ms`,      off               send open windows, by wall clock or number of
                      `.early_messages`                           messages
 full size            `policies.full`           on                send at the first message at or past the end

@@ -249,6 +249,17 @@ def test_retention_by_number_counts_messages_of_the_source_partition(values):
     assert s.outcome.rejected == [], "nothing covers it, or may come to"
 
 
+def test_retention_by_number_goes_by_sixteenths_of_the_gap():
+    spec = window_spec(
+        session(1_600), SCHEMA, {"sum": sum_("value")}, retention=9_000, retention_messages=1, max_ahead=None
+    )
+    s = OneShard(spec)
+    s.batch([(0, 0, "a", 1), (1, 1_650, "a", 2), (2, 1_650, "a", 4)])
+    # stream time before the message one place earlier is 1650, in steps 1600: 0 alone ends at 1601, -1 at 1600
+    s.batch([(3, 0, "a", 8), (4, -1, "a", 16)])
+    assert s.errors() == [(0, 4, "out_of_retention")]
+
+
 @pytest.mark.parametrize("keys", [[], ["key"]])
 def test_negative_times_null_keys_and_no_key(keys):
     s = shard({}, keys=keys)
