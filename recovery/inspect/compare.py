@@ -17,13 +17,16 @@ import xxhash
 
 from backend.batch import ADDED_BY_SINKS, RESULT_FIELDS, published_name
 from backend.errors import RewindError
+from backend.messages import Part
 from backend.python_rows import python_values
 from backend.rocks import RocksStore
 from backend.store.protocol import Region
+from backend.store.workspace import Workspace
 from backend.stores.named import BY_KEY, TIME_BYTES
 from backend.windows.definitions import Window
 from recovery.changelog import History
 from recovery.inspect.checkpoint_view import Checkpoint, logged_differences
+from recovery.inspect.verify import PROBLEM, check_index
 from recovery.restore.prove import check_messages
 
 FLOAT_DIGITS = 9
@@ -186,6 +189,7 @@ def local_differences(checkpoint: Checkpoint, unread: Collection[int] = ()) -> l
         RewindError: A database, or what the changelog has as of its commit, cannot be read.
     """
     wrong: list[str] = []
+    indexed = has_index(checkpoint.manifest.entries)
     for shard in checkpoint.shards:
         local = checkpoint.local(shard) if shard not in unread else None
         if local is None or (local.problem is None and local.commit is None):
@@ -195,16 +199,30 @@ def local_differences(checkpoint: Checkpoint, unread: Collection[int] = ()) -> l
         assert local.commit is not None
         history = checkpoint.changelog.read(shard, local.commit)
         try:
-            found = _differences(local.path / "db", history)
+            found = _differences(local.path / "db", history, indexed)
         except RewindError:  # a worker that idles may compact, and delete files: once more, with those of now
-            found = _differences(local.path / "db", history)
+            found = _differences(local.path / "db", history, indexed)
         wrong += [f"shard {shard}, local state: {what}" for what in found]
     return wrong
 
 
-def _differences(database: Path, history: History) -> list[str]:
+def _differences(database: Path, history: History, indexed: bool) -> list[str]:
     with RocksStore.open(database, read_only=True) as store:
-        return logged_differences(store, history) + check_messages(store, history.record, [])
+        wrong = logged_differences(store, history) + check_messages(store, history.record, [])
+        index = check_index(Workspace(store, history.record.bounds), str(database), whole=indexed)
+        return wrong + [found.what for found in index if found.level == PROBLEM]
+
+
+def has_index(entries: Mapping[str, Any]) -> bool:
+    """Return whether each message that is stored has a row in `Region.MESSAGE_INDEX`.
+
+    Args:
+        entries: The manifest's.
+    """
+    operator = entries.get("operator", {})
+    window, layout = operator.get("window", {}), operator.get("message_key", "")
+    first = str(layout).partition("_")[0]
+    return window.get("kind") == "session" or window.get("unit") == "messages" or first in (Part.SESSION, Part.EQUAL)
 
 
 def expiring_regions(entries: Mapping[str, Any]) -> frozenset[int]:

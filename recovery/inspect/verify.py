@@ -272,7 +272,7 @@ def _database(
         data = store.get(COMMIT_KEY)
         found = decode_record(data, where=where) if data is not None else None
         rows = sum(1 for _ in store.scan(b"", None))
-        findings = list(_index(Workspace(store, found.bounds if found is not None else {}), where))
+        findings = list(check_index(Workspace(store, found.bounds if found is not None else {}), where))
         if found is not None:
             history = logged(found.commit)
             wrong = check_messages(store, found, []) + (logged_differences(store, history) if history else [])
@@ -293,11 +293,16 @@ def _ahead(checkpoint: Checkpoint, local: LocalCopy, shard: int, commit: Commit 
         yield Finding(PROBLEM, "changelog", f"shard {shard}", text, command)
 
 
-def _index(view: Readable, where: str) -> Iterator[Finding]:
+def check_index(view: Readable, where: str, *, whole: bool = False) -> Iterator[Finding]:
     """Compare the index of key-first messages with the messages.
 
     An index row has the message's key behind its time or offset; of windows that each key has for itself only the place
     (`backend.messages.key_first`), with which the message's key ends: those are compared by number and sum of hashes.
+
+    Args:
+        view: The database.
+        where: Names it.
+        whole: Each message is known to have an index row.
     """
     missing = indexed = places = balance = 0
     for key, _ in view.scan(*region_range(Region.MESSAGE_INDEX)):
@@ -308,14 +313,14 @@ def _index(view: Readable, where: str) -> Iterator[Finding]:
             continue
         targets = [bytes([Region.MESSAGES]) + key[1 + width :] for width in (TIME_BYTES, PLACE_BYTES)]
         missing += all(view.get(target) is None for target in targets)
-    if places:
+    if places or whole:
         messages = 0
         for key, _ in view.scan(*region_range(Region.MESSAGES)):
             messages += 1
-            balance -= xxhash.xxh3_64_intdigest(key[-PLACE_BYTES:])
-        missing += abs(places - messages) or int(balance != 0)
+            balance -= xxhash.xxh3_64_intdigest(key[-PLACE_BYTES:]) if places else 0
+        missing += abs(indexed - messages) or int(balance != 0)
     if missing:
-        text = f"{missing} of {indexed} index rows have no message, or a message no index row"
+        text = f"{missing} index rows without their message, or messages without their row among {indexed}"
         yield Finding(PROBLEM, "index", where, text, "rewind restore <checkpoint> <module:function>")
     elif indexed:
         yield Finding(SOUND, "index", where, f"{indexed} index rows have their message")

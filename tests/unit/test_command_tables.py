@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from backend.process import (
     value_state,
     window_store,
 )
+from backend.rocks import RocksStore
+from backend.store.protocol import Region, region_range
 from backend.stores.session_store import SessionKey
 from backend.windows import definitions as win
 from backend.windows.operator import WindowOperator
@@ -32,6 +35,8 @@ from backend.windows.spec import window_spec
 from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.inspect import report
+from recovery.inspect.checkpoint_view import Checkpoint
+from recovery.inspect.compare import local_differences
 from recovery.inspect.known_operator import type_of
 from recovery.inspect.stores import as_json
 from recovery.testing import OperatorTester
@@ -111,6 +116,25 @@ def test_windows_by_number_of_messages(made: Callable[[str], Path]) -> None:
     assert "no event time" in show(made("by number"), "windows", "--from", "1970-01-01", code=2)
 
 
+@pytest.mark.parametrize("name", ["session", "by number", "join"])
+def test_a_database_whose_messages_have_lost_their_index_is_not_the_changelogs(
+    made: Callable[[str], Path], name: str, tmp_path: Path
+) -> None:
+    """As a restore would leave it that forgets the index: a drill finds it though no message expires afterwards."""
+    if name == "join":
+        join_checkpoint(tmp_path, message_key="join_fields")
+    else:
+        shutil.copytree(made(name), tmp_path, dirs_exist_ok=True)
+    checkpoint = Checkpoint(str(tmp_path / "checkpoint"), tmp_path / "local")
+    assert local_differences(checkpoint) == []
+    local = checkpoint.local(0)
+    assert local is not None
+    with RocksStore.open(local.path / "db", create=False) as store:
+        store.delete_range(*region_range(Region.MESSAGE_INDEX))
+    [found] = local_differences(checkpoint)
+    assert "messages without their row among 0" in found
+
+
 def test_what_a_table_cannot_tell_is_refused(made: Callable[[str], Path]) -> None:
     said = " ".join(show(made("session"), "windows", "--version", "2", code=2).split())
     assert "version=2: allowed are at most 1, the newest committed micro-batch" in said
@@ -142,12 +166,12 @@ def test_only_what_there_is(made: Callable[[str], Path], tmp_path: Path) -> None
     assert pq.read_table(out)["start"].to_pylist() == [1000, 2000, 25_000, 26_000]
 
 
-def join_checkpoint(home: Path, more: pa.DataType | None = None, value: Any = None) -> Path:
+def join_checkpoint(home: Path, more: pa.DataType | None = None, value: Any = None, **options: Any) -> Path:
     """Left: anna at 1 and 11 s, bert at 2 s; right: anna at 5 s. One micro-batch confirmed, an empty one staged."""
     side = pa.schema([("k", pa.string()), ("x", pa.int64()), ("unused", pa.binary()), ("more", more or pa.int8())])
     fields = ["x", "more"]
     kept = {"left_retention": "1 hour", "right_retention": "1 hour", "left_fields": fields, "right_fields": fields}
-    spec = join_spec(side, side, on="k", within="10 s", max_ahead=None, **kept)
+    spec = join_spec(side, side, on="k", within="10 s", max_ahead=None, **kept, **options)
     operator = JoinOperator(spec)
     tester = OperatorTester(operator, pa.schema([f for s in spec.sides for f in s.columns]), home, now_ms=9_000)
     left = [("anna", 1, 10), ("bert", 2, 20), ("anna", 11, 30)]
