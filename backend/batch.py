@@ -159,6 +159,7 @@ class MicroBatch:
         drain: The bounded input ends with this micro-batch.
         timestamps: The messages' own timestamps, milliseconds, as long as `messages`, null where there is none; None
             where nobody knows them.
+        due_ms: `Outcome.next_due_ms` as committed: the batch time that was asked for, come or not; None for none.
     """
 
     version: int
@@ -168,6 +169,7 @@ class MicroBatch:
     after: Positions
     drain: bool = False
     timestamps: pa.ChunkedArray | None = None
+    due_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,9 @@ Function = Callable[[pa.Table, Any], "pa.Table | pa.RecordBatch | None"]
 class ProcessOperator:
     """A user's function as an operator.
 
-    The function is called once per shard and micro-batch, also with no rows: time may have come, or the input ended. It
-    should be a pure function of messages, stores and batch time, since Spark may run a micro-batch again.
+    The function is called once per shard and micro-batch that has rows of the shard, and with no rows where a time that
+    it asked for has come, or the input ended; a time that it asked for stands until it is called. It should be a pure
+    function of messages, stores and batch time, since Spark may run a micro-batch again.
 
     Args:
         function: (messages, context) -> results. `messages` has `batch.MESSAGE_FIELDS`, then `fields`, sorted by
@@ -196,7 +197,7 @@ class ProcessOperator:
         return False
 
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
-        """Call the function on one micro-batch.
+        """Call the function on one micro-batch, unless nothing came of this shard and nothing is due.
 
         Raises:
             UserCodeFailed: The function raised.
@@ -205,16 +206,20 @@ class ProcessOperator:
         """
         stores = bind_all(self._stores, work, batch.time_ms)
         try:
-            context = ProcessContext(stores, batch)
-            with user_code(f"the function of process(), in micro-batch {batch.version},"):
-                returned = self._function(batch.messages, context)
+            returned: pa.Table | pa.RecordBatch | None = None
+            due = batch.due_ms
+            if batch.messages.num_rows or batch.drain or (due is not None and due <= batch.time_ms):
+                context = ProcessContext(stores, batch)
+                with user_code(f"the function of process(), in micro-batch {batch.version},"):
+                    returned = self._function(batch.messages, context)
+                due = context.next_due_ms
             results = _checked(returned, self._schema)
             for store in stores.values():
                 store.save()
             return Outcome(
                 results,
                 ERROR_SCHEMA.empty_table(),
-                next_due_ms=context.next_due_ms,
+                next_due_ms=due,
                 metrics={
                     f"{name}.{what}": count
                     for name, store in stores.items()

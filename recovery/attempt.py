@@ -311,7 +311,7 @@ def _operate(
             if messages is None:
                 messages = pa.schema([*MESSAGE_FIELDS, *job.message_fields]).empty_table()
             batch = MicroBatch(
-                share.version, given.time_ms, messages, share.before, given.after, given.drain, given.timestamps
+                share.version, given.time_ms, messages, share.before, given.after, given.drain, given.timestamps, due
             )
             outcome = share.operator.process(batch, work)
             count = int(counts(messages).sum())

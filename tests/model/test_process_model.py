@@ -74,7 +74,7 @@ OPERATOR = ProcessOperator(
 def _batch(rows: list[tuple[str, int]], time_ms: int) -> MicroBatch:
     zero, numbers = [0] * len(rows), list(range(len(rows)))
     columns: list[Any] = [zero, zero, numbers, [time for _, time in rows], zero, [user for user, _ in rows]]
-    return MicroBatch(time_ms, time_ms, pa.table(columns, schema=MESSAGES), {}, {})
+    return MicroBatch(time_ms, time_ms, pa.table(columns, schema=MESSAGES), {}, {}, due_ms=time_ms)
 
 
 @settings(max_examples=12)

@@ -42,6 +42,14 @@ NOWHERE_JSON = {
 }
 
 
+def after_silence(messages, context):
+    """Send the batch time an hour after the newest message: it asks for that where messages come, and only there."""
+    if messages.num_rows:
+        context.run_again_at(context.time_ms + 3_600_000)
+        return None
+    return pa.table({"closed": [context.time_ms]})
+
+
 @pytest.fixture
 def tester(tmp_path):
     job = (
@@ -587,3 +595,18 @@ def test_an_event_time_in_milliseconds_is_a_day_where_the_field_holds_days(tmp_p
     tester.batch([{"at": 86_400_000 + 5, "n": 1}])
     (one,) = tester.batch([{"at": 3 * 86_400_000, "n": 0}]).results.to_pylist()
     assert (one["window_start"], one["n"]) == (86_400_000, 1)
+
+
+def test_a_function_that_asked_to_run_again_is_called_then_whatever_comes_to_other_shards(tmp_path):
+    job = stream(NOWHERE, event_time="at").process(
+        after_silence, result=pa.schema([("closed", pa.int64())]), fields=["who"]
+    )
+    tester = OperatorTester(job, SCHEMA, tmp_path)
+    tester.batch([row(0, 1)])
+    assert tester.advance("59 minutes") is None
+    assert tester.batch().results.num_rows == 0
+    tester.lose_disk()
+    tester.restore()
+    assert tester.batch().results.num_rows == 0
+    assert tester.advance("1 minute").results.to_pylist() == [{"closed": 3_600_000}]
+    assert tester.advance("2 hours") is None

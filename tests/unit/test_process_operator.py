@@ -55,7 +55,8 @@ def _batch(rows: list[tuple[str, int]], *, version: int = 1, time_ms: int = 1_00
     schema = pa.schema([*MESSAGE_FIELDS, ("user", pa.string())])
     zero = [0] * len(rows)
     messages = pa.table([zero, zero, numbers, list(times), zero, list(users)], schema=schema)
-    return MicroBatch(version, time_ms, messages, {}, {}, drain)
+    due = None if rows else time_ms  # without rows the function is called because it asked for it
+    return MicroBatch(version, time_ms, messages, {}, {}, drain, due_ms=due)
 
 
 class Shard:
@@ -206,6 +207,17 @@ def test_the_function_sees_batch_time_version_and_drain_and_may_ask_to_run_again
     assert shard.attempt(_batch([], version=7, time_ms=2_000)).next_due_ms == 3_000
     assert shard.attempt(_batch([("a", 1)], version=8, time_ms=2_500, drain=True)).next_due_ms is None
     assert seen == [(0, 2_000, 7, False), (1, 2_500, 8, True)]
+
+
+def test_rows_of_other_shards_alone_do_not_call_the_function_and_what_it_asked_for_stays() -> None:
+    seen = []
+    shard = Shard(ProcessOperator(lambda rows, context: seen.append((rows.num_rows, context.time_ms)), RESULT))  # type: ignore[arg-type,return-value]
+    for due in (None, 3_000):
+        outcome = shard.attempt(replace(_batch([]), due_ms=due))
+        assert (outcome.next_due_ms, outcome.results.num_rows, seen) == (due, 0, [])
+    assert shard.attempt(replace(_batch([], drain=True), due_ms=3_000)).next_due_ms is None
+    assert shard.attempt(replace(_batch([("a", 1)], time_ms=2_000), due_ms=3_000)).next_due_ms is None
+    assert seen == [(0, 1_000), (1, 2_000)]
 
 
 def test_ttl_goes_by_the_batch_time_and_windows_by_their_own_puts() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from backend.batch import ERROR_SCHEMA
 from backend.boundary import CrossedError
+from backend.process import ProcessOperator
 from backend.rocks import RocksStore
 from backend.sinks.parquet import ParquetSink
 from backend.spark import shard_task
@@ -97,7 +98,8 @@ def shard(tmp_path, monkeypatch):
     return wrapper, state
 
 
-def packed(offsets, time_ms, *, drain=False, malformed=()):
+def packed(offsets, time_ms, *, drain=False, malformed=(), of=0):
+    """Give what the shard gets of messages that come to shard `of`."""
     n = len(offsets)
     if drain:
         columns = {"_drain": pa.array([True]), "_batch_ms": pa.array([time_ms], pa.int64())}
@@ -109,7 +111,7 @@ def packed(offsets, time_ms, *, drain=False, malformed=()):
                 "_partition": pa.array([0] * n, pa.int32()),
                 "_offset": pa.array(offsets, pa.int64()),
                 "_time": pa.array([o * 10 for o in offsets], pa.int64()),
-                "_shard": pa.array([0] * n, pa.int32()),
+                "_shard": pa.array([of] * n, pa.int32()),
                 "_timestamp": pa.array([0] * n, pa.int64()),
                 "_key": pa.array([None] * n, pa.binary()),
                 "_raw": pa.array([None] * n, pa.binary()),
@@ -118,8 +120,9 @@ def packed(offsets, time_ms, *, drain=False, malformed=()):
                 "key": pa.array(["a"] * n),
             }
         )
-    plan = packing.PackPlan((12,), KEY, False, None, {0: "orders"})
-    return iter([packing.pack(batch, plan).to_pandas()])
+    plan = packing.PackPlan((12, 13), KEY, False, None, {0: "orders"})
+    rows = packing.pack(batch, plan).to_pandas()
+    return iter([rows[rows["shard"] == 12]])
 
 
 def rows_of(outputs):
@@ -164,6 +167,29 @@ def test_a_timer_that_is_early_commits_nothing_and_stays_one(shard):
     assert rows_of(wrapper.handleExpiredTimer((12,), Now(5_000), Now(5_000))) == []
     assert decode(state.value[0]).commit.version == 0
     assert state.timers == {11_000}
+
+
+def test_rows_of_another_shard_leave_what_a_function_asked_for(shard):
+    wrapper, state = shard
+    times = []
+
+    def close(messages, context):
+        times.append((messages.num_rows, context.time_ms))
+        if messages.num_rows:
+            context.run_again_at(11_000)
+
+    make, operator = wrapper._plan().job, ProcessOperator(close, pa.schema(KEY), fields=["key"])
+    wrapper._plan = Deferred(replace(wrapper._plan(), job=lambda *of: replace(make(*of), operator=operator)))
+    list(wrapper.handleInputRows((12,), packed([0], 1_000), Now(1_000)))
+    for wrapper.version in (1, 2):
+        now = 4_000 * wrapper.version
+        list(wrapper.handleInputRows((12,), packed([wrapper.version], now, of=1), Now(now)))
+        assert (decode(state.value[0]).next_due_ms, state.timers) == (11_000, {11_000})
+        assert decode(state.value[0]).commit.version == wrapper.version, "the positions went on"
+    wrapper.version = 3
+    list(wrapper.handleExpiredTimer((12,), Now(11_000), Now(11_000)))
+    assert times == [(1, 1_000), (0, 11_000)]
+    assert state.timers == set()
 
 
 def test_a_shard_that_waits_for_nothing_does_not_ask_spark_for_its_timers(shard, monkeypatch):
