@@ -99,10 +99,6 @@ class Wanted:
     key: str | None = None
     version: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.table == "messages":
-            self.check_newest()
-
     def check_newest(self) -> None:
         """Refuse a version of messages.
 
@@ -165,7 +161,6 @@ def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     if _entry(checkpoint).get("operator") == "process" and wanted.table != "rows":
         return _store(checkpoint, shard, wanted)
     if wanted.table in SIDES:
-        wanted.check_newest()
         return _messages(checkpoint, shard, wanted)
     return readers[wanted.table](checkpoint, shard, wanted)
 
@@ -279,6 +274,7 @@ def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
 
 def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give the messages of this host's database, decoded where the layout is by time; else keys and values."""
+    wanted.check_newest()
     return read_beside(lambda: _messages_of_now(checkpoint, shard, wanted))
 
 

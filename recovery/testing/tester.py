@@ -324,7 +324,8 @@ class OperatorTester:
         fields = self._fields(operator, schemas)
         self._described, self._schemas = described, schemas
         self._steps = [Steps(_same, own, schema) for own, schema in zip(steps, schemas, strict=True)]
-        self._max_ahead_ms: int | None = getattr(job, "max_ahead_ms", None)
+        spec = getattr(job, "spec", None)  # of an `Operator`
+        self._max_ahead_ms: int | None = getattr(job, "max_ahead_ms", getattr(spec, "max_ahead_ms", None))
         self._topic_names: dict[int, str] = {}
         if any(steps):
             with suppress(SourceUnavailable):  # of a source that is not there steps see the stream's number

@@ -425,3 +425,21 @@ def test_stores_by_time(stores: Path) -> None:
     assert "allowed are all, by second, hours, last, totals, visits, rows" in " ".join(
         show(stores, "lions", code=2).split()
     )
+
+
+def test_a_store_may_be_called_messages(tmp_path: Path) -> None:
+    def count_them(messages: pa.Table, context: Any) -> None:
+        for key in messages["k"].to_pylist():
+            context["messages"].put(key, (context["messages"].get(key) or 0) + 1)
+
+    declared = [key_value_store("messages")]
+    operator = ProcessOperator(count_them, pa.schema([("a", pa.int64())]), stores=declared, fields=["k", "x"])
+    make_checkpoint(tmp_path, operator, FIELDS)
+    assert [(row["key"], row["value"]) for row in show(tmp_path, "messages")] == [('"anna"', "3"), ('"bert"', "2")]
+    first = show(tmp_path, "messages", "--version", "0")
+    assert [(row["key"], row["value"]) for row in first] == [('"anna"', "2"), ('"bert"', "1")]
+
+
+def test_messages_of_windows_have_no_version(made: Callable[[str], Path]) -> None:
+    said = show(made("session"), "messages", "--version", "0", code=2)
+    assert "version: messages are only as of" in " ".join(said.split())

@@ -30,6 +30,8 @@ from backend.batch import NO_TIME
 from backend.errors import RestoreMismatch, StateUnavailable, UserCodeFailed
 from backend.joins.operator import JoinOperator
 from backend.joins.spec import join_spec
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
 from recovery.testing import OperatorTester
 
 SCHEMA = pa.schema([("at", pa.int64()), ("who", pa.string()), ("n", pa.int64())])
@@ -610,3 +612,12 @@ def test_a_function_that_asked_to_run_again_is_called_then_whatever_comes_to_oth
     assert tester.batch().results.num_rows == 0
     assert tester.advance("1 minute").results.to_pylist() == [{"closed": 3_600_000}]
     assert tester.advance("2 hours") is None
+
+
+def test_max_ahead_of_an_operator_without_a_job(tmp_path):
+    spec = window_spec(tumbling("1 hour"), SCHEMA, {"m": median("n")}, retention="10 days")
+    tester = OperatorTester(WindowOperator(spec), SCHEMA, tmp_path)
+    done = tester.batch([{"_time": at, **row(0, 1)} for at in (0, 2 * 86_400_000)])
+    assert [(one["offset"], one["reason"]) for one in done.errors.to_pylist()] == [(1, "in_future")]
+    tester.lose_disk()
+    assert tester.restore().messages == 1
