@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from recovery.snapshots.publisher import Snapshots
 SNAPSHOTS_DIRECTORY = "rewind/snapshots"
 INCARNATIONS = "rewind/launches.json"
 _INCARNATIONS_FORMAT = 1
+_MAX_STARTS = 100
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
@@ -199,17 +201,39 @@ def of_incarnation(
     return replace(make(query_id, shard), operator=start.operators.at(version), incarnation=start.number, queue=queue)
 
 
-def next_incarnation(checkpoint: str) -> int:
+def next_incarnation(checkpoint: str, planned: int) -> int:
     """Count the starts of a query, restarts by the supervisor too; durable on return.
 
-    `<checkpoint>/rewind/launches.json` (format 1): `{"format": 1, "launch": 7}`. What cannot be read counts as none:
+    `<checkpoint>/rewind/launches.json` (format 1): `{"format": 1, "launch": 7, "planned": [[6, 40], [7, 55]]}`, where
+    `planned` is what `planned_at` gives, and was not written before release 0.2. What cannot be read counts as none:
     then a database that is ahead looks like a zombie's again, which the supervisor copes with.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        planned: The newest micro-batch that Spark has planned or committed, -1 before the first.
     """
-    files, last = open_files(checkpoint), 0
-    try:
-        found = json.loads(files.read(INCARNATIONS))
-        last = int(found["launch"]) if found["format"] == _INCARNATIONS_FORMAT else 0
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        last = 0
-    files.write(INCARNATIONS, [json.dumps({"format": _INCARNATIONS_FORMAT, "launch": last + 1}).encode()])
+    files = open_files(checkpoint)
+    last, starts = _starts(files)
+    before = [(number, version) for number, version in starts if version < planned][1 - _MAX_STARTS :]
+    found = {"format": _INCARNATIONS_FORMAT, "launch": last + 1, "planned": [*before, (last + 1, planned)]}
+    files.write(INCARNATIONS, [json.dumps(found).encode()])
     return last + 1
+
+
+def planned_at(checkpoint: str) -> list[tuple[int, int]]:
+    """Return (incarnation, newest micro-batch that was planned then) of starts, both rising.
+
+    A commit of an earlier incarnation and a later micro-batch is not committed: Spark was taken back before it. A start
+    that a later one at the same or an earlier micro-batch says as much as is left out, and so are all but the newest.
+    """
+    return _starts(open_files(checkpoint))[1]
+
+
+def _starts(files: Files) -> tuple[int, list[tuple[int, int]]]:
+    """Read the number of the newest start, 0 for none, and what `planned_at` gives."""
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        found = json.loads(files.read(INCARNATIONS))
+        if found["format"] == _INCARNATIONS_FORMAT:
+            starts = found.get("planned", [])
+            return int(found["launch"]), [(int(number), int(version)) for number, version in starts]
+    return 0, []

@@ -67,7 +67,8 @@ def incarnation_of(checkpoint: str, operators: ByVersion[Operator], queues: bool
     commits, planned = versions_in(checkpoint, "commits"), newest_planned(checkpoint)
     prune_seals(checkpoint, min(commits, default=0), planned)
     again = planned if planned > max(commits, default=-1) else -1
-    return Incarnation(checkpoint, next_incarnation(checkpoint), operators, queues, again, read_seal(checkpoint, again))
+    number = next_incarnation(checkpoint, max([planned, *commits]))
+    return Incarnation(checkpoint, number, operators, queues, again, read_seal(checkpoint, again))
 
 
 def seal_by(sink: Sink, function: Seal) -> None:

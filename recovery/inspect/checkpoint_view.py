@@ -2,7 +2,8 @@
 
 What is committed is what Spark's state holds, and reading that needs a JVM. Mostly it can be told without: `commits/`
 names the last committed micro-batch, and the changelog has one record per shard and attempt. Only where failed attempts
-left several records of that version does somebody have to ask Spark (`Undecided`).
+left several records of that version does somebody have to ask Spark (`Undecided`). Records of a history that was taken
+back are known by the starts since.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from recovery.commit.manifest import Manifest, changelog_uri, query_id, read_man
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
 from recovery.commit.shard_directory import Generation
 from recovery.files import Files, absolute, open_files
-from recovery.jobs import queue_files, snapshots
+from recovery.jobs import planned_at, queue_files, snapshots
 from recovery.queue.entries import entries_behind
 
 PANED = ("tumbling", "hopping")
@@ -217,11 +218,20 @@ class Checkpoint:
             return [self._pointers[shard]] if shard in self._pointers else [], False
         committed = max(self.versions(), default=-1)
         commits = {entry.commit for entry in self.changelog.entries(shard) if entry.commit.version <= committed}
-        if not commits:
-            return [], False
-        last = max(commit.version for commit in commits)
-        queued = last in entries_behind(queue_files(self.location), shard, last - 1)
-        return [commit for commit in commits if commit.version == last], queued
+        starts = planned_at(self.location)
+        for last in sorted({commit.version for commit in commits}, reverse=True):
+            found = [commit for commit in commits if commit.version == last]
+            if newest := [commit for commit in found if not self._is_gone(shard, commit, starts)]:
+                return newest, last in entries_behind(queue_files(self.location), shard, last - 1)
+        return [], False
+
+    def _is_gone(self, shard: int, commit: Commit, starts: Sequence[tuple[int, int]]) -> bool:
+        """Return whether a commit is of a history that was taken back: a later start began before its micro-batch."""
+        later = max((number for number, planned in starts if planned < commit.version), default=0)
+        try:
+            return later > 0 and self.changelog.record(shard, commit).incarnation < later
+        except RewindError:  # whoever reads it next names the damage
+            return False
 
     def _common_ancestor(self, shard: int, candidates: Sequence[Commit], version: int) -> Commit | None:
         """Give the commit as of a version; None where it depends on which of the candidates is the newest."""

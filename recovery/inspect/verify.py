@@ -283,9 +283,20 @@ def _database(
 
 
 def _ahead(checkpoint: Checkpoint, local: LocalCopy, shard: int, commit: Commit | None) -> Iterator[Finding]:
-    """Compare with what is staged here: each committed micro-batch that was staged has a record in the changelog."""
+    """Compare with what is staged here: each committed micro-batch that was staged has a record in the changelog.
+
+    One that is queued may have been staged by an attempt that failed: without Spark nobody knows.
+    """
+    if checkpoint.queues is not None:  # Spark says which commit it is, and that one's record was checked
+        return
     last, known = max(checkpoint.versions(), default=-1), -1 if commit is None else commit.version
-    beyond = [staged for staged in local.staged if known < staged.version <= last]
+    queued = entries_behind(queue_files(checkpoint.location), shard, known)
+    logged = {entry.commit for entry in checkpoint.changelog.entries(shard)}  # those beyond it have been taken back
+    beyond = [
+        staged
+        for staged in local.staged
+        if known < staged.version <= last and staged.version not in queued and staged not in logged
+    ]
     if beyond:
         text = f"it ends at micro-batch {known}, and {beyond[-1].name}, which is committed, was staged here"
         again = f"rewind verify {quote(checkpoint.location)} --spark says which"

@@ -31,7 +31,7 @@ from recovery.changelog.records import Kind
 from recovery.changelog.rejected import with_rows
 from recovery.commit.pointer import Commit, CommitRecord, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
-from recovery.jobs import ShardJob, next_incarnation
+from recovery.jobs import ShardJob, next_incarnation, planned_at
 from recovery.restore.build import accepting
 from recovery.restore.open_shard import RECLAIM_EVERY, OpenShard, read_commit_row
 from recovery.restore.probe import unusable
@@ -580,9 +580,19 @@ def test_a_later_start_begins_anew_when_spark_went_back_to_nothing(job, tmp_path
 
 def test_starts_are_counted(tmp_path):
     checkpoint = str(tmp_path / "checkpoint")
-    assert [next_incarnation(checkpoint) for _ in range(3)] == [1, 2, 3]
-    (tmp_path / "checkpoint" / "rewind" / "launches.json").write_text("{")
-    assert next_incarnation(checkpoint) == 1
+    stored = tmp_path / "checkpoint" / "rewind" / "launches.json"
+    assert [next_incarnation(checkpoint, planned) for planned in (-1, 5, 9)] == [1, 2, 3]
+    assert planned_at(checkpoint) == [(1, -1), (2, 5), (3, 9)]
+    assert next_incarnation(checkpoint, 5) == 4
+    assert planned_at(checkpoint) == [(1, -1), (4, 5)], "the second and the third say nothing that the fourth does not"
+    for planned in range(10, 200):
+        next_incarnation(checkpoint, planned)
+    assert planned_at(checkpoint) == [(planned - 5, planned) for planned in range(100, 200)]
+    stored.write_text('{"format": 1, "launch": 7}')  # of release 0.1
+    assert (planned_at(checkpoint), next_incarnation(checkpoint, 3)) == ([], 8)
+    for damaged in ("{", "[]", '{"format": 1, "launch": 7, "planned": [1]}'):
+        stored.write_text(damaged)
+        assert (planned_at(checkpoint), next_incarnation(checkpoint, 3)) == ([], 1)
 
 
 def test_a_probe_puts_aside_what_is_ahead_and_takes_packages(job, tmp_path):

@@ -25,6 +25,7 @@ from typer.testing import CliRunner, Result
 from backend.batch import MESSAGE_FIELDS, NO_TIME, Position
 from backend.errors import PointerDamaged, StateCorrupted, StateUnavailable
 from backend.rocks import RocksStore
+from backend.spark.queueing import incarnation_of
 from backend.store.protocol import LOGGED_FROM, Changes, Region, region_range
 from recovery.attempt import Done, ShardInput, run_attempt
 from recovery.changelog import open_changelog
@@ -32,7 +33,7 @@ from recovery.changelog.protocol import place_and_growth
 from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.option_sets import ByVersion
-from recovery.commit.pointer import Commit
+from recovery.commit.pointer import Commit, CommitRecord
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.commit.spark_files import check_state
 from recovery.drill import damage as drill_damage
@@ -344,6 +345,58 @@ def test_an_attempt_that_logged_what_another_one_queued_is_not_taken_for_committ
     (folder / f"{4:020d}_{'b' * 32}.entry").write_bytes(b"-")
     with pytest.raises(Undecided, match="2 attempts logged micro-batch 4, one of them as queued"):
         Checkpoint(str(little.location), little.local).committed(0)
+
+
+def test_records_of_micro_batches_that_were_taken_back_are_not_committed(little: Little) -> None:
+    """After micro-batch 5 somebody went back to 3: shard 0 has logged one since, shard 1 none."""
+    place, operators = str(little.location), ByVersion.always(little.operator)
+    log = open_changelog(f"{place}/rewind/changelog")
+
+    def append(on: CommitRecord, digit: str, incarnation: int) -> CommitRecord:
+        commit = Commit(on.commit.version + 1, digit * 32)
+        made = replace(
+            on, commit=commit, parent=on.commit, ancestors=[on.commit, *on.ancestors], incarnation=incarnation
+        )
+        log.append(made, Changes([], []))
+        return made
+
+    sound = [log.read(shard, little.commit(shard)).record for shard in (0, 1)]
+    first = incarnation_of(place, operators, False).number
+    gone = [append(append(record, "a", first), "b", first).commit for record in sound]
+    second = incarnation_of(place, operators, False).number
+    again = append(sound[0], "c", second).commit
+    for version in range(4, 8):
+        little.committed(version)
+    [staged] = (little.local / QUERY / "1").glob("*/staged")
+    (staged / f"{gone[1].name}.sst").touch()
+    checkpoint = Checkpoint(place, little.local)
+    assert [checkpoint.committed(shard) for shard in (0, 1)] == [again, little.commit(1)]
+    assert [checkpoint.committed(shard, 3) for shard in (0, 1)] == [little.commit(0), little.commit(1)]
+    assert levels(little.run("verify"), "problem") == []
+    incarnation_of(place, operators, False)  # micro-batches that this start found do not go
+    assert [checkpoint.committed(shard) for shard in (0, 1)] == [again, little.commit(1)]
+    (little.location / "rewind" / "launches.json").write_text('{"format": 1, "launch": 2}')
+    assert checkpoint.committed(0) == gone[0], "of release 0.1: nobody knows"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_was_staged_for_a_micro_batch_that_is_queued_is_no_problem(
+    little: Little, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first attempt died on this host; the next one found no state elsewhere, and queued."""
+    pointers = {shard: done[-1].pointer for shard, done in little.done.items()}
+    given = ShardInput(5000, None, {(0, 1): Position(5, 4000, 5000)})
+    queue = Queue(queue_files(str(little.location)), ByVersion(()))
+    pointers[1] = queue.put(pointers[1], 4, given, Commit(4, "4" * 32))
+    little.committed(4)
+    [staged] = (little.local / QUERY / "1").glob("*/staged")
+    (staged / f"{Commit(4, 'a' * 32).name}.sst").touch()
+    monkeypatch.setattr("recovery.inspect.user_job.session", nullcontext)
+    monkeypatch.setattr("recovery.restore.replay.read_pointers", lambda spark, location, shards: pointers)
+    found = little.run("verify", *(["--spark"] if asked else []))
+    assert levels(found, "problem") == []
+    [waiting] = [one for one in found if one["check"] == "queue"]
+    assert (waiting["where"], waiting["level"]) == ("shard 1", "sound" if asked else "note")
 
 
 @pytest.mark.parametrize(("kind", "level", "code"), [("dataframe", "problem", 1), ("kafka", "note", 0)])
