@@ -9,7 +9,7 @@ JVM from one that Spark reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +112,7 @@ class Job:
         debug_steps: See `Steps`.
         bases: Routed by source partition: the shard of each stream's partition 0. None: the stream's number, as where
             there is one stream, and in manifests of before.
+        session: What messages are read under, from the start on (`backend.spark.session.settings.SESSION`).
     """
 
     inputs: tuple[Input, ...]
@@ -123,6 +124,7 @@ class Job:
     poison_limit: int = DEFAULT_POISON_LIMIT
     debug_steps: bool = False
     bases: tuple[int, ...] | None = None
+    session: Mapping[str, str] = field(default_factory=dict)
 
     def check_sources(self, checkpoint: str, *, new: bool) -> None:
         """Check that each source can give again what the operator keeps of it, and what a new query begins with.
@@ -226,7 +228,7 @@ class Job:
             ask = getattr(side.source, "first_positions", None)
             # said here, Spark's connector goes by it; else by what it finds in its first trigger
             first = first_positions(checkpoint, number, ask) if ask is not None else None
-            what, direct = self._pack_input(spark, side), _direct(side.source)
+            what, direct = self._pack_input(side), _direct(side.source)
             parse = side.parse(what.timezone, self.poison_limit, debug=self.debug_steps)
             stage = selecting(parse, what, clock, pack)
             if direct is not None:
@@ -274,7 +276,7 @@ class Job:
             }
             if not wanted or is_ranked(side.source):  # its messages are in the message log, shard by shard
                 continue
-            what, direct = self._pack_input(spark, side), _direct(side.source)
+            what, direct = self._pack_input(side), _direct(side.source)
             select = selecting(side.parse(what.timezone, None), what, partial(int, time_ms), stage)
             if direct is not None:
                 available = {key: [bounds] for key, bounds in wanted.items()}
@@ -284,7 +286,7 @@ class Job:
                 parts.append(side.source.batch(spark, wanted).mapInArrow(crossing(select), schema))
         return _union(parts) if parts else None
 
-    def _pack_input(self, spark: SparkSession, side: Input) -> PackInput:
+    def _pack_input(self, side: Input) -> PackInput:
         """Return what the job says of an input's rows."""
         here = set(side.fields().fieldNames())
         own = [side.field_of(field.name) for field in self.message_fields]
@@ -298,7 +300,7 @@ class Job:
                 (field, name if name in here else None) for field, name in zip(self.message_fields, own, strict=True)
             ),
             widen=bool(side.name),
-            timezone=str(spark.conf.get("spark.sql.session.timeZone")),
+            timezone=self.session["timezone"],
             bases=self.bases,
         )
 

@@ -47,7 +47,7 @@ from backend.spark.session.jvm import (
     pins_threads,
     use_unix_sockets,
 )
-from backend.spark.session.settings import settings
+from backend.spark.session.settings import session_entries, settings
 from backend.spark.session.versions import check_not_connect
 from backend.spark.shard_task import ProcessorPlan
 from backend.spark.standby import standby_of
@@ -95,9 +95,6 @@ OUTBOX_DIRECTORY = "rewind/outbox"
 log = logging.getLogger("rewind.start")
 _written: dict[int, tuple[Sink, str]] = {}
 """Sinks of active queries, by identity, with their checkpoints."""
-
-SESSION = {"timezone": "spark.sql.session.timeZone", "ansi": "spark.sql.ansi.enabled"}
-"""Settings of the session that a replay must parse under, by their name in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +233,7 @@ def _plan(
     entries = describe(
         job,
         {
-            "session": _session(spark),
+            "session": job.session,
             "changelog": options.changelog or CHANGELOG_DIRECTORY,
             "place": open_files(checkpoint).uri,
             "release": release(),
@@ -374,7 +371,15 @@ def _open(
             writing=_writing(sink),
         )  # fmt: skip
         with (
-            settings(spark, job.shards, options.arrow_rows, checkpoint, few_rows=job.direct, ranked=bool(job.ranked)),
+            settings(
+                spark,
+                job.shards,
+                options.arrow_rows,
+                checkpoint,
+                few_rows=job.direct,
+                ranked=bool(job.ranked),
+                session=job.session,
+            ),
             reported_by_us(spark),
         ):
             packed = job.streaming(
@@ -610,7 +615,7 @@ def build_job(
 
     Args:
         pipeline: What the user said.
-        spark: Parses schemas.
+        spark: Parses schemas; the job reads messages under its time zone and ANSI mode of now.
         options: Shards and route.
         stored: The manifest, when there is one.
         first_offsets: Asked by joins, and by several topics that are routed by source partition: of the manifest, or
@@ -660,6 +665,7 @@ def build_job(
         options.poison_limit,
         options.debug_steps,
         bases=_known_bases(stored) if stored is not None else _bases(inputs, options, first_offsets),
+        session=session_entries(spark),
     )
 
 
@@ -841,11 +847,6 @@ def check_session(spark: SparkSession, *, snapshots: bool) -> None:
             "spark.speculation='true': two attempts of one micro-batch may run on different executors, and without"
             " snapshots only one of them keeps the local state: allowed are 'false', or snapshots=50 (say)"
         )
-
-
-def _session(spark: SparkSession) -> dict[str, Any]:
-    """Give what a replay must parse under."""
-    return {name: spark.conf.get(setting) for name, setting in SESSION.items()}
 
 
 def topics_of(job: Job, stored: Manifest | None) -> dict[str, Any]:

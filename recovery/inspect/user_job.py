@@ -134,7 +134,8 @@ def job_of(pipeline: Pipeline, spark: SparkSession, location: str, manifest: Man
     """
     from backend.kafka_client.admin import TopicIdentity
     from backend.spark.job import describe
-    from backend.spark.start import SESSION, StartOptions, build_job, known_sources, topics_of
+    from backend.spark.session.settings import SESSION
+    from backend.spark.start import StartOptions, build_job, known_sources, topics_of
 
     for name, value in manifest.entries.get("session", {}).items():
         spark.conf.set(SESSION[name], str(value))

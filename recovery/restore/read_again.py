@@ -140,7 +140,7 @@ def _read(
     arrow_rows: int,
 ) -> list[Packed]:
     pack = packer(ByVersion.always(job.pack_plan(max_ahead_ms)))
-    session = apart(spark, len(job.grouping), arrow_rows)
+    session = apart(spark, len(job.grouping), arrow_rows, session=job.session)
     read = partial(job.replay, session, ranges, pack, PACKED_SCHEMA, draft.entry.time_ms)
     packed = read()
     if packed is None:

@@ -83,6 +83,10 @@ class ReplayableJob(Protocol):
     def message_fields(self) -> tuple[pa.Field, ...]:
         """Arrow fields of its input."""
 
+    @property
+    def session(self) -> Mapping[str, str]:
+        """What messages are read under (`apart`)."""
+
     def offsets(self, spark: SparkSession) -> Mapping[SourcePartition, tuple[int, int]]:
         """Give what the sources hold: earliest offset and end, exclusive."""
 
@@ -183,7 +187,7 @@ def write_chunks(
         return {}
     kill_point("restore_replay")
     names: dict[int, list[tuple[bytes, str]]] = {}
-    session = apart(spark, len(job.grouping), arrow_rows)
+    session = apart(spark, len(job.grouping), arrow_rows, session=job.session)
     write = chunk_writer(job.operator, job.message_fields, records, checkpoint, run)
     for ranges in slices(whole, at_once) if at_once is not None else (whole,):
         replay = partial(job.replay, session, ranges, write, _REPORT)

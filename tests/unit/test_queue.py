@@ -1194,8 +1194,8 @@ def test_chunks_are_named_in_the_order_of_their_first_keys_whatever_the_order_of
         else SimpleNamespace(collect=lambda rows=one: [dict(zip(names, row, strict=True)) for row in rows])
         for one in reports
     ]
-    job = SimpleNamespace(grouping=[], operator=None, message_fields=None, replay=lambda *_: frames.pop(0))
-    monkeypatch.setattr(replay, "apart", lambda *_: None)
+    job = SimpleNamespace(grouping=[], operator=None, message_fields=None, session={}, replay=lambda *_: frames.pop(0))
+    monkeypatch.setattr(replay, "apart", lambda *_, **__: None)
     monkeypatch.setattr(replay, "chunk_writer", lambda *_: None)
     monkeypatch.setattr(replay, "replay_ranges", lambda _: {(0, part): (0, 9) for part in range(3)})
     found = replay.write_chunks(None, job, "", "run", {0: None}, 10, at_once=1)  # type: ignore[arg-type, dict-item]

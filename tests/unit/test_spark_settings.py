@@ -14,10 +14,15 @@ import pytest
 from py4j.java_gateway import JavaGateway
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StringType, StructType
 
+from backend import count, stream, tumbling
+from backend.spark.job import Job
 from backend.spark.session.jvm import LONGEST_FOLDER, WORKER_TIME, give_workers_time, use_unix_sockets
-from backend.spark.session.settings import settings
-from backend.spark.start import check_session
+from backend.spark.session.settings import SESSION, session_entries, settings
+from backend.spark.start import StartOptions, build_job, check_session
+from recovery.restore.read_again import _read
+from recovery.restore.replay import write_chunks
 
 SHARDS = "spark.sql.shuffle.partitions"
 PATIENCE_S = 30
@@ -108,6 +113,57 @@ def test_what_would_hold_a_query_up_is_set_and_put_back(ranked: bool) -> None:
         assert [spark.conf.get(name, None) for name in checks] == (["true", None] if ranked else ["false", "false"])
         assert (spark.conf.get(large), spark.conf.get(no_data)) == ("false", "true")
     assert spark.conf.values == users
+
+
+BERLIN = {"timezone": "Europe/Berlin", "ansi": "false"}
+
+
+class Topic:
+    """A source with a text and a time."""
+
+    topics = ("t",)
+
+    def fields(self) -> StructType:
+        return StructType().add("who", StringType()).add("at", LongType())
+
+    def offsets(self, spark: Any) -> dict[tuple[str, int], tuple[int, int]]:
+        return {("t", 0): (0, 1)}
+
+
+def test_a_job_reads_messages_under_the_settings_of_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the session is set to when its query is started anew, or when a replay reads beside it."""
+    spark: Any = Session()
+    for name, setting in SESSION.items():
+        spark.conf.set(setting, BERLIN[name])
+    source: Any = Topic()
+    pipeline = (
+        stream(source, event_time="at", key="who").window(tumbling("1 day"), retention="1 hour").aggregate(n=count())
+    )
+    job = build_job(pipeline, spark, StartOptions(shards=2), stored=None, first_offsets=list)
+    others = {"timezone": "Asia/Tokyo", "ansi": "true"}
+    for name, setting in SESSION.items():
+        spark.conf.set(setting, others[name])
+    assert job.session == BERLIN
+    assert job._pack_input(job.inputs[0]).timezone == "Europe/Berlin"
+    with settings(spark, 2, 1024, "s3://bucket/c", session=job.session):
+        assert session_entries(spark) == BERLIN
+    assert session_entries(spark) == others
+
+    found: list[dict[str, str]] = []
+    monkeypatch.setattr("backend.spark.session.settings.cloned", lambda _: Session())
+
+    def replay(_: Job, clone: Any, *__: Any) -> None:
+        found.append(session_entries(clone))
+
+    monkeypatch.setattr(Job, "replay", replay)
+    draft: Any = SimpleNamespace(entry=SimpleNamespace(time_ms=0))
+    assert _read(spark, job, draft, {(0, 0): (0, 1)}, None, 10) == []
+    monkeypatch.setattr("recovery.restore.replay.replay_ranges", lambda _: {(0, 0): (0, 1)})
+    monkeypatch.setattr("recovery.restore.replay.chunk_writer", lambda *_: None)
+    records: Any = {0: None}
+    assert write_chunks(spark, job, "", "run", records, 10) == {}
+    assert found == [BERLIN, BERLIN]
+    assert session_entries(spark) == others
 
 
 def test_a_jvm_whose_threads_are_not_pinned_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ and puts them back; two that overlap would start one query with half of the othe
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from backend.spark.session.jvm import checkpoint_files, cloned
@@ -26,11 +27,27 @@ _UNCHECKED = {
 }
 """A map task that runs again may cut frames elsewhere: other bytes, from which a shard makes the same messages."""
 
+SESSION = {"timezone": "spark.sql.session.timeZone", "ansi": "spark.sql.ansi.enabled"}
+"""Settings that messages are read under, by their name in the manifest: a query and its replays go by those of its
+start, whatever the user's session is set to by then."""
+_AS_IT_IS: Mapping[str, str] = MappingProxyType({})
 
 _ONE_START = threading.RLock()
 
 
-def apart(spark: SparkSession, shards: int, arrow_rows: int, checkpoint: str | None = None) -> SparkSession:
+def session_entries(spark: SparkSession) -> dict[str, str]:
+    """Return what messages are read under in the user's session, by the names in `SESSION`: the manifest's entries."""
+    with _ONE_START:  # what another start has set is not the user's
+        return {name: str(spark.conf.get(setting)) for name, setting in SESSION.items()}
+
+
+def apart(
+    spark: SparkSession,
+    shards: int,
+    arrow_rows: int,
+    checkpoint: str | None = None,
+    session: Mapping[str, str] = _AS_IT_IS,
+) -> SparkSession:
     """Return a clone of a session, with what a read of state or of a source needs; the given one keeps its settings.
 
     Args:
@@ -38,11 +55,12 @@ def apart(spark: SparkSession, shards: int, arrow_rows: int, checkpoint: str | N
         shards: Number of shuffle partitions.
         arrow_rows: Rows of an Arrow batch.
         checkpoint: Spark's checkpoint location, to read its state: as a query of ours writes it.
+        session: What messages are read under, by the names in `SESSION`.
     """
     with _ONE_START:
         clone = cloned(spark)
         files = checkpoint_files(spark, checkpoint) if checkpoint is not None else {}
-    for name, value in (_wanted(spark, shards, arrow_rows) | files).items():
+    for name, value in (_wanted(shards, arrow_rows, session) | files).items():
         clone.conf.set(name, value)
     return clone
 
@@ -56,6 +74,7 @@ def settings(
     *,
     few_rows: bool = False,
     ranked: bool = False,
+    session: Mapping[str, str] = _AS_IT_IS,
 ) -> Iterator[None]:
     """Set what a query needs while it is started; Spark clones the session then, so the user's is put back after.
 
@@ -67,9 +86,10 @@ def settings(
         few_rows: The JVM sees packed rows only. Code generated for them costs more than it saves: Spark writes it anew
             for each task and micro-batch (measured: 50 ms of planning and 100 ms in all per micro-batch).
         ranked: An input is a DataFrame: Spark's check of shuffles stays, a user's plan may not be deterministic.
+        session: As for `apart`.
     """
     with _ONE_START:  # what another start has set is not the user's
-        wanted = _wanted(spark, shards, arrow_rows) | checkpoint_files(spark, checkpoint)
+        wanted = _wanted(shards, arrow_rows, session) | checkpoint_files(spark, checkpoint)
         if few_rows:
             wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
         if ranked:
@@ -87,7 +107,7 @@ def settings(
                     spark.conf.set(name, value)
 
 
-def _wanted(spark: SparkSession, shards: int, arrow_rows: int) -> dict[str, str]:
+def _wanted(shards: int, arrow_rows: int, session: Mapping[str, str]) -> dict[str, str]:
     return {
         "spark.sql.shuffle.partitions": str(shards),
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
@@ -104,5 +124,5 @@ def _wanted(spark: SparkSession, shards: int, arrow_rows: int) -> dict[str, str]
         **_UNCHECKED,
         # Spark gives this to Python workers of its sources and not to those of its stateful operator: two daemons
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-        "spark.sql.session.timeZone": spark.conf.get("spark.sql.session.timeZone"),
+        **{SESSION[name]: value for name, value in session.items()},
     }
