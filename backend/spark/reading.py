@@ -67,14 +67,19 @@ def streamed(
                 begin_task()  # behind it: what it imported is there by now
                 return made(reader.read(partition))
 
-            own = copy(reader)
-            own.read = read
-            if trigger_ms > 0:
-                own.latestOffset = behind_trigger(reader.latestOffset, trigger_ms)
-            return crossing_reader(own, self.options)
+            return crossing_reader(with_read(reader, read, trigger_ms), self.options)
 
     spark.dataSource.register(Read)
     return spark.readStream.format(Read.name()).options(**{OPTION: token()}).load()
+
+
+def with_read(reader: DataSourceStreamReader, read: Callable[..., Any], trigger_ms: int) -> Any:
+    """Return a copy of a reader with another `read`, which looks for what is new behind the trigger; see `streamed`."""
+    own: Any = copy(reader)
+    own.read = read
+    if trigger_ms > 0:
+        own.latestOffset = behind_trigger(own.latestOffset, trigger_ms)  # its own: what it sees, it reports
+    return own
 
 
 def behind_trigger(

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from backend.spark.reading import behind_trigger
+from backend.kafka_client.admin import End
+from backend.kafka_client.settings import KafkaSettings
+from backend.sources import kafka_reader
+from backend.sources.kafka_reader import KafkaStreamReader, ReaderPlan
+from backend.spark.reading import behind_trigger, with_read
 
 
 @pytest.mark.parametrize(
@@ -28,3 +33,18 @@ def test_a_look_waits_out_the_first_twentieth_of_an_interval(now_ms: float, trig
     )
     assert look({"next": 1}, 5) == "end"
     assert done == [*([pytest.approx(waited_ms)] if waited_ms else []), ({"next": 1}, 5)]
+
+
+def test_the_ends_that_a_look_behind_the_trigger_finds_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the reader that Spark asks for both: the lag of its progress is as of its last look."""
+    found, clients = [10, 25, 40], list[object]()
+    monkeypatch.setattr(kafka_reader, "admin_client", lambda _: clients.append(object()) or clients[-1])
+    monkeypatch.setattr(kafka_reader, "ends", lambda *_, **__: {("t", 0): End(found.pop(0), 0)})
+    plan = ReaderPlan(KafkaSettings("h:1"), ("t",), "read_committed", None, 1000)
+    reader: Any = with_read(KafkaStreamReader(plan), iter, 1)
+    start = {"t": {"0": 10}}
+    assert reader.reportLatestOffset() == {"t": {"0": 10}}
+    for end in (25, 40):
+        assert reader.latestOffset(start, ReadAllAvailable()) == {"t": {"0": end}}
+        assert reader.reportLatestOffset() == {"t": {"0": end}}
+    assert len(clients) == 1
