@@ -115,6 +115,8 @@ class KafkaSource:
         AccessRefused: The cluster refuses the credentials or their rights.
         """
         wanted = self._available(ranges)
+        if wanted:
+            self.check_replayable()
         if self.direct or not wanted:
             from backend.spark.reading import replayed
 
@@ -133,8 +135,6 @@ class KafkaSource:
         """Give the ranges that are not empty, sorted, having seen that the topics hold them."""
         wanted = {key: bounds for key, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
         here = self.offsets() if wanted else {}
-        if wanted:
-            self.check_replayable()
         for (topic, partition), (start, end) in wanted.items():
             earliest, latest = here.get((topic, partition), (0, 0))
             if start < earliest or end > latest:
@@ -211,7 +211,10 @@ class KafkaSource:
         ranges: Mapping[TopicPartition, Sequence[OffsetRange]],
         names: Collection[str] | None = None,
     ) -> tuple[Sequence[Piece], Callable[[Piece], Iterator[pa.RecordBatch]], StructType]:
-        """Return pieces of offset ranges, what reads one (confluent-kafka), and the schema; raises as `batch` does."""
+        """Return pieces of offset ranges, what reads one (confluent-kafka), and the schema; raises as `batch` does.
+
+        Compacted topics are read, too, as far as they go: a replay asks `check_replayable` besides.
+        """
         from backend.sources.kafka_reader import cut, read_records
 
         self._available({key: (own[0][0], own[-1][1]) for key, own in ranges.items()})

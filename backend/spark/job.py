@@ -265,6 +265,9 @@ class Job:
             stage: Takes what `pack_input` gives.
             schema: Of what the stage gives, as DDL.
             time_ms: Batch time, for a stage that compares with it.
+
+        Raises:
+            HistoryLost: The source no longer has a part of the ranges, or may have other messages (compacted topics).
         """
         streams = {number: pair for pair, number in self.streams.items()}
         parts = []
@@ -279,6 +282,7 @@ class Job:
             what, direct = self._pack_input(side), _direct(side.source)
             select = selecting(side.parse(what.timezone, None), what, partial(int, time_ms), stage)
             if direct is not None:
+                getattr(direct, "check_replayable", lambda: None)()
                 available = {key: [bounds] for key, bounds in wanted.items()}
                 pieces, read, _ = direct.pieces(spark, available, side.names(what))
                 parts.append(replayed(spark, pieces, read, schema, select))

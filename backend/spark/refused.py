@@ -36,7 +36,7 @@ def fetch_refused(spark: SparkSession, source: Source, errors: DataFrame, *, lim
         limit: At most so many messages are read.
 
     Returns:
-        One row for each message, in no order. It reads when it is used.
+        One row for each message, in no order; of a compacted topic, for each that is left. It reads when it is used.
 
     Raises:
         ValueError: The source cannot be read by offsets, or `errors` has more messages than `limit`, or lacks a column.

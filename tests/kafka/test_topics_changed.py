@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from backend import count, kafka, median, stream, sum_, tumbling
+from backend import count, fetch_refused, kafka, median, stream, sum_, tumbling
 from backend.errors import HistoryLost, ManifestMismatch, SourceWentBack
 from backend.kafka_client.admin import offsets
 from backend.sources import TopicPartition
@@ -194,6 +194,8 @@ def test_a_compacted_topic_is_refused_where_messages_are_kept_and_taken_where_no
     kafka_topics.produce(topic, [Event({"n": 1}, key="k")])
     with pytest.raises(HistoryLost, match="compacted"):
         source.batch(spark, {(topic, 0): (0, 1)})
+    refused = spark.createDataFrame([(topic, 0, 0)], "topic string, partition int, offset bigint")
+    assert [bytes(row["key"]) for row in fetch_refused(spark, source, refused).collect()] == [b"k"]
     counted = windows.aggregate(count=count(), total=sum_("n"))
     assert not build_job(counted, spark, StartOptions(), stored=None, first_offsets=list).operator.replays
     build_job(counted, spark, StartOptions(), stored=None, first_offsets=list).check_sources("", new=False)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
+from pyspark.sql.types import LongType, StructType
 
+from backend import count, fetch_refused, stream, tumbling
+from backend.errors import HistoryLost
 from backend.kafka_client.admin import TopicIdentity, compare
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources.kafka import KafkaSource, kafka
 from backend.spark.job import Input
-from backend.spark.start import _check_clusters
+from backend.spark.start import StartOptions, _check_clusters, build_job
 
 
 @pytest.mark.parametrize(
@@ -129,6 +133,34 @@ def test_a_replay_has_work_for_all_cores(options, tasks, monkeypatch):
     with pytest.raises(LookupError):
         kafka("t", servers="h:1", value="n int", options=options, reader="connector").batch(session, {("t", 0): (2, 5)})
     assert session.read.taken["minpartitions"] == tasks
+
+
+def test_of_a_compacted_topic_refused_messages_come_back_and_replays_do_not(monkeypatch):
+    def compacted(*_, **__):
+        raise HistoryLost("a compacted topic cannot be read again as it was")
+
+    monkeypatch.setattr("backend.sources.kafka.check_replayable", compacted)
+    monkeypatch.setattr(KafkaSource, "offsets", lambda self, spark=None: {("t", 0): (3, 10)})
+    monkeypatch.setattr(KafkaSource, "fields", lambda self: StructType().add("at", LongType()))
+    monkeypatch.setattr(KafkaSource, "parse", lambda self, timezone: iter)
+    source, session, errors = kafka("t", servers="h:1", value="at bigint"), MagicMock(), MagicMock()
+    session.sparkContext.defaultParallelism = 1
+    errors.columns = ["topic", "partition", "offset"]
+    chosen = errors.select.return_value.where.return_value.distinct.return_value.limit.return_value.collect
+    chosen.return_value = [("t", 0, 4)]
+    fetch_refused(session, source, errors)
+    assert session.range.called, "one piece is to be read"
+    chosen.return_value = [("t", 0, 1), ("t", 0, 4)]
+    with pytest.raises(HistoryLost, match="needed are 1 to 4, there are 3 to 9"):
+        fetch_refused(session, source, errors)
+    job = stream(source, event_time="at").window(tumbling("1 day"), retention="1 hour").aggregate(n=count())
+    made = build_job(job, session, StartOptions(shards=1), stored=None, first_offsets=list)
+    for replay in (
+        lambda: made.replay(session, {(0, 0): (4, 5)}, iter, "n int"),
+        lambda: source.batch(session, {("t", 0): (4, 5)}),
+    ):
+        with pytest.raises(HistoryLost, match="a compacted topic cannot be read again"):
+            replay()
 
 
 @pytest.mark.parametrize("name", ["maxRecordsPerPartition", "maxrecordsperpartition"])
