@@ -13,7 +13,8 @@ see of a micro-batch while it is brought out, and after a crash until the query 
 to the version of `newest.json` everything is whole.
 
 A file's name is a function of what it holds. Where a micro-batch died on the way out and then makes other rows, files
-are there that it does not make: the query stops by name.
+are there that it does not make: the query stops by name. Every micro-batch looks for them, one without rows too: the
+checkpoint may have been taken back behind the one that died, and nothing says so.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class ObjectOutput:
         bring(fsspec.core.url_to_fs(path)[1], f"{self._root}/{name}")
 
     def check_strays(self, version: int, names: Collection[str]) -> None:
-        """Check that a micro-batch that is brought out has no files but some of those that it makes.
+        """Check that a micro-batch that is to be brought out has no files but some of those that it makes.
 
         Raises:
             OutputDiffers: It has others.

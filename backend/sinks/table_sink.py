@@ -149,7 +149,7 @@ class TableSink(OutboxSink):
                 check_whole(kind, out[1:], made[1:], version=version, where=table.place, accept=self._accept)
             elif made.rows:
                 self._commit(kind, written, made)
-            elif self._planned is not None and version <= self._planned:
+            else:
                 self._check_nothing(table, version)
         kill_point("after_publish", version)
 
@@ -158,7 +158,7 @@ class TableSink(OutboxSink):
         self._tables[kind].append(written.paths(kind), rows, made)
 
     def _check_nothing(self, table: Table, version: int) -> None:
-        """Check that nothing of a micro-batch is out that ran before, and now makes no rows: a commit is whole."""
+        """Check that nothing is out of a micro-batch that makes no rows; a commit is whole: there is nothing."""
 
     def _check_ahead(self, table: Table, out: Record, version: int) -> None:
         if out.version > version:

@@ -61,7 +61,7 @@ from recovery.changelog import KAFKA, Changelog, check_changelog, open_changelog
 from recovery.commit.lease import Lease, take
 from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, changelog_uri, read_manifest, record, settle
 from recovery.commit.option_sets import ByVersion, sets_from, versions_in
-from recovery.commit.outputs import check_outputs, output_id, write_outputs
+from recovery.commit.outputs import are_new, check_outputs, output_id, read_outputs, write_outputs
 from recovery.commit.pointer import Pointer, RestoringPointer
 from recovery.commit.relocation import check_alone, settle_in
 from recovery.commit.spark_files import check_state, read_spark_file
@@ -228,8 +228,7 @@ def _plan(
     if used:  # its topics are there, if one is not known to a broker it has just come up
         job = job.pinned(_identities(stored))
     partitions = job.partitions(spark, bounded=options.until == "end")
-    if stored is None:
-        _check_newest(sink, job, partitions)
+    _check_newest(sink, job, partitions, read_outputs(checkpoint) if used else None)
     entries = describe(
         job,
         {
@@ -492,9 +491,10 @@ def _begin_sink(sink: Sink, checkpoint: str, output: str, operator: Operator) ->
 
 
 def _open_sink(sink: Sink, checkpoint: str, output: str) -> None:
+    """Open a sink, which learns what may be out already: nothing in outputs that were never opened for the query."""
     resume_from = getattr(sink, "resume_from", None)
     if resume_from is not None:
-        resume_from(newest_planned(checkpoint))
+        resume_from(-1 if are_new(checkpoint) else newest_planned(checkpoint))
     sink.open(output)
     write_outputs(checkpoint, sink)
 
@@ -687,8 +687,14 @@ def _known_bases(stored: Manifest) -> tuple[int, ...] | None:
     return None if known is None else tuple(known)
 
 
-def _check_newest(sink: Sink, job: Job, partitions: Sequence[SourcePartition]) -> None:
+def _check_newest(sink: Sink, job: Job, partitions: Sequence[SourcePartition], known: Mapping[str, Any] | None) -> None:
     """Refuse a table of newest rows whose key is that of two windows: by number, they begin at partition and offset.
+
+    Args:
+        sink: As given.
+        job: What runs.
+        partitions: What it reads.
+        known: What a query that has run wrote to; in this mode it goes on, though an older release may have begun it.
 
     Raises:
         ValueError: Names the option.
@@ -697,6 +703,8 @@ def _check_newest(sink: Sink, job: Job, partitions: Sequence[SourcePartition]) -
     if said.get("mode") != "newest" or said.get("key") is not None or not isinstance(job.operator, WindowOperator):
         return
     if job.operator.spec.window.by_time or len(job.streams) == 1:
+        return
+    if known is not None and known.get("mode") == "newest" and known.get("key") is None:
         return
     mixed = any(len({stream for stream, _ in places}) > 1 for places in job.by_shard(partitions).values())
     if job.bases is None or mixed:

@@ -90,6 +90,12 @@ def all_outputs(checkpoint: str, query: str) -> list[tuple[str, dict[str, Any]]]
     return [(_id(query, at), outputs) for at, outputs in reversed(known)]
 
 
+def are_new(checkpoint: str) -> bool:
+    """Return whether no start has opened outputs since `forget_outputs`; a file put back by hand does not say so."""
+    _, now, before = _read(checkpoint)
+    return now is None and bool(before)
+
+
 def _id(query: str, number: int) -> str:
     return query if number == 1 else f"{query}-{number}"
 

@@ -21,6 +21,7 @@ from backend.sources.archive_files import write_archive
 from backend.spark.job import Job, describe
 from backend.spark.start import StartOptions, build_job
 from recovery.commit.manifest import Manifest
+from recovery.commit.outputs import forget_outputs
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -188,7 +189,7 @@ def test_each_source_partition_of_several_topics_has_a_shard_for_itself(spark: A
 def test_newest_rows_of_windows_by_number_of_several_topics_are_refused(
     spark: Any, directory: Path, tmp_path: Path
 ) -> None:
-    """Two of them may begin at the same partition and offset, and one would be lost."""
+    """Two of them may begin at the same partition and offset, and one would be lost; also after `outputs --new`."""
     windows = stream(archive(directory, value=DDL, format="typed"), event_time="at", key="text").window(
         tumbling(messages=3)
     )
@@ -196,4 +197,10 @@ def test_newest_rows_of_windows_by_number_of_several_topics_are_refused(
     with pytest.raises(ValueError, match=r"mode='newest'.*two topics.*allowed are"):
         windows.aggregate(n=count()).start(spark, checkpoint=tmp_path / "checkpoint", sink=sink, until="end")
     assert not (tmp_path / "checkpoint").exists()
+    places: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "shards": 1, "until": "end"}
+    query = windows.aggregate(n=count()).start(spark, **places, results=tmp_path / "r", errors=tmp_path / "e")
+    query.await_termination()
+    forget_outputs(str(tmp_path / "checkpoint"))
+    with pytest.raises(ValueError, match=r"mode='newest'.*two topics.*allowed are"):
+        windows.aggregate(n=count()).start(spark, **places, sink=sink)
     assert not (tmp_path / "rows.db").exists()

@@ -19,7 +19,7 @@ from backend.sources.archive_files import write_archive
 from backend.spark import start as starting
 from backend.spark.observed import observed
 from backend.spark.session.settings import apart
-from recovery.commit.outputs import forget_outputs
+from recovery.commit.outputs import NAME, forget_outputs
 from recovery.failures import Kind, read
 from recovery.restore import replay
 from recovery.restore.replay import read_pointers
@@ -453,9 +453,11 @@ def test_a_sink_is_told_the_newest_planned_micro_batch_before_it_is_opened(spark
     path, _ = ran
     planned = [int(name.name) for name in (path / "checkpoint" / "offsets").iterdir() if name.name.isdecimal()]
     shutil.copytree(path / "archive", tmp_path / "archive")
-    for where, newest in ((path, max(planned)), (tmp_path, -1)):
+    forget_outputs(str(path / "checkpoint"))
+    for where, newest in ((path, -1), (path, max(planned)), (tmp_path, -1)):
         sink = Told()
-        forget_outputs(str(where / "checkpoint"))
+        if newest >= 0:  # a checkpoint that says nothing of its outputs
+            (where / "checkpoint" / NAME).unlink()
         with pytest.raises(ValueError, match="this sink stays closed"):
             job(where).start(spark, checkpoint=where / "checkpoint", sink=sink, shards=2, until="end", retain=100)
         assert sink.planned == newest

@@ -137,6 +137,40 @@ def test_what_died_among_its_files_goes_on_and_other_rows_are_refused(bucket: st
 
 
 @pytest.mark.slow
+def test_what_died_among_its_files_is_named_where_the_checkpoint_was_taken_back_behind_it(bucket: str) -> None:
+    """Also where its micro-batch makes no rows now: the record of a later one would let the file count."""
+    story = Story(7, 12)
+    many = next(story.frames[v] for v, rows in enumerate(story.rows) if len({row[2] for row in rows}) > 1)
+    played = player(bucket, story, 0)
+    sink = begun(bucket)
+
+    def made(version: int, *given: Any) -> list[Any]:
+        return [dict(one, version=version) for one in given or [frame(0, version, [], [])]]
+
+    for version, given in ((5, many), *((empty, ()) for empty in range(6, 10))):
+        played.publish(sink, version, made(version, *given))
+    real = sink._tables["results"]._bring
+
+    def bring(path: str, name: str) -> None:
+        real(path, name)
+        raise Death("behind the first file")
+
+    with mock.patch.object(sink._tables["results"], "_bring", bring), pytest.raises(Death):
+        played.publish(sink, 10, made(10, *many))
+    sink = begun(bucket, planned=7)
+    for version, given in ((7, ()), (8, many), (9, ())):
+        played.publish(sink, version, made(version, *given))
+    for _ in range(2):
+        with pytest.raises(OutputDiffers, match="micro-batch 10 was published in part"):
+            played.publish(sink, 10, made(10))
+        sink = begun(bucket, planned=10)
+    sink._tables["results"]._fs.rm(f"{bucket}/windows/batch=10", recursive=True)  # as the error says
+    for version, given in ((10, ()), (11, many)):
+        played.publish(sink, version, made(version, *given))
+    assert sorted({row[0].split("-")[0] for row in results(f"{bucket}/windows")}) == ["11", "5", "8"]
+
+
+@pytest.mark.slow
 def test_a_start_does_not_list_what_it_published(bucket: str) -> None:
     """There may be millions: the mark says whose it is."""
     begun(bucket)

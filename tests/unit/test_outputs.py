@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from backend.errors import ManifestMismatch, StateCorrupted, UnknownFormat
+from backend.errors import ManifestMismatch, SinkConflict, StateCorrupted, UnknownFormat
+from backend.sinks import kafka_sink
 from backend.sinks.directory import VersionedDirectory
+from backend.sinks.kafka import sink as kafka
+from backend.sinks.kafka import writer as kafka_writer
+from backend.sinks.kafka.topics import Output
 from backend.sinks.parquet import ParquetSink
+from backend.spark.start import _open_sink
 from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
 from recovery.commit.outputs import NAME, check_outputs, forget_outputs, output_id, read_outputs, write_outputs
@@ -192,3 +197,84 @@ def test_a_directory_for_results_does_not_become_one_for_errors(tmp_path: Path) 
     owner = tmp_path / "results" / "_rewind" / "owner.json"
     owner.write_text(json.dumps({"format": 1, "query": QUERY}))  # of release 0.1, which did not say
     VersionedDirectory(tmp_path / "results", "errors").open(QUERY)
+
+
+class Opened(Says):
+    """A sink that takes note of what may be out when it is opened."""
+
+    planned: int | None = None
+    away = False
+
+    def resume_from(self, planned: int) -> None:
+        self.planned = planned
+
+    def open(self, query: str) -> None:
+        if self.away:
+            raise OSError("the process dies")
+
+
+def test_in_new_outputs_nothing_is_out_whatever_was_planned(checkpoint: str) -> None:
+    """Until they have been opened once; where nothing says that they are new, what was planned may be out."""
+    one = Opened(kind="mine")
+    _open_sink(one, checkpoint, QUERY)
+    assert one.planned == 0
+    forget_outputs(checkpoint)
+    one.away = True
+    with pytest.raises(OSError, match="dies"):
+        _open_sink(one, checkpoint, f"{QUERY}-2")
+    assert one.planned == -1
+    one.away = False
+    for planned in (-1, 0):
+        _open_sink(one, checkpoint, f"{QUERY}-2")
+        assert one.planned == planned
+    for content in (None, '{"format": 1, "number": 2, "outputs": null}'):  # of release 0.1; as the error says
+        Path(checkpoint, NAME).unlink()
+        if content is not None:
+            Path(checkpoint, NAME).write_text(content)
+        _open_sink(one, checkpoint, QUERY)
+        assert one.planned == 0
+
+
+def topics_of_others(monkeypatch: pytest.MonkeyPatch, purpose: Any) -> tuple[Any, list[str]]:
+    """Return a Kafka sink whose topics have rows of other queries, and what it writes; nothing is in its commit topic.
+
+    Args:
+        monkeypatch: Puts stubs in the cluster's place.
+        purpose: In place of `check_purpose`.
+    """
+    written: list[str] = []
+    monkeypatch.setattr(kafka, "look", lambda _, topics, **__: {name: Output(name, 2**20) for name in topics})
+    monkeypatch.setattr(kafka, "check_purpose", purpose)
+    monkeypatch.setattr(kafka, "prepare", lambda _, topic, **__: written.append(topic))
+    monkeypatch.setattr(kafka_writer, "was_cut", lambda *_: False)
+    monkeypatch.setattr(kafka_writer, "ever_written", lambda _, topics: ["all-errors"])
+    monkeypatch.setattr(kafka_writer.TransactionalWriter, "_open_producer", lambda _: None)
+    monkeypatch.setattr(kafka_writer.TransactionalWriter, "_write", lambda self, *_: written.append(self._query))
+    return kafka_sink("windows", "all-errors", servers="h:1", commits="w-commits"), written
+
+
+def test_a_query_that_has_run_goes_on_in_a_topic_that_others_write_to(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its empty commit topic was not deleted, made again or emptied: it is new."""
+    forget_outputs(checkpoint)
+    one, written = topics_of_others(monkeypatch, lambda *_: None)
+    _open_sink(one, checkpoint, f"{QUERY}-2")
+    assert written == ["w-commits", f"{QUERY}-2"]
+    with pytest.raises(SinkConflict, match="deleted, made again or emptied"):
+        _open_sink(one, checkpoint, f"{QUERY}-2")  # by now it is not
+
+
+def test_a_query_that_has_run_does_not_go_on_in_another_ones_changelog(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Any, topics: Any) -> None:
+        raise ManifestMismatch(f"{[*topics.values()]}: one is a changelog", where="h:1", why="", command="")
+
+    forget_outputs(checkpoint)
+    one, written = topics_of_others(monkeypatch, refuse)
+    for _ in range(2):
+        with pytest.raises(ManifestMismatch, match=r"\['windows', 'all-errors'\]: one is a changelog"):
+            _open_sink(one, checkpoint, f"{QUERY}-2")
+    assert not written
+    assert read_outputs(checkpoint) is None
