@@ -21,7 +21,7 @@ import msgspec
 
 from backend.batch import SourcePartition
 from backend.boundary import crossing
-from backend.errors import RewindError, StorageFailed
+from backend.errors import ChangelogDamaged, HistoryLost, RewindError, StorageFailed
 from backend.spark.control import ask_to_adopt
 from backend.spark.session.jvm import context_of, cores, run_on_tasks
 from recovery.changelog import Changelog
@@ -112,7 +112,9 @@ def restore_beside(
     """Restore shards beside the running query, and ask them to adopt their queues.
 
     Nothing that tasks of the query use is looked at: a restore begins with nothing, and its files are its own. Its
-    snapshots are brought to the disks where the shards were looked for before they are asked: tasks fetch nothing.
+    snapshots are brought to the disks where the shards were looked for before they are asked: tasks fetch only what
+    could not be brought. A shard to which snapshots lead is restored if they are damaged; if it cannot be, it is asked
+    all the same.
 
     Args:
         spark: The session.
@@ -135,22 +137,19 @@ def restore_beside(
     _in_group(spark, group)
     of = partial(make, query_id(checkpoint))
     why = "its state was missing, and its input is queued"
-    there = {
-        shard: pointer.commit
-        for shard, pointer in pointers.items()
-        if shard not in refused and _leads(of(shard).snapshots, pointer)
-    }
-    brought = there.keys() - bring_copies(spark, of, there).keys()  # what a task may not fetch, but is to be had
-    lost = {shard: pointer for shard, pointer in pointers.items() if shard not in brought}
+    led = {shard: pointer.commit for shard, pointer in pointers.items() if _leads(of(shard).snapshots, pointer)}
+    there = {shard: commit for shard, commit in led.items() if shard not in refused}
+    sound = there.keys() - bring_copies(spark, of, there)  # what a task may not fetch, but is to be had
+    lost = {shard: pointer for shard, pointer in pointers.items() if shard not in sound}
     plans = plan_restores(
-        lost, dict.fromkeys(lost, Unusable(why)), of(0).changelog, job.offsets(spark), why, job.topics
+        lost, dict.fromkeys(lost, Unusable(why)), of(0).changelog, job.offsets(spark), why, job.topics, led
     )
     at_once = max(1, cores(spark) - 1)
     run = _Run(spark, job, checkpoint, of, pointers, Listeners(listeners), arrow_rows, at_once)
     context_of(spark).setLocalProperty("spark.scheduler.pool", POOL)  # of this thread's jobs, under FAIR scheduling
     failed = run.carry_out(plans)
     assert not failed, "only an older copy may fail and be done without"
-    bring_copies(spark, of, {shard: pointer.commit for shard, pointer in lost.items()})
+    bring_copies(spark, of, {shard: pointers[shard].commit for shard in plans})
     kill_point("before_ask")
     check_lease()
     ask_to_adopt(checkpoint, {shard: pointer.commit.name for shard, pointer in pointers.items()})
@@ -201,6 +200,7 @@ def plan_restores(
     source: Mapping[SourcePartition, tuple[int, int]],
     why: str,
     topics: Mapping[int, str] = MappingProxyType({}),
+    led: Collection[int] = (),
 ) -> dict[int, Rebuild | CatchUp]:
     """Ask the planner how each shard is restored.
 
@@ -211,13 +211,13 @@ def plan_restores(
         source: What the sources hold.
         why: What the query failed with, where the probe cannot say better.
         topics: Stream -> topic, for errors.
+        led: Shards to which snapshots lead: one of them that cannot be restored is left out.
 
     Raises:
         HistoryLost: A shard cannot be restored from what there is; names the versions to be had, if any.
         ChangelogDamaged: The changelog is damaged.
     """
-    plans: dict[int, Rebuild | CatchUp] = {}
-    for shard, pointer in pointers.items():
+    def plan_one(shard: int, pointer: Pointer) -> Rebuild | CatchUp:
         record = committed_record(changelog, pointer, pointers, source)
         row = found[shard].row
         # a database at the pointer that could not be read to its end is no copy to begin with
@@ -227,7 +227,16 @@ def plan_restores(
         if isinstance(chosen, Lost):
             raise with_versions(chosen.error, changelog, pointers, source)
         assert isinstance(chosen, Rebuild | CatchUp), "the supervisor was offered no snapshots"
-        plans[shard] = replace(chosen, why=found[shard].why or why)
+        return replace(chosen, why=found[shard].why or why)
+
+    plans: dict[int, Rebuild | CatchUp] = {}
+    for shard, pointer in pointers.items():
+        try:
+            plans[shard] = plan_one(shard, pointer)
+        except (HistoryLost, ChangelogDamaged) as error:
+            if shard not in led:
+                raise
+            log.warning("shard %d is not restored, and goes by its snapshots: %s", shard, error)
     return plans
 
 

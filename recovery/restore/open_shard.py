@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Set
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
@@ -244,8 +245,10 @@ class OpenShard:
                 _check_row(pointer, target, read_commit_row(store))
         except RewindError as error:
             # a snapshot is a copy, done without whatever is wrong with it; what refuses for a time is waited for
-            copied = isinstance(found, Fetch) or (piece is not None and piece.local)
-            damaged = is_damage(error) if copied else isinstance(error, StateCorrupted)
+            own = piece is not None and piece.local
+            damaged = is_damage(error) if isinstance(found, Fetch) or own else isinstance(error, StateCorrupted)
+            if isinstance(error, StorageFailed) and not own:  # the disk that it comes to may be what fails
+                damaged = damaged and not Path(error.where).is_relative_to(target.path)
             if not damaged and (not isinstance(found, Fetch) or isinstance(error, StorageFailed)):
                 if fetches:
                     watch.suspended(restoring, str(error))

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.boundary import crossing
@@ -62,6 +63,7 @@ class Round:
     Attributes:
         fetched: Bytes.
         failed: Shard -> why its copy was not brought closer.
+        damaged: Shards of which a snapshot is damaged, on whatever disk it was fetched to.
         busy: On a disk another task was at it already.
         behind: A disk that was reached has no copy yet of a shard that it is to have, or lacks more of it than a round
             gives.
@@ -70,6 +72,7 @@ class Round:
 
     fetched: int = 0
     failed: dict[int, str] = field(default_factory=dict)
+    damaged: frozenset[int] = frozenset()
     busy: bool = False
     behind: bool = False
     whole: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -83,26 +86,26 @@ class Given:
     behind: bool = False
 
 
-def bring_copies(spark: SparkSession, make: Callable[[int], ShardJob], commits: Mapping[int, Commit]) -> dict[int, str]:
+def bring_copies(spark: SparkSession, make: Callable[[int], ShardJob], commits: Mapping[int, Commit]) -> frozenset[int]:
     """Bring shards to commits on the disks where they were looked for, so that their tasks need not fetch them.
 
     Returns:
-        Shard -> why it was not brought there; the tasks fetch then what is to be had.
+        Shards of which a snapshot is damaged. What was not brought for another reason (a disk is full, an executor
+        died) is logged, and the tasks fetch it.
     """
-    failed: dict[int, str] = {}
+    made = Round()
     for _ in range(MOST_ROUNDS if commits else 0):
         try:
             made = keep_copies(spark, make, commits, Disks.KNOWN)
         except Exception as error:  # of Spark: executors that died
             made = Round(failed=dict.fromkeys(commits, str(error).partition("\n")[0]))
-        failed = made.failed
         if not made.fetched and not made.busy:
             break
         if not made.fetched:
             time.sleep(WAIT_S)  # for a standby that is at it
-    for shard, why in failed.items():
+    for shard, why in made.failed.items():
         log.warning("shard %d was not brought to where it runs: %s", shard, why)
-    return failed
+    return made.damaged
 
 
 def keep_copies(
@@ -125,9 +128,10 @@ def keep_copies(
 
     rounds: list[Round] = run_on_tasks(spark, range(max(2, cores(spark))), crossing(work)) if targets else []
     failed = {shard: why for one in rounds for shard, why in one.failed.items()}
+    damaged = frozenset(shard for one in rounds for shard in one.damaged)
     busy, behind = any(one.busy for one in rounds), any(one.behind for one in rounds)
     whole = {number: shards for one in rounds for number, shards in one.whole.items()}
-    return Round(sum(one.fetched for one in rounds), failed, busy, behind, whole)
+    return Round(sum(one.fetched for one in rounds), failed, damaged, busy, behind, whole)
 
 
 def _on_this_disk(number: int, jobs: list[ShardJob], commits: list[Commit], where: Disks) -> Round:
@@ -140,7 +144,7 @@ def _on_this_disk(number: int, jobs: list[ShardJob], commits: list[Commit], wher
     mine = hold(place)
     if mine is None:
         return Round(busy=True)
-    fetched, failed, behind, whole = 0, dict[int, str](), False, set[int]()
+    fetched, failed, damaged, behind, whole = 0, dict[int, str](), set[int](), False, set[int]()
     try:
         for job, commit in zip(jobs, commits, strict=True):
             if not _is_wanted(job, where, {str(one.shard) for one in jobs}):
@@ -149,13 +153,19 @@ def _on_this_disk(number: int, jobs: list[ShardJob], commits: list[Commit], wher
                 given = keep_copy(job, commit, MOST_BYTES)
             except Exception as error:  # filesystems raise kinds of their own
                 failed[job.shard] = f"{job.where}: {error}"
+                if is_damage(error) and not _names_below(error, place.parent):
+                    damaged.add(job.shard)
                 continue
             fetched, behind = fetched + given.fetched, behind or given.behind
             if not given.behind:
                 whole.add(job.shard)
     finally:
         os.close(mine)
-    return Round(fetched, failed, behind=behind, whole={number: frozenset(whole)})
+    return Round(fetched, failed, frozenset(damaged), behind=behind, whole={number: frozenset(whole)})
+
+
+def _names_below(error: BaseException, directory: Path) -> bool:
+    return isinstance(error, RewindError) and Path(error.where).is_relative_to(directory)
 
 
 def _is_wanted(job: ShardJob, where: Disks, copied: Collection[str]) -> bool:

@@ -312,6 +312,8 @@ class Snapshots(SnapshotReader):
         except FileNotFoundError as error:
             raise damaged(f"{self.files.uri}/{where}", "a file of a snapshot is missing") from error
         with storage(str(target)):
+            linked = target.stat().st_nlink > 1  # then what the disk does not give is the snapshot's own file
+        with storage(f"{self.files.uri}/{where}" if linked else str(target)):
             found = file_digest(target)
             if found != (file.length, file.digest):
                 target.unlink()

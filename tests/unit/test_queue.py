@@ -988,9 +988,9 @@ def test_just_as_much_as_a_task_may_fetch_is_fetched(job: ShardJob, monkeypatch:
 
 
 @pytest.mark.parametrize("refused", [(), (1,)])
-@pytest.mark.parametrize("failed", [{}, {1: "a snapshot is damaged"}])
+@pytest.mark.parametrize("damaged", [frozenset(), frozenset({1})])
 def test_packages_lie_where_the_shard_runs_before_it_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: tuple[int, ...], failed: dict[int, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: tuple[int, ...], damaged: frozenset[int]
 ) -> None:
     (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
     done: list[Any] = []
@@ -998,9 +998,9 @@ def test_packages_lie_where_the_shard_runs_before_it_is_asked(
     offers = {0: (), 1: (Offer(second.commit, None, True, 9),)}
     snapshots = SimpleNamespace(offers=lambda shard, toward: offers[shard])
 
-    def bring(_: object, __: object, commits: dict[int, Commit]) -> dict[int, str]:
+    def bring(_: object, __: object, commits: dict[int, Commit]) -> frozenset[int]:
         done.append(("brought", dict(commits)))
-        return {shard: why for shard, why in failed.items() if shard in commits and len(done) == 1}
+        return damaged & commits.keys() if len(done) == 1 else frozenset()
 
     monkeypatch.setattr(all_shards, "plan_restores", lambda lost, *_: dict.fromkeys(lost))
 
@@ -1022,9 +1022,34 @@ def test_packages_lie_where_the_shard_runs_before_it_is_asked(
     monkeypatch.setattr(all_shards, "context_of", lambda _: context)
     make, pointers = lambda *_: SimpleNamespace(snapshots=snapshots, changelog=None), {0: FIRST, 1: second}
     restore_beside(MagicMock(), MagicMock(), str(tmp_path), make, pointers, lambda: None, refused=refused)  # type: ignore[arg-type]
-    rebuilt = {0: FIRST.commit} if not refused and not failed else {0: FIRST.commit, 1: second.commit}
+    rebuilt = {0: FIRST.commit} if not refused and not damaged else {0: FIRST.commit, 1: second.commit}
     first = {} if refused else {1: second.commit}
     assert done == [("brought", first), ("restored", set(rebuilt)), ("brought", rebuilt), ("asked", {0, 1})]
+
+
+@pytest.mark.parametrize("snapshot", ["sound", "damaged", "refused", "none"])
+def test_a_shard_that_the_source_cannot_give_back_goes_by_its_snapshots(
+    job: ShardJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: str
+) -> None:
+    """The query ended as if its history were lost, where one disk was full or a copy could not be made at once."""
+    (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
+    first, done = run_attempt(job, None, 0, given([0, 1])).pointer, list[Any]()
+    if snapshot != "none":
+        restore(job, first, [0, 1])
+    found = frozenset({0} if snapshot == "damaged" else ())
+    monkeypatch.setattr(all_shards, "bring_copies", lambda *_: found)
+    monkeypatch.setattr(all_shards._Run, "carry_out", lambda _, plans: done.append(plans))
+    monkeypatch.setattr(all_shards, "ask_to_adopt", lambda _, commits: done.append(commits))
+    monkeypatch.setattr(all_shards, "cores", lambda _: 2)
+    monkeypatch.setattr(all_shards, "context_of", lambda _: MagicMock())
+    source: Any = SimpleNamespace(offsets=lambda _: {(0, 0): (1, 9)}, topics={})
+    expected = pytest.raises(HistoryLost, match="offsets from 0 wanted") if snapshot == "none" else nullcontext()
+    with expected:
+        restore_beside(
+            MagicMock(), source, str(tmp_path), lambda *_: job, {0: first}, lambda: None,
+            refused=(0,) if snapshot == "refused" else (),
+        )  # fmt: skip
+    assert done == ([] if snapshot == "none" else [{}, {0: first.commit.name}])
 
 
 def test_each_restore_has_a_folder_of_its_own_and_takes_no_other_away(
@@ -1288,7 +1313,7 @@ def test_a_driver_that_was_replaced_while_it_restored_asks_for_no_adoption(
     monkeypatch.setattr(all_shards, "plan_restores", lambda *_: {})
     monkeypatch.setattr(all_shards._Run, "carry_out", carry_out)
     monkeypatch.setattr(all_shards, "_restore", carry_out)
-    monkeypatch.setattr(all_shards, "bring_copies", lambda *_: {})
+    monkeypatch.setattr(all_shards, "bring_copies", lambda *_: frozenset())
     monkeypatch.setattr(all_shards, "_leads", lambda *_: False)
     monkeypatch.setattr(all_shards, "read_pointers", lambda *_: {0: restoring})
     monkeypatch.setattr(all_shards, "cores", lambda _: 2)

@@ -225,7 +225,12 @@ def test_a_damaged_snapshot_is_published_anew_from_where_the_state_is_whole(host
 
 @pytest.mark.parametrize("queues", [True, False])
 @pytest.mark.parametrize(
-    ("number", "says"), [(errno.ENOSPC, "no room"), (errno.ETIMEDOUT, "disk or filesystem failed")]
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "no room"),
+        (errno.ETIMEDOUT, "disk or filesystem failed"),
+        (errno.EIO, "disk or filesystem failed"),
+    ],
 )
 def test_what_refuses_for_a_time_is_no_broken_snapshot(hosts, tmp_path, monkeypatch, queues, number, says):
     """It is waited for: a shard that queues for it would be replayed, one that is restored for it given up soon."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from backend.errors import StateCorrupted
+from backend.store.storage import storage_failed
 from recovery.commit.pointer import Commit
 from recovery.restore import standby as copies
 from recovery.restore.standby import Disks, Given, Round, bring_copies, keep_copies
@@ -202,7 +205,7 @@ def test_a_package_is_brought_whole_to_where_its_shard_was_looked_for(
     monkeypatch.setattr(copies, "keep_copy", lambda job, *_: Given(left[job.shard].pop(0) if left[job.shard] else 0))
     one_after_another(monkeypatch)
     (tmp_path / "q" / "0").mkdir(parents=True)
-    assert bring_copies(None, jobs_on(tmp_path), {0: commit(3), 1: commit(3)}) == {}  # type: ignore[arg-type]
+    assert not bring_copies(None, jobs_on(tmp_path), {0: commit(3), 1: commit(3)})  # type: ignore[arg-type]
     assert left == {0: [], 1: [10]}
     assert caplog.records == []
     (tmp_path / "q" / "1").mkdir()
@@ -215,9 +218,36 @@ def test_a_package_is_brought_whole_to_where_its_shard_was_looked_for(
 
     monkeypatch.setattr(copies, "keep_copy", keep)
     found = bring_copies(None, jobs_on(tmp_path), {0: commit(3), 1: commit(3)})  # type: ignore[arg-type]
-    assert found == {0: "shard 0: no space left"}
+    assert found == frozenset(), "its task fetches it"
     assert left[1] == [], "one that fails ends nothing for the others"
     assert "shard 0 was not brought to where it runs: shard 0: no space left" in caplog.text
+
+
+def test_only_what_is_wrong_with_a_snapshot_itself_is_called_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_after_another(monkeypatch)
+    input_output, full = OSError(errno.EIO, "Input/output error"), OSError(errno.ENOSPC, "No space left on device")
+    here, there = str(tmp_path / "q" / "standby-1" / "db" / "1.sst"), str(tmp_path / "snapshots" / "0" / "1.sst")
+    errors: list[Exception] = [
+        StateCorrupted("a snapshot cannot be used", where=there),
+        storage_failed(input_output, there),
+        StateCorrupted("a snapshot cannot be used", where="s3a://bucket/0/1.sst"),
+        StateCorrupted("the local copy is damaged", where=here),
+        storage_failed(input_output, here),
+        storage_failed(full, here),
+        storage_failed(OSError(errno.ETIMEDOUT, "timed out"), "s3a://bucket/0/1.sst"),
+        FileExistsError("there is something already"),
+    ]
+
+    def keep(job: Any, *_: object) -> Given:
+        raise errors[job.shard]
+
+    monkeypatch.setattr(copies, "keep_copy", keep)
+    commits = {shard: commit(3) for shard in range(len(errors))}
+    for shard in commits:
+        (tmp_path / "q" / str(shard)).mkdir(parents=True)
+    assert bring_copies(None, jobs_on(tmp_path), commits) == {0, 1, 2}  # type: ignore[arg-type]
 
 
 def test_what_is_given_back_is_copied_to_new_disks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +296,9 @@ def test_without_a_standby_there_are_rounds_while_shards_are_to_be_given_back() 
     assert given == ["looked"] * 4 + ["copied []", "looked", "looked", "copied []"]
 
 
-def test_what_spark_raises_or_a_busy_standby_does_not_end_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_spark_raises_or_a_busy_standby_does_not_end_a_restore(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     answers: list[Any] = [Round(busy=True), Round(busy=True), Round(9), Round(), RuntimeError("no executors\nat")]
 
     def keep(*_: object, **__: object) -> Round:
@@ -277,6 +309,7 @@ def test_what_spark_raises_or_a_busy_standby_does_not_end_a_restore(monkeypatch:
 
     monkeypatch.setattr(copies, "keep_copies", keep)
     monkeypatch.setattr(copies, "WAIT_S", 0.0)
-    assert bring_copies(None, None, {0: commit(3)}) == {}  # type: ignore[arg-type]
+    assert not bring_copies(None, None, {0: commit(3)})  # type: ignore[arg-type]
     assert len(answers) == 1
-    assert bring_copies(None, None, {0: commit(3)}) == {0: "no executors"}  # type: ignore[arg-type]
+    assert not bring_copies(None, None, {0: commit(3)})  # type: ignore[arg-type]
+    assert "shard 0 was not brought to where it runs: no executors" in caplog.text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backend.errors import RewindError, StateCorrupted, StorageFailed
+from backend.errors import RewindError, StateCorrupted, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.rocks.errors import translated
 from backend.store.protocol import Changes
@@ -115,6 +115,19 @@ def test_a_staged_file_that_the_disk_does_not_give_is_taken_from_snapshots(
     broken_reads(monkeypatch, lambda path: path.exists() and path.stat().st_ino == number)
     assert made.open() == b"1"
     assert made.look() is None
+
+
+def test_a_snapshot_that_lies_on_the_same_disk_and_is_not_given_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is fetched is a link to it: the disk that it comes to is not what fails."""
+    made = shard(tmp_path, full=True)
+    made.generation.staged(made.pointer.commit).unlink()
+    bad = {path.stat().st_ino for path in (tmp_path / "snapshots").rglob("*.sst")}
+    assert bad
+    broken_reads(monkeypatch, lambda path: path.exists() and path.stat().st_ino in bad)
+    with pytest.raises(StateUnavailable, match="Input/output error"):
+        made.open()
 
 
 def test_a_staged_file_that_is_here_alone_goes_onto_the_snapshot_before_it(tmp_path: Path) -> None:
