@@ -2,7 +2,7 @@
 
 The planner says how: from nothing, or from an older copy that lies here and lacks only what came since. A copy that
 cannot be caught up with (it is damaged, or something else than the committed state comes out) is noted as broken, and
-the planner is asked again, in the same call.
+the planner is asked again, in the same call. What only passes, such as a full disk, fails the call.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from backend.spark.session.jvm import context_of, cores, run_on_tasks
 from recovery.changelog import Changelog
 from recovery.commit.manifest import query_id
 from recovery.commit.pointer import At, Commit, CommitRecord, Pointer, RestoringPointer, decode, encode, state_of
+from recovery.failures import PASSING
 from recovery.files import Files, open_files
 from recovery.jobs import ShardJob
 from recovery.killpoints import kill_point
 from recovery.listener import Listeners, RestoreListener, Restoring
+from recovery.restore.open_shard import is_damage
 from recovery.restore.planner import CatchUp, Fetch, Local, Lost, Nothing, Rebuild, Remote, plan
 from recovery.restore.probe import Unusable, probe, share_all
 from recovery.restore.read_again import mend_queue
@@ -217,6 +219,7 @@ def plan_restores(
         HistoryLost: A shard cannot be restored from what there is; names the versions to be had, if any.
         ChangelogDamaged: The changelog is damaged.
     """
+
     def plan_one(shard: int, pointer: Pointer) -> Rebuild | CatchUp:
         record = committed_record(changelog, pointer, pointers, source)
         row = found[shard].row
@@ -322,8 +325,8 @@ class _Run:
                 try:
                     restored = build_snapshot(make(shard), decode(data).commit, checkpoint, names, older)
                 except RewindError as error:
-                    if older is None:
-                        raise
+                    if older is None or (isinstance(error, PASSING) and not is_damage(error)):
+                        raise  # what refuses for a time says nothing of the copy
                     yield shard, str(error)
                     continue
                 yield shard, (restored.rows + restored.messages, restored.length, restored.seconds)

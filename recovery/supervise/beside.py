@@ -4,7 +4,8 @@ What is restored is what committed pointers say, which the driver knows from wha
 from Spark's state. Nothing of a running query is probed or locked: a restore reads the changelog and the source, and
 makes files of its own. When the state is proven, the shards are asked to adopt their queues, through the control
 stream. A shard that could not is restored again; after `MAX_REFUSED` tries, or when its queue is too long, the query is
-stopped, restored, and started again, as for any other loss.
+stopped, restored, and started again, as for any other loss. Where that does not help `MAX_RESTORES` times, it ends:
+micro-batches that other shards commit in between are no progress of this one.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backend.errors import StateUnavailable
+from backend.errors import RestoreFailed, StateUnavailable
 from backend.texts import one_line
 from recovery.commit.pointer import Commit, Pointer, RestoringPointer, decode
 from recovery.failures import Kind, read
 from recovery.queue.seals import DECISION, Decision
+from recovery.supervise.patience import MAX_RESTORES
 
 log = logging.getLogger("rewind.queue")
 MAX_REFUSED = 3
@@ -80,6 +82,8 @@ class Beside:
         """The micro-batch with which a shard's queue became too long: the query goes on until that is committed."""
         self._asked: dict[int, tuple[Commit, int]] = {}
         self._refused: dict[int, tuple[int, str]] = {}
+        self._stops: dict[int, tuple[Commit, int]] = {}
+        """How often the query was stopped for a shard that queues since a commit; only its adoption ends the count."""
         self._thread: threading.Thread | None = None
         self._failed: tuple[BaseException, Mapping[int, Pointer]] | None = None
         self._tries, self._not_before = 0, 0.0
@@ -111,6 +115,7 @@ class Beside:
                 self._refused.pop(shard, None)
                 self._asked.pop(shard, None)
                 self._over.pop(shard, None)
+                self._stops.pop(shard, None)
 
     def look(self, committed: int) -> None:
         """Begin a restore if one is due; called after each commit.
@@ -120,6 +125,7 @@ class Beside:
 
         Raises:
             StateUnavailable: A queue is too long, or a shard could not adopt it: the query is to be stopped.
+            RestoreFailed: So it was, after each of the restores that the query was stopped for.
             Exception: What ended a restore that is still wanted, unless it passes: then there is another one.
         """
         self._judge_failure()
@@ -197,9 +203,20 @@ class Beside:
         if count >= MAX_REFUSED:
             why = f"it could not adopt its queue {count} times: {why}"
         elif self._over.get(shard, committed + 1) <= committed:
-            why = f"{queued.count} micro-batches, {queued.length} bytes are queued while its state is restored"
+            refusal = f"; it could not adopt them: {why}" if why else ""
+            why = f"{queued.count} micro-batches, {queued.length} bytes are queued while its state is restored{refusal}"
         else:
             return
+        since, stops = self._stops.get(shard, (queued.since.commit, 0))
+        stops = stops + 1 if since == queued.since.commit else 1
+        self._stops[shard] = queued.since.commit, stops
+        if stops > MAX_RESTORES:
+            raise RestoreFailed(
+                f"shard {shard} goes on queueing after {MAX_RESTORES} restores with the query stopped",
+                where=f"shard {shard}",
+                why=why,
+                command="rewind verify <checkpoint>",
+            )
         raise StateUnavailable(f"shard {shard} cannot go on queueing", where=f"shard {shard}", why=why)
 
     def _was_asked(self, shard: int, queued: Queued) -> bool:

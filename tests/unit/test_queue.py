@@ -28,6 +28,7 @@ from backend.errors import (
     CheckpointTaken,
     ControlDamaged,
     HistoryLost,
+    RestoreFailed,
     RewindError,
     StateAhead,
     StateCorrupted,
@@ -63,13 +64,14 @@ from recovery.restore import all_shards, replay
 from recovery.restore.all_shards import restore_beside, restore_shards
 from recovery.restore.build import restore_shard
 from recovery.restore.open_shard import OpenShard, read_commit_row
-from recovery.restore.planner import Local, Remote, plan
+from recovery.restore.planner import CatchUp, Local, Remote, plan
 from recovery.restore.planner import Queue as Queueing
 from recovery.restore.replay import slices
 from recovery.share import ShardInput
 from recovery.snapshots.publisher import Snapshots
 from recovery.supervise.beside import ASKED_FOR, MAX_REFUSED, MAX_TRIES, RETRY_S, Beside
 from recovery.supervise.housekeeping import Housekeeping
+from recovery.supervise.patience import MAX_RESTORES
 from tests.support.counting import CountingOperator
 from tests.unit.test_combining import assembled, rows, spec
 
@@ -895,6 +897,33 @@ def test_a_shard_that_could_not_adopt_is_restored_again_a_few_times() -> None:
         beside.look(99)
 
 
+@pytest.mark.parametrize("too_long", [True, False])
+def test_a_shard_that_never_adopts_its_queue_is_given_up_after_as_many_stops_as_any_other(too_long: bool) -> None:
+    beside = Beside(lambda *_: None, 100, 1_000, {0: queueing_since(FIRST)})
+    version, why = 5, "the snapshot is damaged"
+    second = Pointer(0, Commit(5, "d" * 32), None, 1, "", [], {}, "")
+
+    def stopped(first: Pointer) -> None:
+        nonlocal version
+        for _ in range(MAX_REFUSED + 1):
+            beside.published(0, version, reported(first, version, 101 if too_long else 10, why))
+            run_to_its_end(beside, version)
+            version += 1
+
+    def stops(first: Pointer) -> None:
+        for _ in range(MAX_RESTORES):
+            with pytest.raises(StateUnavailable, match="101 bytes" if too_long else why):
+                stopped(first)
+            beside.restored(version)
+
+    stops(FIRST)
+    beside.published(0, version, {"commit": Commit(version, "b" * 32).name, "adopted": 2})
+    stops(FIRST)
+    stops(second)  # of another loss: what came in between was not seen
+    with pytest.raises(RestoreFailed, match=f"after {MAX_RESTORES} restores.*{why}"):
+        stopped(second)
+
+
 def test_a_restore_is_told_which_shards_could_not_adopt_before() -> None:
     found: list[object] = []
     beside = Beside(lambda _, refused: found.append(set(refused)), 100, 10, {0: queueing_since(FIRST)})
@@ -1050,6 +1079,27 @@ def test_a_shard_that_the_source_cannot_give_back_goes_by_its_snapshots(
             refused=(0,) if snapshot == "refused" else (),
         )  # fmt: skip
     assert done == ([] if snapshot == "none" else [{}, {0: first.commit.name}])
+
+
+@pytest.mark.parametrize("error", [StorageFailed("no room"), StoreLocked("held"), StateCorrupted("damaged")])
+def test_an_older_copy_is_not_given_up_for_what_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The whole shard was replayed then, and where the source had aged its history was called lost."""
+    run = all_shards._Run(MagicMock(), MagicMock(), str(tmp_path), MagicMock(), {0: FIRST}, MagicMock(), 1)
+
+    def build(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(all_shards, "build_snapshot", build)
+    monkeypatch.setattr(all_shards, "crossing", lambda work: work)
+    monkeypatch.setattr(all_shards, "run_on_tasks", lambda _, items, work: list(work(items)))
+    plans: Any = {0: CatchUp(MagicMock(), COMMIT, {}, "it is behind")}
+    if isinstance(error, StateCorrupted):
+        assert run._build(plans, {}) == {0: str(error)}
+    else:
+        with pytest.raises(type(error)):
+            run._build(plans, {})
 
 
 def test_each_restore_has_a_folder_of_its_own_and_takes_no_other_away(

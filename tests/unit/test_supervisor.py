@@ -1198,6 +1198,40 @@ def test_a_queue_that_is_too_long_stops_the_query_for_a_restore_once(tmp_path: P
     beside.look(6)  # it was asked to adopt: nothing more is to be done
 
 
+class Queueing(Busy):
+    """Its only shard queues one micro-batch more, and does not say that it has adopted any; then it is committed."""
+
+    def __init__(self, publish: Any, version: int, commits: Path) -> None:
+        super().__init__()
+        publish(None, version)
+        (commits / str(version)).write_text("v1")
+        self.lastProgress = {"batchId": version, "durationMs": {"addBatch": 1}, "sources": []}
+
+
+def test_a_shard_whose_adoption_always_fails_ends_the_query_though_micro_batches_are_committed(tmp_path: Path) -> None:
+    (commits := tmp_path / "commits").mkdir()
+    restored: list[str] = []
+    since = b64encode(encode(queueing().since)).decode()
+    queued = {"decision": "queued", "since": since, "queued": 1, "queued_bytes": 101, "queued_why": "no way there"}
+
+    def restore(why: str) -> int:
+        restored.append(why)
+        assert len(restored) <= patience.MAX_RESTORES
+        return 1
+
+    plan = one_shard(
+        start_query=lambda publish: Queueing(publish, 5 + len(restored), commits),
+        publish=lambda frames, version: [{"shard": 0, "metrics": queued}],
+        restore=restore,
+        beside=Beside(lambda *_: None, 100, 10, {}),
+        checkpoint=str(tmp_path),
+    )
+    query = RewindQuery(plan)
+    with pytest.raises(RestoreFailed, match="no way there"):
+        query.await_termination(PATIENCE_S)
+    assert len(restored) == patience.MAX_RESTORES
+
+
 def queueing() -> RestoringPointer:
     since = Pointer(0, Commit(4, "a" * 32), None, 1, "", [], {}, "")
     at = Commit(4, "c" * 32)
