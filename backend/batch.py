@@ -160,6 +160,8 @@ class MicroBatch:
         timestamps: The messages' own timestamps, milliseconds, as long as `messages`, null where there is none; None
             where nobody knows them.
         due_ms: `Outcome.next_due_ms` as committed: the batch time that was asked for, come or not; None for none.
+        firsts: First offset of each source partition that brings something for the first time: to any shard, and bad
+            input counts.
     """
 
     version: int
@@ -170,6 +172,7 @@ class MicroBatch:
     drain: bool = False
     timestamps: pa.ChunkedArray | None = None
     due_ms: int | None = None
+    firsts: Mapping[SourcePartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,8 +311,9 @@ def _operate(
             if messages is None:
                 messages = pa.schema([*MESSAGE_FIELDS, *job.message_fields]).empty_table()
             batch = MicroBatch(
-                share.version, given.time_ms, messages, share.before, given.after, given.drain, given.timestamps, due
-            )
+                share.version, given.time_ms, messages, share.before, given.after, given.drain, given.timestamps, due,
+                given.firsts,
+            )  # fmt: skip
             outcome = share.operator.process(batch, work)
             count = int(counts(messages).sum())
             ran.append(Ran(share.version, share.before, share.read, outcome, count, given.drain, given.in_future))

@@ -27,6 +27,7 @@ class ShardInput:
             micro-batch that runs again has to give each error the same place.
         timestamps: The messages' own timestamps, milliseconds, as long as `messages`; null where there is none.
         with_values: False where messages may be combined: the operator's errors have no value then.
+        firsts: As in `backend.batch.MicroBatch`.
     """
 
     time_ms: int
@@ -39,3 +40,4 @@ class ShardInput:
     errors: pa.Table = field(default_factory=ERROR_SCHEMA.empty_table)
     timestamps: pa.ChunkedArray | None = None
     with_values: bool = True
+    firsts: Mapping[SourcePartition, int] = field(default_factory=dict)

@@ -18,7 +18,7 @@ import logging
 import reprlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -169,7 +169,8 @@ class Context:
         if messages and not fresh and not refused:
             return [], [], False
         bounds = dict(self._work.bounds)
-        batch = MicroBatch(self._version, now, self._table(fresh), self._positions, after)
+        firsts = {source: first for source, first in _firsts(messages).items() if source not in self._positions}
+        batch = MicroBatch(self._version, now, self._table(fresh), self._positions, after, firsts=firsts)
         attempt = Workspace(self._work, bounds)
         outcome = self._operator.process(batch, attempt)  # a function of the user's may raise: then nothing was added
         results = python_rows(outcome.results)
@@ -345,6 +346,15 @@ def _plain(message: Message) -> Message:
 
 def _place(message: Message) -> tuple[int, int, int]:
     return message.stream, message.partition, message.offset
+
+
+def _firsts(messages: Iterable[Message]) -> dict[SourcePartition, int]:
+    """Give the smallest offset of each source partition."""
+    firsts: dict[SourcePartition, int] = {}
+    for message in messages:
+        source = (message.stream, message.partition)
+        firsts[source] = min(firsts.get(source, message.offset), message.offset)
+    return firsts
 
 
 def _is_fraction(value: object) -> bool:

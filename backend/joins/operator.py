@@ -135,7 +135,7 @@ class _Step(Meeting):
         for source, position in self.batch.after.items():
             reached[source] = position.stream_time
             if self.spec.by_number:
-                reached[source] = position.next_offset - self.firsts[source]
+                reached[source] = position.next_offset - self.firsts.get(source, position.next_offset)
         ledger, lives = self.ledger, self.lives
         clocks, idle_ms = side_clocks(ledger.clocks, reached, self.batch, ledger.started_ms, self.spec)
         self.reached = reached

@@ -101,11 +101,11 @@ class Meeting:
         begins = np.ones(len(offset), np.bool_)  # they come sorted by stream, partition and offset
         begins[1:] = (stream[1:] != stream[:-1]) | (partition[1:] != partition[:-1])
         first = (column[begins].tolist() for column in (stream, partition, offset))
-        seen = {(s, p): begin for s, p, begin in zip(*first, strict=True)}
+        seen = {(s, p): begin for s, p, begin in zip(*first, strict=True)}  # all there is of what older releases queued
+        known = {**seen, **self.batch.firsts, **self.spec.first_offsets}
         for source, position in self.batch.after.items():
-            known = self.batch.before.get(source, position).next_offset
-            begin = self.spec.first_offsets.get(source, min(known, seen.get(source, known)))
-            self.firsts.setdefault(source, begin)
+            if position.next_offset:  # else it has brought nothing yet
+                self.firsts.setdefault(source, known.get(source, position.next_offset))
         self.ledger.firsts = [(s, p, offset) for (s, p), offset in sorted(self.firsts.items())]
 
     def _in_range(self, messages: pa.Table) -> pa.Table:

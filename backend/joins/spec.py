@@ -139,7 +139,7 @@ class JoinSpec:
         idle_after_ms: Wall clock after which a silent source partition no longer holds outer rows; None is never.
         max_ahead_ms: Event times later than batch time plus this are refused; None is off.
         left_streams: Streams from 0 to this, exclusive, are left.
-        first_offsets: Where source partitions begin, for windows by number; others begin where they are first seen.
+        first_offsets: Where source partitions begin, for windows by number; others begin with their first message.
     """
 
     left: Side
@@ -284,7 +284,7 @@ def join_spec(
         idle_after: Wall clock after which a silent source partition holds nothing back; None for never.
         max_ahead: Event times later than batch time plus this are refused; None for historic data.
         left_streams: Streams `0 .. left_streams - 1` are left, the others right.
-        first_offsets: (stream, partition) -> first offset, for windows by number; others begin where first seen.
+        first_offsets: (stream, partition) -> first offset, for windows by number; others begin with what comes first.
         stored_layout: Name of the layout of what is stored: `auto` keeps it, whether the window is large or small now.
 
     Raises:

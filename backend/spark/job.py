@@ -140,6 +140,23 @@ class Job:
             if ask is not None and known_positions(checkpoint, number) is None:
                 ask()
 
+    def begin(self, checkpoint: str, first_offsets: Sequence[Sequence[int]]) -> None:
+        """Write down where a new query begins in sources that say it, as its manifest will: `streaming` goes by it.
+
+        Args:
+            checkpoint: Spark's checkpoint location.
+            first_offsets: (stream, partition, offset).
+        """
+        topics = {stream: named for named, stream in self.streams.items()}
+        for number, side in enumerate(self.inputs):
+            if hasattr(side.source, "first_positions"):
+                mine = {
+                    (topics[stream][1], partition): first
+                    for stream, partition, first in first_offsets
+                    if topics[stream][0] == side.name
+                }
+                first_positions(checkpoint, number, mine.copy)
+
     def pinned(self, topics: Mapping[str, TopicIdentity]) -> Job:
         """Return the job with sources that refuse topics which were deleted and made again since."""
         pinned = [getattr(side.source, "pinned", lambda _, source=side.source: source) for side in self.inputs]

@@ -33,6 +33,7 @@ from backend.sources.dataframe import DataFrameSource
 from backend.sources.kafka import KafkaSource
 from backend.spark.control import ask_to_drain, drain_of, forget_requests
 from backend.spark.explain import explained
+from backend.spark.first_offsets import known_positions
 from backend.spark.job import ROUTES, Input, Job, arrow_schema, check_event_time, check_key, describe, number_streams
 from backend.spark.observed import observed
 from backend.spark.pack.routing import MAX_SHARDS, grouping_values
@@ -222,7 +223,8 @@ def _plan(
 
     @cache
     def first_offsets() -> list[list[Any]]:
-        return stored.entries["first_offsets"] if stored is not None else _first_offsets(pipeline, spark)
+        at = None if used else checkpoint  # what another query left there is no answer
+        return stored.entries["first_offsets"] if stored is not None else _first_offsets(pipeline, spark, at)
 
     job = build_job(pipeline, spark, options, stored=stored, first_offsets=first_offsets)
     if used:  # its topics are there, if one is not known to a broker it has just come up
@@ -350,8 +352,8 @@ def _open(
     )  # fmt: skip
     restoring = _committed_before(spark, checkpoint, changelog(), job.shards, make) if used else {}
     _take_places(
-        checkpoint, stored, settled, changelog(), partial(_open_sink, sink, checkpoint, output), lease.check,
-        new=not used,
+        checkpoint, stored, settled, changelog(), partial(job.begin, checkpoint, entries["first_offsets"]),
+        partial(_open_sink, sink, checkpoint, output), lease.check, new=not used,
     )  # fmt: skip
     terms = terms_of(job, settled, checkpoint, [one.since.commit.version + 1 for one in restoring.values()])
     keep_versions = int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
@@ -459,6 +461,7 @@ def _take_places(
     stored: Manifest | None,
     settled: Manifest,
     changelog: Changelog,
+    begin: Callable[[], None],
     open_sink: Callable[[], None],
     check: Callable[[], None],
     *,
@@ -473,6 +476,9 @@ def _take_places(
     if stored is not None:
         check()
         open_sink()
+    else:
+        check()
+        begin()
     check()
     record(checkpoint, settled)
     check()
@@ -896,15 +902,25 @@ def _check_clusters(inputs: Sequence[Input]) -> None:
             servers[topic] = known | mine
 
 
-def _first_offsets(pipeline: Pipeline, spark: SparkSession) -> list[list[Any]]:
-    """Give the earliest offset of each source partition when the query first started: joins align windows by it."""
-    sources = [side.source for side in pipeline.streams]
-    streams = number_streams(list(zip(pipeline.sides, sources, strict=True)))
-    return sorted(
-        [streams[(side, topic)], partition, first]
-        for side, source in zip(pipeline.sides, sources, strict=True)
-        for (topic, partition), (first, _) in source.offsets(spark).items()
-    )
+def _first_offsets(pipeline: Pipeline, spark: SparkSession, checkpoint: str | None = None) -> list[list[Any]]:
+    """Give where a new query begins in each source partition: joins align windows by it.
+
+    Args:
+        pipeline: What the user said.
+        spark: The session.
+        checkpoint: Where an earlier start may have said it; None for nowhere.
+    """
+    sources = list(zip(pipeline.sides, [side.source for side in pipeline.streams], strict=True))
+    streams = number_streams(sources)
+    found: list[list[Any]] = []
+    for number, (side, source) in enumerate(sources):
+        ask: Callable[[], Mapping[TopicPartition, int]] | None = getattr(source, "first_positions", None)
+        known = None if ask is None or checkpoint is None else known_positions(checkpoint, number)
+        begun = known if known is not None or ask is None else ask()
+        for (topic, partition), (earliest, _) in source.offsets(spark).items():
+            first = earliest if begun is None else begun.get((topic, partition), earliest)
+            found.append([streams[side, topic], partition, first])
+    return sorted(found)
 
 
 def release() -> str:

@@ -153,7 +153,7 @@ class EntryProof(msgspec.Struct, frozen=True, array_like=True):
         with_values: The same.
         combined: Its messages are combined rows.
         after: (stream, partition, position) of the source partitions whose position it changed, sorted.
-        content: Hex xxh3-128 of its messages and errors, however they are written down.
+        content: Hex xxh3-128 of its messages, errors and first offsets, however they are written down.
     """
 
     commit: Commit

@@ -5,7 +5,7 @@ it (`RestoringPointer`). Once the state is restored, a task *adopts* it: it runs
 its own micro-batch. An entry is one immutable file on the checkpoint's filesystem, named by its commit and durable
 before the pointer is set::
 
-    <checkpoint>/rewind/queue/<shard>/<version, 20 digits>_<uuid>.entry     MessagePack of an `Entry` (format 3)
+    <checkpoint>/rewind/queue/<shard>/<version, 20 digits>_<uuid>.entry     MessagePack of an `Entry` (format 4)
 
 Its length and digest are in the pointer; each entry names the one before it in the same way. So a queue is followed
 from the pointer back by commits, never by a listing: what a lost attempt left behind is read by nobody.
@@ -17,7 +17,7 @@ The pointer also knows of each entry what it takes to make it again out of the s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pyarrow as pa
@@ -44,10 +44,10 @@ from recovery.files import Files
 from recovery.queue.seals import Decision
 from recovery.share import ShardInput
 
-FORMAT = 3
-_READ = (1, 2, 3)
+FORMAT = 4
+_READ = (1, 2, 3, 4)
 """1 has other combined rows (backend.windows.combined_rows); up to 2 the records' own timestamps are a column of a name
-that a field may have, too."""
+that a field may have, too; up to 3 nothing says where source partitions begin."""
 DIRECTORY = "rewind/queue"
 _OLD_TIMESTAMP = "_timestamp"
 _SEAL_BYTES = 16
@@ -81,6 +81,7 @@ class Entry(msgspec.Struct, frozen=True):
         in_future: As in `ShardInput`.
         messages: Arrow IPC stream, with the records' own timestamps in the last column where they are known.
         errors: Arrow IPC stream of the bad input.
+        firsts: (stream, partition, offset): as in `ShardInput`, sorted.
     """
 
     shard: int
@@ -96,6 +97,7 @@ class Entry(msgspec.Struct, frozen=True):
     in_future: list[tuple[int, int, int]]
     messages: bytes | None
     errors: bytes | None
+    firsts: list[tuple[int, int, int]] = []
     format: int = FORMAT
 
     def given(self) -> ShardInput:
@@ -115,6 +117,7 @@ class Entry(msgspec.Struct, frozen=True):
             errors=ERROR_SCHEMA.empty_table() if self.errors is None else _from_ipc(self.errors),
             timestamps=timestamps,
             with_values=self.with_values,
+            firsts={(stream, partition): offset for stream, partition, offset in self.firsts},
         )
 
     @property
@@ -184,6 +187,7 @@ class Queue:
             in_future=list(given.in_future),
             messages=_to_ipc(given.messages, given.timestamps),
             errors=_to_ipc(given.errors),
+            firsts=_firsts(given),
         )
         data = msgspec.msgpack.encode(entry)
         digest = xxhash.xxh3_128_hexdigest(data)
@@ -256,13 +260,15 @@ class Draft:
 
         The file is the entry and its xxh3-128, 16 bytes: the pointer has the digest of other bytes.
         """
-        if content_of(given, self.proof.combined) != self.proof.content:
+        older = replace(given, firsts={})  # up to format 3 the content says nothing of them
+        if not any(content_of(one, self.proof.combined) == self.proof.content for one in (given, older)):
             return False
         entry = msgspec.structs.replace(
             self.entry,
             in_future=list(given.in_future),
             messages=_to_ipc(given.messages, given.timestamps),
             errors=_to_ipc(given.errors),
+            firsts=_firsts(given),
         )
         data = msgspec.msgpack.encode(entry)
         files.write(entry_name(entry.shard, entry.commit), [data, xxhash.xxh3_128_digest(data)])
@@ -277,7 +283,8 @@ class Draft:
             entry = msgspec.msgpack.decode(content, type=Entry)
         except UNDECODABLE:  # of another release
             return False
-        return msgspec.structs.replace(entry, format=FORMAT, messages=None, errors=None, in_future=[]) == self.entry
+        known = msgspec.structs.replace(entry, format=FORMAT, messages=None, errors=None, in_future=[], firsts=[])
+        return known == self.entry
 
 
 def drafts_of(pointer: RestoringPointer) -> Iterator[Draft]:
@@ -317,7 +324,7 @@ def lost_of(files: Files, pointer: RestoringPointer) -> list[Draft]:
 
 
 def content_of(given: ShardInput, combined: bool) -> str:
-    """Return the hex xxh3-128 of the messages and errors of a micro-batch, the same however they are written down.
+    """Return the hex xxh3-128 of what a micro-batch brought, the same however it is written down.
 
     Args:
         given: The shard's share of it.
@@ -329,6 +336,8 @@ def content_of(given: ShardInput, combined: bool) -> str:
         kinds = map(str, table.schema.types)
         seen.update(repr([*zip(names, kinds, strict=True), table.num_rows]).encode())
         RowCodec(table.schema).feed(table.combine_chunks(), seen.update)
+    if given.firsts:
+        seen.update(repr(_firsts(given)).encode())
     return seen.hexdigest()
 
 
@@ -459,6 +468,10 @@ def _positions(rows: Iterable[tuple[int, int, Position]]) -> dict[SourcePartitio
 
 def _sorted(positions: Positions) -> list[tuple[int, int, Position]]:
     return [(stream, partition, position) for (stream, partition), position in sorted(positions.items())]
+
+
+def _firsts(given: ShardInput) -> list[tuple[int, int, int]]:
+    return [(stream, partition, offset) for (stream, partition), offset in sorted(given.firsts.items())]
 
 
 def _to_ipc(table: pa.Table | None, timestamps: pa.ChunkedArray | None = None) -> bytes | None:

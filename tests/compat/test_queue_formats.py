@@ -3,7 +3,8 @@
 `python -m tests.compat.test_queue_formats` writes them with the code at hand; those here are never written again. The
 pointer has been written with what is known of its entries since they can be made again (`ENTRIES`). Entries have format
 2 since combined rows are laid out as they are now (`COMBINED`); those of format 1 are read (`OLD`). Since format 3
-(`NEWEST`) a field may have the name that the records' own timestamps had.
+(`NEWEST`) a field may have the name that the records' own timestamps had; since format 4 (`FIRSTS`) an entry says where
+source partitions begin.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from recovery.share import ShardInput
 HERE = Path(__file__).parent
 POINTER, ENTRY = HERE / "restoring_pointer_format_3.bin", HERE / "queue_entry_format_1.bin"
 ENTRIES, AGAIN = HERE / "restoring_pointer_format_3_entries.bin", HERE / "queue_entry_format_1_again.bin"
-NEWEST = HERE / "queue_entry_format_3.bin"
+NEWEST, FIRSTS = HERE / "queue_entry_format_3.bin", HERE / "queue_entry_format_4.bin"
 OLD, COMBINED = HERE / "queue_entry_format_1_combined.bin", HERE / "queue_entry_format_2.bin"
 COMMIT, NEXT = Commit(4, "a" * 32), Commit(7, "b" * 32)
 SINCE = Pointer(2, COMMIT, None, 11, "c" * 32, [(0, 1, Position(5, 40, 1_000))], {3: b"\x03x"}, "2/x.delta", 1_500)
@@ -198,16 +199,26 @@ def test_an_entry_with_such_a_field_is_read_as_it_was(tmp_path: Path) -> None:
     assert entry.given().timestamps == given().timestamps
 
 
+def test_an_entry_with_first_offsets_is_read_as_it_was(tmp_path: Path) -> None:
+    data = FIRSTS.read_bytes()
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / f"{NEXT.name}.entry").write_bytes(data)
+    named = msgspec.structs.replace(QUEUED, staged_length=len(data), staged_digest=xxhash.xxh3_128_hexdigest(data))
+    [entry] = read_queue(open_files(tmp_path), named)
+    assert entry.given().firsts == {(0, 1): 5, (1, 0): 9}
+    assert entry.given().messages == given().messages
+
+
 def test_newer_formats_are_refused_by_name(tmp_path: Path) -> None:
     content = msgspec.msgpack.decode(POINTER.read_bytes()[:-8]) | {"format": 4}
     data = msgspec.msgpack.encode(content)
     with pytest.raises(UnknownFormat, match="format 4, this release reads 1 to 3"):
         decode(data + xxhash.xxh3_64_digest(data))
-    newer = msgspec.msgpack.encode(msgspec.msgpack.decode(ENTRY.read_bytes()) | {"format": 4})
+    newer = msgspec.msgpack.encode(msgspec.msgpack.decode(ENTRY.read_bytes()) | {"format": 5})
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / f"{NEXT.name}.entry").write_bytes(newer)
     named = msgspec.structs.replace(QUEUED, staged_length=len(newer), staged_digest=xxhash.xxh3_128_hexdigest(newer))
-    with pytest.raises(UnknownFormat, match="format 4, this release reads 1 to 3"):
+    with pytest.raises(UnknownFormat, match="format 5, this release reads 1 to 4"):
         read_queue(open_files(tmp_path), named)
 
 
@@ -221,6 +232,8 @@ if __name__ == "__main__":
         with_field = replace(given(), messages=given().messages.append_column("_timestamp", pa.array(["a field"])))
         put(Path(scratch, "newest"), with_field)
         NEWEST.write_bytes(open_files(f"{scratch}/newest").read(entry_name(2, NEXT)))
+        put(Path(scratch, "firsts"), replace(given(), firsts={(0, 1): 5, (1, 0): 9}))
+        FIRSTS.write_bytes(open_files(f"{scratch}/firsts").read(entry_name(2, NEXT)))
         put(Path(scratch, "combined"), combined())
         COMBINED.write_bytes(open_files(f"{scratch}/combined").read(entry_name(2, NEXT)))
         ENTRY.write_bytes(files.read(entry_name(2, NEXT)))

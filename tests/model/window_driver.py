@@ -118,10 +118,15 @@ class Driver:
             position = after[message.source]
             reached = max(position.next_offset, message.offset + 1)
             after[message.source] = Position(reached, position.stream_time, wall_ms)
+        firsts: dict[Source, int] = {}
+        for message in [*(m for m, _ in fresh), *skipped]:
+            if message.source not in self.positions or not self.positions[message.source].next_offset:
+                firsts[message.source] = min(firsts.get(message.source, message.offset), message.offset)
         output = Output([], [])
         for number, shard in enumerate(self.shards):
             mine = [(m, b) for m, b in fresh if shard_of(self._key(m), len(self.shards)) == number]
-            batch = MicroBatch(self.version, wall_ms, self.table(mine), dict(self.positions), after, drain)
+            table = self.table(mine)
+            batch = MicroBatch(self.version, wall_ms, table, dict(self.positions), after, drain, firsts=firsts)
             outcome, changes = self._attempt(shard, batch)
             if twice:
                 again, same = self._attempt(shard, batch)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,14 +18,21 @@ from backend.joins import state as join_state
 from backend.joins.operator import JoinOperator
 from backend.joins.rows import JoinRows
 from backend.joins.spec import JoinSpec, join_spec
+from backend.spark.pack import frames
+from backend.spark.pack.assembling import Packed, assemble
+from backend.spark.pack.packing import PackPlan, pack
 from backend.store.memory import MemoryStore
 from backend.store.protocol import Changes, Region
 from backend.store.workspace import Workspace
 from backend.windows.definitions import session, sliding, tumbling
+from recovery.attempt import run_attempt
+from recovery.changelog import FileChangelog
+from recovery.commit.pointer import Pointer
+from recovery.jobs import ShardJob
 from recovery.testing import OperatorTester
 from tests.model import test_join_model as model
-from tests.model.join_driver import SCHEMA, JoinDriver
-from tests.oracle.joins import LEFT, RIGHT, Pair
+from tests.model.join_driver import SCHEMA, JoinDriver, place_of, told
+from tests.oracle.joins import LEFT, RIGHT, JoinOracle, Pair
 from tests.oracle.windows import Message
 
 MINUTE = 60_000
@@ -80,6 +90,65 @@ def test_tuple_windows_are_aligned_by_the_first_offsets():
     assert driver.batch(messages, 0).rows == rows(*((1, 1, n) for n in range(6)))
 
 
+def behind_the_pack_stage(
+    tmp_path: Path,
+    spec: JoinSpec,
+    parts: Sequence[Sequence[Message]],
+    bad: Message | None,
+    sources: Sequence[tuple[int, int]],
+) -> list[Pair]:
+    """Run micro-batches on two shards, messages of even keys on the first, as what the pack stage makes of them."""
+    operator, fields = JoinOperator(spec), tuple(map(spec.message_schema.field, spec.input_fields))
+    sides = {at: frozenset(n for n in spec.input_fields if n.startswith(("left", "right")[at])) for at in (LEFT, RIGHT)}
+    plan = PackPlan((0, 1), fields, False, None, {LEFT: "l", RIGHT: "r"}, sides)
+
+    def arrow(part: Sequence[Message]) -> pa.RecordBatch:
+        columns = {STREAM: [m.stream for m in part], PARTITION: [m.partition for m in part]}
+        columns |= {OFFSET: [m.offset for m in part], TIME: [m.time for m in part]}
+        columns |= {frames.SHARD_IN: [m.fields["k"] % 2 for m in part], frames.BATCH_TIME_IN: [1] * len(part)}
+        own = {"k": [m.fields["k"] for m in part], "place": [told(m) for m in part]}
+        texts = {frames.MALFORMED_IN: ["no" if m == bad else None for m in part]}
+        empty = {frames.KEY_IN: pa.binary(), frames.RAW_IN: pa.binary(), frames.TIMESTAMP_IN: pa.int64()}
+        return pa.RecordBatch.from_pydict(
+            {name: pa.array(values, pa.int64()) for name, values in columns.items()}
+            | {name: pa.array(values, pa.string()) for name, values in texts.items()}
+            | {name: pa.nulls(len(part), kind) for name, kind in empty.items()}
+            | {frames.column_name(f.name): pa.array(own[f.name.partition(".")[2]], f.type) for f in fields}
+        )
+
+    pairs, pointers = [], dict[int, Pointer | None](((0, None), (1, None)))
+    for version, part in enumerate(parts):
+        batches = [arrow([m for m in part if m.stream == side]) for side in (LEFT, RIGHT)]
+        packed = [row for batch in batches if batch.num_rows for row in pack(batch, plan).to_pylist()]
+        for shard, pointer in pointers.items():
+            changelog = FileChangelog(str(tmp_path / "changelog"))
+            job = ShardJob("q", shard, tmp_path / "local", operator, fields, changelog)
+            mine = [Packed(row["header"], row["frame"], row["errors"]) for row in packed if row["shard"] == shard]
+            known = partial(assemble, mine, sources=sources, fields=fields)
+            done = run_attempt(job, pointer, version, known)
+            pointers[shard] = done.pointer
+            results = done.outcome.results.to_pylist()
+            pairs += [Pair(row["reason"], place_of(row["left_place"]), place_of(row["right_place"])) for row in results]
+    return sorted(pairs, key=str)
+
+
+@pytest.mark.parametrize("sources", [[], [(RIGHT, 0)]], ids=["unknown", "silent"])
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 3, 10])
+def test_a_source_partition_that_comes_later_begins_with_its_first_offset_in_all_shards(tmp_path, cut, broken, sources):
+    """The second shard gets none of its first rows; perhaps nobody gets the first one, which is malformed."""
+    options = {"left_window": tumbling(messages=3), "right_retention_messages": 99, "max_ahead": None}
+    spec = join_spec(SCHEMA, SCHEMA, on="k", first_offsets={(LEFT, 0): 0}, **options)
+    mine = [Message(n, n, {"k": n % 2}, stream=LEFT) for n in range(3)]
+    others = [Message(5 + n, n, {"k": k}, stream=RIGHT) for n, k in enumerate((0, 0, 0, 1, 0, 1, 1, 1, 0, 1))]
+    bad = others[0] if broken else None
+    judge = JoinOracle(model.judged(spec), ((LEFT, 0),), first_offset={(LEFT, 0): 0, (RIGHT, 0): 5})
+    wanted = judge.batch([m for m in (*mine, *others) if m != bad], 1)
+    assert {pair.right[2] for pair in wanted if pair.right is not None} == set(range(5 + broken, 11))
+    parts = [part for part in ([*mine, *others[:cut]], others[cut:]) if part]
+    assert behind_the_pack_stage(tmp_path, spec, parts, bad, sources) == sorted(wanted, key=str)
+
+
 # -- crash and restore --------------------------------------------------------------------------------------------
 
 SIDE = pa.schema([("k", pa.int64()), ("n", pa.int64())])
@@ -131,6 +200,16 @@ def test_a_crash_and_a_lost_disk_change_nothing(tmp_path, message_key):
     drained = [("drain", 4, None), ("drain", 5, None), ("drain", None, 2), ("drain", None, 3)]
     assert numbers(shard.drain().results) == drained
     assert numbers(shard.drain().results) == []
+
+
+def test_a_source_partition_begins_with_its_first_message_though_that_is_refused(tmp_path):
+    """Number 0 is out of range; the left window [0, 2] and 3 numbers more end with number 5."""
+    options = {"left_window": tumbling(messages=3), "right_retention_messages": 99}
+    shard = one_shard(join_spec(SIDE, SIDE, on="k", max_ahead=None, **options), tmp_path)
+    shard.send([right(2**61, 1, 0)], stream=RIGHT)
+    shard.batch([left(0, 1, 0)])
+    shard.send([right(n, 1, n) for n in range(1, 8)], stream=RIGHT)
+    assert numbers(shard.batch().results) == [("full", 0, n) for n in range(1, 6)]
 
 
 def test_a_changed_source_is_noticed(tmp_path):

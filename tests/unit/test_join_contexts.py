@@ -89,6 +89,18 @@ def test_messages_and_windows_by_a_session_key_of_two_fields(options):
     ]
 
 
+def test_a_source_partition_begins_with_its_first_message_though_that_is_malformed():
+    """Number 0 is no message; the left window [0, 2] and 3 numbers more end with number 5."""
+    spec = join_spec(SIDE, SIDE, on="item", left_window=tumbling(messages=3), right_retention_messages=99)
+    join = StandaloneJoin(spec)
+    join.add_left(message(7, 0, "a", 1), wall_ms=0)
+    join.add_right(Message(100, 0, {"item": "one"}), wall_ms=0)
+    for offset in range(101, 108):
+        join.add_right(message(offset, 0, "a", 1), wall_ms=0)
+    assert [row["right_n"] for row in join.get_result()] == [*range(101, 106)]
+    assert [row["offset"] for row in join.get_errors()] == [100]
+
+
 TUPLES = [
     {"on": ["user", "item"], "left_window": tumbling(messages=3)},
     {"on": ["user", "item"], "left_window": tumbling(messages=3), "message_key": "join_fields"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,7 +101,7 @@ def told(given: ShardInput) -> Any:
     messages = given.messages.to_pylist() if given.messages is not None else None
     stamps = given.timestamps.to_pylist() if given.timestamps is not None else None
     return (messages, stamps, given.errors.to_pylist(), dict(given.after), given.in_future,
-            given.time_ms, given.came, given.drain, given.with_values)  # fmt: skip
+            given.time_ms, given.came, given.drain, given.with_values, given.firsts)  # fmt: skip
 
 
 def test_what_is_made_again_is_what_was_queued(files: Files) -> None:
@@ -240,6 +241,31 @@ def test_a_source_partition_that_brought_nothing_before_is_read_from_where_the_q
     assert make_again(files, pointer, job(), held, read, {(0, 0): 10}) == 1
     [entry] = read_queue(files, pointer)
     assert told(entry.given()) == told(given)
+    assert given.firsts == {(0, 0): 10}
+
+
+def test_an_entry_is_lost_whose_source_partition_begins_elsewhere_by_now(files: Files) -> None:
+    """Its shard got no row: what it was told of the source partition is all that it has. Up to format 3 it was not."""
+    before = {(0, 0): Position(0, NO_TIME, 0)}
+    since = msgspec.structs.replace(SINCE, positions=[(0, 0, before[0, 0])])
+    queue, other = Queue(files, ByVersion(())), PackPlan((0, 1), tuple(SCHEMA), False, MAX_AHEAD, {0: "t"})
+
+    def of_the_other(low: int) -> list[Packed]:
+        found = pack(rows(*((n, 5, "a", 1) for n in range(low, 12))), other).to_pylist()
+        return [Packed(row["header"], row["frame"], row["errors"]) for row in found if row["shard"] == 1]
+
+    given = assemble(of_the_other(10), before, fields=tuple(SCHEMA), topics={0: "t"})
+    assert (given.messages, given.firsts) == (None, {(0, 0): 10})
+    pointer = queue.put(since, 5, given, Commit(5, "5" * 32))
+    [entry] = read_queue(files, pointer)
+    assert told(entry.given()) == told(given)
+    lose(files, pointer, 5)
+    with pytest.raises(HistoryLost, match="gives other messages"):
+        make_again(files, pointer, job(), {(0, 0): (11, 20)}, lambda *_: of_the_other(11))
+    assert make_again(files, pointer, job(), {(0, 0): (10, 20)}, lambda *_: of_the_other(10)) == 1
+    pointer = queue.put(since, 5, replace(given, firsts={}), Commit(5, "6" * 32))
+    lose(files, pointer, 5)
+    assert make_again(files, pointer, job(), {(0, 0): (10, 20)}, lambda *_: of_the_other(10)) == 1
 
 
 def test_a_pointer_knows_of_the_oldest_entries_where_all_are_too_much(

@@ -160,7 +160,18 @@ def assemble(
         errors=bad,
         timestamps=timestamps,
         with_values=combining is None,
+        firsts=_firsts(starts, before),
     )
+
+
+def _firsts(slices: Iterable[tuple[int, int, int, int]], before: Positions) -> dict[SourcePartition, int]:
+    """Return the first offsets of source partitions that had brought nothing, of slices in order: all shards' same."""
+    firsts: dict[SourcePartition, int] = {}
+    for _, stream, partition, first in slices:
+        position = before.get((stream, partition))
+        if position is None or not position.next_offset:
+            firsts.setdefault((stream, partition), first)
+    return firsts
 
 
 def _alike(tables: list[pa.Table | None], combining: Combining) -> list[pa.Table | None]:
