@@ -63,7 +63,8 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         next_offset: The next offset to read.
         stream_time: Newest event time seen, `NO_TIME` before the first; never goes back.
-        active_ms: Batch time of the last micro-batch that brought a message of it.
+        active_ms: Batch time of the last micro-batch that brought an accepted message of it: what steps drop and what
+            is refused on the way to the shards counts for `counts_offsets` alone. At first, when it became known.
     """
 
     next_offset: int
@@ -230,6 +231,11 @@ class Settling(Protocol):
 
         Called after a replay, when `work` sees the restored state and every replayed message. It deletes nothing else.
         """
+
+
+def counts_offsets(operator: object) -> bool:
+    """Tell whether an operator's clocks are offsets (joins by number): they go on with what is not accepted, too."""
+    return bool(getattr(operator, "counts_offsets", False))
 
 
 FREE_OPTIONS = (

@@ -40,6 +40,7 @@ from backend.batch import (
     Operator,
     Position,
     SourcePartition,
+    counts_offsets,
 )
 from backend.contexts import offsets_seen
 from backend.errors import KeyInvalid, ManifestMismatch, SelectorDisabled, StateAhead, UnknownFormat
@@ -260,7 +261,7 @@ class Context:
         Raises:
             OffsetsScattered: The offsets leave too many gaps; nothing was added.
         """
-        after = dict(self._positions)
+        after, by_offset = dict(self._positions), counts_offsets(self._operator)
         latest = MAX_EVENT_TIME if self._max_ahead_ms is None else min(MAX_EVENT_TIME, now + self._max_ahead_ms)
         fresh, refused = list[tuple[Message, int]](), list[tuple[Message, str, str]]()
         last: dict[SourcePartition, int] = {}
@@ -279,13 +280,12 @@ class Context:
             if id(message) in unfit or (self._ordered and behind):
                 why = _OUT_OF_ORDER if self._ordered and behind else _unfit_reason(message, unfit[id(message)])
                 refused.append((message, *why))
-                after[source] = Position(next_offset, old.stream_time, now)
+                after[source] = Position(next_offset, old.stream_time, now if by_offset else old.active_ms)
                 continue
             fresh.append((message, old.stream_time))
-            reached = old.stream_time
-            if MIN_EVENT_TIME <= message.time <= latest:
-                reached = max(reached, message.time)
-            after[source] = Position(next_offset, reached, now)
+            fits = MIN_EVENT_TIME <= message.time <= latest
+            reached = max(old.stream_time, message.time) if fits else old.stream_time
+            after[source] = Position(next_offset, reached, now if fits or by_offset else old.active_ms)
         return fresh, refused, after
 
     def _table(self, messages: Sequence[tuple[Message, int]]) -> pa.Table:

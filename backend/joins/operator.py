@@ -73,6 +73,11 @@ class JoinOperator:
         """A join keeps messages of both sides."""
         return True
 
+    @property
+    def counts_offsets(self) -> bool:
+        """Tell whether its clocks are offsets; see `backend.batch.counts_offsets`."""
+        return self.spec.by_number
+
     def process(self, batch: MicroBatch, work: Workspace) -> Outcome:
         """Join one micro-batch with the state seen through `work`, and with itself."""
         ledger = state.read(work) or JoinLedger(state.FORMAT, batch.time_ms, bucket_width(self.spec))

@@ -8,7 +8,7 @@ offsets per partition, and offsets that are missing, come twice or step back are
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,10 +44,16 @@ class ArchiveSource:
     known: tuple[str, ...] = ()
     memory: tuple[str, int] = ("", 0)
     results: bool = False
+    looked: list[dict[TopicPartition, PartitionIndex]] | None = field(default=None, compare=False, repr=False)
+    """What `pieces` found the first time, of a source that looks once; None: it looks each time."""
 
     def of_results(self) -> ArchiveSource:
         """Return this source over the results of a job; see `backend.sources.results_files`."""
         return replace(self, results=True)
+
+    def looking_once(self) -> ArchiveSource:
+        """Return this source for one replay in many jobs: `pieces` lists the archive, and reads footers, once."""
+        return replace(self, looked=[])
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -173,7 +179,10 @@ class ArchiveSource:
         from backend.sources.archive_reader import ArchiveReader, read_piece
 
         reader = ArchiveReader(self, names)
-        index = reader.index()
+        looked = [] if self.looked is None else self.looked
+        if not looked:
+            looked.append(reader.index())
+        [index] = looked
         found = []
         for key, own in sorted(ranges.items()):
             self._check_available(index, key, (own[0][0], own[-1][1]))

@@ -159,11 +159,17 @@ class Job:
 
     def pinned(self, topics: Mapping[str, TopicIdentity]) -> Job:
         """Return the job with sources that refuse topics which were deleted and made again since."""
-        pinned = [getattr(side.source, "pinned", lambda _, source=side.source: source) for side in self.inputs]
-        sources = [pin(topics) for pin in pinned]
-        return replace(
-            self, inputs=tuple(replace(side, source=s) for side, s in zip(self.inputs, sources, strict=True))
-        )
+        return self._with_sources("pinned", topics)
+
+    def looking_once(self) -> Job:
+        """Return the job for one restore, of sources that look once at what they hold, however many replays it has."""
+        return self._with_sources("looking_once")
+
+    def _with_sources(self, name: str, *given: object) -> Job:
+        """Return the job with what a method of its sources gives; those that do not have it stay."""
+        changes = [getattr(side.source, name, None) for side in self.inputs]
+        sides = zip(self.inputs, changes, strict=True)
+        return replace(self, inputs=tuple(replace(s, source=change(*given)) if change else s for s, change in sides))
 
     @property
     def ranked(self) -> frozenset[int]:

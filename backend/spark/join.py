@@ -78,7 +78,8 @@ def join(
         right_retention_messages: The same.
         left_fields: Fields that come out; None for all. Only they and the equal ones travel to the shards.
         right_fields: The same.
-        idle_after: Wall clock after which a silent source partition holds nothing back; None for never.
+        idle_after: Wall clock after which a source partition that is silent, or brings nothing that is accepted, holds
+            nothing back; None for never.
         max_ahead: As in `Stream.window`.
         session_key: For session windows: the session key, left names out of `on`; None for all of `on`.
         message_key: How stored messages are ordered: `auto` chooses by the window, `time` treats it as small,

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, ValueState
 
 from backend.allocation import begin_task
-from backend.batch import ERROR_SCHEMA, SourcePartition
+from backend.batch import ERROR_SCHEMA, SourcePartition, counts_offsets
 from backend.boundary import marking, token
 from backend.errors import UserCodeFailed
 from backend.sinks.sealing import Writing
@@ -117,6 +117,7 @@ class ShardTask:
             ranked=self._plan.ranked,
             version=version,
             combining=None if self._plan.ranked else combining_of(job.operator),
+            by_offset=counts_offsets(job.operator),
         )
         restoring = isinstance(pointer, RestoringPointer)
         if pointer is not None and self._plan.sources.changed(pointer.commit.version, version):

@@ -123,7 +123,8 @@ class Stream:
             retention_messages: Retention by number of messages, counted per shard and source partition; windows by
                 number of messages count those of the whole shard. The earlier bound wins.
             policies: When results are emitted; by default full windows at once and late updates every ten seconds.
-            idle_after: Wall clock after which a silent source partition no longer holds windows open; None is never.
+            idle_after: Wall clock after which a source partition that is silent, or brings nothing that is accepted, no
+                longer holds windows open; None is never.
             max_ahead: An event time later than this after the record's own timestamp, or after the batch time where
                 that is earlier or there is no timestamp, is refused as `in_future`; None refuses none.
         """

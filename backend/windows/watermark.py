@@ -11,7 +11,7 @@ from backend.batch import NO_TIME, Position, Positions
 
 
 def is_idle(position: Position, time_ms: int, idle_after_ms: int | None) -> bool:
-    """Tell whether a source partition has been silent for `idle_after_ms` of wall clock."""
+    """Tell whether nothing was accepted of a source partition for `idle_after_ms` of wall clock."""
     return idle_after_ms is not None and time_ms - position.active_ms >= idle_after_ms
 
 
@@ -50,4 +50,5 @@ def exact(before: Positions, after: Positions) -> bool:
 def came(before: Positions, after: Positions) -> bool:
     """Tell whether a micro-batch brought a message of any source partition, to whichever shard."""
     known = {source: position.next_offset for source, position in before.items()}
-    return any(known.get(source) != position.next_offset for source, position in after.items())
+    # one that has become known, and has brought nothing, is at 0
+    return any(known.get(source, 0) != position.next_offset for source, position in after.items())

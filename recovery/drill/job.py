@@ -119,6 +119,11 @@ class Wrapped:
         pin = getattr(self.source, "pinned", None)
         return self if pin is None else replace(self, source=pin(topics))
 
+    def looking_once(self) -> Source:
+        """Stay around what the source becomes."""
+        look = getattr(self.source, "looking_once", None)
+        return self if look is None else replace(self, source=look())
+
     def __getattr__(self, name: str) -> Any:
         """Be the source in everything else."""
         return getattr(self.source, name)

@@ -128,8 +128,8 @@ class Entry(msgspec.Struct, frozen=True):
     @property
     def brought(self) -> set[int]:
         """Streams that brought messages."""
-        seen = {(stream, partition, position.next_offset) for stream, partition, position in self.before}
-        return {stream for stream, partition, at in self.after if (stream, partition, at.next_offset) not in seen}
+        seen = {(stream, partition): position.next_offset for stream, partition, position in self.before}
+        return {stream for stream, partition, at in self.after if seen.get((stream, partition), 0) != at.next_offset}
 
 
 @dataclass(frozen=True, slots=True)

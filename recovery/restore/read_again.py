@@ -59,10 +59,10 @@ def mend_queue(
         return 0
     except (StateUnavailable, StateCorrupted) as error:
         log.warning("%s", error)
-    max_ahead_ms = _max_ahead(checkpoint)
+    max_ahead_ms, once = _max_ahead(checkpoint), job.looking_once()
 
     def read(draft: Draft, ranges: Ranges) -> list[Packed]:
-        return _read(spark, job, draft, ranges, max_ahead_ms.at(draft.entry.commit.version), arrow_rows)
+        return _read(spark, job, once, draft, ranges, max_ahead_ms.at(draft.entry.commit.version), arrow_rows)
 
     return make_again(files, pointer, job, job.offsets(spark), read, job.began(checkpoint))
 
@@ -134,6 +134,7 @@ def _ranges(
 def _read(
     spark: SparkSession,
     job: ReplayableJob,
+    once: ReplayableJob,
     draft: Draft,
     ranges: Ranges,
     max_ahead_ms: int | None,
@@ -141,11 +142,10 @@ def _read(
 ) -> list[Packed]:
     pack = packer(ByVersion.always(job.pack_plan(max_ahead_ms)))
     session = apart(spark, len(job.grouping), arrow_rows, session=job.session)
-    read = partial(job.replay, session, ranges, pack, PACKED_SCHEMA, draft.entry.time_ms)
-    packed = read()
+    packed = once.replay(session, ranges, pack, PACKED_SCHEMA, draft.entry.time_ms)
     if packed is None:
         return []
-    with losses_named(read):
+    with losses_named(partial(job.replay, session, ranges, pack, PACKED_SCHEMA, draft.entry.time_ms)):
         rows = packed.where(packed["shard"] == job.grouping[draft.entry.shard]).collect()
     return list(packed_rows([{name: [row[name] for row in rows] for name in packed.columns}]))
 

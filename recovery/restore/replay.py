@@ -90,6 +90,9 @@ class ReplayableJob(Protocol):
     def offsets(self, spark: SparkSession) -> Mapping[SourcePartition, tuple[int, int]]:
         """Give what the sources hold: earliest offset and end, exclusive."""
 
+    def looking_once(self) -> ReplayableJob:
+        """Return the job for one restore, of sources that look once at what they hold, however many replays it has."""
+
     def replay(
         self,
         spark: SparkSession,
@@ -189,13 +192,13 @@ def write_chunks(
     names: dict[int, list[tuple[bytes, str]]] = {}
     session = apart(spark, len(job.grouping), arrow_rows, session=job.session)
     write = chunk_writer(job.operator, job.message_fields, records, checkpoint, run)
+    once = job.looking_once()
     for ranges in slices(whole, at_once) if at_once is not None else (whole,):
-        replay = partial(job.replay, session, ranges, write, _REPORT)
-        chunks = replay()
+        chunks = once.replay(session, ranges, write, _REPORT)
         if chunks is None:
             continue
         # retention may take offsets away while they are read
-        with losses_named(replay):
+        with losses_named(partial(job.replay, session, ranges, write, _REPORT)):
             reports = chunks.collect()
         for report in reports:
             names.setdefault(report["shard"], []).append((bytes(report["first"]), report["name"]))

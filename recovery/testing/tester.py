@@ -45,6 +45,7 @@ from backend.batch import (
     TIME,
     Operator,
     Position,
+    counts_offsets,
 )
 from backend.batch import SourcePartition as Key
 from backend.boundary import check_names, in_order
@@ -351,20 +352,20 @@ class OperatorTester:
     def _attempt(self, drain: bool) -> Done:
         pointer = self.pointer
         ranges = {key: (topic.next_offset, len(topic.sent)) for key, topic in self._topics.items()}
+        by_offset = counts_offsets(self._job.operator)
 
         def read(before: Mapping[Key, Position]) -> ShardInput:
             after = dict(before)
             refused: dict[tuple[int, int, int], str] = {}
             for key, (start, end) in ranges.items():
-                old = after.get(key)
-                newest = old.stream_time if old is not None else NO_TIME
+                old = after.get(key, Position(0, NO_TIME, self.now_ms))
+                newest, accepted = old.stream_time, by_offset and end > old.next_offset
                 for offset, one in enumerate(self._topics[key].sent[start:end], start):
                     if (reason := self._refusal(one, key[0])) is not None:
                         refused[(*key, offset)] = reason
                     else:
-                        newest = max(newest, one.row[TIME])
-                moved = old is None or end > old.next_offset
-                after[key] = Position(end, newest, self.now_ms if moved or old is None else old.active_ms)
+                        newest, accepted = max(newest, one.row[TIME]), True
+                after[key] = Position(end, newest, self.now_ms if accepted else old.active_ms)
             table = self._table({key: self._topics[key].sent for key in ranges}, ranges, before, refused)
             errors = [self._error(place, reason) for place, reason in refused.items() if reason != _DROPPED]
             self._refused = pa.concat_tables([ERROR_SCHEMA.empty_table(), *errors])

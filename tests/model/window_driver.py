@@ -111,13 +111,13 @@ class Driver:
             wall_ms: Batch time.
             drain: The input ends.
             twice: Throw a first attempt away and compare it with the second.
-            skipped: Messages that the pack stage refused: their source partitions are alive.
+            skipped: Messages that the pack stage refused: their source partitions are as idle as without them.
         """
         fresh, after = self._advance(messages, wall_ms)
         for message in skipped:
             position = after[message.source]
             reached = max(position.next_offset, message.offset + 1)
-            after[message.source] = Position(reached, position.stream_time, wall_ms)
+            after[message.source] = Position(reached, position.stream_time, position.active_ms)
         firsts: dict[Source, int] = {}
         for message in [*(m for m, _ in fresh), *skipped]:
             if message.source not in self.positions or not self.positions[message.source].next_offset:
@@ -161,10 +161,10 @@ class Driver:
             if message.offset < position.next_offset:
                 continue
             fresh.append((message, position.stream_time))
-            time = position.stream_time
+            time, active_ms = position.stream_time, position.active_ms
             if self.max_ahead_ms is None or message.time <= wall_ms + self.max_ahead_ms:
-                time = max(time, message.time)
-            after[message.source] = Position(message.offset + 1, time, wall_ms)
+                time, active_ms = max(time, message.time), wall_ms
+            after[message.source] = Position(message.offset + 1, time, active_ms)
         return fresh, after
 
     def _key(self, message: Message) -> Key:

@@ -148,8 +148,12 @@ class JoinOracle:
         if self.spec.by_number:
             at = clock = message.offset - self.first_offset[source]
         self.next_offset[source] = message.offset + 1
-        self.active_ms[source] = wall_ms
-        if self.spec.max_ahead_ms is not None and message.time > wall_ms + self.spec.max_ahead_ms:
+        ahead = self.spec.max_ahead_ms is not None and message.time > wall_ms + self.spec.max_ahead_ms
+        if ahead and not self.spec.by_number:  # clocks that count offsets go on with it
+            self.active_ms.setdefault(source, wall_ms)
+        else:
+            self.active_ms[source] = wall_ms
+        if ahead:
             self.errors.append(Error(message.place, "in_future"))
             return
         self.stream_time[source] = max(self.stream_time.get(source, NEVER), message.time)

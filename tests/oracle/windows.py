@@ -245,11 +245,12 @@ class WindowOracle:
         own = self.stream_time.get(message.source, NEVER)
         self.next_offset[message.source] = message.offset + 1
         self.fresh = True
-        self.active_ms[message.source] = wall_ms
+        self.active_ms.setdefault(message.source, wall_ms)
         # an event time too far ahead of when it was written (or of the wall clock) must not move stream time
         if self._ahead(message, wall_ms):
             self.errors.append(Error(message.place, "in_future"))
             return []
+        self.active_ms[message.source] = wall_ms
         before = max(own, self.closing)
         gone = max(before - self.spec.retention_ms, self._outnumbered(message.source, own), self.gone)
         self.stream_time[message.source] = max(own, message.time)
@@ -284,10 +285,10 @@ class WindowOracle:
         return self.rows[sent_before:]
 
     def skip(self, message: Message, wall_ms: int) -> None:
-        """Pass over a message that cannot be read: its source partition is alive, its time unknown."""
+        """Pass over a message that cannot be read: its time is unknown, its source partition idle as without it."""
         self.next_offset[message.source] = max(self.next_offset.get(message.source, NEVER), message.offset + 1)
         self.fresh = True
-        self.active_ms[message.source] = wall_ms
+        self.active_ms.setdefault(message.source, wall_ms)
 
     def timeout(self, wall_ms: int, *, early: bool = True) -> list[Row]:
         """Run the seed's timeout: resume sending, then look at the policies again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from backend.errors import SourceGap, SourceUnavailable, UnknownFormat
+from backend.errors import HistoryLost, SourceGap, SourceUnavailable, UnknownFormat
 from backend.sources import archive_index
 from backend.sources.archive import archive
 from backend.sources.archive_files import WRITE_SCHEMA, read_range, write_archive
 from backend.sources.archive_index import INDEX_NAME, Archive, Gap, PartitionIndex, Slice, check_rows, covered
 from backend.sources.archive_reader import ArchiveReader
+from backend.spark.job import Input, Job
+from recovery.restore import replay
 
 
 def messages(offsets: list[int], *, topic: str = "t", partition: int = 0) -> pa.Table:
@@ -278,3 +280,46 @@ def test_a_file_that_is_no_archive_file_is_named(tmp_path: Path) -> None:
 def test_bad_options_are_named(options: dict[str, object], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         archive("x", **options)  # type: ignore[arg-type]
+
+
+def test_a_restore_in_many_jobs_opens_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And looks anew where a job fails: files that are gone by then are named."""
+    for first in range(0, 30, 5):
+        put(tmp_path, f"{first}.parquet", [*range(first, first + 5)])
+    opened, failing, sound = list[str](), list[Exception](), archive_index._opened
+
+    def opening(filesystem: Any, root: str, path: str, *more: Any) -> Any:
+        opened.append(path)
+        return sound(filesystem, root, path, *more)
+
+    def collect() -> list[Any]:
+        if failing:
+            (tmp_path / "0.parquet").unlink(missing_ok=True)
+            raise failing[0]
+        return []
+
+    def replayed(job: Job, _: Any, ranges: Any, *__: Any) -> Any:
+        [side] = job.inputs
+        found, *_ = side.source.pieces(None, {("t", 0): [ranges[0, 0]]})  # type: ignore[attr-defined]
+        jobs.append([(piece.start, piece.end) for piece in found])
+        return SimpleNamespace(collect=collect)
+
+    def restored() -> None:
+        replay.write_chunks(None, job, "", "run", {0: None}, 10, at_once=1)  # type: ignore[arg-type, dict-item]
+
+    jobs: list[Any] = []
+    monkeypatch.setattr(archive_index, "_opened", opening)
+    monkeypatch.setattr(Job, "replay", replayed)
+    monkeypatch.setattr(replay, "apart", lambda *_: None)
+    monkeypatch.setattr(replay, "chunk_writer", lambda *_: None)
+    monkeypatch.setattr(replay, "replay_ranges", lambda _: {(0, 0): (0, 30)})
+    monkeypatch.setattr(replay, "slices", lambda *_: [{(0, 0): (at, at + 3)} for at in range(0, 30, 3)])
+    source = archive(tmp_path, format="raw", topics=["t"])
+    job = Job((Input(source, None, ()),), "key", (0,), cast("Any", SimpleNamespace()), (), None)
+    for times in (1, 2):  # the next restore looks for itself
+        restored()
+        assert jobs == [[(at, at + 3)] for at in range(0, 30, 3)] * times
+        assert sorted(opened) == sorted([f"{first}.parquet" for first in range(0, 30, 5)] * times)
+    failing.append(RuntimeError("a task has failed"))
+    with pytest.raises(HistoryLost, match="needed are 0 to 2, there are 5 to 29"):
+        restored()

@@ -588,3 +588,15 @@ def test_numbers_of_numpy_are_numbers():
     context.add_message(Message(np.int64(1), np.int64(10), {"key": "a", "value": 1}), 0)
     assert [(row["window_start"], row["n"]) for row in context.get_result()] == [(0, 1)]
     assert context.positions == {(0, 0): Position(2, 10, 0)}
+
+
+@pytest.mark.parametrize("bad", [{"value": "x"}, {"value": 1, "time": 10**9}], ids=["malformed", "in_future"])
+def test_a_source_partition_of_which_nothing_is_accepted_becomes_idle(bad):
+    context = StandaloneContext(spec(tumbling(10), {"n": count()}, max_ahead="1 minute", idle_after="10 s"))
+    context.add_messages([Message(0, 0, {"value": 1}), Message(0, 0, {"value": 1}, 1)], 0)
+    for number, wall_ms in enumerate((5_000, 10_000), 1):
+        assert context.get_result() == []
+        refused = Message(number, bad.get("time", 0), {"value": bad["value"]}, 1)
+        context.add_messages([Message(number, 10 * number, {"value": 1}), refused], wall_ms)
+    assert [(row["window_start"], row["n"]) for row in context.get_result()] == [(0, 2), (10, 1)]
+    assert context.positions == {(0, 0): Position(3, 20, 10_000), (0, 1): Position(3, 0, 0)}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from backend import archive, count, hopping, policies, session, sliding, stream, tumbling
-from backend.batch import Position
+from backend.batch import NO_TIME, Position
 from backend.windows.watermark import came
 from recovery.testing import OperatorTester
 
@@ -84,6 +84,18 @@ def test_whether_something_came_does_not_hang_on_shards() -> None:
     assert came(at, {**at, (0, 1): Position(4, 90, 8)})
     assert came(at, {**at, (0, 2): Position(1, 90, 8)})
     assert not came({}, {})
+    assert not came(at, {**at, (0, 2): Position(0, NO_TIME, 8)}), "it has become known, and is empty"
+
+
+def test_an_empty_source_partition_that_becomes_known_is_nothing_new(tmp_path: Path) -> None:
+    tester = made(tumbling(10), tmp_path)
+    assert drained(tester.batch(rows((0, "ann")), drain=True)) == [(0, "ann", 1)]
+    tester.send([], partition=1)
+    tester.batch()
+    assert tester.pointer is not None
+    assert [partition for _, partition, _ in tester.pointer.positions] == [0, 1]
+    assert tester.drain().results.num_rows == 0
+    assert drained(tester.batch(rows((1, "ann")), partition=1, drain=True)) == [(0, "ann", 2)]
 
 
 def test_windows_go_on_after_a_drain_that_sent_nothing(tmp_path: Path) -> None:

@@ -9,13 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.batch import ERROR_SCHEMA, NO_TIME, Position
+from backend.aggregates import count
+from backend.batch import ERROR_SCHEMA, NO_TIME, MicroBatch, Position
 from backend.errors import SourceWentBack, UnknownFormat
 from backend.spark.pack import frames, packing
 from backend.spark.pack.assembling import Leap, Packed, assemble, leaps, located
 from backend.spark.pack.frames import from_ipc
 from backend.spark.pack.narrow import widen
 from backend.spark.pack.packing import PackPlan, pack
+from backend.store.memory import MemoryStore
+from backend.store.workspace import Workspace
+from backend.windows.definitions import tumbling
+from backend.windows.operator import WindowOperator
+from backend.windows.spec import window_spec
 from recovery.commit.option_sets import ByVersion
 from recovery.share import ShardInput
 
@@ -96,7 +102,9 @@ def test_every_cut_and_order_gives_what_a_plain_loop_gives(rows, shards, sizes, 
     found, errors = {}, {}
     for shard in range(shards):
         got = assemble(of_shard(pieces, shard), before)
-        assert got.after == {(0, p): Position(counters[p], newest.get(p, NO_TIME), 1_000_000) for p in counters} | (
+        accepted = {partition for partition, _ in expected}  # one that brought nothing else is as idle as before
+        active = {p: 7 if p == 0 and p not in accepted else 1_000_000 for p in counters}
+        assert got.after == {(0, p): Position(counters[p], newest.get(p, NO_TIME), active[p]) for p in counters} | (
             {} if 0 in counters else before
         )
         if got.messages is not None:
@@ -266,6 +274,48 @@ def test_a_shard_without_rows_still_learns_how_far_the_source_is():
     got = assemble(of_shard([packed], 1), {})
     assert got.messages is None
     assert got.after == {(0, 0): Position(3, 2, 1_000_000)}
+
+
+def micro_batches(minutes, *, silent=False, by_offset=False):
+    """Partition 0 brings a message each minute, partition 1 one at first and then what is malformed, or nothing.
+
+    Gives what each micro-batch sent, reasons and window starts, and the positions at the end.
+    """
+    options = {"keys": "key", "retention": 0, "idle_after": "3 minutes"}
+    operator = WindowOperator(window_spec(tumbling("1 minute"), pa.schema(KEY), {"n": count()}, **options))
+    store, bounds, positions, found = MemoryStore(), {}, {}, []
+    for minute in range(minutes):
+        rows = [(0, minute, minute * 60_000, None)]
+        rows += [(1, minute, 0, "not JSON" if minute else None)] * (not minute or not silent)
+        packed = pack(source_rows(rows, time_ms=1_000_000 + minute * 60_000, shards=1), plan(1))
+        given = assemble(of_shard([packed], 0), positions, sources=[(0, 0), (0, 1)], by_offset=by_offset)
+        work = Workspace(store, bounds)
+        batch = MicroBatch(minute, given.time_ms, given.messages, positions, given.after)
+        outcome = operator.process(batch, work)
+        store.write(work.changes())
+        bounds, positions = dict(work.bounds), given.after
+        found.append([(row["reason"], row["window_start"]) for row in outcome.results.to_pylist()])
+    return found, positions
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_source_partition_of_which_nothing_is_accepted_becomes_idle(silent):
+    """It brings something in each micro-batch, and holds windows open no longer than one that is silent."""
+    found, positions = micro_batches(6, silent=silent)
+    full = [[("full", start * 60_000) for start in starts] for starts in ([], [], [], [0, 1, 2], [3], [4])]
+    assert found == full, "three minutes after its last message it is passed over"
+    assert positions[0, 1] == Position(1 if silent else 6, 0, 1_000_000)
+
+
+def test_what_is_not_accepted_counts_where_clocks_are_offsets():
+    _, positions = micro_batches(4, by_offset=True)
+    assert positions[0, 1] == Position(4, 0, 1_180_000)
+
+
+def test_a_source_partition_that_is_new_is_active_whatever_it_brings():
+    packed = pack(source_rows([(0, 0, None, None), (1, 3, 5, "broken")], shards=1), plan(1))
+    found = assemble(of_shard([packed], 0), {}, sources=[(0, 1)]).after
+    assert found == {(0, 0): Position(1, NO_TIME, 1_000_000), (0, 1): Position(4, NO_TIME, 1_000_000)}
 
 
 def test_frames_of_another_format_are_refused():

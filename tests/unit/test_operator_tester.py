@@ -394,6 +394,35 @@ def test_steps_are_run_when_messages_are_read_and_when_they_are_replayed(tmp_pat
         tester.restore()
 
 
+def test_a_source_partition_whose_messages_steps_drop_becomes_idle(tmp_path):
+    job = stepped(lambda source: source.where(pc.field("n") > 3))  # idle_after is a minute
+    tester = OperatorTester(job, FIELDS, tmp_path)
+    tester.send([{"at": 0, "n": 4}], partition=1)
+    tester.batch([{"at": 0, "n": 4}])
+    for offset in (1, 2):
+        tester.now_ms += 30_000
+        tester.send([{"at": 0, "n": 1}], partition=1)
+        sent = tester.batch([{"at": offset * 100, "n": 4}]).results.to_pylist()
+    assert [(one["reason"], one["window_start"]) for one in sent] == [("full", 0), ("full", 100)]
+
+
+@pytest.mark.parametrize(
+    ("options", "active_ms"),
+    [
+        ({"within": 10, "left_retention": 1_000, "right_retention": 1_000}, 0),
+        ({"left_window": tumbling(messages=3), "right_retention_messages": 1_000}, 7),
+    ],
+    ids=["by time", "by number"],
+)
+def test_what_steps_drop_keeps_only_sides_awake_that_count_it(options, active_ms, tmp_path):
+    left, right = (stream(NOWHERE_JSON[at], event_time=at) for at in ("sent", "seen"))
+    job = join(left.where(pc.field("v") > 3), right, on="k", **options)
+    given = OperatorTester(job, [LEFT, RIGHT], tmp_path)
+    for given.now_ms, v in ((0, 4), (7, 3)):
+        given.batch([{"k": "a", "sent": 0, "v": v}])
+    assert [(place, at.next_offset, at.active_ms) for *place, at in given.pointer.positions] == [([0, 0], 2, active_ms)]
+
+
 def test_a_message_for_which_a_step_raises_is_in_the_errors_as_it_was_sent(tmp_path):
     def halves(table):
         if 7 in table["n"].to_pylist():

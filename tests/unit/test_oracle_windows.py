@@ -277,6 +277,18 @@ def test_several_partitions_close_by_the_slowest_that_is_not_idle():
     assert [(r.window, r.values) for r in oracle.end_of_batch(60_000)] == [((0, 10), (1,))]
 
 
+def test_what_is_not_accepted_keeps_no_partition_awake():
+    spec = Spec("tumbling", 10, retention_ms=100, idle_after_ms=60_000, max_ahead_ms=100_000)
+    oracle = WindowOracle(spec, partitions=2, batched=True)
+    oracle.add_message(message(0, 30), 0)
+    oracle.add_message(message(0, 5, partition=1), 0)
+    oracle.skip(message(1, 0, partition=1), 59_999)
+    assert oracle.end_of_batch(59_999) == []
+    oracle.add_message(message(1, 31), 60_000)
+    oracle.add_message(message(2, 10**9, partition=1), 60_000)
+    assert [(r.window, r.values) for r in oracle.end_of_batch(60_000)] == [((0, 10), (1,))]
+
+
 def test_too_late_is_judged_by_the_message_s_own_partition():
     spec = Spec("tumbling", 10, retention_ms=0)
     oracle = WindowOracle(spec, partitions=2, batched=True)

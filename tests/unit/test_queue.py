@@ -1269,7 +1269,10 @@ def test_chunks_are_named_in_the_order_of_their_first_keys_whatever_the_order_of
         else SimpleNamespace(collect=lambda rows=one: [dict(zip(names, row, strict=True)) for row in rows])
         for one in reports
     ]
-    job = SimpleNamespace(grouping=[], operator=None, message_fields=None, session={}, replay=lambda *_: frames.pop(0))
+    once = SimpleNamespace(replay=lambda *_: frames.pop(0))
+    job = SimpleNamespace(
+        grouping=[], operator=None, message_fields=None, session={}, looking_once=lambda: once, replay=pytest.fail
+    )
     monkeypatch.setattr(replay, "apart", lambda *_, **__: None)
     monkeypatch.setattr(replay, "chunk_writer", lambda *_: None)
     monkeypatch.setattr(replay, "replay_ranges", lambda _: {(0, part): (0, 9) for part in range(3)})

@@ -43,7 +43,7 @@ def files(tmp_path: Path) -> Files:
 
 
 def job(**more: Any) -> Any:
-    known = {"ranked": frozenset(), "topics": {0: "t"}, "message_fields": tuple(SCHEMA)}
+    known = {"ranked": frozenset(), "topics": {0: "t"}, "message_fields": tuple(SCHEMA), "looking_once": lambda: None}
     return SimpleNamespace(**known | more)
 
 
@@ -298,7 +298,7 @@ def test_each_micro_batch_is_judged_by_its_own_max_ahead(files: Files, monkeypat
     lose(files, pointer, 5, 7)
     asked = []
 
-    def read(spark: object, of: object, draft: Any, ranges: Any, max_ahead_ms: Any, arrow_rows: int) -> list[Packed]:
+    def read(_: object, __: object, ___: object, draft: Any, ranges: Any, max_ahead_ms: Any, rows: int) -> list[Packed]:
         asked.append((draft.entry.commit.version, max_ahead_ms))
         return source(*TIMES, bad=11)(draft, ranges)
 

@@ -1268,8 +1268,7 @@ def test_nothing_is_restored_or_started_while_a_restore_runs_beside() -> None:
             events.append("asked")
 
         def join(self, cancel: object = None) -> None:
-            assert cancel is None, "nobody stopped the query"
-            events.append(f"{self.name} ended")
+            events.append(f"{self.name} {'ended' if cancel is None else 'cancelled'}")
 
     queries = [Failing(LATE), Failing(MISSING), Failing(None)]
 
@@ -1287,8 +1286,8 @@ def test_nothing_is_restored_or_started_while_a_restore_runs_beside() -> None:
     )
     assert query.await_termination(30)
     again = ["beside ended", "started"]
-    ending = ["beside ended", "copies ended"]
-    assert events == ["started", *again, *ending, "restored", "asked", *again, *ending]
+    restored = ["beside cancelled", "copies ended", "restored", "asked"]
+    assert events == ["started", *again, *restored, *again, "beside ended", "copies ended"]
 
 
 def test_the_end_of_a_restore_beside_the_query_is_waited_for() -> None:
@@ -1374,6 +1373,28 @@ def test_what_ends_the_query_ends_the_restore_beside_it() -> None:
         query.await_termination(PATIENCE_S)
     assert ended.is_set()
     assert not query.is_active
+
+
+def test_a_restore_with_the_query_stopped_does_not_wait_for_the_one_beside_it() -> None:
+    """It restores the same shards, and all at once."""
+    going, ended, restored = threading.Event(), threading.Event(), list[bool]()
+
+    def restore(*_: object) -> Any:
+        going.set()
+        ended.wait(PATIENCE_S)
+        raise RuntimeError("Job 7 cancelled part of cancelled job group")
+
+    queries: list[Any] = [FailingLater(going, MISSING), Failing(None)]
+    query = RewindQuery(
+        one_shard(
+            start_query=lambda publish: queries.pop(0),
+            restore=lambda why: restored.append(ended.is_set()) or 1,  # type: ignore[func-returns-value]
+            end_restores=ended.set,
+            beside=Beside(restore, 100, 10, {0: queueing()}),
+        )
+    )
+    assert query.await_termination(PATIENCE_S)
+    assert restored == [True]
 
 
 class Leased:

@@ -61,6 +61,7 @@ def assemble(
     ranked: Collection[int] = (),
     version: int = 0,
     combining: Combining | None = None,
+    by_offset: bool = False,
 ) -> ShardInput:
     """Put the packed rows of one shard and micro-batch together.
 
@@ -77,6 +78,7 @@ def assemble(
         ranked: Streams whose rows get their offsets here (`backend.spark.ranking`).
         version: Spark's batch id, for those.
         combining: What combined the messages, where the pack stage found it worth it; None where it never does.
+        by_offset: See `backend.batch.counts_offsets`: what is not accepted keeps a source partition from being idle.
 
     Raises:
         SourceWentBack: A source partition delivered an offset below its committed position.
@@ -95,8 +97,7 @@ def assemble(
     running = {key: position.stream_time for key, position in before.items()}
     after = {key: Position(0, NO_TIME, time_ms) for key in sources} | dict(before)
     starts: dict[tuple[int, int, int, int], int] = {}
-    if combining is not None:
-        tables = _alike(tables, combining)
+    tables = _alike(tables, combining) if combining is not None else tables
     combined = any(table is not None and is_combined(table) for table in tables)
     ends: dict[SourcePartition, int] = {}
     for index, part in sorted(
@@ -104,9 +105,11 @@ def assemble(
         key=lambda item: (item[1].stream, item[1].partition, item[1].first),
     ):
         key = (part.stream, part.partition)
+        known = after.get(key, Position(0, NO_TIME, time_ms))
+        active_ms = time_ms if by_offset or part.newest != NO_TIME else known.active_ms
         if part.stream in ranked:
             running[key] = max(running.get(key, NO_TIME), part.newest)
-            after[key] = Position(first_offset(version + 1), running[key], time_ms)
+            after[key] = Position(first_offset(version + 1), running[key], active_ms)
             continue
         position = before.get(key)
         if position is not None and part.first < position.next_offset:
@@ -127,8 +130,7 @@ def assemble(
         ends[key] = part.next
         starts[(index, *key, part.first)] = running.get(key, NO_TIME)
         running[key] = max(running.get(key, NO_TIME), part.newest)
-        reached = max(part.next, after[key].next_offset) if key in after else part.next
-        after[key] = Position(reached, running[key], time_ms)
+        after[key] = Position(max(part.next, known.next_offset), running[key], active_ms)
     bad = pa.concat_tables(errors) if errors else ERROR_SCHEMA.empty_table()
     plain = tables if not ranked else [None if _stream(table) in ranked else table for table in tables]
     parts = [_join(headers, plain, starts)]
