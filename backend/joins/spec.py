@@ -276,7 +276,8 @@ def join_spec(
         left_fields: Fields that come out (and travel, with the equal ones); None for all.
         right_fields: The same.
         session_key: For session windows: the session key, left names out of `on`; None for all of `on`.
-        message_key: `auto` takes SAMZA-552's matrix; `time` treats the window as small, `join_fields` as large.
+        message_key: `auto` takes SAMZA-552's matrix (see `stored_layout`); `time` treats the window as small,
+            `join_fields` as large.
         large_window: A time range (before + after) above this is large.
         large_window_messages: Windows by number that keep more than this are large.
         on_time_update_period: Send pairs batched by this, in batch time; 0 sends per message.

@@ -82,8 +82,8 @@ def join(
             nothing back; None for never.
         max_ahead: As in `Stream.window`.
         session_key: For session windows: the session key, left names out of `on`; None for all of `on`.
-        message_key: How stored messages are ordered: `auto` chooses by the window, `time` treats it as small,
-            `join_fields` as large.
+        message_key: How stored messages are ordered: `auto` chooses by the window at the first start and keeps that,
+            `time` treats it as small, `join_fields` as large.
         large_window: A time range (before + after) above this is large.
         large_window_messages: Windows by number that keep more than this are large.
         on_time_update_period: Send pairs batched by this, in batch time; 0 sends per message.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -189,7 +190,8 @@ def job_of(pipeline: Pipeline, checkpoint: str) -> Job:
     stored = read_manifest(checkpoint)
     options = StartOptions(shards=1)
     known = known_sources(pipeline, stored, checkpoint)
-    return build_job(known, None, options, stored=stored, first_offsets=list)  # type: ignore[arg-type]
+    spark = SimpleNamespace(conf=SimpleNamespace(get=lambda name: "UTC"))
+    return build_job(known, spark, options, stored=stored, first_offsets=list)  # type: ignore[arg-type]
 
 
 def settled(job: Job, checkpoint: str) -> Manifest:
