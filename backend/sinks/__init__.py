@@ -36,7 +36,7 @@ class Sink(Protocol):
     A sink may have more, which is called before `open`: `begin(outbox: str, operator: Operator)`, told a directory
     beside the checkpoint that tasks may write to, and whose results come; it refuses what does not fit, and makes
     nothing. And `resume_from(planned: int)`, told the newest micro-batch that the checkpoint has planned; -1 for none,
-    and at the first start with outputs that `rewind outputs --new` let in.
+    and at the first start with outputs that `rewind outputs --new` let in and the query has not written to before.
     `writing() -> Writing` is called after `open`, at each start of Spark's query. And `close()`, when the query has
     ended: the sink lets clients go, and may be opened again by another start.
     One without `seal_by` (`backend.sinks.sealing`) cannot be used with `queue_bytes`.

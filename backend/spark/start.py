@@ -497,10 +497,10 @@ def _begin_sink(sink: Sink, checkpoint: str, output: str, operator: Operator) ->
 
 
 def _open_sink(sink: Sink, checkpoint: str, output: str) -> None:
-    """Open a sink, which learns what may be out already: nothing in outputs that were never opened for the query."""
+    """Open a sink, which learns what may be out already: nothing in outputs that were never the query's."""
     resume_from = getattr(sink, "resume_from", None)
     if resume_from is not None:
-        resume_from(-1 if are_new(checkpoint) else newest_planned(checkpoint))
+        resume_from(-1 if are_new(checkpoint, sink) else newest_planned(checkpoint))
     sink.open(output)
     write_outputs(checkpoint, sink)
 

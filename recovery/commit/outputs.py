@@ -40,6 +40,8 @@ _PLACES = {
     "sql": ("url", "schema", "results", "errors"),
 }
 """What names an output, per kind of sink."""
+_OWN = ("results", "commits")
+"""What makes outputs the ones before, though the query has another name in them."""
 _FIXED = ("mode", "key")
 """What the rows that are out mean: it stays, wherever they have moved."""
 
@@ -90,10 +92,13 @@ def all_outputs(checkpoint: str, query: str) -> list[tuple[str, dict[str, Any]]]
     return [(_id(query, at), outputs) for at, outputs in reversed(known)]
 
 
-def are_new(checkpoint: str) -> bool:
-    """Return whether no start has opened outputs since `forget_outputs`; a file put back by hand does not say so."""
+def are_new(checkpoint: str, sink: Sink) -> bool:
+    """Return whether nothing is out in a sink, whatever was planned: it is none of those before `forget_outputs`, and
+    no start has opened one since. A file put back by hand does not say so.
+    """
     _, now, before = _read(checkpoint)
-    return now is None and bool(before)
+    given = _json(sink.describe())
+    return now is None and bool(before) and not any(_may_hold(one, given) for one in before)
 
 
 def _id(query: str, number: int) -> str:
@@ -172,6 +177,13 @@ def _is_whole(outputs: object) -> bool:
 def _write(checkpoint: str, number: int, outputs: dict[str, Any] | None, before: list[dict[str, Any]]) -> None:
     content = {"format": FORMAT, "number": number, "outputs": outputs, "before": before}
     open_files(checkpoint).write(NAME, [json.dumps(content).encode()])
+
+
+def _may_hold(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Tell whether what was published to outputs may be in others; errors may go where those of other queries go."""
+    if before.get("kind") != now.get("kind"):
+        return False
+    return before == now or any(name in now and before.get(name) == now[name] for name in _OWN)
 
 
 def _named(outputs: Mapping[str, Any]) -> list[Any]:

@@ -215,10 +215,11 @@ class Opened(Says):
 
 def test_in_new_outputs_nothing_is_out_whatever_was_planned(checkpoint: str) -> None:
     """Until they have been opened once; where nothing says that they are new, what was planned may be out."""
-    one = Opened(kind="mine")
+    one = Opened(kind="mine", place=1)
     _open_sink(one, checkpoint, QUERY)
     assert one.planned == 0
     forget_outputs(checkpoint)
+    one = Opened(kind="mine", place=2)
     one.away = True
     with pytest.raises(OSError, match="dies"):
         _open_sink(one, checkpoint, f"{QUERY}-2")
@@ -235,12 +236,45 @@ def test_in_new_outputs_nothing_is_out_whatever_was_planned(checkpoint: str) -> 
         assert one.planned == 0
 
 
-def topics_of_others(monkeypatch: pytest.MonkeyPatch, purpose: Any) -> tuple[Any, list[str]]:
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        ({"kind": "kafka", "results": "r", "errors": "e", "commits": "c", "guarantee": "at_least_once"},
+         {"kind": "kafka", "results": "r", "errors": "e", "commits": "c", "guarantee": "exactly_once"}, False),
+        ({"kind": "kafka", "results": "r", "errors": "e", "commits": "c"},
+         {"kind": "kafka", "results": "r", "errors": "e2", "commits": "c2"}, False),
+        ({"kind": "kafka", "results": "r", "errors": "e", "commits": "c"},
+         {"kind": "kafka", "results": "r2", "errors": "e2", "commits": "c"}, False),
+        ({"kind": "kafka", "results": "r", "errors": "e", "commits": "c"},
+         {"kind": "kafka", "results": "r2", "errors": "e", "commits": "c2"}, True),
+        ({"kind": "sql", "url": "u", "results": "r", "errors": "e"},
+         {"kind": "kafka", "results": "r", "errors": "e", "commits": "c"}, True),
+        ({"kind": "foreach_batch", "function": "a"}, {"kind": "foreach_batch", "function": "a"}, False),
+        ({"kind": "foreach_batch", "function": "a"}, {"kind": "foreach_batch", "function": "b"}, True),
+    ],
+)  # fmt: skip
+def test_outputs_that_the_query_has_written_to_before_are_not_new(
+    checkpoint: str, before: Any, now: Any, new: bool
+) -> None:
+    """Also where it has written to others since: what was planned may be out there."""
+    for one in (Says(**before), Says(kind="mine")):
+        forget_outputs(checkpoint)
+        begin(checkpoint, one)
+    forget_outputs(checkpoint)
+    opened = Opened(**now)
+    _open_sink(opened, checkpoint, f"{QUERY}-4")
+    assert opened.planned == (-1 if new else 0)
+
+
+def topics_of_others(
+    monkeypatch: pytest.MonkeyPatch, purpose: Any, commits: str = "w-commits"
+) -> tuple[Any, list[str]]:
     """Return a Kafka sink whose topics have rows of other queries, and what it writes; nothing is in its commit topic.
 
     Args:
         monkeypatch: Puts stubs in the cluster's place.
         purpose: In place of `check_purpose`.
+        commits: Its commit topic.
     """
     written: list[str] = []
     monkeypatch.setattr(kafka, "look", lambda _, topics, **__: {name: Output(name, 2**20) for name in topics})
@@ -250,7 +284,7 @@ def topics_of_others(monkeypatch: pytest.MonkeyPatch, purpose: Any) -> tuple[Any
     monkeypatch.setattr(kafka_writer, "ever_written", lambda _, topics: ["all-errors"])
     monkeypatch.setattr(kafka_writer.TransactionalWriter, "_open_producer", lambda _: None)
     monkeypatch.setattr(kafka_writer.TransactionalWriter, "_write", lambda self, *_: written.append(self._query))
-    return kafka_sink("windows", "all-errors", servers="h:1", commits="w-commits"), written
+    return kafka_sink("windows", "all-errors", servers="h:1", commits=commits), written
 
 
 def test_a_query_that_has_run_goes_on_in_a_topic_that_others_write_to(
@@ -263,6 +297,21 @@ def test_a_query_that_has_run_goes_on_in_a_topic_that_others_write_to(
     assert written == ["w-commits", f"{QUERY}-2"]
     with pytest.raises(SinkConflict, match="deleted, made again or emptied"):
         _open_sink(one, checkpoint, f"{QUERY}-2")  # by now it is not
+
+
+@pytest.mark.parametrize("commits", ["w-commits", "other-commits"])
+def test_new_outputs_with_the_results_of_before_and_nothing_in_the_commit_topic_are_refused(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch, commits: str
+) -> None:
+    """The micro-batch that was planned may be out there: it came a second time."""
+    write_outputs(checkpoint, topics_of_others(monkeypatch, lambda *_: None)[0])
+    forget_outputs(checkpoint)
+    one, written = topics_of_others(monkeypatch, lambda *_: None, commits)
+    for _ in range(2):
+        with pytest.raises(SinkConflict, match="deleted, made again or emptied"):
+            _open_sink(one, checkpoint, f"{QUERY}-2")
+    assert f"{QUERY}-2" not in written
+    assert read_outputs(checkpoint) is None
 
 
 def test_a_query_that_has_run_does_not_go_on_in_another_ones_changelog(
