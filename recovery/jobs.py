@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from recovery.changelog import Changelog, open_changelog
 from recovery.changelog import message_log as logged_messages
 from recovery.changelog.message_log import MessageLog
 from recovery.commit.option_sets import ByVersion
+from recovery.commit.spark_files import planned_time
 from recovery.files import Files, open_files
 from recovery.listener import RestoreListener
 from recovery.queue.entries import DIRECTORY, Queue
@@ -204,9 +206,10 @@ def of_incarnation(
 def next_incarnation(checkpoint: str, planned: int) -> int:
     """Count the starts of a query, restarts by the supervisor too; durable on return.
 
-    `<checkpoint>/rewind/launches.json` (format 1): `{"format": 1, "launch": 7, "planned": [[6, 40], [7, 55]]}`, where
-    `planned` is what `planned_at` gives, and was not written before release 0.2. What cannot be read counts as none:
-    then a database that is ahead looks like a zombie's again, which the supervisor copes with.
+    `<checkpoint>/rewind/launches.json` (format 1): `{"format": 1, "launch": 7, "planned": [[6, 40, 1767225600000]]}`,
+    where `planned` is what `planned_at` gives with the time of each start, and was not written before release 0.2. What
+    cannot be read counts as none: then a database that is ahead looks like a zombie's again, which the supervisor copes
+    with. A start after which the checkpoint was put back is left out: what comes next was planned before it.
 
     Args:
         checkpoint: Spark's checkpoint location.
@@ -214,8 +217,11 @@ def next_incarnation(checkpoint: str, planned: int) -> int:
     """
     files = open_files(checkpoint)
     last, starts = _starts(files)
-    before = [(number, version) for number, version in starts if version < planned][1 - _MAX_STARTS :]
-    found = {"format": _INCARNATIONS_FORMAT, "launch": last + 1, "planned": [*before, (last + 1, planned)]}
+    before = [start for start in starts if start[1] < planned][1 - _MAX_STARTS :]
+    while before and (next_ms := planned_time(checkpoint, before[-1][1] + 1)) is not None and next_ms < before[-1][2]:
+        before.pop()
+    now_ms = time.time_ns() // 1_000_000
+    found = {"format": _INCARNATIONS_FORMAT, "launch": last + 1, "planned": [*before, (last + 1, planned, now_ms)]}
     files.write(INCARNATIONS, [json.dumps(found).encode()])
     return last + 1
 
@@ -226,14 +232,14 @@ def planned_at(checkpoint: str) -> list[tuple[int, int]]:
     A commit of an earlier incarnation and a later micro-batch is not committed: Spark was taken back before it. A start
     that a later one at the same or an earlier micro-batch says as much as is left out, and so are all but the newest.
     """
-    return _starts(open_files(checkpoint))[1]
+    return [(number, planned) for number, planned, _ in _starts(open_files(checkpoint))[1]]
 
 
-def _starts(files: Files) -> tuple[int, list[tuple[int, int]]]:
-    """Read the number of the newest start, 0 for none, and what `planned_at` gives."""
+def _starts(files: Files) -> tuple[int, list[tuple[int, int, int]]]:
+    """Read the number of the newest start, 0 for none, and what `planned_at` gives with the time of each, in ms."""
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         found = json.loads(files.read(INCARNATIONS))
         if found["format"] == _INCARNATIONS_FORMAT:
-            starts = found.get("planned", [])
-            return int(found["launch"]), [(int(number), int(version)) for number, version in starts]
+            starts = [(*start, 0)[:3] for start in found.get("planned", [])]  # at first without the time
+            return int(found["launch"]), [(int(number), int(version), int(at)) for number, version, at in starts]
     return 0, []

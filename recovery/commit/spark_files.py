@@ -8,10 +8,11 @@ Spark reads some of them before any task runs, and would try one that is damaged
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterator
 
-from backend.errors import PointerDamaged
+from backend.errors import UNDECODABLE, PointerDamaged
 from recovery.commit.option_sets import versions_in
 from recovery.files import LocalFiles, open_files
 
@@ -51,6 +52,17 @@ def read_spark_file(checkpoint: str, name: str) -> bytes:
         why=f"its checksum is not the one in {beside}",
         command=_command(checkpoint, folder, own, beside),
     )
+
+
+def planned_time(checkpoint: str, version: int) -> int | None:
+    """Return the batch time that Spark planned a micro-batch with; None where its log does not say so any more.
+
+    Every record of a micro-batch has it, also where it ran again: one that was planned anew has another one.
+    """
+    try:
+        return int(json.loads(read_spark_file(checkpoint, f"offsets/{version}").splitlines()[1])["batchTimestampMs"])
+    except (FileNotFoundError, PointerDamaged, IndexError, *UNDECODABLE):
+        return None
 
 
 def _fits(data: bytes, sums: bytes) -> bool:

@@ -3,7 +3,7 @@
 What is committed is what Spark's state holds, and reading that needs a JVM. Mostly it can be told without: `commits/`
 names the last committed micro-batch, and the changelog has one record per shard and attempt. Only where failed attempts
 left several records of that version does somebody have to ask Spark (`Undecided`). Records of a history that was taken
-back are known by the starts since.
+back are known by the batch time in Spark's `offsets/`, and where that is gone by the starts since.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from recovery.changelog.records import Kind
 from recovery.commit.manifest import Manifest, changelog_uri, query_id, read_manifest
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
 from recovery.commit.shard_directory import Generation
+from recovery.commit.spark_files import planned_time
 from recovery.files import Files, absolute, open_files
 from recovery.jobs import planned_at, queue_files, snapshots
 from recovery.queue.entries import entries_behind
@@ -221,15 +222,24 @@ class Checkpoint:
         starts = planned_at(self.location)
         for last in sorted({commit.version for commit in commits}, reverse=True):
             found = [commit for commit in commits if commit.version == last]
-            if newest := [commit for commit in found if not self._is_gone(shard, commit, starts)]:
+            later = max((number for number, planned in starts if planned < last), default=0)
+            time_ms = planned_time(self.location, last)
+            if newest := [commit for commit in found if not self._is_gone(shard, commit, time_ms, later)]:
                 return newest, last in entries_behind(queue_files(self.location), shard, last - 1)
         return [], False
 
-    def _is_gone(self, shard: int, commit: Commit, starts: Sequence[tuple[int, int]]) -> bool:
-        """Return whether a commit is of a history that was taken back: a later start began before its micro-batch."""
-        later = max((number for number, planned in starts if planned < commit.version), default=0)
+    def _is_gone(self, shard: int, commit: Commit, time_ms: int | None, later: int) -> bool:
+        """Return whether a commit is of a history that was taken back.
+
+        Args:
+            shard: The shard.
+            commit: The commit.
+            time_ms: The batch time of its micro-batch in Spark's log: what was taken back may have been put back.
+            later: Where that is gone: the last start that began before its micro-batch, 0 for none.
+        """
         try:
-            return later > 0 and self.changelog.record(shard, commit).incarnation < later
+            record = self.changelog.record(shard, commit)
+            return record.incarnation < later if time_ms is None else record.time_ms != time_ms
         except RewindError:  # whoever reads it next names the damage
             return False
 

@@ -12,6 +12,7 @@ import shutil
 import time
 import zlib
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from backend.rocks import RocksStore
 from backend.spark.queueing import incarnation_of
 from backend.store.protocol import LOGGED_FROM, Changes, Region, region_range
 from recovery.attempt import Done, ShardInput, run_attempt
-from recovery.changelog import open_changelog
+from recovery.changelog import Changelog, open_changelog
 from recovery.changelog.protocol import place_and_growth
 from recovery.cli import app
 from recovery.commit.manifest import Manifest, write_manifest
@@ -44,7 +45,7 @@ from recovery.inspect import report, screen, tables
 from recovery.inspect.checkpoint_view import Checkpoint, Undecided
 from recovery.inspect.compare import local_differences
 from recovery.inspect.report import moment
-from recovery.jobs import ShardJob, queue_files
+from recovery.jobs import ShardJob, next_incarnation, planned_at, queue_files
 from recovery.queue.entries import DIRECTORY, Queue, entry_name
 from recovery.restore.open_shard import OpenShard
 from tests.support import shape
@@ -78,11 +79,13 @@ class Little:
                 self.attempt(shard, version)
             self.committed(version)
 
-    def committed(self, version: int) -> None:
-        """Write what Spark does."""
+    def committed(self, version: int, time_ms: int | None = None) -> None:
+        """Write what Spark does; without the batch time in its log unless given."""
         for log in ("offsets", "commits"):
             (self.location / log).mkdir(exist_ok=True)
             (self.location / log / str(version)).write_text("v1")
+        if time_ms is not None:
+            (self.location / "offsets" / str(version)).write_text(f'v1\n{{"batchTimestampMs":{time_ms}}}')
 
     def job(self, shard: int) -> ShardJob:
         changelog = open_changelog(str(self.location / "rewind" / "changelog"))
@@ -347,19 +350,19 @@ def test_an_attempt_that_logged_what_another_one_queued_is_not_taken_for_committ
         Checkpoint(str(little.location), little.local).committed(0)
 
 
+def append_to(log: Changelog, on: CommitRecord, digit: str, incarnation: int, time_ms: int = 0) -> CommitRecord:
+    """Log one more micro-batch, in which nothing changed."""
+    commit, ancestors = Commit(on.commit.version + 1, digit * 32), [on.commit, *on.ancestors]
+    made = replace(on, commit=commit, parent=on.commit, ancestors=ancestors, incarnation=incarnation, time_ms=time_ms)
+    log.append(made, Changes([], []))
+    return made
+
+
 def test_records_of_micro_batches_that_were_taken_back_are_not_committed(little: Little) -> None:
     """After micro-batch 5 somebody went back to 3: shard 0 has logged one since, shard 1 none."""
     place, operators = str(little.location), ByVersion.always(little.operator)
     log = open_changelog(f"{place}/rewind/changelog")
-
-    def append(on: CommitRecord, digit: str, incarnation: int) -> CommitRecord:
-        commit = Commit(on.commit.version + 1, digit * 32)
-        made = replace(
-            on, commit=commit, parent=on.commit, ancestors=[on.commit, *on.ancestors], incarnation=incarnation
-        )
-        log.append(made, Changes([], []))
-        return made
-
+    append = partial(append_to, log)
     sound = [log.read(shard, little.commit(shard)).record for shard in (0, 1)]
     first = incarnation_of(place, operators, False).number
     gone = [append(append(record, "a", first), "b", first).commit for record in sound]
@@ -377,6 +380,70 @@ def test_records_of_micro_batches_that_were_taken_back_are_not_committed(little:
     assert [checkpoint.committed(shard) for shard in (0, 1)] == [again, little.commit(1)]
     (little.location / "rewind" / "launches.json").write_text('{"format": 1, "launch": 2}')
     assert checkpoint.committed(0) == gone[0], "of release 0.1: nobody knows"
+
+
+def test_micro_batches_that_were_taken_back_and_put_back_are_committed_again(
+    little: Little, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 5 somebody went back to 3; the sink refused 4, of which shard 0 has a record; then the files came back."""
+    place, operators = str(little.location), ByVersion.always(little.operator)
+    log = open_changelog(f"{place}/rewind/changelog")
+    sound = [log.read(shard, little.commit(shard)).record for shard in (0, 1)]
+
+    def start(at_ms: int) -> int:
+        monkeypatch.setattr("recovery.jobs.time.time_ns", lambda: at_ms * 1_000_000)
+        return incarnation_of(place, operators, False).number
+
+    def put_back() -> None:
+        little.committed(4, 8000)
+        little.committed(5, 9000)
+
+    first = start(7000)
+    again = [append_to(log, append_to(log, one, "a", first, 8000), "b", first, 9000).commit for one in sound]
+    second = start(10_000)
+    refused = append_to(log, sound[0], "c", second, 11_000).commit
+    put_back()
+    for number, commit in enumerate(again):
+        [staged] = (little.local / QUERY / str(number)).glob("*/staged")
+        (staged / f"{commit.name}.sst").touch()
+    checkpoint = Checkpoint(place, little.local)
+    assert [checkpoint.committed(shard) for shard in (0, 1)] == again
+    assert [checkpoint.committed(shard, 4) for shard in (0, 1)] == [Commit(4, "a" * 32)] * 2
+    found = little.run("verify")
+    assert [(one["check"], one["where"]) for one in found if one["level"] == "problem"] == []
+    assert not [one for one in found if one["check"] == "lineage" and "not of" in one["what"]]
+    record = little.location / "rewind" / "changelog" / "0" / f"{again[0].name}.delta"
+    data = record.read_bytes()
+    record.unlink()
+    [lost] = levels(little.run("verify", code=1), "problem")
+    assert "it ends at micro-batch 4" in lost["what"]
+    record.write_bytes(data)
+
+    start(12_000)  # it finds 4 and 5, which were planned before the second start: that one's going back did not last
+    for version in (6, 7):
+        little.committed(version, 13_000)
+    for version in (4, 5):
+        (little.location / "offsets" / str(version)).unlink()  # Spark retains some
+    assert [checkpoint.committed(shard) for shard in (0, 1)] == again
+
+    little.committed(4, 11_000)  # the same where the second start has gone on instead
+    little.committed(5, 11_500)
+    assert [checkpoint.committed(shard) for shard in (0, 1)] == [refused, little.commit(1)]
+    for commit in (Commit(4, "d" * 32), Commit(4, "e" * 32)):
+        log.append(replace(sound[1], commit=commit, parent=sound[1].commit, time_ms=11_000), Changes([], []))
+    with pytest.raises(Undecided):  # two attempts of one micro-batch have one time
+        checkpoint.committed(1)
+
+
+def test_a_start_that_went_on_after_going_back_stays_known(little: Little, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = str(little.location)
+    monkeypatch.setattr("recovery.jobs.time.time_ns", lambda: 10_000 * 1_000_000)
+    little.committed(4, 9000)
+    assert next_incarnation(place, 3) == 1  # it plans 4 itself
+    for time_ms, known in ((10_000, [(1, 3), (2, 4)]), (9_999, [(3, 4)])):
+        little.committed(4, time_ms)
+        next_incarnation(place, 4)
+        assert planned_at(place) == known
 
 
 @pytest.mark.parametrize("asked", [True, False])
