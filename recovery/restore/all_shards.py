@@ -21,13 +21,13 @@ import msgspec
 
 from backend.batch import SourcePartition
 from backend.boundary import crossing
-from backend.errors import ChangelogDamaged, HistoryLost, RewindError, StorageFailed
+from backend.errors import ChangelogDamaged, HistoryLost, RestoreMismatch, RewindError, StorageFailed
 from backend.spark.control import ask_to_adopt
 from backend.spark.session.jvm import context_of, cores, run_on_tasks
 from recovery.changelog import Changelog
 from recovery.commit.manifest import query_id
 from recovery.commit.pointer import At, Commit, CommitRecord, Pointer, RestoringPointer, decode, encode, state_of
-from recovery.failures import PASSING
+from recovery.failures import PASSING, read
 from recovery.files import Files, open_files
 from recovery.jobs import ShardJob
 from recovery.killpoints import kill_point
@@ -37,7 +37,7 @@ from recovery.restore.planner import CatchUp, Fetch, Local, Lost, Nothing, Rebui
 from recovery.restore.probe import Unusable, probe, share_all
 from recovery.restore.read_again import mend_queue
 from recovery.restore.replay import DIRECTORY, ReplayableJob, build_snapshot, read_pointers, write_chunks
-from recovery.restore.standby import bring_copies
+from recovery.restore.standby import bring_copies, names_below
 from recovery.restore.versions import committed_record, with_versions
 from recovery.snapshots.publisher import Snapshots
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rewind.restore")
 POLL_S = 0.25
+_LOST = (HistoryLost, ChangelogDamaged, RestoreMismatch)
+"""A shard cannot be restored, now or later; its snapshots may lead there yet."""
 POOL = "rewind-restore"
 """Of the restore's jobs beside a running query, where Spark schedules by FAIR."""
 
@@ -149,9 +151,8 @@ def restore_beside(
     at_once = max(1, cores(spark) - 1)
     run = _Run(spark, job, checkpoint, of, pointers, Listeners(listeners), arrow_rows, at_once)
     context_of(spark).setLocalProperty("spark.scheduler.pool", POOL)  # of this thread's jobs, under FAIR scheduling
-    failed = run.carry_out(plans)
-    assert not failed, "only an older copy may fail and be done without"
-    bring_copies(spark, of, {shard: pointers[shard].commit for shard in plans})
+    restored = _carry_out(run, plans, led)
+    bring_copies(spark, of, {shard: pointers[shard].commit for shard in restored})
     kill_point("before_ask")
     check_lease()
     ask_to_adopt(checkpoint, {shard: pointer.commit.name for shard, pointer in pointers.items()})
@@ -161,6 +162,21 @@ def restore_beside(
 def _in_group(spark: SparkSession, group: str | None) -> None:
     if group is not None:
         context_of(spark).setJobGroup(group, "restore of shards")
+
+
+def _carry_out(run: _Run, plans: Mapping[int, Rebuild | CatchUp], led: Collection[int]) -> Collection[int]:
+    """Restore shards; if one is found lost meanwhile, only those to which no snapshots lead. Give what is restored."""
+    try:
+        failed = run.carry_out(plans)
+    except Exception as error:  # also Spark's, with what the connector says that the source has lost
+        rest, failure = {shard: chosen for shard, chosen in plans.items() if shard not in led}, read(error)
+        if len(rest) == len(plans) or not isinstance(failure.error, _LOST):
+            raise
+        left = sorted(plans.keys() - rest.keys())
+        log.warning("shards %s are not restored, and go by their snapshots: %s", left, failure.text)
+        return _carry_out(run, rest, ())
+    assert not failed, "only an older copy may fail and be done without"
+    return plans.keys()
 
 
 def _leads(snapshots: Snapshots | None, pointer: Pointer) -> bool:
@@ -321,12 +337,13 @@ class _Run:
             items: Iterable[tuple[int, bytes, str | None, Sequence[str]]],
         ) -> Iterator[tuple[int, tuple[int, int, float] | str]]:
             for shard, data, start, names in items:
-                older = Commit.of_name(start) if start is not None else None
+                older, job = Commit.of_name(start) if start is not None else None, make(shard)
                 try:
-                    restored = build_snapshot(make(shard), decode(data).commit, checkpoint, names, older)
+                    restored = build_snapshot(job, decode(data).commit, checkpoint, names, older)
                 except RewindError as error:
-                    if older is None or (isinstance(error, PASSING) and not is_damage(error)):
-                        raise  # what refuses for a time says nothing of the copy
+                    damaged = is_damage(error) and names_below(error, job.local_dir / job.query_id)
+                    if older is None or (isinstance(error, PASSING) and not damaged):
+                        raise  # what refuses for a time, or on another disk, says nothing of the copy
                     yield shard, str(error)
                     continue
                 yield shard, (restored.rows + restored.messages, restored.length, restored.seconds)

@@ -153,7 +153,7 @@ def _on_this_disk(number: int, jobs: list[ShardJob], commits: list[Commit], wher
                 given = keep_copy(job, commit, MOST_BYTES)
             except Exception as error:  # filesystems raise kinds of their own
                 failed[job.shard] = f"{job.where}: {error}"
-                if is_damage(error) and not _names_below(error, place.parent):
+                if is_damage(error) and not names_below(error, place.parent):
                     damaged.add(job.shard)
                 continue
             fetched, behind = fetched + given.fetched, behind or given.behind
@@ -164,7 +164,8 @@ def _on_this_disk(number: int, jobs: list[ShardJob], commits: list[Commit], wher
     return Round(fetched, failed, frozenset(damaged), behind=behind, whole={number: frozenset(whole)})
 
 
-def _names_below(error: BaseException, directory: Path) -> bool:
+def names_below(error: BaseException, directory: Path) -> bool:
+    """Tell whether what an error names lies below a directory: then it is that disk that fails."""
     return isinstance(error, RewindError) and Path(error.where).is_relative_to(directory)
 
 

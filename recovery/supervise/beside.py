@@ -82,8 +82,10 @@ class Beside:
         """The micro-batch with which a shard's queue became too long: the query goes on until that is committed."""
         self._asked: dict[int, tuple[Commit, int]] = {}
         self._refused: dict[int, tuple[int, str]] = {}
+        self._stopped: dict[int, Commit] = {}
+        """Shards that the query was stopped for since the last restore, and since which commit they queue."""
         self._stops: dict[int, tuple[Commit, int]] = {}
-        """How often the query was stopped for a shard that queues since a commit; only its adoption ends the count."""
+        """Restores for which the query was stopped for a shard, since a commit; only its adoption ends the count."""
         self._thread: threading.Thread | None = None
         self._failed: tuple[BaseException, Mapping[int, Pointer]] | None = None
         self._tries, self._not_before = 0, 0.0
@@ -115,6 +117,7 @@ class Beside:
                 self._refused.pop(shard, None)
                 self._asked.pop(shard, None)
                 self._over.pop(shard, None)
+                self._stopped.pop(shard, None)
                 self._stops.pop(shard, None)
 
     def look(self, committed: int) -> None:
@@ -165,6 +168,10 @@ class Beside:
         with self._lock:
             self._tries = 0
             self._refused.clear()
+            for shard, commit in self._stopped.items():
+                since, count = self._stops.get(shard, (commit, 0))
+                self._stops[shard] = commit, count + 1 if since == commit else 1
+            self._stopped.clear()
             self._asked = {
                 shard: (queued.since.commit, queued.count)
                 for shard, queued in self.shards.items()
@@ -207,16 +214,14 @@ class Beside:
             why = f"{queued.count} micro-batches, {queued.length} bytes are queued while its state is restored{refusal}"
         else:
             return
-        since, stops = self._stops.get(shard, (queued.since.commit, 0))
-        stops = stops + 1 if since == queued.since.commit else 1
-        self._stops[shard] = queued.since.commit, stops
-        if stops > MAX_RESTORES:
+        if self._stops.get(shard) == (queued.since.commit, MAX_RESTORES):
             raise RestoreFailed(
                 f"shard {shard} goes on queueing after {MAX_RESTORES} restores with the query stopped",
                 where=f"shard {shard}",
                 why=why,
                 command="rewind verify <checkpoint>",
             )
+        self._stopped[shard] = queued.since.commit
         raise StateUnavailable(f"shard {shard} cannot go on queueing", where=f"shard {shard}", why=why)
 
     def _was_asked(self, shard: int, queued: Queued) -> bool:

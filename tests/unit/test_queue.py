@@ -18,17 +18,20 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from backend import foreach_sink, kafka_sink, parquet_sink, sql_sink
 from backend.batch import MESSAGE_FIELDS, NO_TIME, MicroBatch, Outcome, Position
 from backend.errors import (
+    BrokerUnavailable,
     ChangelogUnavailable,
     CheckpointTaken,
     ControlDamaged,
     HistoryLost,
     RestoreFailed,
+    RestoreMismatch,
     RewindError,
     StateAhead,
     StateCorrupted,
@@ -919,6 +922,9 @@ def test_a_shard_that_never_adopts_its_queue_is_given_up_after_as_many_stops_as_
     stops(FIRST)
     beside.published(0, version, {"commit": Commit(version, "b" * 32).name, "adopted": 2})
     stops(FIRST)
+    for _ in range(MAX_RESTORES + 1):
+        with pytest.raises(StateUnavailable):
+            stopped(second)  # Spark did not stop in time: nothing was restored, and nothing counts
     stops(second)  # of another loss: what came in between was not seen
     with pytest.raises(RestoreFailed, match=f"after {MAX_RESTORES} restores.*{why}"):
         stopped(second)
@@ -1081,12 +1087,60 @@ def test_a_shard_that_the_source_cannot_give_back_goes_by_its_snapshots(
     assert done == ([] if snapshot == "none" else [{}, {0: first.commit.name}])
 
 
-@pytest.mark.parametrize("error", [StorageFailed("no room"), StoreLocked("held"), StateCorrupted("damaged")])
+@pytest.mark.parametrize("led", [set(), {0}, {1}, {0, 1}])
+@pytest.mark.parametrize("shards", [{1}, {0, 1}])
+@pytest.mark.parametrize("error", [HistoryLost("aged"), RestoreMismatch("another digest"), BrokerUnavailable("away")])
+def test_a_shard_whose_messages_go_while_they_are_replayed_goes_by_its_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: set[int], led: set[int], error: Exception
+) -> None:
+    """Retention passes them between the plan and its last slice: those of shard 1."""
+    (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000001"}')
+    done: list[Any] = []
+
+    def carry_out(_: object, plans: dict[int, Any]) -> dict[int, str]:
+        done.append(set(plans))
+        if 1 in plans:
+            raise error
+        return {}
+
+    monkeypatch.setattr(all_shards, "plan_restores", lambda lost, *_: dict.fromkeys(lost))
+    monkeypatch.setattr(all_shards._Run, "carry_out", carry_out)
+    monkeypatch.setattr(all_shards, "bring_copies", lambda _, __, commits: done.append({*commits}) or frozenset())
+    monkeypatch.setattr(all_shards, "_leads", lambda _, pointer: pointer.shard in led)
+    monkeypatch.setattr(all_shards, "ask_to_adopt", lambda _, commits: done.append(sorted(commits)))
+    monkeypatch.setattr(all_shards, "cores", lambda _: 2)
+    monkeypatch.setattr(all_shards, "context_of", lambda _: MagicMock())
+    pointers = {shard: msgspec.structs.replace(FIRST, shard=shard) for shard in shards}
+    asked = 1 in led and not isinstance(error, BrokerUnavailable)
+    with nullcontext() if asked else pytest.raises(type(error)):
+        restore_beside(
+            MagicMock(), MagicMock(), str(tmp_path), lambda *_: MagicMock(), pointers, lambda: None, refused=shards
+        )
+    rest = shards - led
+    assert done[1:] == [shards, rest, rest, sorted(shards)] if asked else sorted(shards) not in done
+
+
+OF_COPIES = "/local/q/0/1/db"
+
+
+@pytest.mark.parametrize(
+    ("error", "given_up"),
+    [
+        (StorageFailed("no room"), False),
+        (StoreLocked("held"), False),
+        (StateCorrupted("damaged"), True),
+        (storage_failed(OSError(errno.EIO, "EIO"), "/nfs/changelog/0/a.delta"), False),
+        (storage_failed(OSError(errno.ESTALE, "ESTALE"), "s3://changelog/0/a.delta"), False),
+        (storage_failed(OSError(errno.EIO, "EIO"), OF_COPIES), True),
+        (storage_failed(OSError(errno.ENOSPC, "full"), OF_COPIES), False),
+    ],
+)
 def test_an_older_copy_is_not_given_up_for_what_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    job: ShardJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, given_up: bool
 ) -> None:
     """The whole shard was replayed then, and where the source had aged its history was called lost."""
-    run = all_shards._Run(MagicMock(), MagicMock(), str(tmp_path), MagicMock(), {0: FIRST}, MagicMock(), 1)
+    here = replace(job, local_dir=Path("/local"))
+    run = all_shards._Run(MagicMock(), MagicMock(), str(tmp_path), lambda _: here, {0: FIRST}, MagicMock(), 1)
 
     def build(*_: object) -> None:
         raise error
@@ -1095,7 +1149,7 @@ def test_an_older_copy_is_not_given_up_for_what_passes(
     monkeypatch.setattr(all_shards, "crossing", lambda work: work)
     monkeypatch.setattr(all_shards, "run_on_tasks", lambda _, items, work: list(work(items)))
     plans: Any = {0: CatchUp(MagicMock(), COMMIT, {}, "it is behind")}
-    if isinstance(error, StateCorrupted):
+    if given_up:
         assert run._build(plans, {}) == {0: str(error)}
     else:
         with pytest.raises(type(error)):
