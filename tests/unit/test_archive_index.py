@@ -310,7 +310,7 @@ def test_a_restore_in_many_jobs_opens_each_file_once(tmp_path: Path, monkeypatch
     jobs: list[Any] = []
     monkeypatch.setattr(archive_index, "_opened", opening)
     monkeypatch.setattr(Job, "replay", replayed)
-    monkeypatch.setattr(replay, "apart", lambda *_: None)
+    monkeypatch.setattr(replay, "apart", lambda *_, **__: None)
     monkeypatch.setattr(replay, "chunk_writer", lambda *_: None)
     monkeypatch.setattr(replay, "replay_ranges", lambda _: {(0, 0): (0, 30)})
     monkeypatch.setattr(replay, "slices", lambda *_: [{(0, 0): (at, at + 3)} for at in range(0, 30, 3)])

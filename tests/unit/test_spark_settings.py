@@ -157,7 +157,7 @@ def test_a_job_reads_messages_under_the_settings_of_its_start(monkeypatch: pytes
 
     monkeypatch.setattr(Job, "replay", replay)
     draft: Any = SimpleNamespace(entry=SimpleNamespace(time_ms=0))
-    assert _read(spark, job, draft, {(0, 0): (0, 1)}, None, 10) == []
+    assert _read(spark, job, job, draft, {(0, 0): (0, 1)}, None, 10) == []
     monkeypatch.setattr("recovery.restore.replay.replay_ranges", lambda _: {(0, 0): (0, 1)})
     monkeypatch.setattr("recovery.restore.replay.chunk_writer", lambda *_: None)
     records: Any = {0: None}
