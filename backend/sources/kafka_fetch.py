@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType
 
+from backend.chunks import repeated
 from backend.errors import HistoryLost, RewindError, SourceDamaged, SourceUnavailable, SourceWentBack
 from backend.kafka_client.loss import KEEP
 from backend.kafka_client.reader import next_messages
@@ -225,8 +226,8 @@ def _records(messages: list[Any], topic: str, partition: int, following: int, en
     times = np.fromiter((message.timestamp()[1] for message in messages), np.int64, len(messages))
     at = pa.array(times, mask=(times > _LAST_MS) | (times < 0)).cast(pa.timestamp("ms", "UTC"))  # -1: it has none
     columns = [
-        pa.repeat(pa.scalar(topic), len(messages)),
-        pa.repeat(pa.scalar(partition, pa.int32()), len(messages)),
+        repeated(topic, len(messages)),
+        pa.array(np.full(len(messages), partition, np.int32)),
         pa.array(offsets),
         at.cast(pa.timestamp("us", "UTC")),
         pa.array([message.key() for message in messages], pa.binary()),

@@ -35,6 +35,7 @@ import pyarrow.parquet as pq
 import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
+from backend.chunks import repeated
 from backend.errors import UNDECODABLE, HistoryLost, SourceDamaged, StorageFailed
 from backend.sources import OffsetRange, TopicPartition
 from backend.sources.archive_files import batch_rows, cast
@@ -260,8 +261,8 @@ def read_results(
                 at += batch.num_rows
                 value = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
                 columns = {
-                    "topic": pa.repeat(pa.scalar(topic), len(offsets)),
-                    "partition": pa.repeat(pa.scalar(partition, pa.int32()), len(offsets)),
+                    "topic": repeated(topic, len(offsets)),
+                    "partition": pa.array(np.full(len(offsets), partition, np.int32)),
                     "offset": offsets,
                     "timestamp": pa.nulls(len(offsets), pa.timestamp("ms", "UTC")),
                     "key": pa.nulls(len(offsets), pa.binary()),
