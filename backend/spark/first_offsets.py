@@ -1,5 +1,7 @@
 """Where a new query begins, said once: the first micro-batch may be planned again, and topics go on meanwhile.
 
+Until Spark has started a query (`has_begun`) nothing was read, and each start says it anew: one may be refused.
+
 Spark logs the end of a micro-batch, and the beginning of the first one nowhere. Its Kafka connector writes it to
 `<checkpoint>/sources/<number>/0` (a zero byte, `v1`, a line break, JSON of topic -> partition -> offset); readers of
 ours keep theirs at the same place in the same form, so a checkpoint goes on with either.
@@ -26,7 +28,7 @@ def first_positions(
     Args:
         checkpoint: Spark's checkpoint location.
         number: Of the source, in the order of the plan.
-        ask: Gives where it would begin now; asked once in the life of a checkpoint.
+        ask: Gives where it would begin now; asked once in the life of a query.
 
     Raises:
         UnknownFormat: What is written there is of another release.
@@ -35,8 +37,13 @@ def first_positions(
     if known is not None:
         return known
     first = dict(ask())
-    open_files(checkpoint).write(f"sources/{number}/0", [HEAD + json.dumps(offset_json(first)).encode()])
+    write_positions(checkpoint, number, first)
     return first
+
+
+def write_positions(checkpoint: str, number: int, first: Mapping[TopicPartition, int]) -> None:
+    """Write down where a source's query begins, in place of what a start decided that was refused."""
+    open_files(checkpoint).write(f"sources/{number}/0", [HEAD + json.dumps(offset_json(first)).encode()])
 
 
 def known_positions(checkpoint: str, number: int) -> dict[TopicPartition, int] | None:

@@ -23,7 +23,7 @@ from backend.boundary import crossing
 from backend.sources import Direct, Source, is_direct
 from backend.sources.dataframe import is_ranked
 from backend.spark.control import control_rows
-from backend.spark.first_offsets import first_positions, known_positions
+from backend.spark.first_offsets import first_positions, known_positions, write_positions
 from backend.spark.pack import frames
 from backend.spark.pack.hashing import NAME, hashable
 from backend.spark.pack.pack_input import PackInput, Stage, selecting
@@ -140,22 +140,23 @@ class Job:
             if ask is not None and known_positions(checkpoint, number) is None:
                 ask()
 
-    def begin(self, checkpoint: str, first_offsets: Sequence[Sequence[int]]) -> None:
+    def begin(self, checkpoint: str, first_offsets: Sequence[Sequence[int]], *, anew: bool) -> None:
         """Write down where a new query begins in sources that say it, as its manifest will: `streaming` goes by it.
 
         Args:
             checkpoint: Spark's checkpoint location.
             first_offsets: (stream, partition, offset).
+            anew: Nothing has begun, whatever an earlier start wrote down.
         """
         topics = {stream: named for named, stream in self.streams.items()}
         for number, side in enumerate(self.inputs):
-            if hasattr(side.source, "first_positions"):
+            if hasattr(side.source, "first_positions") and (anew or known_positions(checkpoint, number) is None):
                 mine = {
                     (topics[stream][1], partition): first
                     for stream, partition, first in first_offsets
                     if topics[stream][0] == side.name
                 }
-                first_positions(checkpoint, number, mine.copy)
+                write_positions(checkpoint, number, mine)
 
     def pinned(self, topics: Mapping[str, TopicIdentity]) -> Job:
         """Return the job with sources that refuse topics which were deleted and made again since."""

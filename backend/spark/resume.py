@@ -74,6 +74,12 @@ def newest_planned(checkpoint: str) -> int:
     return max(versions_in(checkpoint, "offsets"), default=-1)
 
 
+def has_begun(checkpoint: str) -> bool:
+    """Tell whether Spark has started a query there: where that begins holds. A start that is refused begins none."""
+    planned = any(versions_in(checkpoint, log) for log in ("offsets", "commits"))
+    return planned or METADATA in open_files(checkpoint).list()
+
+
 def committed_positions(checkpoint: str) -> list[dict[TopicPartition, int]]:
     """Give the next offsets per source as of the last committed micro-batch; of some sources none.
 

@@ -39,7 +39,7 @@ from backend.spark.observed import observed
 from backend.spark.pack.routing import MAX_SHARDS, grouping_values
 from backend.spark.processor import ShardProcessor
 from backend.spark.queueing import Sealing, incarnation_of, queue_limit
-from backend.spark.resume import check_resumable, clear_unplanned, newest_planned
+from backend.spark.resume import check_resumable, clear_unplanned, has_begun, newest_planned
 from backend.spark.session.jvm import (
     check_same_files,
     context_of,
@@ -218,13 +218,16 @@ def _plan(
     give_workers_time(spark)
     use_unix_sockets(spark)
     used = _is_used(checkpoint, used)
+    begun = has_begun(checkpoint)
     stored = read_manifest(checkpoint)
     pipeline = known_sources(pipeline, stored, checkpoint)
 
     @cache
     def first_offsets() -> list[list[Any]]:
-        at = None if used else checkpoint  # what another query left there is no answer
-        return stored.entries["first_offsets"] if stored is not None else _first_offsets(pipeline, spark, at)
+        # what another query left there is no answer, nor what a start decided that was refused
+        at = checkpoint if begun and not used else None
+        known = stored.entries["first_offsets"] if begun and stored is not None else None
+        return _first_offsets(pipeline, spark, at) if known is None else known
 
     job = build_job(pipeline, spark, options, stored=stored, first_offsets=first_offsets)
     if used:  # its topics are there, if one is not known to a broker it has just come up
@@ -248,7 +251,7 @@ def _plan(
     lease = taken.enter_context(
         lease_of(checkpoint, f"query {options.name!r}" if options.name is not None else "a query")
     )
-    if _is_used(checkpoint, used) != used or read_manifest(checkpoint) != stored:
+    if (_is_used(checkpoint, used), has_begun(checkpoint), read_manifest(checkpoint)) != (used, begun, stored):
         raise CheckpointInUse(
             "another query ran on the checkpoint while this start waited for it",
             where=checkpoint,
@@ -461,7 +464,7 @@ def _take_places(
     stored: Manifest | None,
     settled: Manifest,
     changelog: Changelog,
-    begin: Callable[[], None],
+    begin: Callable[..., None],
     open_sink: Callable[[], None],
     check: Callable[[], None],
     *,
@@ -470,15 +473,17 @@ def _take_places(
     """Record what the query is, then make a changelog of its own, and open the sink.
 
     A query that has a manifest goes by that until its sink is open: what that refuses has changed nothing. The first
-    start records its id before anything is the id's own. Before each of them the lease is looked at: of two starts at
+    start records its id before anything is the id's own. Each start of a query that has not begun writes down where it
+    begins, right before the manifest that says the same. Before each of them the lease is looked at: of two starts at
     the same moment one has lost it by then, and would take from the other what that has taken.
     """
     if stored is not None:
         check()
         open_sink()
-    else:
+    begun = has_begun(checkpoint)
+    if stored is None or not begun:
         check()
-        begin()
+        begin(anew=not begun)
     check()
     record(checkpoint, settled)
     check()

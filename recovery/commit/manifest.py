@@ -156,7 +156,7 @@ def settle(checkpoint: str, wanted: Manifest, *, used: bool) -> Manifest:
 
     Args:
         checkpoint: Spark's checkpoint location.
-        wanted: The job as it is now.
+        wanted: The job as it is now, with the first offsets of the query that has begun.
         used: Spark has committed micro-batches there.
 
     Returns:
@@ -181,7 +181,7 @@ def settle(checkpoint: str, wanted: Manifest, *, used: bool) -> Manifest:
     return Manifest(
         stored.shards,
         stored.grouping,
-        {**wanted.entries, "first_offsets": stored.entries.get("first_offsets")},
+        wanted.entries,
         following(before, options, versions_in(checkpoint, "offsets")),
     )
 

@@ -36,7 +36,7 @@ OPTIONS = (
 
 FREE = (
     *OPTIONS,
-    "first_offsets",  # those of the first start stay
+    "first_offsets",  # those of the query that has begun stay
     "topics",  # compared by their ids at the start
     "changelog",
     "place",  # where the checkpoint was at its last start

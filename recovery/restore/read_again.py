@@ -14,7 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from backend.batch import Positions, SourcePartition
+from backend.batch import Positions, SourcePartition, counts_offsets
 from backend.errors import HistoryLost, StateCorrupted, StateUnavailable
 from backend.spark.pack.assembling import Packed, assemble, packed_rows
 from backend.spark.pack.frames import PACKED_SCHEMA
@@ -156,7 +156,10 @@ def _assembled(job: ReplayableJob, draft: Draft, rows: list[Packed]) -> ShardInp
     if not rows:
         return ShardInput(entry.time_ms, None, positions)
     where = f"shard {entry.shard}, micro-batch {entry.commit.version}"
-    return assemble(rows, positions, fields=job.message_fields, shard=entry.shard, where=where, topics=job.topics)
+    return assemble(
+        rows, positions, fields=job.message_fields, shard=entry.shard, where=where, topics=job.topics,
+        by_offset=counts_offsets(job.operator),
+    )  # fmt: skip
 
 
 def _gone(files: Files, draft: Draft, why: str) -> HistoryLost:

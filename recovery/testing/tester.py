@@ -370,7 +370,7 @@ class OperatorTester:
             errors = [self._error(place, reason) for place, reason in refused.items() if reason != _DROPPED]
             self._refused = pa.concat_tables([ERROR_SCHEMA.empty_table(), *errors])
             ahead = tuple(place for place, reason in refused.items() if reason == "in_future")
-            firsts = {key: start for key, (start, end) in ranges.items() if start == 0 < end}
+            firsts = {key: start for key, (start, end) in ranges.items() if by_offset and start == 0 < end}
             return ShardInput(self.now_ms, table if table.num_rows else None, after, ahead, drain=drain, firsts=firsts)
 
         return run_attempt(self._job, pointer, self._version, read)

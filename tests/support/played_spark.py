@@ -653,7 +653,12 @@ class Disturbed(Undisturbed):
                 self.asked[shard] = pointer.since.commit.name
 
     def replayable(self) -> Any:
-        return SimpleNamespace(ranked=frozenset(), topics={0: "left", 1: "right"}, message_fields=self.story.fields)
+        return SimpleNamespace(
+            ranked=frozenset(),
+            topics={0: "left", 1: "right"},
+            message_fields=self.story.fields,
+            operator=self.story.operators.at(0),
+        )
 
     def mend(self, version: int, shard: int) -> bool:
         pointer = self.committed(version, shard)

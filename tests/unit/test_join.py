@@ -124,7 +124,7 @@ def behind_the_pack_stage(
             changelog = FileChangelog(str(tmp_path / "changelog"))
             job = ShardJob("q", shard, tmp_path / "local", operator, fields, changelog)
             mine = [Packed(row["header"], row["frame"], row["errors"]) for row in packed if row["shard"] == shard]
-            known = partial(assemble, mine, sources=sources, fields=fields)
+            known = partial(assemble, mine, sources=sources, fields=fields, by_offset=True)
             done = run_attempt(job, pointer, version, known)
             pointers[shard] = done.pointer
             results = done.outcome.results.to_pylist()

@@ -33,6 +33,7 @@ from tests.unit.test_combining import SCHEMA, assembled, rows, spec
 
 SINCE = Pointer(0, Commit(4, "a" * 32), None, 0, "", [(0, 0, Position(10, 3, 0))], {}, "")
 TIMES = ((10, 1, "a", 1), (11, 2, "a", 2), (12, 2, "b", 4), (13, 700, "b", 8), (14, 4, "a", 16))
+BY_NUMBER = SimpleNamespace(counts_offsets=True)
 MAX_AHEAD = 100
 """The batch time of `rows` is 50, so offset 13 is too far ahead."""
 
@@ -43,7 +44,8 @@ def files(tmp_path: Path) -> Files:
 
 
 def job(**more: Any) -> Any:
-    known = {"ranked": frozenset(), "topics": {0: "t"}, "message_fields": tuple(SCHEMA), "looking_once": lambda: None}
+    known = {"ranked": frozenset(), "topics": {0: "t"}, "message_fields": tuple(SCHEMA), "looking_once": lambda: None,
+             "operator": None}  # fmt: skip
     return SimpleNamespace(**known | more)
 
 
@@ -232,13 +234,13 @@ def test_a_source_partition_that_brought_nothing_before_is_read_from_where_the_q
     before = {(0, 0): Position(0, NO_TIME, 0)}
     since = msgspec.structs.replace(SINCE, positions=[(0, 0, before[0, 0])])
     mine = ((10, 5, "a", 1), (11, 6, "b", 2))
-    given = assemble(packed(rows(*mine)), before, fields=tuple(SCHEMA), topics={0: "t"})
+    given = assemble(packed(rows(*mine)), before, fields=tuple(SCHEMA), topics={0: "t"}, by_offset=True)
     pointer = Queue(files, ByVersion(())).put(since, 5, given, Commit(5, "5" * 32))
     read, held = source((8, 900, "z", 0), *mine), {(0, 0): (7, 20)}
     lose(files, pointer, 5)
     with pytest.raises(HistoryLost, match="gives other messages"):
-        make_again(files, pointer, job(), held, read)
-    assert make_again(files, pointer, job(), held, read, {(0, 0): 10}) == 1
+        make_again(files, pointer, job(operator=BY_NUMBER), held, read)
+    assert make_again(files, pointer, job(operator=BY_NUMBER), held, read, {(0, 0): 10}) == 1
     [entry] = read_queue(files, pointer)
     assert told(entry.given()) == told(given)
     assert given.firsts == {(0, 0): 10}
@@ -254,18 +256,22 @@ def test_an_entry_is_lost_whose_source_partition_begins_elsewhere_by_now(files: 
         found = pack(rows(*((n, 5, "a", 1) for n in range(low, 12))), other).to_pylist()
         return [Packed(row["header"], row["frame"], row["errors"]) for row in found if row["shard"] == 1]
 
-    given = assemble(of_the_other(10), before, fields=tuple(SCHEMA), topics={0: "t"})
+    given = assemble(of_the_other(10), before, fields=tuple(SCHEMA), topics={0: "t"}, by_offset=True)
     assert (given.messages, given.firsts) == (None, {(0, 0): 10})
     pointer = queue.put(since, 5, given, Commit(5, "5" * 32))
     [entry] = read_queue(files, pointer)
     assert told(entry.given()) == told(given)
     lose(files, pointer, 5)
     with pytest.raises(HistoryLost, match="gives other messages"):
-        make_again(files, pointer, job(), {(0, 0): (11, 20)}, lambda *_: of_the_other(11))
-    assert make_again(files, pointer, job(), {(0, 0): (10, 20)}, lambda *_: of_the_other(10)) == 1
+        make_again(files, pointer, job(operator=BY_NUMBER), {(0, 0): (11, 20)}, lambda *_: of_the_other(11))
+    assert make_again(files, pointer, job(operator=BY_NUMBER), {(0, 0): (10, 20)}, lambda *_: of_the_other(10)) == 1
     pointer = queue.put(since, 5, replace(given, firsts={}), Commit(5, "6" * 32))
     lose(files, pointer, 5)
-    assert make_again(files, pointer, job(), {(0, 0): (10, 20)}, lambda *_: of_the_other(10)) == 1
+    assert make_again(files, pointer, job(operator=BY_NUMBER), {(0, 0): (10, 20)}, lambda *_: of_the_other(10)) == 1
+    window = assemble(of_the_other(10), before, fields=tuple(SCHEMA), topics={0: "t"})
+    pointer = queue.put(since, 5, window, Commit(5, "7" * 32))
+    lose(files, pointer, 5)
+    assert make_again(files, pointer, job(), {(0, 0): (11, 20)}, lambda *_: of_the_other(11)) == 1, "it counts nothing"
 
 
 def test_a_pointer_knows_of_the_oldest_entries_where_all_are_too_much(

@@ -620,7 +620,7 @@ def test_of_two_starts_at_once_the_one_that_has_lost_takes_nothing_more(
     job: Any = SimpleNamespace(
         shards=1, grouping=grouping_values(1), operator=None, inputs=(), message_fields=(), logged=False
     )
-    job.pinned, job.check_sources, job.begin = lambda _: job, lambda *_, **__: None, lambda *_: None
+    job.pinned, job.check_sources, job.begin = lambda _: job, lambda *_, **__: None, lambda *_, **__: None
     entries = {"query": "q", "changelog": "rewind/changelog", "topics": {}, "place": checkpoint, "first_offsets": []}
     stored = None if first else Manifest(1, grouping_values(1), entries)
     if stored is not None:

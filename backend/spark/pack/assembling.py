@@ -78,7 +78,8 @@ def assemble(
         ranked: Streams whose rows get their offsets here (`backend.spark.ranking`).
         version: Spark's batch id, for those.
         combining: What combined the messages, where the pack stage found it worth it; None where it never does.
-        by_offset: See `backend.batch.counts_offsets`: what is not accepted keeps a source partition from being idle.
+        by_offset: See `backend.batch.counts_offsets`: what is not accepted keeps a source partition from being idle,
+            and it counts where source partitions begin.
 
     Raises:
         SourceWentBack: A source partition delivered an offset below its committed position.
@@ -162,7 +163,7 @@ def assemble(
         errors=bad,
         timestamps=timestamps,
         with_values=combining is None,
-        firsts=_firsts(starts, before),
+        firsts=_firsts(starts, before) if by_offset else {},
     )
 
 
