@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -216,6 +218,7 @@ def test_where_a_query_begins_at_the_end_is_settled_before_its_first_micro_batch
     begun.streaming(
         spark, str(tmp_path / "checkpoint"), ByVersion(((0, None),))
     )  # what a start plans; no trigger comes
+    (tmp_path / "checkpoint" / "metadata").write_text(json.dumps({"id": str(uuid4())}))  # Spark has begun the query
     rows = events(60, seed=2)
     kafka_topics.produce(topic, [Event(row) for row in rows])
     query = job.start(until="end")
