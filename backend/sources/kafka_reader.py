@@ -149,7 +149,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._admin = self._admin or admin_client(self.plan.settings)
         committed = self.plan.isolation == "read_committed"
         plan = self.plan
-        found = ends(plan.settings, plan.topics, self._admin, committed_only=committed, known=plan.known)
+        seen = self._newest or ()
+        found = ends(plan.settings, plan.topics, self._admin, committed_only=committed, known=plan.known, expected=seen)
         self._newest = {key: end.offset for key, end in found.items()}
         return self._newest
 

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from backend.errors import SourceUnavailable, SourceWentBack, UnknownFormat
 from backend.kafka_client.admin import End, TopicIdentity
 from backend.kafka_client.refusals import ClientErrors
 from backend.kafka_client.settings import KafkaSettings
-from backend.sources import kafka_watch
+from backend.sources import kafka_reader, kafka_watch
+from backend.sources.kafka_reader import KafkaStreamReader, ReaderPlan
 from backend.sources.kafka_watch import TopicWatch
 from backend.spark.watching import LEADER_EPOCHS, SourceWatch
 from recovery.supervise.spark_logs import MicroBatchFailed
@@ -106,6 +108,25 @@ def test_a_look_asks_both_questions_at_once_and_asks_again_where_there_are_new_p
     watch._known = {"t": TopicIdentity("other", 1)}
     with pytest.raises(SourceWentBack, match="made again"):
         watch.look(dict)
+
+
+def test_a_plan_asks_both_questions_at_once_and_asks_again_where_there_are_new_partitions(monkeypatch):
+    cluster = Answers(1)
+    monkeypatch.setattr(kafka_reader, "admin_client", lambda _: cluster)
+    known = {"t": TopicIdentity(f"{10:032x}", 1)}
+    reader = KafkaStreamReader(ReaderPlan(SETTINGS, ("t",), "read_committed", None, 1000, known=known))
+    assert reader.latestOffset({}, ReadAllAvailable()) == {"t": {"0": 5}}
+    assert cluster.log == ["asked topics", "answered topics", "asked 1 ends", "answered ends"]
+    cluster.log.clear()
+    assert reader.latestOffset({}, ReadAllAvailable()) == {"t": {"0": 5}}
+    assert cluster.log == ["asked 1 ends", "asked topics", "answered topics", "answered ends"]
+    cluster.partitions = 2
+    cluster.log.clear()
+    assert reader.latestOffset({}, ReadAllAvailable()) == {"t": {"0": 5, "1": 5}}
+    assert cluster.log[2:4] == ["answered topics", "asked 2 ends"]
+    known["t"] = TopicIdentity("other", 1)
+    with pytest.raises(SourceWentBack, match="made again"):
+        reader.latestOffset({}, ReadAllAvailable())
 
 
 def test_an_end_is_checked_where_a_leader_is_new_and_only_there(monkeypatch, tmp_path):
