@@ -50,15 +50,15 @@ _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 """What fails in these, and in ours, when a user's function calls it, fails at the function's line."""
 _TOKEN = secrets.token_hex(16)
 _STORAGE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
-_READER = (
+PLANNING = (
     "initialOffset",
     "latestOffset",
     "partitions",
-    "read",
     "commit",
     "prepareForTriggerAvailableNow",
     "reportLatestOffset",
 )
+"""What Spark calls of a data source's reader on the driver; in a task, `read` only."""
 
 
 class CrossedError(Exception):
@@ -91,7 +91,7 @@ def crossing(function: Callable[..., Any], mark: str | None = None) -> Callable[
 def crossing_reader(reader: Any, options: dict[str, str]) -> Any:
     """Wrap the methods of a data source's reader that Spark calls; where the option is not set, nothing is done."""
     mark = options.get(OPTION)
-    for name in _READER if mark is not None else ():
+    for name in (*PLANNING, "read") if mark is not None else ():
         method = getattr(reader, name, None)
         if method is not None:
             setattr(reader, name, crossing(method, mark))

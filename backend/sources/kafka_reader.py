@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from backend.boundary import PLANNING
 from backend.errors import SourceWentBack
 from backend.kafka_client.admin import TopicIdentity, admin_client, ends
 from backend.kafka_client.settings import KafkaSettings
@@ -155,8 +156,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._newest
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the client out: tasks get a copy of the reader."""
-        return {name: value for name, value in self.__dict__.items() if name != "_admin"}
+        """Leave out what plans, the client and wrapped methods: tasks get a copy of the reader, and call `read`."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_admin", *PLANNING)}
 
 
 def shared_out(ahead: Mapping[TopicPartition, OffsetRange], most: int) -> dict[TopicPartition, OffsetRange]:
