@@ -197,12 +197,14 @@ class KafkaSource:
         self, names: Collection[str] | None = None, first: Mapping[TopicPartition, int] | None = None
     ) -> KafkaStreamReader:
         """Return what plans and reads the stream with the client."""
-        from backend.sources.kafka_reader import KafkaStreamReader, ReaderPlan
+        from backend.sources.kafka_reader import TOGETHER, KafkaStreamReader, ReaderPlan
 
         begin = first if first is not None else self.first_positions()
         settings, bound = self.settings.inlined(), self.max_offsets_per_trigger
+        together = TOGETHER if names is not None else 0  # steps, which see all fields, may be slow: in as many tasks
+        per_task, known = DEFAULT_OFFSETS_PER_TASK, self.known
         return KafkaStreamReader(
-            ReaderPlan(settings, self.topics, self.isolation, bound, DEFAULT_OFFSETS_PER_TASK, begin, self.known)
+            ReaderPlan(settings, self.topics, self.isolation, bound, per_task, begin, known, together)
         )
 
     def pieces(

@@ -1,4 +1,4 @@
-"""Exact offset ranges of a source partition, read with confluent-kafka where a task runs.
+"""Exact offset ranges of source partitions, read with confluent-kafka where a task runs.
 
 A range ends where it was said to end: at a message behind it, or where the broker says that nothing more is there to be
 seen (the rest may be markers of transactions, or aborted). Offsets that are gone are an error, and so is a broker that
@@ -34,7 +34,9 @@ from backend.sources.formats import record_schema
 from backend.sources.kafka_watch import ANEW
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, TopicPartition
+
+    from backend.sources import OffsetRange
 
 STALL_S = 120.0  # Spark's connector waits as long
 WAIT_S = 1.0
@@ -72,17 +74,15 @@ _LAST_MS = (2**63 - 1) // 1000
 """Of what microseconds can say; a record's timestamp beyond (nanoseconds that were taken for it) is none."""
 
 
-def fetch(
-    configuration: Mapping[str, str], topic: str, partition: int, start: int, end: int
-) -> Iterator[pa.RecordBatch]:
-    """Return the messages of a half-open offset range (`RECORDS`); Python's collector is off until all are read.
+def fetch(configuration: Mapping[str, str], topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[pa.RecordBatch]:
+    """Return the messages of half-open offset ranges (`RECORDS`); Python's collector is off until all are read.
+
+    A batch is of one source partition, and those of one come in order.
 
     Args:
         configuration: The client's, with `isolation.level`.
         topic: The topic.
-        partition: Its partition.
-        start: First offset; there may be no message at it.
-        end: The offset after the last.
+        ranges: By source partition; there may be no message at a first offset.
 
     Raises:
         HistoryLost: The broker no longer has the offsets.
@@ -92,39 +92,119 @@ def fetch(
         AccessRefused: It refuses the credentials or their rights.
         SourceDamaged: It gives messages that were not asked for, or none but damaged ones.
     """
-    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka import KafkaException
 
     with _client(configuration, topic) as consumer, _uncollected():
         consumer.errors.begin(consumer)
-        consumer.assign([TopicPartition(topic, partition, start)])
-        following, silence = start, _Silence(configuration, (topic, partition))
-        while following < end:
+        asked = {number: _Range(configuration, (topic, number), bounds) for number, bounds in ranges.items()}
+        left = [one for one in asked.values() if not one.done]
+        consumer.assign([one.position() for one in left])
+        while left:
             try:
-                messages = _before_damage(next_messages(consumer, BULK, WAIT_S), partition)
+                came = _by_range(next_messages(consumer, BULK, WAIT_S), asked, left)
             except KafkaException as error:
-                raise _refused(configuration, f"{topic}-{partition}", error) from None
-            good = [message for message in messages if message.error() is None]
-            records = _records(good, topic, partition, following, end)
-            if good:
-                following = good[-1].offset() + 1
-                silence.end()
-            # errors outlive an assignment: those of what the client read before may come now
-            failed = [m for m in messages if m.error() is not None and m.partition() in (None, partition)]
-            del messages, good
-            if records.num_rows:
-                yield records
-                silence.end()
-            del records
-            lost = False
-            for message in failed:
-                seen = _judged(consumer, message, configuration, (topic, partition), following)
-                following, lost = max(following, seen), lost or seen < 0
-                silence.hear(message.error())
-            if following < end:
-                silence.check(consumer, following, end)
-                if lost:
-                    time.sleep(AGAIN_S)
-                    consumer.assign([TopicPartition(topic, partition, following)])
+                raise _refused(configuration, left[0].where, error) from None
+            passed = [one for one, messages in came if one.done and any(m.error() is None for m in messages)]
+            while came:
+                one, messages = came.pop()
+                if one.done:
+                    continue
+                records, failed = one.take(messages)
+                del messages
+                if records.num_rows:
+                    since = time.monotonic()
+                    yield records
+                    away_s = time.monotonic() - since
+                    for other in left:
+                        other.silence.wait(away_s)
+                    one.silence.end()
+                del records
+                one.judge(consumer, failed)
+            left = [one for one in left if not one.done]
+            for one in left:
+                one.silence.check(consumer, one.following, one.end)
+            if left and passed:  # the client would go on with them, however much there is
+                consumer.incremental_unassign([one.position() for one in passed])
+            if any(one.lost for one in left):
+                time.sleep(AGAIN_S)
+                _ask_again(consumer, left)
+
+
+class _Range:
+    """What is left to be read of a source partition.
+
+    Args:
+        configuration: The client's.
+        place: Topic and partition.
+        bounds: Half-open.
+
+    Attributes:
+        following: The offset that comes next.
+        lost: The client has to be told again where to go on.
+    """
+
+    def __init__(self, configuration: Mapping[str, str], place: tuple[str, int], bounds: OffsetRange) -> None:
+        self._configuration, self._place, self.where = configuration, place, "{}-{}".format(*place)
+        self.following, self.end = bounds
+        self.silence, self.lost = _Silence(configuration, place), False
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it is read."""
+        return self.following >= self.end
+
+    def position(self) -> TopicPartition:
+        """Return where to go on."""
+        from confluent_kafka import TopicPartition
+
+        return TopicPartition(*self._place, self.following)
+
+    def take(self, messages: list[Any]) -> tuple[pa.RecordBatch, list[Any]]:
+        """Return the records of messages, and what came instead of some."""
+        topic, partition = self._place
+        messages = _before_damage(messages, partition)
+        good = [message for message in messages if message.error() is None]
+        records = _records(good, topic, partition, self.following, self.end)
+        if good:
+            self.following = good[-1].offset() + 1
+            self.silence.end()
+        # errors outlive an assignment: those of what the client read before may come now
+        return records, [m for m in messages if m.error() is not None and m.partition() in (None, partition)]
+
+    def judge(self, consumer: Any, failed: list[Any]) -> None:
+        """Judge what came instead of messages; raises as `_judged` does."""
+        for message in failed:
+            seen = _judged(consumer, message, self._configuration, self._place, self.following)
+            self.following, self.lost = max(self.following, seen), self.lost or seen < 0
+            self.silence.hear(message.error())
+
+
+def _ask_again(consumer: Any, left: list[_Range]) -> None:
+    """Let a client go on where ranges are that it lost; the others stay as they are, with what has come of them."""
+    lost = [one for one in left if one.lost]
+    positions = [one.position() for one in lost]
+    if len(lost) == len(left):
+        consumer.assign(positions)
+    else:
+        consumer.incremental_unassign(positions)
+        consumer.incremental_assign(positions)
+    for one in lost:
+        one.lost = False
+
+
+def _by_range(messages: list[Any], asked: Mapping[int, _Range], left: list[_Range]) -> list[tuple[_Range, list[Any]]]:
+    """Divide messages among ranges; errors of no partition are for all that are left.
+
+    What belongs to none goes to one that is left, where it is judged: a range that was asked for alone gets all.
+    """
+    if len(asked) == 1:
+        return [(left[0], messages)]
+    came: dict[_Range, list[Any]] = {}
+    for message in messages:
+        partition = message.partition()
+        for one in left if partition is None else (asked.get(partition, left[0]),):
+            came.setdefault(one, []).append(message)
+    return list(came.items())
 
 
 class _Silence:
@@ -158,6 +238,10 @@ class _Silence:
         self._torn |= torn
         if error.code() in missing() and self._missing is None:  # the client says it once
             self._missing = time.monotonic(), error
+
+    def wait(self, seconds: float) -> None:
+        """Do not count a time in which nobody asked for messages."""
+        self._since += seconds
 
     def check(self, consumer: Any, following: int, end: int) -> None:
         """Check that it has not lasted for too long.

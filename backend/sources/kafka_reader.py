@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,9 @@ from backend.kafka_client.settings import KafkaSettings
 from backend.sources import GATHERED_BYTES, GATHERED_ROWS, OffsetRange, TopicPartition
 from backend.sources.spark_offsets import offset_json, positions_in
 
+TOGETHER = 2_000
+"""Another task costs as much as some thousand messages do."""
+
 
 @dataclass
 class Piece(InputPartition):
@@ -35,6 +39,13 @@ class Piece(InputPartition):
     partition: int
     start: int
     end: int
+
+
+@dataclass
+class Pieces(InputPartition):
+    """One task's share of a short micro-batch: a piece of each source partition of one topic that has news."""
+
+    parts: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +58,7 @@ class ReaderPlan:
         isolation: As for `kafka`.
         per_batch: Bound on a micro-batch's offsets; None: none.
         per_task: A longer range of one partition is read by several tasks.
+        together: Of a micro-batch of no more offsets, one task reads all partitions of a topic.
         first: Where a new query begins.
         known: Which topics they are.
     """
@@ -58,6 +70,7 @@ class ReaderPlan:
     per_task: int
     first: Mapping[TopicPartition, int] = field(default_factory=dict)
     known: Mapping[str, TopicIdentity] = field(default_factory=dict)
+    together: int = 0
 
     @property
     def configuration(self) -> dict[str, str]:
@@ -140,11 +153,16 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = positions_in(start)
         wanted = sorted(positions_in(end).items())
         per_task = self.plan.per_task
-        return [piece for key, stop in wanted for piece in cut(*key, starts.get(key, 0), stop, per_task)]
+        pieces = [piece for key, stop in wanted for piece in cut(*key, starts.get(key, 0), stop, per_task)]
+        if sum(piece.end - piece.start for piece in pieces) > min(self.plan.together, per_task):
+            return pieces
+        topics = [tuple(own) for _, own in groupby(pieces, attrgetter("topic"))]  # no partition is cut
+        return [Pieces(own) if len(own) > 1 else own[0] for own in topics]
 
-    def read(self, partition: Piece) -> Iterator[pa.RecordBatch]:
-        """Read one piece; runs in a task."""
-        return read_records(self.plan.configuration, partition)
+    def read(self, partition: Piece | Pieces) -> Iterator[pa.RecordBatch]:
+        """Read a task's share; runs in a task."""
+        parts = partition.parts if isinstance(partition, Pieces) else (partition,)
+        return read_records(self.plan.configuration, *parts)
 
     def _look(self) -> dict[TopicPartition, int]:
         self._admin = self._admin or admin_client(self.plan.settings)
@@ -182,18 +200,31 @@ def shared_out(ahead: Mapping[TopicPartition, OffsetRange], most: int) -> dict[T
     return {key: (at, at + share[key]) for key, (at, _) in ahead.items()}
 
 
-def read_records(configuration: Mapping[str, str], piece: Piece) -> Iterator[pa.RecordBatch]:
-    """Read a piece and return its records as they are: `topic, partition, offset, timestamp, key, value`."""
+def read_records(configuration: Mapping[str, str], *pieces: Piece) -> Iterator[pa.RecordBatch]:
+    """Read pieces and return their records as they are: `topic, partition, offset, timestamp, key, value`.
+
+    Args:
+        configuration: The client's, for reading.
+        pieces: Of one topic, each of another partition; a batch has its rows in order of partition and offset.
+    """
     from backend.sources.kafka_fetch import fetch  # not in the process that plans micro-batches
 
     parts: list[pa.RecordBatch] = []
     rows = size = 0
-    for records in fetch(configuration, piece.topic, piece.partition, piece.start, piece.end):
+    ranges = {piece.partition: (piece.start, piece.end) for piece in pieces}
+    for records in fetch(configuration, pieces[0].topic, ranges):
         parts.append(records)
         rows += records.num_rows
         size += records.nbytes
         if rows >= GATHERED_ROWS or size >= GATHERED_BYTES:
-            yield pa.concat_batches(parts)
+            yield _gathered(parts)
             parts, rows, size = [], 0, 0
     if parts:
-        yield pa.concat_batches(parts)
+        yield _gathered(parts)
+
+
+def _gathered(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return one batch of batches that are of one source partition each, in order of these."""
+    if len(parts) == 1:
+        return parts[0]
+    return pa.concat_batches(sorted(parts, key=lambda records: records.column("partition")[0].as_py()))

@@ -14,9 +14,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import KafkaError
 
 from backend import count, fetch_refused, kafka, median, stream, sum_, tumbling
 from backend.errors import HistoryLost, SourceWentBack
+from backend.kafka_client.reader import next_messages
 from backend.sources import kafka_fetch
 from backend.sources.kafka import records
 from backend.sources.kafka_fetch import fetch
@@ -29,6 +31,7 @@ from recovery.testing.events import Event
 from tests.kafka.test_kafka_source import delete_below
 from tests.support.waiting import ended
 from tests.unit.test_json_columns import GOOD, ODD
+from tests.unit.test_kafka_fetch import Message
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.gentle]
 
@@ -300,10 +303,51 @@ def test_a_client_that_had_fetched_more_gives_the_next_range_exactly(kafka_broke
     configuration = {**kafka_broker.settings.for_client(), "isolation.level": "read_committed"}
     ranges = [(0, 0, 10), (0, 5, 25), (1, 0, 10), (0, 29_990, 30_000), (0, 3, 4), (1, 20_000, 20_010), (1, 9, 12_000)]
     for partition, start, end in ranges * 3:
-        found = list(fetch(configuration, topic, partition, start, end))
+        found = list(fetch(configuration, topic, {partition: (start, end)}))
         rows = [row for records in found for row in records.select(["partition", "offset", "value"]).to_pylist()]
         assert rows == [{"partition": partition, "offset": n, "value": b"%d" % n} for n in range(start, end)]
     assert len(kafka_fetch._idle) == 1
+
+
+def coordinates(records: Any) -> list[tuple[int, int]]:
+    return [(row["partition"], row["offset"]) for row in records.select(["partition", "offset"]).to_pylist()]
+
+
+def test_ranges_of_several_partitions_are_read_exactly_at_once(kafka_broker, kafka_topics, monkeypatch):
+    """Also where one goes on behind its range while another is waited for, and where the client lost its place."""
+    topic = kafka_topics.create(3)
+    kafka_topics.produce(topic, [Event(b"%d" % n, partition=n % 2) for n in range(60_000)])
+    configuration = {**kafka_broker.settings.for_client(), "isolation.level": "read_committed"}
+
+    def check(ranges: dict[int, tuple[int, int]]) -> None:
+        found = sorted(place for records in fetch(configuration, topic, ranges) for place in coordinates(records))
+        assert found == [(number, at) for number, (start, end) in sorted(ranges.items()) for at in range(start, end)]
+
+    assigned: list[list[int]] = []
+    torn: set[int] = set()
+
+    def asked(consumer: Any, at_most: int, wait_s: float) -> list[Any]:
+        assigned.append(sorted(place.partition for place in consumer.assignment()))
+        if len(assigned) not in torn:
+            return next_messages(consumer, at_most, wait_s)
+        return [*next_messages(consumer, 50, wait_s), Message(0, KafkaError._BAD_MSG, partition=0)]
+
+    monkeypatch.setattr(kafka_fetch, "next_messages", asked)
+    for _ in range(3):
+        check({0: (0, 10), 1: (29_000, 30_000)})
+        check({1: (5, 15), 0: (7, 25_000)})
+        check({1: (3, 4)})
+    kafka_topics.produce(topic, [Event(b"first", partition=2)])
+    reading = fetch(configuration, topic, {0: (0, 10), 2: (0, 6)})
+    begun = sorted(coordinates(next(reading)) + coordinates(next(reading)))
+    assert begun == [*((0, at) for at in range(10)), (2, 0)]
+    kafka_topics.produce(topic, [Event(b"more", partition=2)] * 5)
+    assert [place for records in reading for place in coordinates(records)] == [(2, at) for at in range(1, 6)]
+    assert assigned[-1] == [2], "nothing more of the other is read"
+    check({0: (10, 20), 2: (1, 6)})
+    torn |= {len(assigned) + 1, len(assigned) + 4}
+    check({0: (100, 900), 1: (200, 900)})
+    assert len(assigned) > max(torn)
 
 
 def test_nothing_secret_is_told_by_plans(spark, kafka_broker, kafka_topics):

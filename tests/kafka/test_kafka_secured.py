@@ -97,7 +97,7 @@ def test_without_the_authority_or_with_a_wrong_password_nobody_is_let_in_and_not
     rows = pa.RecordBatch.from_pylist([row], schema=FRAMES)
     asked: dict[str, Callable[[], object]] = {
         "a source's topics": lambda: kafka("t", servers=wrong, value="n int").offsets(),
-        "messages in a task": lambda: list(fetch(wrong.for_client(), "t", 0, 0, 5)),
+        "messages in a task": lambda: list(fetch(wrong.for_client(), "t", {0: (0, 5)})),
         "whether an end was cut off": lambda: check_end(wrong, ("t", 0), 5, 0),
         "a sink's topics": lambda: sink.open("q"),
         "a sink's producer": lambda: sink._writer.check(1),
@@ -163,7 +163,7 @@ def test_the_rights_that_the_docs_name_are_enough() -> None:
         until(lambda: asking.list_topics("in", timeout=30).topics["in"].error is None, what="rights that count")
         assert kafka("in", servers=job, value="n int").offsets() == {("in", 0): (0, 2)}
         check_end(job, ("in", 0), 2, 0)
-        assert sum(part.num_rows for part in fetch(job.for_client(), "in", 0, 0, 2)) == 2
+        assert sum(part.num_rows for part in fetch(job.for_client(), "in", {0: (0, 2)})) == 2
         log = KafkaChangelog(job, "log")
         log.prepare(1, new=True, replication=1)
         log.append(record(0), changes({b"\x03a": b"1"}))

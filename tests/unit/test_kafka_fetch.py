@@ -26,8 +26,13 @@ from backend.errors import (
 )
 from backend.kafka_client.settings import KafkaSettings
 from backend.sources import kafka_fetch
+from backend.sources.formats import Parse
+from backend.sources.kafka import kafka
 from backend.sources.kafka_fetch import RECORDS, fetch
-from backend.sources.kafka_reader import cut
+from backend.sources.kafka_reader import TOGETHER, KafkaStreamReader, Piece, Pieces, ReaderPlan, cut
+from backend.spark.pack.assembling import Packed, assemble
+from backend.spark.pack.pack_input import PackInput, pack_input
+from backend.spark.pack.packing import PackPlan, pack
 from backend.store.staging import VERIFY
 from recovery.changelog.kafka import reader as changelog_reader
 from recovery.changelog.kafka.reader import PartitionReader
@@ -35,7 +40,13 @@ from recovery.changelog.kafka.reader import PartitionReader
 
 class Message:
     def __init__(
-        self, offset: int, error: int | None = None, *, fatal: bool = False, partition: int = 1, text: str = "told"
+        self,
+        offset: int,
+        error: int | None = None,
+        *,
+        fatal: bool = False,
+        partition: int | None = 1,
+        text: str = "told",
     ) -> None:
         self._partition = partition
         self._offset, self._error = offset, None if error is None else KafkaError(error, text, fatal)
@@ -46,7 +57,7 @@ class Message:
     def offset(self) -> int:
         return self._offset
 
-    def partition(self) -> int:
+    def partition(self) -> int | None:
         return self._partition
 
     def value(self) -> bytes:
@@ -73,6 +84,12 @@ class Client:
 
     def assign(self, places: list[Any]) -> None:
         self.assigned += [(place.topic, place.partition, place.offset) for place in places]
+
+    def incremental_unassign(self, places: list[Any]) -> None:
+        self.assigned += [("-", place.partition) for place in places]
+
+    def incremental_assign(self, places: list[Any]) -> None:
+        self.assigned += [("+", place.partition, place.offset) for place in places]
 
     def unassign(self) -> None:
         self.assigned.append("nothing")
@@ -115,7 +132,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Client]]:
 
 
 def read(start: int, end: int, **configuration: str) -> list[int]:
-    return [offset for records in fetch(configuration, "t", 1, start, end) for offset in offsets(records)]
+    return [offset for records in fetch(configuration, "t", {1: (start, end)}) for offset in offsets(records)]
 
 
 def offsets(records: pa.RecordBatch) -> list[int]:
@@ -127,7 +144,7 @@ def offsets(records: pa.RecordBatch) -> list[int]:
 
 def test_a_range_is_read_exactly(client: Any) -> None:
     client.script += [[Message(n) for n in (5, 6, 8)], [Message(9), Message(12), Message(13)]]
-    parts = list(fetch({}, "t", 1, 5, 12))
+    parts = list(fetch({}, "t", {1: (5, 12)}))
     assert [offsets(part) for part in parts] == [[5, 6, 8], [9]]
     at = datetime(1970, 1, 1, 0, 0, 1, 9_000, UTC)
     assert parts[1].to_pylist() == [
@@ -290,7 +307,7 @@ def test_a_client_is_kept_until_it_fails_or_others_come(client: Any) -> None:
     assert read(3, 4) == [3]
     assert [one.closed for one in client.made] == [True, False]
     client.script += [[Message(1)]]
-    assert [offset for records in fetch({}, "other", 1, 1, 2) for offset in offsets(records)] == [1]
+    assert [offset for records in fetch({}, "other", {1: (1, 2)}) for offset in offsets(records)] == [1]
     assert [one.closed for one in client.made] == [True, False, False]  # a topic's client reads no other
     for number in range(kafka_fetch.IDLE_CLIENTS + 1):
         client.script += [[Message(1)]]
@@ -300,7 +317,7 @@ def test_a_client_is_kept_until_it_fails_or_others_come(client: Any) -> None:
 
 def test_two_ranges_at_once_have_a_client_each(client: Any) -> None:
     client.script += [[Message(1)], [Message(7)], [Message(2)], [Message(8)]]
-    one, other = fetch({}, "t", 1, 1, 3), fetch({}, "t", 1, 7, 9)
+    one, other = fetch({}, "t", {1: (1, 3)}), fetch({}, "t", {1: (7, 9)})
     assert [offsets(next(each)) for each in (one, other, one, other)] == [[1], [7], [2], [8]]
     assert list(one) + list(other) == []
     assert [len(client.made), [c.closed for c in client.made].count(True)] == [2, 1]
@@ -308,7 +325,7 @@ def test_two_ranges_at_once_have_a_client_each(client: Any) -> None:
 
 def test_a_reader_that_stops_early_closes_its_client(client: Any) -> None:
     client.script += [[Message(1)]]
-    reading = fetch({}, "t", 1, 1, 9)
+    reading = fetch({}, "t", {1: (1, 9)})
     next(reading)
     assert not gc.isenabled()
     reading.close()
@@ -389,7 +406,7 @@ def test_what_comes_behind_a_damaged_batch_is_not_taken(client: Any, code: int, 
 def test_a_timestamp_that_microseconds_cannot_say_is_none(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Message, "timestamp", lambda self: (1, 1_700_000_000_000 * 10 ** (6 * (self.offset() % 2))))
     client.script += [[Message(3), Message(4)]]
-    (records,) = fetch({}, "t", 1, 3, 5)
+    (records,) = fetch({}, "t", {1: (3, 5)})
     assert records.column("timestamp").is_null().to_pylist() == [True, False]
     assert offsets(records) == [3, 4]
 
@@ -397,7 +414,7 @@ def test_a_timestamp_that_microseconds_cannot_say_is_none(client: Any, monkeypat
 def test_a_record_without_a_timestamp_has_none(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Message, "timestamp", lambda self: (0, -1) if self.offset() == 3 else (1, 0))
     client.script += [[Message(3), Message(4)]]
-    (records,) = fetch({}, "t", 1, 3, 5)
+    (records,) = fetch({}, "t", {1: (3, 5)})
     assert records.column("timestamp").to_pylist() == [None, datetime(1970, 1, 1, tzinfo=UTC)]
 
 
@@ -465,3 +482,142 @@ def test_a_partition_that_seems_to_be_empty_is_asked_again(monkeypatch: pytest.M
         )
         assert reader.watermarks(0) == wanted
         assert list(answers) == []
+
+
+def read_all(ranges: dict[int, tuple[int, int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {number: [] for number in ranges}
+    for records in fetch({}, "t", ranges):
+        [number] = {*records.column("partition").to_pylist()}
+        found[number] += records.column("offset").to_pylist()
+    return found
+
+
+def test_ranges_of_several_partitions_are_read_with_one_assignment(client: Any) -> None:
+    mixed = [Message(3), Message(7, partition=0), Message(4), Message(8, partition=0), Message(5)]
+    client.script += [mixed, [], [Message(9, KafkaError._PARTITION_EOF, partition=0), Message(1, partition=2)]]
+    assert read_all({0: (7, 9), 1: (3, 6), 2: (0, 2)}) == {0: [7, 8], 1: [3, 4, 5], 2: [1]}
+    assert client.made[0].assigned == [("t", 0, 7), ("t", 1, 3), ("t", 2, 0), "nothing"]
+
+
+def test_markers_at_the_end_of_one_of_several_ranges_are_not_waited_for(client: Any) -> None:
+    client.script += [[Message(3), Message(7, partition=0)], [Message(9, KafkaError._PARTITION_EOF, partition=0)]]
+    client.script += [[Message(4)]]
+    assert read_all({0: (7, 9), 1: (3, 5)}) == {0: [7], 1: [3, 4]}
+
+
+def test_a_partition_that_is_read_to_its_end_is_read_no_further_while_others_are_waited_for(client: Any) -> None:
+    at_end = Message(9, KafkaError._PARTITION_EOF, partition=0)
+    client.script += [[Message(7, partition=0), Message(8, partition=0)], [at_end], [Message(9, partition=0)]]
+    client.script += [[Message(-1001, KafkaError.OFFSET_OUT_OF_RANGE, partition=0)], [Message(3)]]
+    assert read_all({0: (7, 8), 1: (3, 4)}) == {0: [7], 1: [3]}
+    assert client.made[0].assigned == [("t", 0, 7), ("t", 1, 3), ("-", 0), "nothing"]
+
+
+@pytest.mark.parametrize("given", [Message(2), Message(7, partition=2)])
+def test_of_several_ranges_too_nothing_is_taken_that_was_not_asked_for(client: Any, given: Message) -> None:
+    client.script += [[Message(7, partition=0)], [given]]
+    with pytest.raises(SourceDamaged, match="offset 3 comes next"):
+        read_all({0: (7, 8), 1: (3, 9)})
+
+
+def test_a_damaged_batch_of_one_partition_is_asked_for_again_and_the_others_go_on(client: Any) -> None:
+    torn = Message(4, KafkaError._BAD_MSG)
+    client.script += [[Message(3), torn, Message(7, partition=0), Message(6)], [Message(8, partition=0)]]
+    client.script += [[torn], [Message(4), Message(5)]]
+    assert read_all({0: (7, 9), 1: (3, 6)}) == {0: [7, 8], 1: [3, 4, 5]}
+    assert client.made[0].assigned == [
+        ("t", 0, 7), ("t", 1, 3), ("-", 1), ("+", 1, 4), ("t", 1, 4), "nothing",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [(KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessRefused), (KafkaError._AUTO_OFFSET_RESET, HistoryLost)],
+)
+def test_of_several_partitions_the_one_that_fails_is_named(client: Any, code: int, named: type[Exception]) -> None:
+    client.script += [[Message(3), Message(7, partition=0)], [Message(-1001, code)]]
+    with pytest.raises(named) as caught:
+        read_all({0: (7, 9), 1: (3, 9)})
+    assert caught.value.where == "t-1"  # type: ignore[attr-defined]
+
+
+def test_of_several_partitions_the_one_whose_broker_is_silent_is_named(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 100_000, 10))
+    monkeypatch.setattr(kafka_fetch.time, "monotonic", lambda: float(next(clock)))
+    client.script += [[Message(3), Message(7, partition=0)], [Message(-1, KafkaError._TRANSPORT, partition=None)]]
+    client.script += [[Message(n, partition=0)] for n in range(8, 200)]
+    with pytest.raises(SourceUnavailable, match=r"nothing for 120 s at offset 4 of 9: told") as caught:
+        read_all({0: (7, 400), 1: (3, 9)})
+    assert caught.value.where == "t-1"
+
+
+def test_what_is_done_with_one_partition_s_records_is_no_silence_of_the_others(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(kafka_fetch.time, "monotonic", lambda: now[0])
+    client.script += [[Message(7, partition=0)], [], [Message(3)]]
+    reading = fetch({}, "t", {0: (7, 8), 1: (3, 4)})
+    next(reading)
+    now[0] += 2 * kafka_fetch.STALL_S
+    assert [offsets(records) for records in reading] == [[3]]
+
+
+def reader(together: int, per_task: int = 100_000) -> KafkaStreamReader:
+    plan = ReaderPlan(KafkaSettings("h:1"), ("a", "b"), "read_committed", None, per_task, together=together)
+    return KafkaStreamReader(plan)
+
+
+def test_a_short_micro_batch_has_a_task_per_topic() -> None:
+    start, end = {"a": {"0": 5, "1": 0}}, {"a": {"0": 1_005, "1": 999, "2": 0}, "b": {"3": 1}}
+    pieces = [Piece("a", 0, 5, 1_005), Piece("a", 1, 0, 999), Piece("b", 3, 0, 1)]
+    for _ in range(2):
+        assert reader(2_000).partitions(start, end) == [Pieces((pieces[0], pieces[1])), pieces[2]]
+    assert reader(1_999).partitions(start, end) == pieces
+    assert reader(2_000, per_task=1_999).partitions(start, end) == pieces, "where a range may be cut"
+    assert reader(2_000).partitions(end, end) == []
+
+
+def test_messages_of_streams_with_steps_are_read_by_a_task_per_partition() -> None:
+    """A step may take long for each message."""
+    source = kafka("t", servers="h:1", value="n int")
+    assert source.stream_reader({"n"}, {}).plan.together == TOGETHER
+    assert source.stream_reader(None, {}).plan.together == 0
+
+
+@pytest.mark.parametrize("by_partition", [False, True])
+def test_partitions_that_are_read_together_come_to_the_shards_as_if_apart(client: Any, by_partition: bool) -> None:
+    """Positions, what was newest before each message, and the messages: the last of partition 1 comes last."""
+    what = PackInput({"t": 0}, None, ("k",), by_partition, 2, ((pa.field("k", pa.string()), "k"),), widen=False)
+    plan = PackPlan((0, 1), (pa.field("k", pa.string()),), by_partition, None, {0: "t"})
+    parse = Parse("typed", None, "")
+    messages = [Message(7, partition=0), Message(3), Message(8, partition=0), Message(4)]
+
+    def rows(records: pa.RecordBatch) -> list[dict[str, Any]]:
+        value = pa.StructArray.from_arrays([records.column("key").cast(pa.string())], ["k"])
+        typed = records.set_column(records.schema.get_field_index("value"), "value", value)
+        return pack(pack_input(parse(typed), what, 0), plan).to_pylist()
+
+    def shards(share: Piece | Pieces) -> list[dict[str, Any]]:
+        client.script += [messages, [Message(5)]] if isinstance(share, Pieces) else [
+            [*filter(lambda one: one.partition() == share.partition, [*messages, Message(5)])]
+        ]  # fmt: skip
+        batches = list(reader(0).read(share))
+        assert len(batches) == 1
+        assert batches[0].select(["partition", "offset"]).to_pylist() == sorted(
+            batches[0].select(["partition", "offset"]).to_pylist(), key=lambda row: (row["partition"], row["offset"])
+        )
+        return rows(batches[0])
+
+    pieces = (Piece("t", 0, 7, 9), Piece("t", 1, 3, 6))
+    apart, together = [row for one in pieces for row in shards(one)], shards(Pieces(pieces))
+    for shard in (0, 1):
+        one, other = (
+            assemble([Packed(row["header"], row["frame"], row["errors"]) for row in given if row["shard"] == shard], {})
+            for given in (together, apart)
+        )
+        assert one.messages is not None
+        assert one.messages.equals(other.messages)
+        assert (one.after, one.came) == (other.after, other.came)

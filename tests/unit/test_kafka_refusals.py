@@ -200,7 +200,7 @@ def _deliver() -> None:
 REQUESTS: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     "source: topics": (lambda: asking.identities(SETTINGS, ["t"]), SourceUnavailable),
     "source: ends": (lambda: asking.offsets(SETTINGS, ["t"], committed_only=True), SourceUnavailable),
-    "source: messages": (lambda: list(fetch(SETTINGS.for_client(), "t", 0, 0, 5)), SourceUnavailable),
+    "source: messages": (lambda: list(fetch(SETTINGS.for_client(), "t", {0: (0, 5)})), SourceUnavailable),
     "source: an end after a new leader": (lambda: check_end(SETTINGS, ("t", 0), 5, 1), SourceUnavailable),
     "sink: topics": (lambda: sink_topics.look(SETTINGS, ["t"]), SinkUnavailable),
     "sink: commit topic": (lambda: prepare(SETTINGS, "t"), SinkUnavailable),
@@ -243,7 +243,7 @@ def test_no_reader_needs_a_right_to_the_group_that_its_client_asks_for(
         monkeypatch.setattr(module, "TIMEOUT_S", 60.0)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     for read in (
-        lambda: list(fetch(SETTINGS.for_client(), "t", 0, 0, 5)),
+        lambda: list(fetch(SETTINGS.for_client(), "t", {0: (0, 5)})),
         lambda: check_end(SETTINGS, ("t", 0), 5, 1),
         lambda: commits.newest(SETTINGS, "t"),
         lambda: sink_topics.check_purpose(SETTINGS, {"results": "t"}),
