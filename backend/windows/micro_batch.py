@@ -219,4 +219,4 @@ def _or_nulls(values: IntArray | None, count: int, kind: pa.DataType) -> pa.Arra
 
 def joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     """Concatenate tables of one schema; an empty one for none."""
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    return pa.concat_tables(tables) if tables else pa.Table.from_batches([], schema)
