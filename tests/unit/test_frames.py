@@ -333,6 +333,17 @@ def test_ipc_is_its_own_inverse():
     assert from_ipc(frames.to_ipc(table)) == table
 
 
+@pytest.mark.parametrize("rows", [0, 1, 100])
+def test_small_tables_have_the_bytes_that_they_would_have_if_they_were_large(rows, monkeypatch):
+    texts = pa.array(["x", None, "yz"] * 40)
+    table = pa.table({"a": pa.array(range(120)), "b": texts, "c": texts.dictionary_encode()}).slice(7, rows)
+    assert table.get_total_buffer_size() < frames.SMALL_BYTES
+    small = frames.to_ipc(table)
+    monkeypatch.setattr(frames, "SMALL_BYTES", 0)
+    assert small == frames.to_ipc(table)
+    assert from_ipc(small) == table
+
+
 SIDES = PackPlan(
     (0,),
     (pa.field("left.key", pa.string()), pa.field("right.cost", pa.int64())),

@@ -142,7 +142,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
         for f, c in zip(carried, columns[5:-1], strict=True)
     ]
     schema = pa.schema([*MESSAGE_FIELDS, *kinds, TIMESTAMP_FIELD])
-    columns = [column.cast(f.type) for column, f in zip(columns, schema, strict=True)]
+    columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)]
     messages = pa.RecordBatch.from_arrays(columns, schema=schema)
 
     shards = np.unique(shard).tolist() if plan.by_partition else range(len(plan.grouping))
