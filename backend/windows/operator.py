@@ -189,7 +189,10 @@ class WindowOperator:
 
 def combining_of(operator: Operator) -> Combining | None:
     """Return what may combine messages before they come to an operator; None where each is wanted."""
-    return Combining(operator.spec) if isinstance(operator, WindowOperator) and combines(operator.spec) else None
+    if not isinstance(operator, WindowOperator) or not combines(operator.spec):
+        return None
+    assert isinstance(operator.kind, Aligned)
+    return Combining(operator.spec, plan=operator.kind.incremental)
 
 
 def _kind(spec: WindowSpec) -> Kind:

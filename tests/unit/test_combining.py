@@ -223,6 +223,15 @@ def test_what_is_never_combined(more: dict[str, object]) -> None:
     assert combines(spec(window=hopping(10, 5)))
 
 
+def test_the_operators_plan_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = spec()
+    operator, own = WindowOperator(job), Combining(job)
+    monkeypatch.setattr(type(job), "plans", None)
+    found = combining_of(operator)
+    assert found is not None
+    assert found.schema == own.schema
+
+
 def test_the_columns_do_not_clash_with_fields_of_any_name() -> None:
     schema = pa.schema([pa.field("n.count", pa.string()), pa.field("x", pa.int64())])
     job = window_spec(tumbling(10), schema, {"n": count()}, keys=["n.count"], retention=5, max_ahead=None)

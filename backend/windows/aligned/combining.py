@@ -33,6 +33,7 @@ from backend.windows.definitions import assigner
 from backend.windows.micro_batch import numbers
 
 if TYPE_CHECKING:
+    from backend.aggregates import IncrementalPlan
     from backend.windows.spec import WindowSpec
 
 FEWER = 2
@@ -48,14 +49,15 @@ class Combining:
     Args:
         spec: Of these windows, with what `combines` allows.
         fewer: Messages are combined where there are at least so many times as many as combined rows.
+        plan: The incremental aggregates, where they are compiled already.
     """
 
-    def __init__(self, spec: WindowSpec, fewer: int = FEWER) -> None:
+    def __init__(self, spec: WindowSpec, fewer: int = FEWER, *, plan: IncrementalPlan | None = None) -> None:
         self._fewer = fewer
         self._grid = assigner(spec.window)
         self._retention_ms, self._max_ahead_ms = spec.retention_ms, spec.max_ahead_ms
         self._keys, self._key_fields = GroupKeys(spec.key_fields), spec.key_fields
-        self._plan, _ = spec.plans()
+        self._plan = plan if plan is not None else spec.plans()[0]
         read = {name for aggregate in spec.aggregates.values() for name in aggregate.fields}
         self.coded = frozenset(spec.keys) - read
         """Fields that may come as dictionaries."""
