@@ -17,7 +17,7 @@ from backend.errors import KeyInvalid, UnknownFormat
 from backend.keys.columns import encode_columns
 from backend.store.protocol import Changes, Region
 from backend.store.workspace import Workspace
-from backend.windows import panes, views
+from backend.windows import ledger, panes, views
 from backend.windows.aligned.kind import SCAN_SHARE, Aligned, _Step
 from backend.windows.columns.pane_rows import Pairs
 from backend.windows.definitions import assigner, hopping, session, sliding, tumbling
@@ -37,6 +37,22 @@ def test_a_window_is_full_at_the_first_message_at_its_end():
     assert s.batch([(0, 1, "a", 1), (1, 9, "b", 2), (2, 9, "a", 3)]) == []
     assert s.batch([(3, 10, "a", 4)]) == [("full", 0, 0, 10, "a", 4), ("full", 0, 0, 10, "b", 2)]
     assert s.batch([]) == []
+
+
+def test_open_windows_that_come_and_close_are_counted_as_a_scan_finds_them(monkeypatch):
+    s, asked = shard(retention=5, policies=policies(late="off")), []
+    count_open = s.operator.kind.count_open
+    monkeypatch.setattr(s.operator.kind, "count_open", lambda *given: asked.append(given))
+    s.batch([(0, 1, "a", 1)], more={1: [(0, time, "b", 1) for time in (3, 15, 31, 77)]})
+    more = [[(1, 12, "a", 1), (2, 4, "a", 1)], [(3, 45, "a", 1), (4, 33, "a", 1)], [(5, 200, "a", 1)], []]
+    found = [s.outcome.metrics["windows_open"]]
+    for rows in more:
+        s.batch(rows)
+        work = Workspace(s.store, s.bounds)
+        assert s.outcome.metrics["windows_open"] == count_open(work, ledger.read(work).clock)
+        found.append(s.outcome.metrics["windows_open"])
+    # [0, 10), [10, 20), [30, 40), [70, 80); the clock is 1, 12, 45 and, as of the partition that lags, 77
+    assert (found, asked) == ([4, 3, 2, 2, 2], [])
 
 
 def test_what_comes_after_the_closing_message_is_late_even_in_its_micro_batch():

@@ -79,14 +79,18 @@ class Aligned(shared.Shared):
 
     def step(self, execution: Execution, gone: Gone) -> None:
         """Take one micro-batch that is not quiet."""
-        _Step(self, execution, gone).run()
-        execution.ledger.open = self.count_open(execution.work, execution.clock_after)
+        step = _Step(self, execution, gone)
+        step.run()
+        if self.grid.panes_per_window == 1 and gone.after <= step.progress.closed_after:
+            execution.add_open(step.more_open())
+        else:
+            execution.ledger.open = self.count_open(execution.work, execution.clock_after)
 
     def count_open(self, work: Workspace, clock: int) -> int:
         """Count the windows with a message that are open at a watermark.
 
-        All group keys share them. Reads the panes from the first open window on, few of all, in every micro-batch: to
-        tell which windows a message is the first of, a running count would need them too.
+        All group keys share them. Reads the panes from the first open window on, few of all; of windows of several
+        panes in every micro-batch: to tell which of them a message is the first of, a running count would need them.
         """
         panes, first = Panes(self.grid, work), self.grid.last_ended_at(started(clock)) + 1
         start = None if clock == NO_TIME else first * self.grid.panes_per_step
@@ -135,6 +139,16 @@ class _Step:
         self._load()
         self._send()
         self._store()
+
+    def more_open(self) -> int:
+        """Return how many more windows are open than before, of windows that are one pane each.
+
+        What came or closes was read. Where less is out of retention than is closed, no open window went.
+        """
+        progress, known = self.progress, self.panes.known
+        came = np.unique(self.arrived.pane[self.arrived.pane > progress.closed_after]).tolist()
+        closes = sum(progress.closed_before < number <= progress.closed_after for number in known)
+        return sum(number not in known for number in came) - closes
 
     # -- choose ---------------------------------------------------------------------------------------------------
 
