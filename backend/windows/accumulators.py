@@ -114,6 +114,8 @@ class AccumulatorStore:
 
 def concat(parts: Sequence[Stored]) -> Stored:
     """Put several reads together; there is at least one."""
+    if len(parts) == 1:
+        return parts[0]
     return Stored(
         np.concatenate([part.pane for part in parts]),
         np.concatenate([part.skip for part in parts]),

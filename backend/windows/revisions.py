@@ -99,6 +99,8 @@ def pending(state: Readable, ranges: Sequence[tuple[bytes, bytes]]) -> Revisions
 
 def get(state: Readable, starts: IntArray, keys: pa.Array) -> Revisions:
     """Read single rows; those that are not there are left out."""
+    if not len(starts):
+        return empty()
     wanted = join_keys(Region.REVISIONS, starts, keys)
     found = [(key, value) for key, value in zip(wanted, state.get_many(wanted), strict=True) if value is not None]
     return _decode([key for key, _ in found], [value for _, value in found])
@@ -106,7 +108,7 @@ def get(state: Readable, starts: IntArray, keys: pa.Array) -> Revisions:
 
 def empty() -> Revisions:
     """Give no rows."""
-    return _decode([], [])
+    return _EMPTY
 
 
 def delete(work: Workspace, rows: Revisions) -> None:
@@ -126,6 +128,9 @@ def put(work: Workspace, rows: Revisions) -> None:
 
 def concat(parts: Sequence[Revisions]) -> Revisions:
     """Put several reads together; there is at least one."""
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
     return Revisions(
         np.concatenate([part.starts for part in parts]),
         pa.concat_arrays([part.keys for part in parts]),
@@ -155,3 +160,6 @@ def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
         rows["since"].astype(np.int64),
         rows["unsent"].astype(np.int64),
     )
+
+
+_EMPTY = _decode([], [])

@@ -134,7 +134,8 @@ def store_panes(
     if not len(panes_):
         return 0
     touched = [known.known.get(at) or known.fresh(at) for at in panes_.tolist()]
-    opened, indexed = sum(row.count == 0 for row in touched), panes.index_keys(touched)
+    opened = sum(row.count == 0 for row in touched)
+    indexed = panes.index_keys(touched) if digests is not None else set[bytes]()
     counts = np.zeros(len(panes_), np.int64)
     np.add.at(counts, number, combined_rows.counts(execution.messages)[stays])
     new = np.bincount(np.searchsorted(panes_, fresh[0]), minlength=len(panes_)).tolist()

@@ -88,6 +88,8 @@ class StoredRevisions:
 
         What waits may be among them: `due` gives it, too.
         """
+        if not len(windows):
+            return revisions.empty()
         read = np.zeros(len(windows), np.bool_)
         for low, high in self._ranges:
             read |= (windows >= low) & (windows <= high)
@@ -130,31 +132,31 @@ class Waiting:
             space,
         )
         count = len(self.pairs)
-        at = self.pairs.find(windows, keys)
-        self._stored = np.full(count, -1, np.int64)
-        self._stored[at] = np.arange(len(rows))
         self._rows = rows
-        self._next = np.full(count, UNKNOWN, np.int64)
+        self._stored, self._next = np.full(count, -1, np.int64), np.full(count, UNKNOWN, np.int64)
+        self._since, self._unsent = np.full(count, progress.now_ms, np.int64), np.zeros(count, np.int64)
+        self._waits, self._ends = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        self._extra: list[Revisions] = []
+        self.goes: Mask = self._waits
+        """Pairs that are to be sent now."""
+        if not count:
+            return
+        at = self.pairs.find(windows, keys)
+        self._stored[at] = np.arange(len(rows))
         self._next[at] = rows.next
-        self._since = np.full(count, progress.now_ms, np.int64)
-        self._waits = np.zeros(count, np.bool_)
         # what waited of a window that closes now goes with its end: in the full result, or as the last early one
         closes = (windows > progress.closed_before) & (windows <= progress.closed_after)
         still = rows.pending & ~closes
-        self._ends = np.zeros(count, np.bool_)
         self._ends[at[rows.pending & closes]] = True
         self._ends[self.pairs.find(*ending)] = True
         self._since[at[still]] = rows.since[still]
         self._waits[at[still]] = True
-        self._unsent = np.zeros(count, np.int64)
         self._unsent[at[still]] = rows.unsent[still]
         if policies.early_messages is not None:
             np.add.at(self._unsent, self.pairs.find(*early[:2]), early[2])
         for updated in (late, early[:2]):
             self._waits[self.pairs.find(*updated)] = True
-        self.goes: Mask = self._waits & self._due()
-        """Pairs that are to be sent now."""
-        self._extra: list[Revisions] = []
+        self.goes = self._waits & self._due()
 
     def _due(self) -> Mask:
         past: Mask = self.pairs.window <= self._progress.closed_after
@@ -228,6 +230,8 @@ class Waiting:
 
     def store(self, work: Workspace, space: KeySpace, starts: Callable[[IntArray], IntArray]) -> None:
         """Write what changed and differs from the usual, of windows still in retention; `starts` gives their starts."""
+        if not len(self.pairs) and not self._extra:
+            return
         alive = self.pairs.window > self._progress.gone_after
         usual = (self._next == UNKNOWN) & ~self._waits
         changed = self._rows.changed(self._stored, self._next, self._waits, self._since, self._unsent)
@@ -249,6 +253,8 @@ class Waiting:
 
     def due_ms(self) -> int | None:
         """Give the batch time at which the first of what still waits is to be sent."""
+        if not self._waits.any():
+            return None
         waits = self._waits & (self.pairs.window > self._progress.gone_after)
         past = self.pairs.window <= self._progress.closed_after
         times: list[int] = []

@@ -17,7 +17,7 @@ from backend.errors import KeyInvalid, UnknownFormat
 from backend.keys.columns import encode_columns
 from backend.store.protocol import Changes, Region
 from backend.store.workspace import Workspace
-from backend.windows import ledger, panes, views
+from backend.windows import ledger, panes, revisions, views
 from backend.windows.aligned.kind import SCAN_SHARE, Aligned, _Step
 from backend.windows.columns.pane_rows import Pairs
 from backend.windows.definitions import assigner, hopping, session, sliding, tumbling
@@ -37,6 +37,19 @@ def test_a_window_is_full_at_the_first_message_at_its_end():
     assert s.batch([(0, 1, "a", 1), (1, 9, "b", 2), (2, 9, "a", 3)]) == []
     assert s.batch([(3, 10, "a", 4)]) == [("full", 0, 0, 10, "a", 4), ("full", 0, 0, 10, "b", 2)]
     assert s.batch([]) == []
+
+
+def test_a_micro_batch_that_sends_nothing_evaluates_nothing(monkeypatch):
+    s, asked = shard(aggregates={"n": count(), "all": collect_list("value")}, policies=policies(late="off")), []
+    for owner, name in ((_Step, "_prepare"), (Pairs, "find"), (revisions, "join_keys")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, real=real, name=name: asked.append(name) or real(*given))
+    assert s.batch([(0, 1, "a", 1), (1, 12, "b", 2)]) == [("full", 0, 0, 10, "a", 1, [1])]
+    assert asked.count("_prepare") == 1
+    asked.clear()
+    assert s.batch([(2, 13, "a", 3), (3, 14, "b", 4)]) == []
+    assert (asked, s.outcome.results.num_rows, s.outcome.results.schema) == ([], 0, s.operator.result_schema)
+    assert s.batch([(4, 20, "a", 5)]) == [("full", 0, 10, 20, "a", 1, [3]), ("full", 0, 10, 20, "b", 2, [2, 4])]
 
 
 def test_open_windows_that_come_and_close_are_counted_as_a_scan_finds_them(monkeypatch):

@@ -52,6 +52,19 @@ def test_a_pane_of_another_format_is_an_error():
         list(panes.all_panes(stored({key: msgspec.msgpack.encode([9, 0, 10, 0, 0, 0, [], []])})))
 
 
+def test_no_revisions_are_neither_asked_for_nor_copied():
+    class Silent(MemoryStore):
+        get_many = None
+
+    none = revisions.get(Silent(), np.empty(0, np.int64), pa.array([], pa.binary()))
+    assert (len(none), none.keys.type) == (0, pa.binary())
+    one = np.ones(1, np.int64)
+    rows = Revisions(one, pa.array([b"k"]), one, one > 0, one, one)
+    assert revisions.concat([none, rows, none]) is rows
+    assert len(revisions.concat([none, none])) == 0
+    assert revisions.concat([rows, none, rows]).keys.to_pylist() == [b"k", b"k"]
+
+
 def test_revisions_come_back_and_other_formats_are_an_error():
     work = stored({})
     rows = Revisions(

@@ -191,6 +191,9 @@ class _Step:
     def _updates(self) -> tuple[Updates, Counted, Updates]:
         """Give (window, key) of updates to past, open and ending windows, as far as the policies want them."""
         arrived, policies, closed = self.arrived, self.kind.spec.policies, self.progress.closed_after
+        if policies.late_ms is None and not policies.early:
+            none = np.empty(0, np.int64)
+            return (none, none), (none, none, none), (none, none)
         first, last = self.grid.first_window(arrived.pane) + arrived.skip, self.grid.last_window(arrived.pane)
         nothing = np.zeros(len(arrived), np.int64)
         ended = self.grid.last_ended(np.maximum(arrived.clock, started(NO_TIME)))
@@ -219,6 +222,11 @@ class _Step:
             self.waiting.renumber(renumbered, len(self.space))
         self.arrived_key = self.key_of[self.arrived.key]
         self.content = pa.concat_tables([self.stored.table, self.arrived.table])
+        if len(self.completed) or len(self.open) or len(going):
+            self._prepare(going)
+
+    def _prepare(self, going: Pairs) -> None:
+        """Lay out what windows that are sent may see."""
         pane_rows = PaneRows.sorted(
             np.concatenate([self.stored.pane, self.arrived.pane]),
             np.concatenate([self.stored.skip, self.arrived.skip]),
@@ -233,13 +241,13 @@ class _Step:
         known = self.panes.numbers()
         per_step, per_window = self.grid.panes_per_step, self.grid.panes_per_window
         whole = np.zeros(len(known), np.bool_)
-        for windows in (self.completed, self.open):
+        for windows in filter(len, (self.completed, self.open)):
             low, high = runs(windows * per_step, windows * per_step + per_window - 1)
-            if len(low):  # never each pane of them: there may be millions with nothing in
-                at = np.searchsorted(low, known, "right") - 1
-                whole |= (at >= 0) & (known <= high[at])
+            # never each pane of them: there may be millions with nothing in
+            at = np.searchsorted(low, known, "right") - 1
+            whole |= (at >= 0) & (known <= high[at])
         at, skip, key = self._single_rows(going, known, whole)
-        parts = [self.kind.accumulators.scan(self.execution.work, known[whole])]
+        parts = [self.kind.accumulators.scan(self.execution.work, known[whole])] if whole.any() or not len(at) else []
         if len(at):
             rows = np.unique(np.stack([at, skip, key]), axis=1)
             keys = self.space.keys.take(pa.array(rows[2]))
@@ -255,7 +263,7 @@ class _Step:
         # of each group's windows only the panes that there are, each once
         first, count = going.window * self.grid.panes_per_step, max(len(known), 1)
         low, high = (np.searchsorted(known, edge) for edge in (first, first + self.grid.panes_per_window))
-        code = union(going.key * count + low, going.key * count + high - 1)
+        code = union(going.key * count + low, going.key * count + high - 1) if len(going) else first
         at, key = code % count, code // count
         panes = [self.panes.known[number] for number in known.tolist()]
         skips = np.array([skip for pane in panes for skip in (0, *pane.skips)], np.int64)
@@ -294,13 +302,8 @@ class _Step:
 
     def _send(self) -> None:
         """Send what is full, then what waited, then what is open at the end of the input."""
-        full = self.evaluator.results(
-            self.completed, np.searchsorted(self.placed.ends, self.grid.ends(self.completed), "left")
-        )
-        if self.kind.spec.policies.full:
-            self._emit(FULL, self.waiting.full(full.window, full.key), full)
-        else:
-            self._send_open(EARLY, full.where(self.waiting.ending(full.window, full.key)), self.waiting.full)
+        if len(self.completed):
+            self._send_completed()
         going = self.waiting.going(len(self.space))
         if len(going):
             self._send_updates(self.evaluator.results(going.windows, _all(going.windows), going))
@@ -308,6 +311,16 @@ class _Step:
             phase = DRAIN if self.progress.drain else EARLY
             self._send_open(phase, self.evaluator.results(self.open, _all(self.open)), self.waiting.open)
         self.execution.ledger.sent_open |= bool(len(self.open)) or self.kind.spec.policies.early
+
+    def _send_completed(self) -> None:
+        """Send windows that close now, as of their ends; without full results those of which something waited."""
+        full = self.evaluator.results(
+            self.completed, np.searchsorted(self.placed.ends, self.grid.ends(self.completed), "left")
+        )
+        if self.kind.spec.policies.full:
+            self._emit(FULL, self.waiting.full(full.window, full.key), full)
+        else:
+            self._send_open(EARLY, full.where(self.waiting.ending(full.window, full.key)), self.waiting.full)
 
     def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
         """Send windows that are open or end without a full result: their revisions are not the usual ones."""

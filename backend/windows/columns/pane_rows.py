@@ -94,14 +94,15 @@ class Pairs:
     """
 
     def __init__(self, windows: IntArray, keys: IntArray, space: int) -> None:
-        self.windows, at = np.unique(windows, return_inverse=True)
-        """The windows that occur, ascending."""
         self._space = max(space, 1)
+        none: IntArray = np.empty(0, np.int64)
+        self.windows = self._codes = self.window = self.key = none
+        """`windows` are those that occur, ascending; `window` and `key` are of each distinct pair."""
+        if not len(windows):
+            return
+        self.windows, at = np.unique(windows, return_inverse=True)
         self._codes = np.unique(at * self._space + keys)
-        self.window: IntArray = self.windows[self._codes // self._space] if len(self._codes) else self._codes
-        """Window of each distinct pair."""
-        self.key: IntArray = self._codes % self._space
-        """Key of each distinct pair."""
+        self.window, self.key = self.windows[self._codes // self._space], self._codes % self._space
 
     def __len__(self) -> int:
         return len(self._codes)
