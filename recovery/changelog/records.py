@@ -80,7 +80,8 @@ class LogRecord:
 
 def encode_delta(record: CommitRecord, changes: Changes) -> bytes:
     """Encode what a commit changed; rows of unlogged regions are left out."""
-    return b"".join(encode(Kind.DELTA, record, _logged(changes.keys, changes.values)))
+    threads = len(changes.keys) >= _BASE_CHUNK_ROWS  # a short one is done before a thread of Arrow's pool wakes
+    return b"".join(encode(Kind.DELTA, record, _logged(changes.keys, changes.values), threads=threads))
 
 
 def encode_base(record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
@@ -96,8 +97,10 @@ def encode_base(record: CommitRecord, rows: Iterable[tuple[bytes, bytes]]) -> It
     return encode(Kind.BASE, record, _batches(rows))
 
 
-def encode(kind: Kind, record: CommitRecord, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Encode a record as a stream of byte chunks. See the module for the layout."""
+def encode(
+    kind: Kind, record: CommitRecord, batches: Iterable[pa.RecordBatch], *, threads: bool = True
+) -> Iterator[bytes]:
+    """Encode a record as a stream of byte chunks; with or without threads they are the same. The layout: see above."""
     digest = xxhash.xxh3_128()
     header = encode_record(record)
     head = _HEAD.pack(MAGIC, FORMAT, kind.value, len(header)) + header
@@ -114,7 +117,7 @@ def encode(kind: Kind, record: CommitRecord, batches: Iterable[pa.RecordBatch]) 
         length += len(body)
         return body
 
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=threads)
     with pa.ipc.new_stream(_Collector(chunks), SCHEMA, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)

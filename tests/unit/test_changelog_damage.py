@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from backend.errors import ChangelogDamaged, RewindError, StorageFailed, UnknownFormat
-from recovery.changelog import FileChangelog
+from recovery.changelog import FileChangelog, records
 from recovery.changelog.records import decode, encode_base, encode_delta
 from recovery.files import LocalFiles
 from tests.contracts.changelog import as_dict, changes, commit, record
@@ -47,6 +47,23 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     assert 12 + header + body + 32 == len(data)
     assert rows == 2
     assert b"".join(encode_base(record(7), []))[6:7] == b"B"
+
+
+@pytest.mark.parametrize("rows", [1, 9000])
+def test_a_short_record_is_made_without_threads_and_is_the_same(monkeypatch, rows: int) -> None:
+    asked, encode = [], records.encode
+
+    def encoded(*of: Any, threads: bool) -> Any:
+        asked.append(threads)
+        return encode(*of, threads=threads)
+
+    monkeypatch.setattr(records, "encode", encoded)
+    what = changes({b"\x03%08d" % n: b"v%d" % n if n % 3 else None for n in range(rows)})
+    data = encode_delta(record(7), what)
+    assert asked == [rows > 8192]
+    batches = [*records._logged(what.keys, what.values)]
+    for threads in (True, False):
+        assert b"".join(encode(records.Kind.DELTA, record(7), batches, threads=threads)) == data
 
 
 def test_every_flipped_byte_is_found() -> None:
