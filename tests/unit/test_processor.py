@@ -18,6 +18,7 @@ from backend.batch import ERROR_SCHEMA
 from backend.boundary import CrossedError
 from backend.process import ProcessOperator
 from backend.rocks import RocksStore
+from backend.sinks import parquet
 from backend.sinks.parquet import ParquetSink
 from backend.spark import shard_task
 from backend.spark.deferred import Deferred
@@ -272,6 +273,44 @@ def test_errors_of_the_operator_are_located_and_the_driver_is_told_of_clocks(sha
     metrics = json.loads(output["metrics"][0])
     assert metrics["received"] == 0
     assert "leaps" not in metrics
+
+
+# -- what Spark makes of a frame ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pa.RecordBatch.from_pylist(
+            [
+                {"shard": 3, "version": 2**60 + 1, "queued_in": 7, "results": b"\0a", "errors": None, "metrics": None},
+                {"shard": 3, "version": 2**60 + 1, "queued_in": None, "results": b"", "errors": b"b", "metrics": "{}"},
+            ],
+            schema=shard_task.OUTPUT,
+        ),
+        pa.RecordBatch.from_pylist(
+            [{"shard": 0, "version": 1, "queued_in": None, "results": None, "errors": None, "metrics": "{}"}],
+            schema=shard_task.OUTPUT,
+        ),
+        pa.RecordBatch.from_pylist([], schema=shard_task.OUTPUT),
+    ],
+    ids=["several", "nulls", "none"],
+)
+def test_spark_gets_every_value_and_null_of_a_frame(made):
+    frame = shard_task._frame(made)
+    assert list(frame.columns) == made.schema.names
+    for field in made.schema:
+        column = frame[field.name]
+        # as `pyspark.sql.conversion.PandasToArrowConversion` does
+        assert pa.Array.from_pandas(column, type=field.type, mask=column.isnull(), safe=True).equals(made[field.name])
+
+
+def test_spark_gets_every_value_and_null_of_what_a_sink_reports():
+    made = pa.RecordBatch.from_pylist([{"shard": 1, "version": 2**53 + 1, "metrics": "{}"}], schema=parquet._REPORT)
+    frame = shard_task._frame(made)
+    for field in made.schema:
+        column = frame[field.name]
+        assert pa.Array.from_pandas(column, type=field.type, mask=column.isnull(), safe=True).equals(made[field.name])
 
 
 # -- a sink whose files the operator's tasks write --------------------------------------------------------------------
