@@ -385,11 +385,11 @@ def by_reason(of: str, table: pa.Table) -> dict[str, int]:
 
     Empty for rows that have none.
     """
-    if "reason" not in table.column_names:
+    if not table.num_rows or "reason" not in table.column_names:
         return {}
     kind = table["reason"].type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)):  # a user's own
-        return {f"{of}_other": table.num_rows} if table.num_rows else {}
+        return {f"{of}_other": table.num_rows}
     counts: dict[str, int] = {}
     for row in pc.value_counts(table["reason"]).to_pylist():
         name = f"{of}_{row['values'] if row['values'] in KNOWN_REASONS else 'other'}"

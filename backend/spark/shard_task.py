@@ -202,15 +202,17 @@ def _output(shard: int, version: int, done: Done, plan: ProcessorPlan) -> pa.Rec
     received, bad, leap_count, farthest = 0, [], 0, None
     for one in done.ran:
         given = one.read()
-        refused = located(one.outcome.errors.cast(ERROR_SCHEMA), plan.topics, given)
-        bad.append(pa.concat_tables([given.errors, refused]))
+        bad.append(given.errors)
+        if one.outcome.errors.num_rows:
+            refused = located(one.outcome.errors.cast(ERROR_SCHEMA), plan.topics, given)
+            bad[-1] = pa.concat_tables([given.errors, refused])
         received += given.errors.num_rows + one.count
         leap = leaps(given, one.before, plan.max_ahead_ms)
         leap_count += leap.count if leap is not None else 0
         farthest = leap or farthest
         results.append(to_ipc(one.outcome.results) if one.outcome.results.num_rows else None)
         errors.append(to_ipc(bad[-1]) if bad[-1].num_rows else None)
-    all_bad = pa.concat_tables(bad) if bad else ERROR_SCHEMA.empty_table()
+    all_bad = bad[0] if len(bad) == 1 else pa.concat_tables([ERROR_SCHEMA.empty_table(), *bad])
     metrics = {**done.metrics, "received": received, "errors": all_bad.num_rows, **by_reason("errors", all_bad)}
     if farthest is not None:
         where = f"{plan.topics.get(farthest.stream, farthest.stream)}-{farthest.partition}, offset {farthest.offset}"

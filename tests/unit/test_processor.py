@@ -223,6 +223,16 @@ def test_the_drain_reaches_the_operator_and_is_remembered(shard):
     assert decode(state.value[0]).drained == 1
 
 
+def test_no_error_is_located_where_there_is_none(shard, monkeypatch):
+    wrapper, _ = shard
+    monkeypatch.setattr(shard_task, "located", None)
+    [output] = wrapper.handleInputRows((12,), packed([0, 1], 1_000, malformed={1}), Now(1_000))
+    [error] = frames.from_ipc(output["errors"][0]).to_pylist()
+    assert (error["offset"], error["reason"]) == (1, "malformed")
+    metrics = json.loads(output["metrics"][0])
+    assert (metrics["errors"], metrics["errors_malformed"]) == (1, 1)
+
+
 def test_a_retry_of_the_micro_batch_counts_once(shard):
     wrapper, state = shard
     list(wrapper.handleInputRows((12,), packed([0, 1], 1_000), Now(1_000)))

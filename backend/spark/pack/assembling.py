@@ -148,15 +148,13 @@ def assemble(
             timestamps = messages.column(OWN_TIMESTAMP)
             messages = messages.drop_columns([OWN_TIMESTAMP])
         messages = with_fields(messages, fields) if fields and not combined else messages
-    bad = bad.sort_by(_PLACE)
+    bad = bad.sort_by(_PLACE) if bad.num_rows else bad
     drain = any(header.drain for header in headers)
-    ahead = bad.filter(pc.equal(bad["reason"], "in_future"))
-    places = zip(*(ahead[name].to_pylist() for name in ("stream", "partition", "offset")), strict=True)
     return ShardInput(
         time_ms,
         messages,
         after,
-        tuple(place for place in places if place[0] not in ranked),
+        tuple(place for place in _in_future(bad) if place[0] not in ranked),
         drain,
         came=drain or not before or any(header.slices for header in headers),
         adopt=next((header.adopt[shard] for header in headers if shard in header.adopt), ""),
@@ -165,6 +163,14 @@ def assemble(
         with_values=combining is None,
         firsts=_firsts(starts, before) if by_offset else {},
     )
+
+
+def _in_future(bad: pa.Table) -> list[tuple[int, int, int]]:
+    """Return the places of the errors that are messages of the future."""
+    if not bad.num_rows:
+        return []
+    ahead = bad.filter(pc.equal(bad["reason"], "in_future"))
+    return list(zip(*(ahead[name].to_pylist() for name, _ in _PLACE), strict=True))
 
 
 def _firsts(slices: Iterable[tuple[int, int, int, int]], before: Positions) -> dict[SourcePartition, int]:
