@@ -15,7 +15,7 @@ Two queries that claim a directory at the same time both find the other's name b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError, StorageFailed, UnknownFormat
@@ -44,6 +44,8 @@ OWNER = "owner-"
 MIN_BASE_BYTES = 256 * 1024
 """Deltas of fewer bytes in all never ask for a base by their size."""
 
+
+_KINDS = {kind.suffix: kind for kind in Kind}
 
 _GROWN: dict[str, dict[int, tuple[Commit, Growth]]] = {}
 """What had grown at a commit, per base directory and shard, for this process: a task makes a `FileChangelog` of its
@@ -105,7 +107,7 @@ class FileChangelog:
     def lost(self, shard: int, commit: Commit, location: str = "", *, whole: bool = False) -> str:
         """Follow the lineage by the names of the files and a few headers; a short one is read."""
         self.check(shard + 1, new=False)
-        found = {(entry.commit, entry.kind): entry.length for entry in self.entries(shard)}
+        found = {(entry.commit, entry.kind): entry.length for entry in self._entries(shard)}
         needed: set[tuple[Commit, Kind]] = set()
         try:
             self._mark(shard, commit, set(found), needed)
@@ -167,12 +169,7 @@ class FileChangelog:
 
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's files; names that are not ours are left out."""
-        found = []
-        for name, length in self.files.list(str(shard)).items():
-            parsed = _parse(name)
-            if parsed is not None:
-                found.append(Entry(parsed[1], parsed[0], f"{shard}/{name}", length))
-        return sorted(found, key=lambda entry: (entry.commit, entry.kind.value))
+        return sorted(self._entries(shard), key=lambda entry: (entry.commit, entry.kind.value))
 
     def shards(self) -> Sequence[int]:
         """List the shards that have a directory."""
@@ -220,6 +217,12 @@ class FileChangelog:
 
     def close(self) -> None:
         """Do nothing: no handle is kept open."""
+
+    def _entries(self, shard: int) -> Iterator[Entry]:
+        for name, length in self.files.list(str(shard)).items():
+            parsed = _parse(name)
+            if parsed is not None:
+                yield Entry(parsed[1], parsed[0], f"{shard}/{name}", length)
 
     def _owners(self) -> set[str]:
         return {name.removeprefix(OWNER) for name in self.files.list() if name.startswith(OWNER)}
@@ -293,9 +296,9 @@ def _name(shard: int, commit: Commit, kind: Kind) -> str:
 def _parse(name: str) -> tuple[Commit, Kind] | None:
     stem, dot, suffix = name.partition(".")
     version, _, uuid = stem.partition("_")
-    kinds = {kind.suffix: kind for kind in Kind}
-    if dot and dot + suffix in kinds and len(version) == 20 and version.isdecimal() and uuid:
-        return Commit.of_name(stem), kinds[dot + suffix]
+    kind = _KINDS.get(dot + suffix)
+    if kind is not None and len(version) == 20 and version.isdecimal() and uuid:
+        return Commit.of_name(stem), kind
     return None
 
 

@@ -231,9 +231,14 @@ class ShardDirectory:
         Returns:
             The number of files deleted.
         """
-        old = [commit for commit in generation.staged_commits() if commit.version <= committed.version - retain]
-        for commit in old:
-            generation.staged(commit).unlink(missing_ok=True)
-        for link in (generation.path / "staged").glob(".*.sst.*"):
-            link.unlink(missing_ok=True)
-        return len(old)
+        old = 0
+        with suppress(FileNotFoundError), os.scandir(generation.path / "staged") as there:
+            for file in there:
+                stem, _, suffix = file.name.rpartition(".")
+                if suffix == "sst" and _NAME.fullmatch(stem):
+                    if Commit.of_name(stem).version <= committed.version - retain:
+                        Path(file).unlink(missing_ok=True)
+                        old += 1
+                elif file.name.startswith(".") and ".sst." in file.name:
+                    Path(file).unlink(missing_ok=True)
+        return old

@@ -370,8 +370,11 @@ def test_links_of_an_attempt_that_died_while_ingesting_are_deleted_with_the_lock
     staged = directory(job).current().path / "staged"
     left = staged / f".{pointer.commit.name}.sst.{'0' * 32}"
     left.hardlink_to(staged / f"{pointer.commit.name}.sst")
+    foreign = staged / "notes.sst"
+    foreign.touch()
     run_attempt(job, pointer, 1, given([1]))
     assert not left.exists()
+    assert foreign.exists()
     assert (staged / f"{pointer.commit.name}.sst").exists()
 
 
