@@ -350,6 +350,10 @@ def _staged(pointer: Pointer | None, generation: Generation | None) -> set[Commi
 
 RECLAIM_EVERY = 8
 """Commits between two reclaims of what bounds hide: deleting is a file of the database per region, hiding is free."""
+RECLAIM_SMALL_EVERY = 64
+"""The same where all files of the database have fewer bytes than `SMALL_BYTES`: no more than that can be hidden."""
+SMALL_BYTES = 4 * 1024 * 1024
+"""A file of the first level: merging what is hidden, again and again, costs less than deleting it."""
 
 
 def _swept(pointer: Pointer, generation: Generation, store: RocksStore, began: int | None = None) -> Opened:
@@ -373,8 +377,14 @@ def _swept(pointer: Pointer, generation: Generation, store: RocksStore, began: i
 
 def reclaim_if_due(store: RocksStore, row: CommitRecord, began: int) -> None:
     """Reclaim what the bounds of a copy hide, if it is due since the version at which the copy was before."""
-    if began // RECLAIM_EVERY != row.commit.version // RECLAIM_EVERY:  # a shard that moves skips commits on each host
-        reclaim(store, row.bounds)
+    version = row.commit.version
+    if began // RECLAIM_EVERY == version // RECLAIM_EVERY:  # a shard that moves skips commits on each host
+        return
+    if began // RECLAIM_SMALL_EVERY == version // RECLAIM_SMALL_EVERY:
+        size = store.property("rocksdb.total-sst-files-size")
+        if size is not None and int(size) < SMALL_BYTES:
+            return
+    reclaim(store, row.bounds)
 
 
 def _check_row(pointer: Pointer, generation: Generation, row: CommitRecord | None) -> CommitRecord:

@@ -73,6 +73,9 @@ class SimStore:
     def settle(self) -> None:
         """Nothing is compacted."""
 
+    def property(self, name: str) -> None:
+        """Nothing of RocksDB's is known."""
+
     def close(self) -> None:
         """Release the handle; the disk stays."""
         self._twin = None

@@ -33,7 +33,7 @@ from recovery.commit.pointer import Commit, CommitRecord, decode, encode
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob, next_incarnation, planned_at
 from recovery.restore.build import accepting
-from recovery.restore.open_shard import RECLAIM_EVERY, OpenShard, read_commit_row
+from recovery.restore.open_shard import RECLAIM_EVERY, RECLAIM_SMALL_EVERY, SMALL_BYTES, OpenShard, read_commit_row
 from recovery.restore.probe import unusable
 from recovery.restore.tries import moves
 from recovery.snapshots.publisher import Snapshots
@@ -297,25 +297,27 @@ def stored_messages(job) -> list[int]:
 def test_the_bound_is_applied_at_open_whatever_died_before(job, monkeypatch):
     job = replace(job, operator=_Expiring())
     start = run_attempt(job, None, 0, given([1, 2])).pointer
-    first = run_attempt(job, start, RECLAIM_EVERY, given([12])).pointer
+    first = run_attempt(job, start, RECLAIM_SMALL_EVERY, given([12])).pointer
     # the attempt that confirms dies right after the ingest, before it could reclaim anything
     monkeypatch.setattr("recovery.restore.open_shard._swept", _die)
     with pytest.raises(RuntimeError, match="killed"):
-        run_attempt(job, first, RECLAIM_EVERY + 1, given([13]))
+        run_attempt(job, first, RECLAIM_SMALL_EVERY + 1, given([13]))
     monkeypatch.undo()
     assert stored_messages(job) == [1, 2, 12]
-    run_attempt(job, first, RECLAIM_EVERY + 1, given([13]))
+    run_attempt(job, first, RECLAIM_SMALL_EVERY + 1, given([13]))
     assert stored_messages(job) == [12]
 
 
-def test_what_bounds_hide_is_reclaimed_once_in_so_many_commits(job):
+@pytest.mark.parametrize(("small_bytes", "every"), [(0, RECLAIM_EVERY), (SMALL_BYTES, RECLAIM_SMALL_EVERY)])
+def test_what_bounds_hide_is_reclaimed_once_in_so_many_commits(job, monkeypatch, small_bytes, every):
+    monkeypatch.setattr("recovery.restore.open_shard.SMALL_BYTES", small_bytes)
     job = replace(job, operator=_Expiring())
     pointer = run_attempt(job, None, 0, given([1, 2])).pointer
     pointer = run_attempt(job, pointer, 1, given([12])).pointer
-    for version in range(2, RECLAIM_EVERY + 1):
+    for version in (2, every // 2, every):
         pointer = run_attempt(job, pointer, version, given([12 + version])).pointer
         assert stored_messages(job)[:3] == [1, 2, 12], "hidden, and still there"
-    run_attempt(job, pointer, RECLAIM_EVERY + 1, given([40]))
+    run_attempt(job, pointer, every + 1, given([every + 32]))
     assert stored_messages(job)[:2] == [12, 14]
 
 

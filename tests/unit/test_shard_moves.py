@@ -347,6 +347,7 @@ def test_every_host_reclaims_what_bounds_hide_though_it_sees_every_other_commit_
         return []
 
     monkeypatch.setattr("recovery.restore.open_shard.reclaim", counting)
+    monkeypatch.setattr("recovery.restore.open_shard.SMALL_BYTES", 0)
     cluster = Cluster(tmp_path, every=1000)
     for version in range(4 * RECLAIM_EVERY):
         cluster.micro_batch("ab"[version % 2])

@@ -162,6 +162,7 @@ def test_a_copy_that_cannot_be_read_is_replaced_and_a_lock_of_the_disk_is_no_dam
 def test_a_copy_reclaims_what_expired_as_often_as_its_owner(hosts, monkeypatch):
     one, two = hosts
     reclaimed = []
+    monkeypatch.setattr(open_shard, "SMALL_BYTES", 0)
 
     def copied():
         with monkeypatch.context() as patch:  # the owner does it by the same rule
