@@ -96,11 +96,13 @@ class Done:
         pointer: For Spark's state.
         ran: The micro-batches that it ran, in order; none where it queued its own.
         metrics: Counters for progress.
+        began_ms: Batch time of the commit that it began at, None where that is of an earlier start of the query.
     """
 
     pointer: Pointer
     ran: list[Ran]
     metrics: dict[str, float | str] = field(default_factory=dict)
+    began_ms: int | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -370,7 +372,8 @@ def _operate(
         **_summed(one.outcome.metrics for one in ran),
         **{name: value for one in ran for name, value in one.outcome.metrics.items() if name in GAUGES},
     }
-    return Done(new, ran, metrics)
+    began_ms = row.time_ms if row is not None and row.incarnation == job.incarnation else None
+    return Done(new, ran, metrics, began_ms)
 
 
 def _summed(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -4,7 +4,11 @@
 attempt, each seeing the pointer that the other set (measured). So there is exactly one timer per shard, and when it
 fires for a shard that already committed this micro-batch, it only sets the next one.
 
-A timer that fires before anything is due costs no database: the pointer says when the operator wants to run again.
+A timer that fires before anything is due costs no database: the pointer says when the operator wants to run again. So
+what is due later with each micro-batch, such as when sources are idle, leaves the timer where it is, and only when it
+fires is it set anew: each call on Spark's timers is a round trip, and a change a row of Spark's state. That a timer is
+there and not too late is known where the commit before was of this start of the query and left nothing due: its timer
+stands at what the pointer says, or earlier. Otherwise, as after a clock that went back, it is set anew.
 """
 
 from __future__ import annotations
@@ -142,15 +146,20 @@ class ShardTask:
         query_id, version = query_and_version()
         pointer = self._read_pointer()
         if pointer is None or pointer.commit.version >= version:
-            # Rows of this very micro-batch came first and were committed; they have set the next timer.
+            # Rows of this very micro-batch came first and were committed; they may have left the timer that fires now.
+            if pointer is not None:
+                self._rearm(pointer, now, fired=True)
             return
         if not _is_due(pointer, now):
-            self._rearm(pointer, now)
+            self._rearm(pointer, now, fired=True)
             return
         job = self._plan.job(query_id, self._plan.shards[int(key[0])], version)
-        yield self._attempt(job, pointer, version, ShardInput(now, None, positions_of(pointer), came=False))
+        given = ShardInput(now, None, positions_of(pointer), came=False)
+        yield self._attempt(job, pointer, version, given, fired=True)
 
-    def _attempt(self, job: ShardJob, pointer: Pointer | None, version: int, given: ShardInput) -> pd.DataFrame:
+    def _attempt(
+        self, job: ShardJob, pointer: Pointer | None, version: int, given: ShardInput, *, fired: bool = False
+    ) -> pd.DataFrame:
         try:
             done = run_attempt(job, pointer, version, lambda _: given)
         except UserCodeFailed as error:
@@ -158,8 +167,9 @@ class ShardTask:
             raise UserCodeFailed(error.what, where=where, why=error.why, command=error.command) from error
         kill_point("before_pointer", version)
         self._pointer.update((encode(done.pointer),))
-        if done.pointer.next_due_ms is not None or (pointer is not None and pointer.next_due_ms is not None):
-            self._rearm(done.pointer, given.time_ms)  # else there was no timer, and there is none
+        before, after = pointer.next_due_ms if pointer is not None else None, done.pointer.next_due_ms
+        if (before is not None or after is not None) and (fired or not _has_timer(pointer, done)):
+            self._rearm(done.pointer, given.time_ms, fired=fired)
         kill_point("after_pointer", version)
         made = _output(job.shard, version, done, self._plan)
         if self._plan.writing is not None:  # in this process: a second function in the query would cost another one
@@ -170,12 +180,15 @@ class ShardTask:
         value = self._pointer.get()
         return decode(bytes(value[0])) if value is not None else None
 
-    def _rearm(self, pointer: Pointer, now: int) -> None:
-        """Leave exactly one timer, after `now`, if anything is waited for; none otherwise."""
+    def _rearm(self, pointer: Pointer, now: int, *, fired: bool = False) -> None:
+        """Leave exactly one timer, after `now`, if anything is waited for; none otherwise.
+
+        Where it fired Spark deletes it, afterwards, and would warn of one that is gone.
+        """
         wake = max(now + 1, pointer.next_due_ms) if pointer.next_due_ms is not None else None
         timers = list(self._handle.listTimers())
         for timer in timers:
-            if timer != wake:
+            if timer != wake and not (fired and timer <= now):
                 self._handle.deleteTimer(timer)
         if wake is not None and wake not in timers:
             self._handle.registerTimer(wake)
@@ -183,6 +196,14 @@ class ShardTask:
 
 def _is_due(pointer: Pointer, now: int) -> bool:
     return pointer.next_due_ms is not None and pointer.next_due_ms <= now
+
+
+def _has_timer(pointer: Pointer | None, done: Done) -> bool:
+    """Tell whether the timer that the commit before left is there for certain, and not later than what is due now."""
+    if pointer is None or isinstance(pointer, RestoringPointer) or done.began_ms is None:
+        return False
+    before, after = pointer.next_due_ms, done.pointer.next_due_ms
+    return before is not None and after is not None and done.began_ms < before <= after
 
 
 def _frame(made: pa.RecordBatch) -> pd.DataFrame:

@@ -321,17 +321,19 @@ class Undisturbed:
         self.version = version
         out: list[Any] = []
         key, now = (GROUPING + shard,), Now(planned.time_ms)
-        fired = sorted(at for at in state.timers if at <= planned.time_ms)
         rows = self.packed(version, shard)
         try:
             if rows:
                 out += wrapper.handleInputRows(key, iter(rows), now)  # type: ignore[arg-type]
-            for at in fired:
+            for at in sorted(at for at in state.timers if at <= planned.time_ms):
                 out += wrapper.handleExpiredTimer(key, now, now)  # type: ignore[arg-type]
-                state.timers.discard(at)
+                state.timers.remove(at)  # Spark warns of one that is gone
         except CrossedError as error:
             assert isinstance(error.__cause__, RewindError)
             raise error.__cause__ from None
+        due = decode(state.value[0]).next_due_ms if state.value is not None else None
+        assert len(state.timers) == (due is not None), (state.timers, due)
+        assert due is None or max(state.timers) <= max(due, planned.time_ms + 1), "it would be woken too late"
         return (state.value, frozenset(state.timers)), out
 
     def packed(self, version: int, shard: int) -> list[Any]:

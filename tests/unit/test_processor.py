@@ -40,10 +40,10 @@ KEY = (pa.field("key", pa.string()),)
 
 
 class Timers:
-    """Spark's state for one grouping key: a value and a set of timers."""
+    """Spark's state for one grouping key: a value and a set of timers; counts the calls on those."""
 
     def __init__(self):
-        self.value, self.timers = None, set()
+        self.value, self.timers, self.calls = None, set(), 0
 
     def getValueState(self, name, schema):
         return self
@@ -55,12 +55,15 @@ class Timers:
         self.value = value
 
     def registerTimer(self, at):
+        self.calls += 1
         self.timers.add(at)
 
     def deleteTimer(self, at):
-        self.timers.discard(at)
+        self.calls += 1
+        self.timers.remove(at)  # Spark warns of one that is gone
 
     def listTimers(self):
+        self.calls += 1
         return iter(sorted(self.timers))
 
 
@@ -126,6 +129,15 @@ def packed(offsets, time_ms, *, drain=False, malformed=(), of=0):
     return iter([rows[rows["shard"] == 12]])
 
 
+def fired(wrapper, state, ms):
+    """Have the timers fire that are due, behind the rows; Spark deletes each afterwards."""
+    outputs = []
+    for at in sorted(at for at in state.timers if at <= ms):
+        outputs += wrapper.handleExpiredTimer((12,), Now(ms), Now(at))
+        state.timers.remove(at)
+    return outputs
+
+
 def rows_of(outputs):
     found = []
     for output in outputs:
@@ -144,18 +156,77 @@ def test_a_timer_and_rows_in_one_attempt_make_one_commit(shard):
     state.timers = {11_000}
     first = rows_of(wrapper.handleInputRows((12,), packed([2], 11_000), Now(11_000)))
     committed = decode(state.value[0]).commit
-    second = rows_of(wrapper.handleExpiredTimer((12,), Now(11_000), Now(11_000)))
+    second = rows_of(fired(wrapper, state, 11_000))
     assert first == [{"key": "a", "count": 3}]
     assert second == []
     assert decode(state.value[0]).commit == committed
     assert state.timers == {21_000}
 
 
+def test_what_is_due_later_each_time_leaves_the_timer_until_it_fires(shard):
+    wrapper, state = shard
+    list(wrapper.handleInputRows((12,), packed([0], 1_000), Now(1_000)))
+    assert (state.timers, state.calls) == ({11_000}, 2)  # nothing was there to be deleted
+    for wrapper.version, now in enumerate([2_000, 9_000, 11_500], 1):
+        list(wrapper.handleInputRows((12,), packed([wrapper.version], now), Now(now)))
+        assert decode(state.value[0]).next_due_ms == now + 10_000
+        assert (state.timers, state.calls) == ({11_000}, 2), "three round trips are saved"
+    assert fired(wrapper, state, 11_500) == [], "the rows were committed"
+    assert (state.timers, state.calls) == ({21_500}, 4)
+    wrapper.version = 4
+    assert rows_of(fired(wrapper, state, 21_500)) == [{"key": "woken", "count": 21_500}]
+    assert state.timers == set()
+
+
+def test_a_timer_that_was_left_fires_early_when_no_rows_come(shard):
+    wrapper, state = shard
+    for wrapper.version, now in enumerate([1_000, 6_000]):
+        list(wrapper.handleInputRows((12,), packed([wrapper.version], now), Now(now)))
+    assert state.timers == {11_000}
+    wrapper.version = 2
+    assert fired(wrapper, state, 11_000) == [], "nothing is due yet"
+    assert state.timers == {16_000}
+    wrapper.version = 3
+    assert rows_of(fired(wrapper, state, 16_000)) == [{"key": "woken", "count": 16_000}]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "left"),
+    [
+        ((1_000, 11_000), (2_000, 5_000), {5_000}),
+        ((1_000, 11_000), (2_000, None), set()),
+        ((1_000, None), (2_000, 5_000), {5_000}),
+        ((9_000, 5_000), (1_000, 6_000), {6_000}),  # it was due, so the timer stands at 9,001; the clock went back
+        ((9_000, 5_000), (9_500, 5_000), {9_501}),
+        ((1_000, 11_000), (12_000, 11_000), {12_001}),
+        ((1_000, 11_000), (500, 11_000), {11_000}),
+    ],
+)
+def test_there_is_one_timer_and_none_that_is_late(shard, monkeypatch, first, second, left):
+    wrapper, state = shard
+    process, due = Waiting.process, [first[1], second[1]]
+    monkeypatch.setattr(Waiting, "process", lambda *of: replace(process(*of), next_due_ms=due[wrapper.version]))
+    for wrapper.version, now in enumerate([first[0], second[0]]):
+        list(wrapper.handleInputRows((12,), packed([wrapper.version], now), Now(now)))
+        fired(wrapper, state, now)
+    assert state.timers == left
+
+
+def test_a_start_sets_its_timers_anew(shard):
+    wrapper, state = shard
+    list(wrapper.handleInputRows((12,), packed([0], 1_000), Now(1_000)))
+    make = wrapper._plan().job
+    wrapper._plan = Deferred(replace(wrapper._plan(), job=lambda *of: replace(make(*of), incarnation=1)))
+    wrapper.version, state.timers = 1, set()
+    list(wrapper.handleInputRows((12,), packed([1], 2_000), Now(2_000)))
+    assert state.timers == {12_000}
+
+
 def test_a_timer_without_rows_runs_the_operator_when_it_is_due(shard):
     wrapper, state = shard
     list(wrapper.handleInputRows((12,), packed([0], 1_000), Now(1_000)))
     wrapper.version = 1
-    assert rows_of(wrapper.handleExpiredTimer((12,), Now(11_000), Now(11_000))) == [{"key": "woken", "count": 11_000}]
+    assert rows_of(fired(wrapper, state, 11_000)) == [{"key": "woken", "count": 11_000}]
     assert decode(state.value[0]).commit.version == 1
     assert state.timers == set()
 
@@ -165,7 +236,7 @@ def test_a_timer_that_is_early_commits_nothing_and_stays_one(shard):
     list(wrapper.handleInputRows((12,), packed([0], 1_000), Now(1_000)))
     wrapper.version = 1
     state.timers = {5_000}
-    assert rows_of(wrapper.handleExpiredTimer((12,), Now(5_000), Now(5_000))) == []
+    assert rows_of(fired(wrapper, state, 5_000)) == []
     assert decode(state.value[0]).commit.version == 0
     assert state.timers == {11_000}
 
@@ -188,7 +259,7 @@ def test_rows_of_another_shard_leave_what_a_function_asked_for(shard):
         assert (decode(state.value[0]).next_due_ms, state.timers) == (11_000, {11_000})
         assert decode(state.value[0]).commit.version == wrapper.version, "the positions went on"
     wrapper.version = 3
-    list(wrapper.handleExpiredTimer((12,), Now(11_000), Now(11_000)))
+    list(fired(wrapper, state, 11_000))
     assert times == [(1, 1_000), (0, 11_000)]
     assert state.timers == set()
 
@@ -254,12 +325,12 @@ def test_rows_that_leave_something_due_at_once_are_not_committed_again_by_the_ti
     monkeypatch.setattr(Waiting, "process", due_at_once)
     list(wrapper.handleInputRows((12,), packed([0], 1_000), Now(1_000)))
     committed = decode(state.value[0]).commit
-    assert rows_of(wrapper.handleExpiredTimer((12,), Now(1_000), Now(1_000))) == []
+    assert rows_of(fired(wrapper, state, 1_000)) == []
     assert decode(state.value[0]).commit == committed
 
 
 def test_errors_of_the_operator_are_located_and_the_driver_is_told_of_clocks(shard, monkeypatch):
-    wrapper, _ = shard
+    wrapper, state = shard
     process = Waiting.process
     refused = {"stream": 0, "partition": 0, "offset": 1, "reason": "out_of_retention"}
 
@@ -279,7 +350,7 @@ def test_errors_of_the_operator_are_located_and_the_driver_is_told_of_clocks(sha
     assert metrics | told == metrics
     assert metrics["leap"] == "orders-0, offset 4: by 30 ms"
     wrapper.version = 1
-    [output] = wrapper.handleExpiredTimer((12,), Now(11_000), Now(11_000))
+    [output] = fired(wrapper, state, 11_000)
     metrics = json.loads(output["metrics"][0])
     assert metrics["received"] == 0
     assert "leaps" not in metrics
@@ -426,7 +497,7 @@ def test_a_shard_that_queues_says_nothing_and_is_woken_in_every_micro_batch(queu
     assert (rows_of([output]), list(output["errors"])) == ([], [None])
     assert state.timers == {2_001}
     wrapper.version = 2
-    [told] = said(wrapper.handleExpiredTimer((12,), Now(2_500), Now(2_500)))
+    [told] = said(fired(wrapper, state, 2_500))
     assert (told["decision"], told["queued"]) == ("queued", 2)
     assert "commit" not in told, "it has no state: housekeeping would keep it instead of what the queue begins with"
     assert state.timers == {2_501}
