@@ -56,6 +56,8 @@ It looks for that in the text by a regular expression that needs stack for every
 the real text, with all of the JVM's stack trace, Spark's thread died of a StackOverflowError (measured with Spark 4.2).
 """
 POLL_S = 0.05
+IDLE_LOOKS = 20
+"""Of so many looks one asks Spark for its last report where none is expected: it is long, and comes as text."""
 CANCEL_S = 0.5
 """Between two tries to end a restore: it may be between two jobs."""
 STOP_S = 30.0
@@ -468,7 +470,7 @@ class RewindQuery:
             late = self._stop_late()
             if late is not None and read(raised, self._plan.look_again).kind is not Kind.FINAL:
                 error = late  # it runs on: nothing can be restored or started under it
-        self._committed = max(self._committed, _committed(self.query.lastProgress))
+        self._committed = max(self._committed, self._heard(self.query.lastProgress))
         return read(error, self._plan.look_again) if error is not None else None
 
     def _stop_late(self) -> Exception | None:
@@ -501,7 +503,7 @@ class RewindQuery:
             CheckpointTaken: A newer start has taken the checkpoint over.
             QueryStopped: Somebody stopped Spark's query of a bounded run before its end.
         """
-        query, clock = self.query, HostClock()
+        query, clock, looks = self.query, HostClock(), 0
         while query.isActive:
             back_s = clock.went_back_s()
             if back_s and not self._stopping.is_set():
@@ -509,20 +511,20 @@ class RewindQuery:
             if self._stopping.is_set() or (self._plan.lease is not None and self._plan.lease.lost is not None):
                 query.stop()
                 break
-            progress = query.lastProgress
-            committed = _committed(progress)
-            if progress is not None and "addBatch" not in progress["durationMs"]:
-                self._patience.healthy()  # a trigger that looked at all sources, and found nothing new
+            if looks % IDLE_LOOKS == 0 or self._plan.targets is not None or self.progress.version > self._committed:
+                progress = query.lastProgress
+                committed = self._heard(progress)
+            looks += 1
             if committed > self._committed:
                 self._check_lease()
                 self._maintain(committed)
                 self._committed = committed
-                self._announce(query.lastProgress)
+                self._announce(progress)
             self._plan.beside.look(self._committed)
             if self._plan.standby is not None:
                 self._plan.standby.look(self._plan.housekeeping.newest(self._committed), query)
                 self.progress.copied = self._plan.standby.fetched
-            if self._plan.targets is not None and self._reached_end(query, committed):
+            if self._plan.targets is not None and self._reached_end(progress, committed):
                 self._stop_between(query)
                 return None
             time.sleep(POLL_S)
@@ -538,6 +540,12 @@ class RewindQuery:
                 )
             log.warning("Spark's query on %s was stopped, not by this handle", self._plan.checkpoint)
         return error
+
+    def _heard(self, progress: Any) -> int:
+        """Take note of Spark's last report; give the newest micro-batch that it has committed by that."""
+        if progress is not None and "addBatch" not in progress["durationMs"]:
+            self._patience.healthy()  # a trigger that looked at all sources, and found nothing new
+        return _committed(progress)
 
     def _start_anew(self, query: StreamingQuery, back_s: float) -> StreamingQuery:
         """Start Spark's query again because the clock went back: its trigger waits for the old time (`host_clock`)."""
@@ -581,12 +589,11 @@ class RewindQuery:
                 )
             self._partitions[number] = known | now
 
-    def _reached_end(self, query: StreamingQuery, committed: int) -> bool:
+    def _reached_end(self, progress: Any, committed: int) -> bool:
         if self._asked is not None:
             # a drain of an earlier start, planned or queued and only run now, says nothing of what came since
             done = [version for version, request in list(self._drained.values()) if request >= self._asked]
             return len(done) == self._plan.shards and not self._plan.beside.shards and committed >= max(done)
-        progress = query.lastProgress
         targets = self._plan.targets or ()
         if progress is None or not _at(progress, targets):
             return False

@@ -394,6 +394,42 @@ def test_a_trigger_that_found_nothing_is_told_to_patience(monkeypatch: pytest.Mo
     assert told
 
 
+class Published(Failing):
+    """Publishes micro-batches, each some looks after the one before was reported; counts what it is asked."""
+
+    def __init__(self, publish: Callable[[Any, int], None]) -> None:
+        super().__init__(None)
+        self.publish, self.looks, self.version, self.at, self.asked = publish, 0, -1, 0, list[int]()
+
+    @property
+    def isActive(self) -> bool:
+        self.looks += 1
+        if self.looks in (5, 35):
+            self.version, self.at = self.version + 1, self.looks
+            self.publish(None, self.version)
+        return self.looks < 45
+
+    @property
+    def lastProgress(self) -> Any:
+        self.asked.append(self.looks)
+        out = self.version - (self.looks < self.at + 2)
+        return {"batchId": out, "durationMs": {"addBatch": 1}, "sources": []} if out >= 0 else None
+
+
+def test_sparks_last_report_is_asked_for_where_a_micro_batch_is_out_and_now_and_then(monkeypatch) -> None:
+    monkeypatch.setattr(supervisor, "POLL_S", 0.0)
+    made: list[Published] = []
+    seen: list[int] = []
+    beside = SimpleNamespace(
+        shards={}, pace=lambda stopped: None, look=seen.append, join=lambda *_: None, published=lambda *_: None
+    )
+    plan = one_shard(start_query=lambda publish: made.append(Published(publish)) or made[-1], beside=beside)  # type: ignore[func-returns-value]
+    query = RewindQuery(plan)
+    assert query.await_termination(PATIENCE_S)
+    assert made[0].asked == [1, 5, 6, 7, 21, 35, 36, 37, 41, 45], "the last one at its end"
+    assert seen == [-1] * 6 + [0] * 30 + [1] * 8, "a commit is seen at the first look after its report"
+
+
 def test_pauses_grow_to_half_a_minute(monkeypatch) -> None:
     monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.5)
     waits = patience.Patience(600.0, "checkpoint", clock=lambda: 0.0)
@@ -709,7 +745,7 @@ def test_a_drain_that_an_earlier_start_asked_for_does_not_end_a_run() -> None:
 
     def ends(version: int, offset: int) -> bool:
         progress = {"batchId": version, "sources": [{"endOffset": {"t": {"0": offset}}}]}
-        return query._reached_end(SimpleNamespace(lastProgress=progress), version)  # type: ignore[arg-type]
+        return query._reached_end(progress, version)
 
     def drained(version: int, *shards: int) -> None:
         query._drained.update({shard: (version, query._plan.drain_of(version)) for shard in shards})
@@ -738,8 +774,8 @@ def test_the_end_is_looked_for_while_a_micro_batch_notes_who_drained() -> None:
             return True
 
     query._drained, query._asked = {0: (7, Request(5)), 1: (7, Request(5))}, 5
-    assert not query._reached_end(query.query, 7)
-    assert query._reached_end(query.query, 7)
+    assert not query._reached_end(None, 7)
+    assert query._reached_end(None, 7)
 
 
 def test_a_source_that_spark_reads_is_at_its_end_when_a_micro_batch_of_this_start_finds_nothing_new() -> None:
@@ -750,7 +786,7 @@ def test_a_source_that_spark_reads_is_at_its_end_when_a_micro_batch_of_this_star
 
     def after(version: int, topic: int, start: int | None, end: int) -> bool:
         sources = [{"endOffset": {"t": {"0": topic}}}, {"startOffset": start, "endOffset": end}, {"endOffset": 0}]
-        query._reached_end(SimpleNamespace(lastProgress={"batchId": version, "sources": sources}), version)  # type: ignore[arg-type]
+        query._reached_end({"batchId": version, "sources": sources}, version)
         return bool(drained)
 
     assert not after(3, 5, 7, 7), "an earlier start may have planned it, before what is there now came"
