@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -27,6 +28,8 @@ from recovery.snapshots.publisher import Snapshots
 log = logging.getLogger("rewind.housekeeping")
 
 EVERY_COMMITS = 25
+APART_S = 20.0
+"""Between two prunings, unless as many commits as Spark keeps have come: there are never twice as many files."""
 MARKS = "rewind/pruning.json"
 _FORMAT = 1
 
@@ -54,6 +57,7 @@ class Housekeeping:
         message_log: The logged messages; None where there are none.
         committed: The newest version that Spark had committed when the query was started. What was written down of
             later ones is of a history that was taken back: it is forgotten before this one makes its first commit.
+        clock: Seconds, monotonic.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Housekeeping:
         checkpoint: str | None = None,
         message_log: MessageLog | None = None,
         committed: int = -1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._changelog, self._snapshots, self._message_log = changelog, snapshots, message_log
         self._keep, self._every, self._checkpoint = keep_versions, every, checkpoint
@@ -74,7 +79,7 @@ class Housekeeping:
         if self._marks != written:
             self._write()
         self._lock = threading.Lock()
-        self._next = every
+        self._next, self._clock, self._pruned_s = every, clock, float("-inf")
 
     def made(self, shard: int, commit: Commit) -> None:
         """Note a commit that was published; a later one of the same version replaces it (Spark ran it again).
@@ -117,9 +122,11 @@ class Housekeeping:
 
         A failure is logged and tried again later: nothing depends on pruning.
         """
-        if committed < self._next:
+        now = self._clock()
+        many = self._next + max(0, self._keep - self._every)
+        if committed < self._next or (committed < many and now - self._pruned_s < APART_S):
             return []
-        self._next = committed + self._every
+        self._next, self._pruned_s = committed + self._every, now
         deleted: list[str] = []
         oldest = committed - self._keep
         marks = self._marks
@@ -146,9 +153,7 @@ class Housekeeping:
                     deleted += prune_entries(queue_files(self._checkpoint), shard, keep[0])
                     prune_seals(self._checkpoint, oldest)
             except Exception as error:  # filesystems raise kinds of their own
-                log.warning(
-                    "pruning shard %d failed, it is tried again after %d commits: %s", shard, self._every, error
-                )
+                log.warning("pruning shard %d failed, it is tried again when the next is due: %s", shard, error)
                 if isinstance(error, PASSING) and not getattr(error, "unreadable", False):
                     break  # the others would wait for the same, if it is not one file
         self._write()

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +46,7 @@ from recovery.queue import entries, seals
 from recovery.queue.entries import Draft, Queue
 from recovery.restore import open_shard, probe, replay
 from recovery.restore.read_again import make_again
-from recovery.supervise.housekeeping import Housekeeping
+from recovery.supervise.housekeeping import APART_S, Housekeeping
 from tests.crash.sim_faults import IN_ATTEMPTS, RESTORING, Death
 from tests.crash.sim_job import pieces_of
 from tests.crash.simulation import simulated
@@ -419,8 +420,9 @@ class Disturbed(Undisturbed):
     def housekeeping(self) -> Housekeeping:
         changelog = lambda: FileChangelog(f"{self.checkpoint}/rewind/changelog", max_deltas=3)  # noqa: E731
         return Housekeeping(
-            changelog, snapshots(self.checkpoint), KEEP, 1, checkpoint=self.checkpoint, committed=len(self.states) - 1
-        )
+            changelog, snapshots(self.checkpoint), KEEP, 1, checkpoint=self.checkpoint, committed=len(self.states) - 1,
+            clock=count(step=APART_S).__next__,
+        )  # fmt: skip
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share

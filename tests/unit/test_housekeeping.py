@@ -8,6 +8,7 @@ import threading
 
 import msgspec
 import pyarrow as pa
+import pytest
 
 from backend.batch import MESSAGE_FIELDS
 from backend.errors import ChangelogDamaged, ChangelogUnavailable
@@ -19,7 +20,13 @@ from recovery.commit.pointer import Commit, CommitRecord
 from recovery.files import LocalFiles
 from recovery.queue.seals import Decision, read_seal, write_seal
 from recovery.snapshots.publisher import Snapshots
-from recovery.supervise.housekeeping import MARKS, Housekeeping
+from recovery.supervise import housekeeping
+from recovery.supervise.housekeeping import APART_S, MARKS, Housekeeping
+
+
+@pytest.fixture(autouse=True)
+def by_commits(monkeypatch):
+    monkeypatch.setattr(housekeeping, "APART_S", 0.0)
 
 
 def record(version, parent):
@@ -50,6 +57,19 @@ def test_it_prunes_behind_the_versions_that_spark_keeps(tmp_path):
     for commit in made[29:]:
         assert changelog.read(0, commit).values.to_pylist() == [str(commit.version).encode()]
     assert min(entry.commit.version for entry in changelog.entries(0)) == 20
+
+
+def test_prunings_are_some_time_apart_unless_as_many_commits_as_spark_keeps_have_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(housekeeping, "APART_S", APART_S)
+    now, pruned = [100.0], []
+    keeper = Housekeeping(
+        lambda: pruned.append(version), Snapshots(str(tmp_path)), keep_versions=10, every=5, clock=lambda: now[0]
+    )
+    for version in range(60):
+        keeper.made(0, Commit(version, f"{version:032x}"))
+        keeper.maintain(version)
+        now[0] += 1.0 if version < 40 else 10.0
+    assert pruned == [15, 25, 35, 42, 47, 52, 57]
 
 
 def test_it_prunes_though_no_start_sees_as_many_commits_as_spark_keeps(tmp_path):

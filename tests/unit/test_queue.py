@@ -823,7 +823,8 @@ def test_drained_is_said_by_the_commit_whose_operator_drained(job: ShardJob) -> 
 # -- rule 11: what is kept ------------------------------------------------------------------------------------------
 
 
-def test_what_a_retained_queue_begins_with_is_kept(job: ShardJob) -> None:
+def test_what_a_retained_queue_begins_with_is_kept(job: ShardJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recovery.supervise.housekeeping.APART_S", 0.0)
     place = job.local_dir.parent
     queue = Queue(open_files(place / "rewind" / "queue"), ByVersion.always(job.operator), begins=True)
     job = replace(job, queue=queue)
