@@ -254,13 +254,15 @@ class Snapshots(SnapshotReader):
             for name in self.files.folders(str(shard))
             if name[:20].isdecimal() and int(name[:20]) <= oldest and f"{name}.full.json" not in needed
         ]
-        idle, gone = self._idle_shared(shard, alive, shared)
+        before = self._idle_before(shard)
+        idle, gone = self._idle_shared(shard, alive, shared, before)
         names = [*(f"{shard}/{name}" for name in doomed), *(f"{shard}/{SHARED}/{name}" for name in gone)]
         if not dry_run:
             self.files.delete(passing(names, "prune_packages", oldest))  # manifests first: half a package is none
             for folder in passing(folders, "prune_packages", oldest):
                 self.files.delete_folder(folder)
-            self.files.write(f"{shard}/idle.json", [msgspec.json.encode(_Idle(_IDLE_FORMAT, idle))])
+            if idle != before:
+                self.files.write(f"{shard}/idle.json", [msgspec.json.encode(_Idle(_IDLE_FORMAT, idle))])
         return [*names, *(f"{folder}/" for folder in folders)]
 
     def _needed(
@@ -280,8 +282,16 @@ class Snapshots(SnapshotReader):
                 needed.update(manifest_name(offer.commit, full=offer.full) for offer in path)
         return needed
 
+    def _idle_before(self, shard: int) -> dict[str, float]:
+        """Read since when shared files have waited; none where nobody has written it down."""
+        try:
+            found = msgspec.json.decode(self.files.read(f"{shard}/idle.json"), type=_Idle)
+        except (*UNDECODABLE, FileNotFoundError):
+            return {}
+        return found.since if found.format == _IDLE_FORMAT else {}
+
     def _idle_shared(
-        self, shard: int, alive: Iterable[str], shared: Iterable[str]
+        self, shard: int, alive: Iterable[str], shared: Iterable[str], before: Mapping[str, float]
     ) -> tuple[dict[str, float], list[str]]:
         """Split the shared files that no snapshot names: since when the others wait, and those that waited enough."""
         used: set[str | None] = set()
@@ -289,12 +299,6 @@ class Snapshots(SnapshotReader):
             if name.endswith(".full.json") and (snapshot := self._sound(shard, name)) is not None:
                 used.update(file.shared for file in snapshot.files)
         idle = {*shared, *self.files.list(f"{shard}/{SHARED}", temporary=True)} - used
-        before: Mapping[str, float] = {}
-        try:
-            found = msgspec.json.decode(self.files.read(f"{shard}/idle.json"), type=_Idle)
-            before = found.since if found.format == _IDLE_FORMAT else {}
-        except (*UNDECODABLE, FileNotFoundError):
-            pass  # nobody has waited yet
         now = time.time()
         gone = sorted(name for name in idle if name in before and now - before[name] >= self._idle_s)
         return {name: min(before.get(name, now), now) for name in sorted(idle) if name not in gone}, gone

@@ -325,6 +325,28 @@ def test_shared_files_wait_for_a_second_prune(shard: Shard, snapshots: Snapshots
     assert snapshots.prune(SHARD, keep) == [f"{SHARD}/shared/upload_begun.sst"]
 
 
+def test_since_when_files_wait_is_written_where_it_changed(tmp_path: Path) -> None:
+    written: list[str] = []
+
+    class Noted(LocalFiles):
+        def write(self, name: str, chunks: Any, *, durable: bool = True) -> int:
+            written.append(name)
+            return super().write(name, chunks, durable=durable)
+
+    files, keep = Noted(tmp_path), [Commit(3, "a" * 32)]
+    Snapshots(files).prune(SHARD, keep)
+    assert written == [], "there are no snapshots"
+    (shared := tmp_path / str(SHARD) / "shared").mkdir(parents=True)
+    (shared / "begun.sst").touch()
+    for _ in range(3):
+        Snapshots(files).prune(SHARD, keep)
+    assert written == [f"{SHARD}/idle.json"]
+    (shared / "begun.sst").unlink()
+    Snapshots(files).prune(SHARD, keep)
+    (shared / "begun.sst").touch()
+    assert Snapshots(files, idle_s=0).prune(SHARD, keep) == [], "it waits anew"
+
+
 def test_drafts_of_dead_writers_go(shard: Shard, snapshots: Snapshots) -> None:
     for version in range(3):
         shard.commit({b"\x03a": b"1"}, full=version == 1)
