@@ -115,6 +115,17 @@ def test_what_would_hold_a_query_up_is_set_and_put_back(ranked: bool) -> None:
     assert spark.conf.values == users
 
 
+def test_what_only_costs_time_is_set_unless_the_user_has() -> None:
+    copies = "spark.sql.streaming.stateStore.minDeltasForSnapshot"
+    for users, seen in (({}, ["50"]), ({copies: "3"}, ["3"])):
+        spark: Any = Session()
+        spark.conf.values |= users
+        before = dict(spark.conf.values)
+        with settings(spark, 2, 1024, "/data/c"):
+            assert [spark.conf.get(name) for name in (copies,)] == seen
+        assert spark.conf.values == before
+
+
 BERLIN = {"timezone": "Europe/Berlin", "ansi": "false"}
 
 

@@ -27,6 +27,11 @@ _UNCHECKED = {
 }
 """A map task that runs again may cut frames elsewhere: other bytes, from which a shard makes the same messages."""
 
+_UNLESS_SET = {
+    # each version of a shard's row has its changelog; a copy of RocksDB beside them, in every tenth micro-batch, costs
+    # it some 15 ms, and spares a load the replay of at most 40 small files
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
+}
 SESSION = {"timezone": "spark.sql.session.timeZone", "ansi": "spark.sql.ansi.enabled"}
 """Settings that messages are read under, by their name in the manifest: a query and its replays go by those of its
 start, whatever the user's session is set to by then."""
@@ -90,6 +95,7 @@ def settings(
     """
     with _ONE_START:  # what another start has set is not the user's
         wanted = _wanted(shards, arrow_rows, session) | checkpoint_files(spark, checkpoint)
+        wanted |= {name: value for name, value in _UNLESS_SET.items() if spark.conf.get(name, None) is None}
         if few_rows:
             wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
         if ranked:
