@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from backend.sources.spark_offsets import positions_in
-from backend.spark.session.jvm import CHECKPOINT_FILES, STATE_CHECKSUMS
+from backend.spark.session.jvm import checkpoint_files
 from recovery.daemon import OPTION
 from recovery.failures import Kind, read
 
@@ -97,8 +97,8 @@ def sparks_own_store(spark: Any, *, partitions: int = 2, changelog: bool = True)
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true" if changelog else "false"
     )
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
-    spark.conf.set(*CHECKPOINT_FILES)  # our queries have both
-    spark.conf.set(*STATE_CHECKSUMS)
+    for name, value in checkpoint_files(spark, "file:/").items():  # as our queries
+        spark.conf.set(name, value)
 
 
 def size(path: Path, *suffixes: str) -> int:

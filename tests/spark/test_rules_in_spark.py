@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
+from itertools import count as count_up
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +20,8 @@ from backend.errors import CheckpointInUse, HistoryLost, ManifestMismatch, Point
 from backend.sources.archive_files import write_archive
 from backend.spark import start as starting
 from backend.spark.observed import observed
+from backend.spark.session import file_manager
+from backend.spark.session.jvm import CHECKPOINT_FILES, checkpoint_files
 from backend.spark.session.settings import apart
 from recovery.commit.outputs import NAME, forget_outputs
 from recovery.failures import Kind, read
@@ -256,6 +260,57 @@ def test_sparks_damaged_metadata_ends_a_start_by_name(spark, ran):
         assert caught.value.where == str(file)
     finally:
         file.write_bytes(sound)
+
+
+def modes(checkpoint: Path) -> set[tuple[str, str]]:
+    """Give the modes of what Spark wrote, but for snapshots, by name; numbers and random names are one each."""
+    found = set()
+    for path in (path for folder in ("commits", "offsets", "state") for path in (checkpoint / folder).rglob("*")):
+        name = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+", "0", str(path.relative_to(checkpoint)))
+        found.add((name, oct(path.stat().st_mode)))
+    return {(name, mode) for name, mode in found if "SSTs" not in name and ".zip" not in name}
+
+
+def test_a_checkpoint_is_written_as_spark_writes_it_without_a_process_for_a_mode(spark, tmp_path, monkeypatch):
+    """Names, modes, checksums, what is there already; a mode that Java has no word for is Hadoop's to set."""
+    hadoop, conf = spark._jvm.org.apache.hadoop.fs, spark._jsc.hadoopConfiguration()
+    stat = Path(f"/proc/{spark._jvm.java.lang.ProcessHandle.current().pid()}/stat")
+    left, numbers = [], count_up()
+
+    def processes(manager, folder) -> bool:
+        """Write a file and give whether processes of the JVM have ended meanwhile, by their page faults."""
+        begun = stat.read_text().rpartition(")")[2].split()[8]
+        manager.createAtomic(hadoop.Path(folder, str(next(numbers))), False).close()
+        return stat.read_text().rpartition(")")[2].split()[8] != begun
+
+    for name in (file_manager.OURS, file_manager.SPARKS):
+        path = tmp_path / name
+        write(path / "archive", messages(300))
+        if name == file_manager.SPARKS:
+            monkeypatch.setattr(file_manager, "is_defined", lambda _: False)
+        assert checkpoint_files(spark, str(path))[CHECKPOINT_FILES] == name
+        ended(start(spark, path))
+        folder, file = hadoop.Path(str(path / "files")), hadoop.Path(str(path / "files" / "file"))
+        manager = getattr(spark._jvm, name)(folder, conf)
+        manager.mkdirs(folder)
+        # what ends behind one file or another may be a source's Python
+        assert all(processes(manager, folder) for _ in range(20)) is (name == file_manager.SPARKS)
+        for overwrite in (False, True):
+            stream = manager.createAtomic(file, overwrite)
+            stream.write(bytearray(b"overwritten" if overwrite else b"first"))
+            stream.close()
+        with pytest.raises(Exception, match=r"(?i)already.?exists"):
+            manager.createAtomic(file, False).close()
+        written = path / "files" / "file"
+        left.append((modes(path / "checkpoint"), written.read_bytes(), oct(written.stat().st_mode)))
+        written.write_bytes(b"other")
+        with pytest.raises(Exception, match="ChecksumException"):
+            manager.open(file).read()
+        manager.fs().setPermission(folder, hadoop.permission.FsPermission("1777"))
+        assert oct((path / "files").stat().st_mode) == "0o41777"
+    assert left[0][0] ^ left[1][0] == set()
+    assert left[0][1:] == left[1][1:]
+    assert {("commits/.0.crc", "0o100644"), ("offsets/0", "0o100644"), ("state/0", "0o40755")} <= left[0][0]
 
 
 def test_a_disk_that_does_not_give_a_snapshot_is_no_damage(spark, tmp_path):

@@ -12,13 +12,21 @@ from typing import Any
 
 import pytest
 from py4j.java_gateway import JavaGateway
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructType
 
 from backend import count, stream, tumbling
 from backend.spark.job import Job
-from backend.spark.session.jvm import LONGEST_FOLDER, WORKER_TIME, give_workers_time, use_unix_sockets
+from backend.spark.session import file_manager
+from backend.spark.session.jvm import (
+    LONGEST_FOLDER,
+    WORKER_TIME,
+    checkpoint_files,
+    give_workers_time,
+    use_unix_sockets,
+)
 from backend.spark.session.settings import SESSION, session_entries, settings
 from backend.spark.start import StartOptions, build_job, check_session
 from recovery.restore.read_again import _read
@@ -66,9 +74,10 @@ class Session:
         self.sparkContext = SimpleNamespace(master="local[2]", _jsc=context)
         classes = SimpleNamespace(fs=SimpleNamespace(FileSystem=SimpleNamespace(getDefaultUri=lambda _: uri)))
         system = SimpleNamespace(getProperty=lambda _: folder)
+        has_ours = SimpleNamespace(forName=[file_manager.OURS].index)
         self._jvm = SimpleNamespace(
             org=SimpleNamespace(apache=SimpleNamespace(hadoop=classes)),
-            java=SimpleNamespace(lang=SimpleNamespace(System=system)),
+            java=SimpleNamespace(lang=SimpleNamespace(System=system, Class=has_ours)),
         )
 
 
@@ -230,7 +239,7 @@ def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
     checkpoint: str, files: str, set_by_us: bool
 ) -> None:
     spark: Any = Session(files=files)
-    name, ours = "spark.sql.streaming.checkpointFileManagerClass", "FileSystemBasedCheckpointFileManager"
+    name, ours = "spark.sql.streaming.checkpointFileManagerClass", "RewindCheckpointFileManager"
     checksums = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
     with settings(spark, 2, 1024, checkpoint):
         assert str(spark.conf.get(name, None)).rpartition(".")[2] == (ours if set_by_us else "None")
@@ -249,8 +258,61 @@ def test_a_checkpoint_on_a_local_disk_is_written_without_processes(
 def test_local_files_by_another_class_keep_sparks_checksums() -> None:
     spark: Any = Session(**{"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem"})
     with settings(spark, 2, 1024, "/data/c"):
-        assert spark.conf.get("spark.sql.streaming.checkpointFileManagerClass", None) is not None
+        assert spark.conf.get("spark.sql.streaming.checkpointFileManagerClass", None) == file_manager.SPARKS
         assert spark.conf.get("spark.sql.streaming.checkpoint.fileChecksum.enabled", None) is None
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]", "local-cluster[2,1,1024]", "yarn"])
+def test_executors_of_their_own_have_not_the_class_that_the_driver_compiled(master: str) -> None:
+    spark: Any = Session()
+    spark.sparkContext.master = master
+    used = checkpoint_files(spark, "/data/c")["spark.sql.streaming.checkpointFileManagerClass"]
+    assert used == (file_manager.OURS if master in {"local", "local[*]", "local[2,4]"} else file_manager.SPARKS)
+
+
+class Java:
+    """A JVM that compiles and defines classes, as far as it is asked; `fails` where it defines none."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.defined: list[bytes] = []
+        self.compiled, self.fails = 0, fails
+        beside = SimpleNamespace(getClassLoader=lambda: None)
+        lookup = SimpleNamespace(defineClass=self.define)
+        handles = SimpleNamespace(lookup=lambda: None, privateLookupIn=lambda *_: lookup)
+        codes = {file_manager.OURS: b"it", f"{file_manager.OURS}$Raw": b"what it uses"}
+        compiler = SimpleNamespace(setParentClassLoader=lambda _: None, cook=self.cook, getBytecodes=lambda: codes)
+        named = {"org.apache.hadoop.fs.FilterFileSystem": beside}
+        classes = SimpleNamespace(forName=lambda name: named[name] if name in named else self.defined.index(b"it"))
+        self.java = SimpleNamespace(lang=SimpleNamespace(Class=classes, invoke=SimpleNamespace(MethodHandles=handles)))
+        self.org = SimpleNamespace(codehaus=SimpleNamespace(janino=SimpleNamespace(SimpleCompiler=lambda: compiler)))
+
+    def cook(self, source: str) -> None:
+        self.compiled += 1
+        assert f"class {file_manager.OURS.rpartition('.')[2]} extends" in source
+
+    def define(self, code: bytes) -> None:
+        if self.fails:
+            raise Py4JError("LinkageError")
+        self.defined.append(code)
+
+
+def test_the_class_is_compiled_once_in_a_jvm() -> None:
+    java = Java()
+    assert [file_manager.is_defined(java), file_manager.is_defined(java)] == [True, True]
+    assert (java.compiled, java.defined) == (1, [b"what it uses", b"it"])
+
+
+@pytest.mark.parametrize("without", ["compiler", "definition"])
+def test_sparks_own_class_is_used_where_the_jvm_cannot_have_ours(without: str) -> None:
+    java: Any = Java(fails=without == "definition")
+    if without == "compiler":
+        java.org.codehaus.janino.SimpleCompiler = "as TypeError as a package of py4j that is called"
+    assert not file_manager.is_defined(java)
+    spark: Any = Session()
+    spark._jvm.java, spark._jvm.org.codehaus = java.java, java.org.codehaus
+    with settings(spark, 2, 1024, "/data/c"):
+        assert spark.conf.get("spark.sql.streaming.checkpointFileManagerClass", None) == file_manager.SPARKS
+        assert spark.conf.get("spark.sql.streaming.checkpoint.fileChecksum.enabled", None) == "false"
 
 
 def test_a_start_beside_another_takes_nothing_of_it_for_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from backend.spark.session import file_manager
 from recovery.supervise.placement import Place
 
 if TYPE_CHECKING:
@@ -30,10 +31,7 @@ LONGEST_FOLDER = 60
 MOST_TASKS = 10_000
 """Of a job, which are looked at for where they ran."""
 LISTEN_S = 2.0
-CHECKPOINT_FILES = (
-    "spark.sql.streaming.checkpointFileManagerClass",
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
-)
+CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 STATE_CHECKSUMS = ("spark.sql.streaming.checkpoint.fileChecksum.enabled", "false")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -66,9 +64,8 @@ def use_unix_sockets(spark: SparkSession) -> None:
     two or three times in a micro-batch. Executors of a cluster have the setting as of their start, with folders of
     their own: there it is the user's to say (`UNIX_SOCKETS`).
     """
-    context = context_of(spark)
-    conf = context._jsc.sc().conf()
-    if context.master.partition("[")[0] != "local" or conf.contains(UNIX_SOCKETS):
+    conf = context_of(spark)._jsc.sc().conf()
+    if not _is_local(spark) or conf.contains(UNIX_SOCKETS):
         return
     folder = conf.get(UNIX_SOCKETS_FOLDER, jvm_of(spark).java.lang.System.getProperty("java.io.tmpdir"))
     if len(os.fsencode(folder)) <= LONGEST_FOLDER and os.access(folder, os.W_OK):
@@ -79,16 +76,20 @@ def checkpoint_files(spark: SparkSession, checkpoint: str) -> dict[str, str]:
     """Return what Spark is to write a checkpoint's files with, as settings; none where that is the user's or Spark's.
 
     On a local disk Spark's choice starts a process for nearly each thing that it asks of a file, `readlink` or `chmod`:
-    about sixty in a micro-batch of two shards. This one renames as it does and asks in its own process. Hadoop writes a
-    checksum beside each file then, which reading checks; Spark's own beside those of the state would be second ones, by
-    two files, two processes and four threads more a shard.
+    about sixty in a micro-batch of two shards. Another of its own renames as it does and starts none for `readlink`,
+    and ours (`file_manager`) none at all, where tasks run in the JVM that it was compiled in. Hadoop writes a checksum
+    beside each file then, which reading checks; Spark's own beside those of the state would be second ones, by two
+    files and four threads more a shard.
     """
     hadoop = context_of(spark)._jsc.hadoopConfiguration()
     scheme = checkpoint.partition(":")[0] if _URI.match(checkpoint) else _default_scheme(spark)
-    local = scheme == "file" and spark.conf.get(CHECKPOINT_FILES[0], None) is None
-    hadoops = hadoop.get("fs.file.impl") is None  # another one for local files may write no checksums
-    given = [STATE_CHECKSUMS] if hadoops and spark.conf.get(STATE_CHECKSUMS[0], None) is None else []
-    return dict([CHECKPOINT_FILES, *given]) if local else {}
+    if scheme != "file" or spark.conf.get(CHECKPOINT_FILES, None) is not None:
+        return {}
+    if hadoop.get("fs.file.impl") is not None:  # another one for local files may write no checksums
+        return {CHECKPOINT_FILES: file_manager.SPARKS}
+    ours = _is_local(spark) and file_manager.is_defined(jvm_of(spark))
+    given = [STATE_CHECKSUMS] if spark.conf.get(STATE_CHECKSUMS[0], None) is None else []
+    return {CHECKPOINT_FILES: file_manager.OURS if ours else file_manager.SPARKS, **dict(given)}
 
 
 def check_same_files(spark: SparkSession, checkpoint: str) -> None:
@@ -104,6 +105,11 @@ def check_same_files(spark: SparkSession, checkpoint: str) -> None:
             f" scheme is a local one to Rewind: allowed are {str(default).rstrip('/')}{checkpoint} and"
             f" file://{checkpoint}"
         )
+
+
+def _is_local(spark: SparkSession) -> bool:
+    """Return whether tasks run in the driver's JVM."""
+    return str(context_of(spark).master).partition("[")[0] == "local"
 
 
 def _default_scheme(spark: SparkSession) -> str:
