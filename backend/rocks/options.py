@@ -79,12 +79,8 @@ def _budget(cache_bytes: int, buffer_bytes: int) -> tuple[Cache, WriteBufferMana
     return Cache(cache_bytes), WriteBufferManager(buffer_bytes, False)
 
 
-@lru_cache(maxsize=8)
 def native_options(options: RocksOptions) -> Options:
-    """Give the options as rocksdict takes them, for a database and for the files staged beside it.
-
-    It takes a copy; nobody changes what is returned, which is the same each time.
-    """
+    """Give the options as rocksdict takes them, for a database and for the files staged beside it."""
     cache, buffers = _budget(options.block_cache_bytes, options.write_buffer_bytes)
     table = BlockBasedOptions()
     table.set_block_cache(cache)

@@ -24,7 +24,6 @@ from backend.errors import (
 from backend.rocks import RocksOptions, RocksStore, write_staged
 from backend.rocks.files import write_columns
 from backend.rocks.lock import Links
-from backend.rocks.options import native_options
 from backend.store.bounds import FORMAT_KEY, stored_bounds
 from backend.store.protocol import Changes
 from backend.store.rows import StoreRows
@@ -113,15 +112,6 @@ store.close()
 print("closed", flush=True)
 sys.stdin.readline()
 """
-
-
-def test_options_are_made_once_and_are_a_stores_own(tmp_path: Path) -> None:
-    assert native_options(RocksOptions()) is native_options(RocksOptions())
-    assert native_options(RocksOptions(bloom_bits=5)) is not native_options(RocksOptions())
-    with RocksStore.open(tmp_path / "a") as one, RocksStore.open(tmp_path / "b") as two:
-        one.write(Changes([b"k"], [b"1"]))
-        two.write(Changes([b"k"], [b"2"]))
-        assert (one.get(b"k"), two.get(b"k")) == (b"1", b"2")
 
 
 def test_two_writers_wait_and_then_name_the_holder(tmp_path: Path) -> None:
