@@ -201,7 +201,9 @@ class KafkaSource:
 
         begin = first if first is not None else self.first_positions()
         settings, bound = self.settings.inlined(), self.max_offsets_per_trigger
-        together = TOGETHER if names is not None else 0  # steps, which see all fields, may be slow: in as many tasks
+        slow = names is None or self.value.function is not None  # steps see all fields; it is users' code
+        bounded = bound is not None and bound <= TOGETHER  # a backlog, too, is read in such micro-batches
+        together = 0 if slow or bounded else TOGETHER
         per_task, known = DEFAULT_OFFSETS_PER_TASK, self.known
         return KafkaStreamReader(
             ReaderPlan(settings, self.topics, self.isolation, bound, per_task, begin, known, together)

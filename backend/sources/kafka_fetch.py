@@ -58,9 +58,7 @@ READING = {
     "queued.min.messages": "100000",
     "queued.max.messages.kbytes": str(32 * 1024),
     "fetch.queue.backoff.ms": "5",  # a second otherwise, each time the queue was full
-    # An end behind a transaction's marker is said by an empty answer, for which brokers wait so long; and a request of
-    # the piece before may still be out when the next one begins.
-    "fetch.wait.max.ms": "10",
+    "fetch.wait.max.ms": "100",
     "topic.metadata.propagation.max.ms": "5000",  # a client that is new says for so long nothing of an unknown topic
     "log_level": "0",
 }

@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -106,9 +107,10 @@ def get(state: Readable, starts: IntArray, keys: pa.Array) -> Revisions:
     return _decode([key for key, _ in found], [value for _, value in found])
 
 
+@cache
 def empty() -> Revisions:
-    """Give no rows."""
-    return _EMPTY
+    """Give no rows; nobody changes them."""
+    return _decode([], [])
 
 
 def delete(work: Workspace, rows: Revisions) -> None:
@@ -160,6 +162,3 @@ def _decode(keys: Sequence[bytes], values: Sequence[bytes]) -> Revisions:
         rows["since"].astype(np.int64),
         rows["unsent"].astype(np.int64),
     )
-
-
-_EMPTY = _decode([], [])

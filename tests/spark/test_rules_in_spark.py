@@ -306,8 +306,11 @@ def test_a_checkpoint_is_written_as_spark_writes_it_without_a_process_for_a_mode
         written.write_bytes(b"other")
         with pytest.raises(Exception, match="ChecksumException"):
             manager.open(file).read()
+        (path / "files").chmod(0o2755)  # what is made there is its group's
+        manager.mkdirs(hadoop.Path(folder, "below"))
+        assert oct((path / "files" / "below").stat().st_mode) == "0o42755"
         manager.fs().setPermission(folder, hadoop.permission.FsPermission("1777"))
-        assert oct((path / "files").stat().st_mode) == "0o41777"
+        assert oct((path / "files").stat().st_mode & 0o1777) == "0o1777"
     assert left[0][0] ^ left[1][0] == set()
     assert left[0][1:] == left[1][1:]
     assert {("commits/.0.crc", "0o100644"), ("offsets/0", "0o100644"), ("state/0", "0o40755")} <= left[0][0]

@@ -25,7 +25,7 @@ from backend.errors import (
     TopicMissing,
 )
 from backend.kafka_client.settings import KafkaSettings
-from backend.sources import kafka_fetch
+from backend.sources import kafka_fetch, kafka_reader
 from backend.sources.formats import Parse
 from backend.sources.kafka import kafka
 from backend.sources.kafka_fetch import RECORDS, fetch
@@ -585,6 +585,31 @@ def test_messages_of_streams_with_steps_are_read_by_a_task_per_partition() -> No
     source = kafka("t", servers="h:1", value="n int")
     assert source.stream_reader({"n"}, {}).plan.together == TOGETHER
     assert source.stream_reader(None, {}).plan.together == 0
+    slow = kafka("t", servers="h:1", value="n int", format=lambda values: values)
+    assert slow.stream_reader({"n"}, {}).plan.together == 0
+    for bound, together in ((TOGETHER, 0), (TOGETHER + 1, TOGETHER)):
+        bounded = kafka("t", servers="h:1", value="n int", max_offsets_per_trigger=bound)
+        assert bounded.stream_reader({"n"}, {}).plan.together == together
+
+
+def test_a_short_share_hears_of_its_end_soon_and_a_long_one_may_lie_in_remote_storage(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def read(configuration: Any, *pieces: Piece) -> Any:
+        asked.append((configuration.get("fetch.wait.max.ms", ""), len(pieces)))
+        return iter(())
+
+    monkeypatch.setattr(kafka_reader, "read_records", read)
+    half = TOGETHER // 2
+    shares = [
+        Pieces((Piece("t", 0, 0, half), Piece("t", 1, 0, half))), Piece("t", 0, 0, TOGETHER),
+        Piece("t", 0, 0, TOGETHER + 1),
+    ]  # fmt: skip
+    for share in shares:
+        list(reader(0).read(share))
+    assert asked == [("10", 2), ("10", 1), ("", 1)]
 
 
 @pytest.mark.parametrize("by_partition", [False, True])

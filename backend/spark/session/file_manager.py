@@ -52,11 +52,14 @@ public class RewindCheckpointFileManager extends FileSystemBasedCheckpointFileMa
     static class Raw extends RawLocalFileSystem {
         public void setPermission(Path path, FsPermission mode) throws IOException {
             try {
-                Files.setPosixFilePermissions(
-                    pathToFile(path).toPath(), PosixFilePermissions.fromString(mode.toString()));
-            } catch (Exception e) {  // a sticky bit, a disk without such modes: as Hadoop does it, or fails to
-                super.setPermission(path, mode);
+                java.nio.file.Path file = pathToFile(path).toPath();
+                if ((((Integer) Files.getAttribute(file, "unix:mode")).intValue() & 07000) == 0) {
+                    Files.setPosixFilePermissions(file, PosixFilePermissions.fromString(mode.toString()));
+                    return;
+                }
+            } catch (Exception e) {  // a disk without such modes, or a mode that Java has no word for
             }
+            super.setPermission(path, mode);  // what a directory has from the one above it, chmod leaves
         }
     }
 }
