@@ -241,6 +241,7 @@ def batches(count: int, retained: int, directory: Path) -> list[dict[str, float]
     conf = {
         "spark.sql.streaming.minBatchesToRetain": str(retained),
         "spark.sql.streaming.stateStore.maintenanceInterval": "5s",  # Spark deletes its old files then, not in a minute
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot": "10",  # ... and those before its last copy but these
     }
     spark = session(directory, **conf)
     looks: list[dict[str, float]] = []
