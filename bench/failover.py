@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 
 from backend import stream
-from bench.session import CLUSTER, session, sparks_own_store
+from bench.session import CLUSTER, session, sparks_own
 from bench.table import Options, report
 from bench.windows import CASES, Case, our_source, sparks_source, write
 from recovery.drill.process import each, executors
@@ -135,14 +135,13 @@ def ours(spark: Any, directory: Path, case: Case, rows: int, run: Path, at: int,
 def sparks(spark: Any, directory: Path, case: Case, run: Path, at: int) -> Taken:
     """Run Spark's own operator, with an executor killed; in update mode, so that open windows are seen too."""
     victim = sorted(two_executors().items())[0]
-    sparks_own_store(spark)
     out = str(run / "results")
 
     def publish(frame: Any, version: int) -> None:
         frame.write.mode("overwrite").parquet(f"{out}/batch={version}")
 
     query = (
-        case.sparks(sparks_source(spark, directory))
+        case.sparks(sparks_source(sparks_own(spark), directory))
         .writeStream.foreachBatch(publish)
         .option("checkpointLocation", str(run / "checkpoint"))
         .outputMode("update")

@@ -17,6 +17,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "figures.md"
 SINKS_PAGE = PAGE.with_name("sinks.md")
 README = PAGE.parent.with_name("README.md")
 BEGIN, END = "<!-- figures: python -m bench.figures -->", "<!-- end of figures -->"
+AS_OURS = "its checkpoint's files written by Rewind's class"
 NO_PEER = "(no peer)"
 Rows = list[dict[str, Any]]
 
@@ -148,13 +149,15 @@ def growth(rows: Rows, _: str) -> Iterator[Line]:
 
 
 def latency(rows: Rows, _: str) -> Iterator[Line]:
-    """Three lines: the default, back to back, and both to Kafka."""
-    default, ours, to_kafka, files, updates = rows
+    """The default, back to back, and both to Kafka; once more with the peer's checkpoint written as ours."""
+    default, ours, to_kafka, files, updates, *as_ours = rows
+    update_mode = "Spark's own windows, update mode, last row"
     what = "from a window's end to its readable row, 1,000 messages a second from Kafka"
     for mine, who, beside, peer in (
         (default, "", "Spark's own windows", files),
         (ours, ', `trigger="0 seconds"`', "Spark's own windows", files),
-        (to_kafka, ', `trigger="0 seconds"`, into Kafka', "Spark's own windows, update mode, last row", updates),
+        (to_kafka, ', `trigger="0 seconds"`, into Kafka', update_mode, updates),
+        *((to_kafka, ', `trigger="0 seconds"`, into Kafka', f"{update_mode}; {AS_OURS}", peer) for peer in as_ours),
     ):
         yield Line(
             f"{what}{who}",
@@ -368,13 +371,15 @@ def kafka_beside(rows: Rows) -> Iterator[Beside]:
 
 
 def latency_beside(rows: Rows) -> Iterator[Beside]:
-    """Two lines: into files, and into Kafka."""
+    """A line into files, and those into Kafka."""
     of = {row["who"]: [row["p50 ms"], row["p99 ms"]] for row in rows}
     what = "a window's end to its readable row, p50 / p99"
     files = of["Spark's own, append to files"]
     yield Beside(f"{what}, into files", "ms", of["ours, trigger 0 s"], files)
-    updates = of["Spark's own, update to Kafka"]
-    yield Beside(f"{what}, into Kafka, beside update mode", "ms", of["ours to Kafka, trigger 0 s"], updates)
+    ours, update_mode = of["ours to Kafka, trigger 0 s"], f"{what}, into Kafka, beside update mode"
+    yield Beside(update_mode, "ms", ours, of["Spark's own, update to Kafka"])
+    if "the same, with our checkpoint files" in of:
+        yield Beside(f"{update_mode}, {AS_OURS}", "ms", ours, of["the same, with our checkpoint files"])
 
 
 def join_beside(rows: Rows) -> Iterator[Beside]:

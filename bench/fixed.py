@@ -31,7 +31,7 @@ from backend import archive, count, max_, policies, stream, sum_, tumbling
 from backend.sources.archive_files import write_archive
 from bench.data import START_MS, TIME, topic_rows, typed
 from bench.floor import empty, until_read
-from bench.session import has_messages, session, sparks_own_store, steadily
+from bench.session import has_messages, session, sparks_own, steadily
 from bench.table import Options, report
 from bench.warm import ROUNDS, Warm
 
@@ -111,10 +111,9 @@ def run_sparks(spark: Any, directory: Path, run: Path, shards: int, batches: int
     """Run Spark's own windows over the same archive."""
     from pyspark.sql import functions as f
 
-    sparks_own_store(spark, partitions=shards)
     query = (
         source(directory)
-        .stream(spark)
+        .stream(sparks_own(spark, partitions=shards))
         .select("value.*")
         .withWatermark("at", "1 second")
         .groupBy(f.window("at", "10 seconds").alias("w"), "key")

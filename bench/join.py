@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from backend import join, stream
 from bench.data import START_MS, TIME, read_archive, read_files, topic_rows, typed, write_both
-from bench.session import session, size, sparks_own_store
+from bench.session import session, size, sparks_own
 from bench.table import Options, report
 from bench.windows import WARM_UP, measured, triggers
 
@@ -71,7 +71,7 @@ def run_sparks(spark: Any, directory: Path, run: Path, state: int) -> tuple[list
     """Run Spark's own join over the same files, with its state in a format."""
     from pyspark.sql import functions as f
 
-    sparks_own_store(spark)
+    spark = sparks_own(spark)
     spark.conf.set(STATE_FORMAT, str(state))
     spark.conf.set("spark.sql.streaming.join.stateFormatV4.enabled", str(state == 4).lower())  # of 4.2, for testing
     left, right = (

@@ -40,7 +40,7 @@ from backend.sources.spark_offsets import positions_in
 from backend.spark.reading import streamed
 from backend.spark.session.connector import ensure_connector
 from bench.floor import empty
-from bench.session import has_messages, session, sparks_own_store
+from bench.session import has_messages, session, sparks_own
 from bench.table import Options, report
 from bench.warm import ROUNDS, Warm
 from recovery.testing.broker import Broker, open_broker
@@ -229,11 +229,11 @@ class Sparks:
         from pyspark.sql import functions as f
 
         ensure_connector(self.spark)
-        sparks_own_store(self.spark)
         total = [f.sum("x").alias("total"), f.max("x").alias("worst")]
         aggregates = [f.percentile("x", f.lit(0.5)).alias("typical")] if self.full_state else total
         query = (
-            self.spark.readStream.format("kafka")
+            sparks_own(self.spark)
+            .readStream.format("kafka")
             .options(**IN_BULK)
             .option("kafka.bootstrap.servers", self.broker.settings.servers)
             .option("kafka.isolation.level", "read_committed")

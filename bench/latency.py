@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 
 from backend import count, kafka, kafka_sink, policies, stream, sum_, tumbling
 from backend.spark.session.connector import ensure_connector
-from bench.session import has_messages, session, sparks_own_store
+from backend.spark.session.file_manager import OURS, SPARKS
+from bench.session import has_messages, session, sparks_own
 from bench.table import Options, report
 from bench.warm import ROUNDS, Warm
 from recovery.testing.broker import Broker, open_broker
@@ -193,14 +194,14 @@ def ours_to_kafka(spark: Any, broker: Broker, topic: str, run: Path, seconds: in
     return found
 
 
-def windows_of_spark(spark: Any, broker: Broker, topic: str) -> Any:
-    """Give Spark's own windows."""
+def windows_of_spark(spark: Any, broker: Broker, topic: str, files: str = SPARKS) -> Any:
+    """Give Spark's own windows, their checkpoint written with a class."""
     from pyspark.sql import functions as f
 
     ensure_connector(spark)
-    sparks_own_store(spark)
     return (
-        spark.readStream.format("kafka")
+        sparks_own(spark, files=files)
+        .readStream.format("kafka")
         .option("kafka.bootstrap.servers", broker.settings.servers)
         .option("subscribe", topic)
         .load()
@@ -240,14 +241,14 @@ def sparks(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> l
     return found
 
 
-def sparks_updates(spark: Any, broker: Broker, topic: str, run: Path, seconds: int) -> list[float]:
+def sparks_updates(spark: Any, broker: Broker, topic: str, run: Path, seconds: int, files: str = SPARKS) -> list[float]:
     """Run Spark's own windows in update mode into a topic; give the same, of each window's last row."""
     from pyspark.sql import functions as f
 
     updates = make_topic(broker, "updates")
     row = f.struct(f.unix_millis("w.end").alias("window_end"), "key", "n", "total")
     query = (
-        windows_of_spark(spark, broker, topic)
+        windows_of_spark(spark, broker, topic, files)
         .select(f.to_json(row).alias("value"))
         .writeStream.format("kafka")
         .option("kafka.bootstrap.servers", broker.settings.servers)
@@ -269,8 +270,14 @@ RUNS: dict[str, Callable[..., list[float]]] = {
     "ours to Kafka, trigger 0 s": ours_to_kafka,
     "Spark's own, append to files": sparks,
     "Spark's own, update to Kafka": sparks_updates,
+    "the same, with our checkpoint files": partial(sparks_updates, files=OURS),
 }
-BACK_TO_BACK = ("ours, trigger 0 s", "ours to Kafka, trigger 0 s", "Spark's own, update to Kafka")
+BACK_TO_BACK = (
+    "ours, trigger 0 s",
+    "ours to Kafka, trigger 0 s",
+    "Spark's own, update to Kafka",
+    "the same, with our checkpoint files",
+)
 """What the session is warmed up with, and what runs in turn."""
 TURNS = 2
 

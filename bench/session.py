@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from backend.sources.spark_offsets import positions_in
-from backend.spark.session.jvm import checkpoint_files
+from backend.spark.session.file_manager import SPARKS
+from backend.spark.session.jvm import CHECKPOINT_FILES, checkpoint_files
 from recovery.daemon import OPTION
 from recovery.failures import Kind, read
 
@@ -90,15 +91,23 @@ def has_messages(progress: Any) -> bool:
     return any(read) or progress["numInputRows"] > 1
 
 
-def sparks_own_store(spark: Any, *, partitions: int = 2, changelog: bool = True) -> None:
-    """Let queries that start from now on use Spark's RocksDB store."""
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    spark.conf.set(
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true" if changelog else "false"
-    )
-    spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
-    for name, value in checkpoint_files(spark, "file:/").items():  # as our queries
-        spark.conf.set(name, value)
+def sparks_own(spark: Any, *, partitions: int = 2, changelog: bool = True, files: str = SPARKS) -> Any:
+    """Give a session for Spark's own queries, with its RocksDB store: what is set there is not for ours.
+
+    Its checkpoint's files are written as fast as Spark can by itself: what nobody has who does not run Rewind, the
+    class that ours are written with, is given by name where it is compared.
+    """
+    own = spark.newSession()
+    settings = {
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true" if changelog else "false",
+        "spark.sql.shuffle.partitions": str(partitions),
+        **checkpoint_files(own, "file:/"),
+        CHECKPOINT_FILES: files,
+    }
+    for name, value in settings.items():
+        own.conf.set(name, value)
+    return own
 
 
 def size(path: Path, *suffixes: str) -> int:

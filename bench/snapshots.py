@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from backend import stream
-from bench.session import session, size, sparks_own_store
+from bench.session import session, size, sparks_own
 from bench.table import Options, report
 from bench.windows import CASES, Case, our_source, sparks_source, write
 
@@ -48,9 +48,9 @@ def ours(
 
 def sparks(spark: Any, directory: Path, case: Case, run: Path, events: int, *, changelog: bool) -> dict[str, int]:
     """Run Spark's own operator over so many messages; give the bytes."""
-    sparks_own_store(spark, changelog=changelog)
+    own = sparks_own(spark, changelog=changelog)
     query = (
-        case.sparks(sparks_source(spark, directory))
+        case.sparks(sparks_source(own, directory))
         .writeStream.format("noop")
         .option("checkpointLocation", str(run / "checkpoint"))
         .outputMode("append")

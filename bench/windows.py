@@ -37,7 +37,7 @@ from backend.spark.start import StartOptions, build_job
 from backend.windows.combined_rows import counts
 from bench.data import START_MS, TIME, read_archive, read_files, topic_rows, typed, write_both
 from bench.floor import empty, packed
-from bench.session import has_messages, session, sparks_own_store, steadily
+from bench.session import has_messages, session, sparks_own, steadily
 from bench.table import Options, report
 from bench.warm import ROUNDS, Warm
 from recovery.commit.option_sets import ByVersion
@@ -214,9 +214,8 @@ def run_python(spark: Any, directory: Path, case: Case, run: Path) -> list[Any]:
 
 
 def _run_files(spark: Any, directory: Path, build: Callable[[Any], Any], run: Path) -> list[Any]:
-    sparks_own_store(spark)
     query = (
-        build(sparks_source(spark, directory))
+        build(sparks_source(sparks_own(spark), directory))
         .writeStream.format("parquet")
         .option("path", str(run / "results"))
         .option("checkpointLocation", str(run / "checkpoint"))

@@ -48,7 +48,7 @@ from backend.spark.session.jvm import (
     pins_threads,
     use_unix_sockets,
 )
-from backend.spark.session.settings import session_entries, settings
+from backend.spark.session.settings import is_copied, session_entries, settings
 from backend.spark.session.versions import check_not_connect
 from backend.spark.shard_task import ProcessorPlan
 from backend.spark.standby import standby_of
@@ -382,6 +382,7 @@ def _open(
                 checkpoint,
                 few_rows=job.direct,
                 ranked=bool(job.ranked),
+                copied=is_copied(checkpoint, job.shards, ends=options.until is not None),
                 session=job.session,
             ),
             reported_by_us(spark),

@@ -2,8 +2,9 @@
 
 `python -m tests.crash.sizes partitions [<partitions> [<shards>]]` reads many source partitions into many shards on two
 cores. `... batches [<micro-batches> [<retained>]]` looks at memory and files while micro-batches run back to back;
-`retained` is Spark's `minBatchesToRetain`. `... worker <case> [<count>]` runs one shard without Spark, in a process of
-its own, and prints how much its memory grew: the peak of resident memory (VmHWM) less what it was before.
+`retained` is Spark's `minBatchesToRetain`. `... uncopied [<micro-batches>]` runs so many while Spark makes no copy of
+its RocksDB: behind 864 it cannot write to it. `... worker <case> [<count>]` runs one shard without Spark, in a process
+of its own, and prints how much its memory grew: the peak of resident memory (VmHWM) less what it was before.
 
 Cases of `worker`: `median` (so many messages of one key in one window), `collect` (so many values of 100 kB), `open`
 (so many windows of one shard, one per key, all of which close in one micro-batch at the end). Each step checks its
@@ -260,6 +261,21 @@ def batches(count: int, retained: int, directory: Path) -> list[dict[str, float]
     return looks
 
 
+def uncopied(count: int, directory: Path) -> dict[str, int]:
+    """Run so many micro-batches back to back in a JVM that has no time for Spark's maintenance of its state."""
+    expected = write(directory / "archive", 2, count * 10, 3_000)
+    spark = session(directory, **{"spark.sql.streaming.stateStore.maintenanceInterval": "1d"})
+    try:
+        query = start(spark, directory, 2, 10)
+        query.await_termination()
+        copies = [len(list((directory / "checkpoint/state/0" / shard).glob("*.zip"))) for shard in "01"]
+    finally:
+        spark.stop()
+    if found(directory / "results") != expected:
+        raise SystemExit("the results are not those of plain arithmetic")
+    return {"micro_batches": query.progress.version, "restarts": query.progress.restores, "copies": min(copies)}
+
+
 def look(directory: Path, version: int) -> dict[str, float]:
     """Count files, and the memory of the driver's Python, the JVM and the JVM's Python processes, in MB."""
     driver = psutil.Process()
@@ -311,6 +327,8 @@ def main(arguments: list[str]) -> int:
             case = arguments[1]
             usual = {"median": 500_000, "collect": 1_000, "open": 1_000_000}[case]
             print(json.dumps({"case": case, **worker(case, *(numbers or [usual]), directory)}))
+        elif what == "uncopied":
+            print(json.dumps(uncopied(*(numbers or [900]), directory)))
         elif what == "batches":
             count, retained = (numbers + [300, 100][len(numbers) :])[:2]
             grew = growing(batches(count, retained, directory), retained)

@@ -62,3 +62,11 @@ def test_micro_batches_leave_nothing_behind() -> None:
     """Files and memory of a driver while micro-batches run back to back; 300 of them in `make torture`."""
     said = run("batches", "90", "10").splitlines()
     assert said[-1] == "nothing grew", said[-3:]
+
+
+@pytest.mark.long
+def test_more_micro_batches_than_spark_can_write_without_a_copy_of_its_state() -> None:
+    """It ends at 864; the query starts again, and copies from then on."""
+    ran = json.loads(run("uncopied", "900").splitlines()[-1])
+    assert ran["micro_batches"] >= 899
+    assert ran["copies"] > 30

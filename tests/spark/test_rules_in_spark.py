@@ -20,7 +20,7 @@ from backend.errors import CheckpointInUse, HistoryLost, ManifestMismatch, Point
 from backend.sources.archive_files import write_archive
 from backend.spark import start as starting
 from backend.spark.observed import observed
-from backend.spark.session import file_manager
+from backend.spark.session import file_manager, settings
 from backend.spark.session.jvm import CHECKPOINT_FILES, checkpoint_files
 from backend.spark.session.settings import apart
 from recovery.commit.outputs import NAME, forget_outputs
@@ -112,6 +112,29 @@ def test_a_drain_that_runs_again_does_not_end_a_run_before_the_windows_of_new_in
         path.rename(tmp_path / "archive" / f"more-{path.name}")
     ended(start(spark, tmp_path))
     assert last_revisions(spark, tmp_path) == expected(messages(600))
+
+
+def test_runs_that_end_before_spark_copies_its_state_copy_it_themselves(spark, tmp_path, monkeypatch):
+    """Spark does once a minute, and cannot write behind 864 versions without; a run behind some has them copied."""
+
+    def newest(shard):
+        names = [file.name for file in (tmp_path / "checkpoint" / "state" / "0" / shard).glob("[0-9]*_*.*")]
+        version = max(int(name.partition("_")[0]) for name in names)
+        return version, {name.rpartition(".")[2] for name in names if int(name.partition("_")[0]) == version}
+
+    versions = []
+    for run, (most, kinds) in enumerate([(200, {"changelog"}), (3, {"zip"}), (20, {"changelog"})]):
+        monkeypatch.setattr(settings, "MOST_DELTAS_OF_SHORT", most)
+        write(tmp_path / "more", messages(1000 * (run + 1), first=1000 * run))
+        (tmp_path / "archive").mkdir(exist_ok=True)
+        for path in (tmp_path / "more").glob("*.parquet"):
+            path.rename(tmp_path / "archive" / f"run-{run}-{path.name}")
+        ended(start(spark, tmp_path))
+        found = [newest(shard) for shard in "01"]
+        versions.append(found[0][0])
+        assert [one for _, one in found] == [kinds] * 2
+        assert last_revisions(spark, tmp_path) == expected(messages(1000 * (run + 1)))
+    assert 3 < versions[0] < versions[1] < versions[2] < versions[1] + 20
 
 
 @pytest.fixture(scope="module")

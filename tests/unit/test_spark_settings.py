@@ -27,10 +27,12 @@ from backend.spark.session.jvm import (
     give_workers_time,
     use_unix_sockets,
 )
-from backend.spark.session.settings import SESSION, session_entries, settings
+from backend.spark.session.settings import SESSION, is_copied, session_entries, settings
 from backend.spark.start import StartOptions, build_job, check_session
+from recovery.files import open_files
 from recovery.restore.read_again import _read
 from recovery.restore.replay import write_chunks
+from tests.unit.test_path_in import place
 
 SHARDS = "spark.sql.shuffle.partitions"
 PATIENCE_S = 30
@@ -133,6 +135,25 @@ def test_what_only_costs_time_is_set_unless_the_user_has() -> None:
         with settings(spark, 2, 1024, "/data/c"):
             assert [spark.conf.get(name) for name in (copies,)] == seen
         assert spark.conf.values == before
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+@pytest.mark.parametrize(
+    ("committed", "copied", "ends", "copies"),
+    [(599, 400, True, False), (599, 399, True, True), (599, 0, False, False), (600, 0, False, True)],
+)
+def test_a_shard_whose_newest_copy_is_old_is_copied_in_each_micro_batch(
+    scheme: str, committed: int, copied: int, ends: bool, copies: bool
+) -> None:
+    """Spark can not write behind 864 versions without one. By hand: a micro-batch's number is one below its version."""
+    checkpoint = place() if not scheme else f"memory://{uuid.uuid4().hex}"
+    files = open_files(checkpoint)
+    files.write(f"commits/{committed}", [b"v1"])
+    files.write(f"state/0/0/{committed + 1}_{uuid.uuid4()}.zip", [b"copy"])
+    files.write(f"state/0/1/{committed + 1}_{uuid.uuid4()}.changelog", [b"changes"])
+    for version in filter(None, (copied and 7, copied)):
+        files.write(f"state/0/1/{version}_{uuid.uuid4()}.zip", [b"copy"])
+    assert is_copied(checkpoint, 2, ends=ends) == copies
 
 
 BERLIN = {"timezone": "Europe/Berlin", "ansi": "false"}

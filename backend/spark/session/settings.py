@@ -7,16 +7,23 @@ and puts them back; two that overlap would start one query with half of the othe
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from backend.spark.session.jvm import checkpoint_files, cloned
+from recovery.commit.option_sets import versions_in
+from recovery.files import open_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger("rewind.start")
 
 ARROW_BYTES = 32 * 1024 * 1024
 """Bound on an Arrow batch, beside the one on its rows: a worker takes some times as much memory, however large the
@@ -32,6 +39,16 @@ _UNLESS_SET = {
     # it some 15 ms, and spares a load the replay of at most 40 small files
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
 }
+_CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+MOST_DELTAS = 600
+"""Versions of a shard's row behind Spark's newest copy of its RocksDB. Its changelog's files name all of them, in a
+text of 64 KB, which ends at 864: from then on the state can not be written to again. A query that runs makes a copy
+each minute; what ends before, or can not send its copies, comes closer with each micro-batch."""
+MOST_DELTAS_OF_SHORT = 200
+"""The same where a query ends by itself: it may be over before a minute, the next one too."""
+_COPY = re.compile(r"(\d+)_.*\.zip")
+_LOOKS = 16
+"""Shards that are looked at side by side."""
 SESSION = {"timezone": "spark.sql.session.timeZone", "ansi": "spark.sql.ansi.enabled"}
 """Settings that messages are read under, by their name in the manifest: a query and its replays go by those of its
 start, whatever the user's session is set to by then."""
@@ -79,6 +96,7 @@ def settings(
     *,
     few_rows: bool = False,
     ranked: bool = False,
+    copied: bool = False,
     session: Mapping[str, str] = _AS_IT_IS,
 ) -> Iterator[None]:
     """Set what a query needs while it is started; Spark clones the session then, so the user's is put back after.
@@ -91,11 +109,14 @@ def settings(
         few_rows: The JVM sees packed rows only. Code generated for them costs more than it saves: Spark writes it anew
             for each task and micro-batch (measured: 50 ms of planning and 100 ms in all per micro-batch).
         ranked: An input is a DataFrame: Spark's check of shuffles stays, a user's plan may not be deterministic.
+        copied: Spark copies its RocksDB in each micro-batch, instead of writing a changelog: see `is_copied`.
         session: As for `apart`.
     """
     with _ONE_START:  # what another start has set is not the user's
         wanted = _wanted(shards, arrow_rows, session) | checkpoint_files(spark, checkpoint)
         wanted |= {name: value for name, value in _UNLESS_SET.items() if spark.conf.get(name, None) is None}
+        if copied:
+            wanted[_CHANGELOG] = "false"
         if few_rows:
             wanted |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
         if ranked:
@@ -113,13 +134,38 @@ def settings(
                     spark.conf.set(name, value)
 
 
+def is_copied(checkpoint: str, shards: int, *, ends: bool) -> bool:
+    """Return whether a query has to copy Spark's RocksDB in each micro-batch, as the newest copy of a shard is too old.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        shards: Number of shards.
+        ends: The query ends by itself.
+    """
+    most = MOST_DELTAS_OF_SHORT if ends else MOST_DELTAS
+    version = max(versions_in(checkpoint, "commits"), default=-1) + 1  # of the state; the log has the one before
+    if version <= most:
+        return False
+    files = open_files(checkpoint)
+
+    def newest(shard: int) -> int:
+        names = (_COPY.fullmatch(name) for name in files.list(f"state/0/{shard}"))
+        return max((int(found[1]) for found in names if found is not None), default=0)
+
+    with ThreadPoolExecutor(_LOOKS) as pool:
+        behind = version - min(pool.map(newest, range(shards)))
+    if behind > most:
+        log.info("Spark copies its RocksDB in each micro-batch: its newest copy is %d versions old", behind)
+    return behind > most
+
+
 def _wanted(shards: int, arrow_rows: int, session: Mapping[str, str]) -> dict[str, str]:
     return {
         "spark.sql.shuffle.partitions": str(shards),
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         # unique ids of the committed state in commits/: under format 1 a zombie can overwrite it
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        _CHANGELOG: "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(arrow_rows),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         "spark.sql.execution.arrow.transformWithStateInPandas.maxRecordsPerBatch": "64",
