@@ -40,6 +40,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from backend.boundary import OPTION, crossing_reader, token
 from backend.errors import UNDECODABLE, ControlDamaged, UnknownFormat
 from backend.spark.resume import newest_planned
+from backend.spark.session.jvm import own_format
 from recovery.commit.option_sets import versions_in
 from recovery.commit.pointer import Commit
 from recovery.files import open_files
@@ -126,9 +127,16 @@ def _logged(checkpoint: str, version: int) -> dict[str, Any]:
 
 def control_rows(spark: SparkSession, checkpoint: str) -> DataFrame:
     """Give the control stream: at most one row per micro-batch, columns `drain` and `adopt` (JSON)."""
-    spark.dataSource.register(RewindControl)
+    own_name = own_format(spark, "rewind_control")
+
+    class Own(RewindControl):
+        @classmethod
+        def name(cls) -> str:
+            return own_name
+
+    spark.dataSource.register(Own)
     start = {"start": uuid.uuid4().hex} if newest_planned(checkpoint) >= 0 else {}
-    return spark.readStream.format(RewindControl.name()).options(path=checkpoint, **start, **{OPTION: token()}).load()
+    return spark.readStream.format(own_name).options(path=checkpoint, **start, **{OPTION: token()}).load()
 
 
 @dataclass
@@ -140,12 +148,7 @@ class Row(InputPartition):
 
 
 class RewindControl(DataSource):
-    """`format("rewind_control")`; use `control_rows`."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Give the name of the format."""
-        return "rewind_control"
+    """Use `control_rows`."""
 
     def schema(self) -> str:
         """Give the schema."""

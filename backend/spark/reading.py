@@ -19,6 +19,7 @@ from backend.allocation import begin_task
 from backend.boundary import OPTION, crossing, crossing_reader, token
 from backend.sources import replay_tasks
 from backend.spark.deferred import Deferred
+from backend.spark.session.jvm import own_format
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +48,7 @@ def streamed(
         stage: For a task's share; runs where it was read.
         trigger_ms: The interval of the query's trigger; 0 for none.
     """
+    own_name = own_format(spark, "rewind_source")
     late = Deferred(stage)  # the processes that plan micro-batches never need it
 
     class Read(DataSource):
@@ -54,7 +56,7 @@ def streamed(
 
         @classmethod
         def name(cls) -> str:
-            return "rewind_source"
+            return own_name
 
         def schema(self) -> str | StructType:
             return schema
@@ -70,7 +72,7 @@ def streamed(
             return crossing_reader(with_read(reader, read, trigger_ms), self.options)
 
     spark.dataSource.register(Read)
-    return spark.readStream.format(Read.name()).options(**{OPTION: token()}).load()
+    return spark.readStream.format(own_name).options(**{OPTION: token()}).load()
 
 
 def with_read(reader: DataSourceStreamReader, read: Callable[..., Any], trigger_ms: int) -> Any:

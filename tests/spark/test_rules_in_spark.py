@@ -137,6 +137,15 @@ def test_runs_that_end_before_spark_copies_its_state_copy_it_themselves(spark, t
     assert 3 < versions[0] < versions[1] < versions[2] < versions[1] + 20
 
 
+def test_sessions_that_are_made_of_one_with_queries_have_their_own(spark, ran, tmp_path):
+    """Spark hands on what is registered for one, and lets nothing else have the name."""
+    for number, own in enumerate((spark.newSession(), spark, spark.newSession())):
+        path = tmp_path / str(number)
+        write(path / "archive", messages(300))
+        ended(start(own, path))
+        assert last_revisions(own, path) == expected(messages(300))
+
+
 @pytest.fixture(scope="module")
 def ran(spark, tmp_path_factory):
     """One job that ran to its end, for the tests that only look."""

@@ -100,11 +100,14 @@ class Session:
     """Takes the data source that `streamed` registers."""
 
     def __init__(self) -> None:
-        self.dataSource = self.readStream = self
+        self.dataSource = self.readStream = self._jsparkSession = self
         self.taken: type[Any] = type(self)
 
     def register(self, source: type[Any]) -> None:
         self.taken = source
+
+    def sessionUUID(self) -> str:
+        return "a-b"
 
     def format(self, name: str) -> Session:
         assert name == self.taken.name()

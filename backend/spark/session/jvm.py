@@ -130,6 +130,14 @@ def is_same_session(one: SparkSession, other: SparkSession) -> bool:
     return own is not None and bool(own.equals(getattr(other, "_jsparkSession", None)))
 
 
+def own_format(spark: SparkSession, name: str) -> str:
+    """Return a name for a data source that is a session's own.
+
+    What is registered in a session is in those that are made of it (`newSession`), where no other may have the name.
+    """
+    return f"{name}_{spark._jsparkSession.sessionUUID().replace('-', '')}"
+
+
 def cloned(spark: SparkSession) -> SparkSession:
     """Return a session with the settings, views and data sources of a classic one, and from now on its own.
 
