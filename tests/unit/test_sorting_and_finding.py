@@ -1,4 +1,4 @@
-"""Tables and 16-bit sorts give what searches and sorts of whole numbers give."""
+"""Tables, and sorts of several numbers in one, give what searches and sorts of whole numbers give."""
 
 from __future__ import annotations
 
@@ -7,19 +7,44 @@ import pyarrow as pa
 import pytest
 
 from backend.aggregates import compile_full, median, quantile
-from backend.aggregates.groups import add_integers, from_limbs, stable_order
+from backend.aggregates.groups import Rows, add_integers, from_limbs, stable_order
 from backend.chunks import is_repeated, repeated
 from backend.windows.columns.arrays import places
 from backend.windows.columns.pane_rows import Pairs
 
 
-@pytest.mark.parametrize("count", [1, 7, 1 << 16, (1 << 16) + 1, 1 << 20, (1 << 32) - 1, 1 << 40])
+@pytest.mark.parametrize(
+    "count", [1, 7, 1 << 12, (1 << 12) + 1, 1 << 16, 1 << 20, (1 << 32) - 1, 1 << 52, 1 << 54, 1 << 61]
+)
 def test_rows_are_sorted_by_group_and_stay_in_order(count: int) -> None:
     random = np.random.default_rng(count)
     few = random.integers(0, count, 5)
     groups = np.concatenate([few[random.integers(0, 5, 300)], random.integers(0, count, 300), [count - 1]])
     expected = sorted(range(len(groups)), key=lambda row: (int(groups[row]), row))
     assert stable_order(groups, count).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint32(), pa.uint64()], ids=str
+)
+@pytest.mark.parametrize(("rows", "count"), [(0, 1), (1, 3), (200, 7), (200, 5_000)])
+def test_integers_ascend_in_their_groups_however_far_apart(kind: pa.DataType, rows: int, count: int) -> None:
+    """Beside plain loops: few small ones, all in one place far from zero, and the ends of the type."""
+    random = np.random.default_rng(rows + count)
+    bits = kind.bit_width
+    low, high = (0, 2**bits - 1) if pa.types.is_unsigned_integer(kind) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    for some in ([0, 1, 2, None], [high, high - 1, high - 2], [low, low + 1, None], [low, 0, 1, high, None], [None]):
+        values = [some[place] for place in random.integers(0, len(some), rows)]
+        groups = random.integers(0, count, rows)
+        found, sizes = Rows(pa.table({"x": pa.array(values, kind)}), groups, count).ascending("x")
+        wanted = [
+            sorted(
+                float(value) for value, own in zip(values, groups, strict=True) if own == group and value is not None
+            )
+            for group in range(count)
+        ]
+        assert sizes.tolist() == [len(own) for own in wanted]
+        assert found.tolist() == [value for own in wanted for value in own]
 
 
 @pytest.mark.parametrize("most", [2, 2**31, 2**32 + 1, 2**53, (2**62 // 100) - 1, 2**62 // 100, 2**63 - 1])
