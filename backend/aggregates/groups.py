@@ -115,7 +115,7 @@ def stable_order(groups: Ints, count: int) -> Ints:
     bits = len(groups).bit_length()
     if count.bit_length() + bits > _BITS:
         return np.argsort(groups, kind="stable")
-    order = groups << bits  # numbers are sorted several at a time, what sorts their places is not
+    order = groups.astype(np.int64) << bits  # numbers are sorted several at a time, what sorts their places is not
     order |= np.arange(len(groups))
     order.sort()
     order &= (1 << bits) - 1
@@ -129,7 +129,7 @@ def _sorted_integers(array: pa.Array, groups: Ints, count: int) -> Floats | None
     if count.bit_length() + bits > _BITS or most > _MOST:
         return None
     values: Ints = array.to_numpy().astype(np.int64) - least
-    values |= groups << bits
+    values |= groups.astype(np.int64) << bits
     values.sort()
     values &= (1 << bits) - 1
     values += least

@@ -160,14 +160,17 @@ class _Range:
     def take(self, messages: list[Any]) -> tuple[pa.RecordBatch, list[Any]]:
         """Return the records of messages, and what came instead of some."""
         topic, partition = self._place
-        messages = _before_damage(messages, partition)
-        good = [message for message in messages if message.error() is None]
+        good, failed = messages, [message for message in messages if message.error() is not None]
+        if failed:
+            messages = _before_damage(messages, failed, partition)
+            good = [message for message in messages if message.error() is None]
+            # errors outlive an assignment: those of what the client read before may come now
+            failed = [m for m in messages if m.error() is not None and m.partition() in (None, partition)]
         records = _records(good, topic, partition, self.following, self.end)
         if good:
             self.following = good[-1].offset() + 1
             self.silence.end()
-        # errors outlive an assignment: those of what the client read before may come now
-        return records, [m for m in messages if m.error() is not None and m.partition() in (None, partition)]
+        return records, failed
 
     def judge(self, consumer: Any, failed: list[Any]) -> None:
         """Judge what came instead of messages; raises as `_judged` does."""
@@ -276,14 +279,13 @@ def _damage() -> frozenset[int]:
     return frozenset({KafkaError._BAD_MSG, KafkaError._NOT_IMPLEMENTED})
 
 
-def _before_damage(messages: list[Any], partition: int) -> list[Any]:
+def _before_damage(messages: list[Any], failed: list[Any], partition: int) -> list[Any]:
     """Return messages up to a damaged batch of a partition, with what says so.
 
     The client goes on inside of such a batch, takes its bytes for an offset, and may read on there: what comes behind
     is no proof that nothing is between.
     """
-    failed = [message for message in messages if message.error() is not None and message.partition() == partition]
-    torn = next((message for message in failed if message.error().code() in _damage()), None)
+    torn = next((m for m in failed if m.partition() == partition and m.error().code() in _damage()), None)
     return messages if torn is None else messages[: messages.index(torn) + 1]
 
 

@@ -252,7 +252,7 @@ class Job:
             ask = getattr(side.source, "first_positions", None)
             # said here, Spark's connector goes by it; else by what it finds in its first trigger
             first = first_positions(checkpoint, number, ask) if ask is not None else None
-            what, direct = self._pack_input(side), _direct(side.source)
+            what, direct = replace(self._pack_input(side), coded=True), _direct(side.source)
             parse = side.parse(what.timezone, self.poison_limit, debug=self.debug_steps)
             stage = selecting(parse, what, clock, pack)
             if direct is not None:

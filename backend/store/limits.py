@@ -85,14 +85,8 @@ def check_values(values: Sequence[bytes]) -> None:
 
 
 def _sized(items: Sequence[bytes], low: int, high: int) -> bool:
-    """Say whether all are bytes of a size in the closed range, in one pass: touching the objects is what costs."""
-    try:
-        return all(
-            kind is bytes and low <= size <= high
-            for kind, size in set(zip(map(type, items), map(len, items), strict=True))
-        )
-    except TypeError:  # something without a length
-        return False
+    """Say whether all are bytes of a size in the closed range."""
+    return set(map(type, items)) <= {bytes} and all(low <= size <= high for size in set(map(len, items)))
 
 
 def _bad_key(key: object) -> KeyInvalid:

@@ -18,6 +18,8 @@ from backend.windows.micro_batch import Execution, numbers
 
 LOWEST = -(2**62) - 2**61
 """Stands for a clock that has not started: below every event time, and no window's end is at or before it."""
+PIECE = 1_024
+"""Messages that are looked at together to tell whether any of them may be out of retention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +108,31 @@ def _judge(
     own = np.maximum(numbers(execution.messages, BEFORE), execution.clock)
     pane = grid.pane_of(numbers(execution.messages, TIME))
     skip = np.zeros(len(pane), np.int64)
-    first = grid.first_window(pane[:1] if len(pane) < 2 else np.array([pane.min()]))
-    if not len(pane) or (gone is None and grid.last_ended_at(started(int(own.max())) - retention_ms) < first[0]):
-        return pane, skip, own  # the usual case, without a division per row
-    first, last = grid.first_window(pane), grid.last_window(pane)
-    dead = grid.last_ended(np.maximum(own, LOWEST) - retention_ms)
+    rows = np.arange(len(pane)) if gone is not None else _near(grid, pane, own, retention_ms)
+    if not len(rows):
+        return pane, skip, own
+    first, last = grid.first_window(pane[rows]), grid.last_window(pane[rows])
+    dead = grid.last_ended(np.maximum(own[rows], LOWEST) - retention_ms)
     if gone is not None:
         dead = np.maximum(dead, gone)
-    skip = np.maximum(dead - first + 1, 0)
-    refused = skip > last - first
+    skip[rows] = np.maximum(dead - first + 1, 0)
+    refused = np.zeros(len(pane), np.bool_)
+    refused[rows] = skip[rows] > last - first
     also = "" if gone is None else ", or more than the retained messages ago, or left a shorter retention before"
     execution.refuse(
         refused, "out_of_retention", f"every window of it ended {retention_ms} ms or more before stream time{also}"
     )
     return (pane[~refused], skip[~refused], own[~refused]) if refused.any() else (pane, skip, own)
+
+
+def _near(grid: Assigner, pane: IntArray, own: IntArray, retention_ms: int) -> IntArray:
+    """Return the rows in pieces of which the newest clock has a window of the oldest pane out of retention: few."""
+    if not len(pane):
+        return np.empty(0, np.int64)
+    edges = np.arange(0, len(pane), PIECE)
+    newest, oldest = np.maximum.reduceat(own, edges), np.minimum.reduceat(pane, edges)
+    near = grid.last_ended(np.maximum(newest, LOWEST) - retention_ms) >= grid.first_window(oldest)
+    return np.flatnonzero(np.repeat(near, PIECE)[: len(pane)])
 
 
 def _ends_passed(grid: Assigner, pane: IntArray, clock: int, own: IntArray) -> IntArray:

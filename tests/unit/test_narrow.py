@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.batch import NO_TIME
+from backend.batch import NO_TIME, TIME
 from backend.spark.pack.frames import from_ipc
-from backend.spark.pack.narrow import narrow, widen
+from backend.spark.pack.narrow import SAMPLE, narrow, widen
 from backend.spark.pack.packing import PackPlan, pack
 
 SMALL = st.integers(-3, 300)
@@ -32,7 +32,9 @@ KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.float64(): st.floats(allow_nan=False),
     pa.bool_(): st.booleans(),
     pa.string(): st.text(max_size=3),
+    pa.binary(): st.sampled_from([b"", b"left", b"right"]),
 }
+TIMES = st.one_of(st.integers(10**12, 10**12 + 300), st.integers(-(2**62), 2**62))
 
 
 @st.composite
@@ -40,6 +42,12 @@ def tables(draw: st.DrawFn) -> pa.Table:
     count = draw(st.integers(0, 30))
     kinds = draw(st.lists(st.sampled_from(list(KINDS)), max_size=6))
     columns, fields = [], []
+    if draw(st.booleans()):  # event times, and what follows them
+        times = draw(st.lists(TIMES, min_size=count, max_size=count))
+        ahead = st.one_of(st.just(0), st.integers(-3, 600), st.just(None))
+        beside = [NO_TIME if by is None else at + by for at in times for by in (draw(ahead),)]
+        columns = [pa.chunked_array([pa.array(times, pa.int64())]), pa.chunked_array([pa.array(beside, pa.int64())])]
+        fields = [pa.field(TIME, pa.int64(), nullable=False), pa.field("before", pa.int64())]
     for at, kind in enumerate(kinds):
         one = st.one_of(st.none(), KINDS[kind]) if (nulls := draw(st.booleans())) else KINDS[kind]
         values = [draw(one)] * count if draw(st.booleans()) else draw(st.lists(one, min_size=count, max_size=count))
@@ -85,6 +93,66 @@ def test_a_column_is_as_wide_as_its_values_need(values: list[int | None], bits: 
     assert widen(made).equals(table)
 
 
+T = 10**12
+
+
+@pytest.mark.parametrize(
+    ("times", "beside", "bits"),
+    [
+        ([T, T + 300, T + 90_000], [T, T + 300, T + 90_000], None),
+        ([T, T + 300, T + 90_000], [T - 5, T + 295, T + 89_995], None),
+        ([T, T + 300, T + 90_000], [NO_TIME, T, T + 90_000], 16),
+        ([T, T + 300, T + 90_000], [NO_TIME, T + 100, T + 89_900], 8),
+        ([T, T + 300, T + 90_000], [T + 90_000] * 3, None),
+        ([T, T + 300, T + 90_000], [T + 90_000, T + 90_001, T + 90_002], 8),
+        ([-(2**62), 2**62], [2**62, 2**62 - 70_000], 32),
+    ],
+)
+def test_a_column_that_follows_the_event_times_is_as_narrow_as_it_follows_them(
+    times: list[int], beside: list[int], bits: int | None
+) -> None:
+    text = ["x"] * len(times)  # too short to be numbered
+    table = pa.table({"text": text, TIME: pa.array(times), "n": pa.array(beside, pa.int64())})
+    made = narrow(table)
+    assert (made.schema.field("n").type.bit_width if "n" in made.column_names else None) == bits
+    assert widen(made).equals(table)
+
+
+@pytest.mark.parametrize(
+    ("texts", "frames", "bits"),
+    [
+        ([f"customer-{n % 100}" for n in range(5_000)], 2, 8),
+        ([f"customer-{n % 300}" for n in range(5_000)], 2, 16),
+        ([f"customer-{n % 300}" if n % 7 else None for n in range(5_000)], 2, 16),
+        ([f"customer-{n % 300}" for n in range(5_000)], 64, None),  # each frame would have all
+        ([f"customer-{n}" for n in range(5_000)], 1, None),
+        (["a" * 1_000_000, *["b"] * 5_000], 2, None),
+        ([f"customer-{n % 100 if n < SAMPLE else n}" for n in range(5_000)], 1, None),
+    ],
+)
+def test_texts_are_numbers_where_that_is_half_as_long(texts: list[str | None], frames: int, bits: int | None) -> None:
+    for kind in (pa.string(), pa.binary()):
+        table = pa.table({"key": pa.array(texts, pa.string()).cast(kind)})
+        made = narrow(table, frames)
+        found = made.schema.field("key").type
+        assert (found.index_type.bit_width if pa.types.is_dictionary(found) else None) == bits
+        assert widen(made).equals(table)
+        some = pa.array([4_000, 0, 7])
+        assert widen(made.take(some)).equals(table.take(some))
+        coded = pa.table({"key": table["key"].dictionary_encode()})
+        assert narrow(coded, frames).schema.field("key").type in (found, pa.dictionary(pa.uint16(), kind))
+        assert widen(narrow(coded, frames)).equals(table)
+        assert [one.type for one in widen(made, coded=True)] == [pa.dictionary(pa.int32(), kind) if bits else kind]
+
+
+def test_a_dictionary_with_null_among_its_texts_is_what_it_stands_for() -> None:
+    codes = pa.array([0, 1, 2, 0] * 500, pa.int32())
+    coded = pa.DictionaryArray.from_arrays(codes, pa.array(["a" * 11, None, "b"]))
+    made = narrow(pa.table({"key": coded}))
+    assert made.schema.field("key").type == pa.string()
+    assert made["key"].to_pylist() == ["a" * 11, None, "b", "a" * 11] * 500
+
+
 def test_rows_of_which_nothing_is_left_stay_as_they_are() -> None:
     table = pa.table({"n": [1, 1], "at": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * 2)})
     assert narrow(table) is table
@@ -92,7 +160,8 @@ def test_rows_of_which_nothing_is_left_stay_as_they_are() -> None:
 
 
 def test_the_pack_stage_gives_narrow_frames() -> None:
-    """Of 10,000 messages: 2 bytes for offset, event time, clock, timestamp and a small number, 5 for the text."""
+    """Of 10,000 messages: 2 bytes for offset, event time and a small number, 1 for clock and text, none for what is the
+    event time."""
     count = 10_000
     numbers = pa.array(range(10**12, 10**12 + count))
     batch = pa.RecordBatch.from_pydict(
@@ -113,5 +182,5 @@ def test_the_pack_stage_gives_narrow_frames() -> None:
     )
     fields = (pa.field("key", pa.string()), pa.field("x", pa.int64()))
     [row] = pack(batch, PackPlan((0,), fields, False, None)).to_pylist()
-    assert 15 * count < len(row["frame"]) < 15 * count + 5_000
+    assert 8 * count < len(row["frame"]) < 8 * count + 5_000
     assert widen(from_ipc(row["frame"]))["_offset"].to_pylist() == numbers.to_pylist()

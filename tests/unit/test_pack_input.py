@@ -12,7 +12,7 @@ from backend import readable
 from backend.errors import SourceDamaged
 from backend.spark.pack import frames
 from backend.spark.pack import pack_input as pack_input_module
-from backend.spark.pack.pack_input import PackInput, millis, pack_input, selecting
+from backend.spark.pack.pack_input import PackInput, TextShards, millis, pack_input, selecting
 from backend.store import limits
 from backend.store.limits import MAX_KEY_TEXT_BYTES
 
@@ -155,6 +155,44 @@ def test_numbers_of_keys_are_of_one_batch() -> None:
     assert frames.CODES_IN not in whole.schema.names
     [alone] = selecting(lambda batch: batch, INPUT, lambda: 0, lambda found: found)(iter(batches[:1]))
     assert alone[frames.CODES_IN].to_pylist() == [0]
+
+
+CODED = pa.dictionary(pa.int32(), pa.string())
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (["p", None, "q"], CODED),
+        ([f"key-{number}" for number in range(4_000)], pa.string()),
+        (["p", "q" * (MAX_KEY_TEXT_BYTES + 1)], pa.string()),
+    ],
+)
+def test_a_key_that_comes_again_is_a_dictionary_for_a_stage_that_takes_it(
+    texts: list[str | None], kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In large batches, which are not gathered; with what is made of it as before, refused rows too."""
+    monkeypatch.setattr(pack_input_module, "CODED_ROWS", 4_000)
+    what = replace(INPUT, coded=True, fields=(*INPUT.fields, (pa.field("key", pa.string()), "key")))
+    given = rows([{"key": texts[row % len(texts)], "at": at(row), "x": row} for row in range(4_000)])
+    found, plain = pack_input(given, what, 0), pack_input(given, replace(what, coded=False), 0)
+    assert found.schema.field("key").type == kind
+    assert plain.schema.field("key").type == pa.string()
+    apart = [name for name in plain.schema.names if name != frames.CODES_IN]  # which number is whose may differ
+    assert found.select(apart).to_pylist() == plain.select(apart).to_pylist()
+    numbers = dict(zip(found[frames.CODES_IN].to_pylist(), found["key"].to_pylist(), strict=True))
+    assert len(numbers) == len({row["key"] for row in plain.select(["key"]).to_pylist()})
+    for other in (given.slice(1), given):  # too few rows; or not routed by one text
+        asked = what if other is not given else replace(what, by_partition=True)
+        assert pack_input(other, asked, 0).schema.field("key").type == pa.string()
+
+
+def test_shards_of_texts_that_were_asked_for_before() -> None:
+    """Of the same texts, of some, of others, with null among them: what each asked for alone gets."""
+    known = TextShards(7)
+    for texts in (["a", "b"], ["a", "b"], ["b", None, "c"], [], ["c", "d", None, "a"], [None]):
+        one_by_one = [TextShards(7).of(pa.array([text], pa.string()))[0] for text in texts]
+        assert known.of(pa.array(texts, pa.string())).tolist() == one_by_one
 
 
 def test_a_new_topic_is_named() -> None:

@@ -9,8 +9,14 @@ import pytest
 from backend.aggregates import compile_full, median, quantile
 from backend.aggregates.groups import Rows, add_integers, from_limbs, stable_order
 from backend.chunks import is_repeated, repeated
-from backend.windows.columns.arrays import places
-from backend.windows.columns.pane_rows import Pairs
+from backend.errors import KeyInvalid, ValueInvalid
+from backend.store.limits import check_keys, check_values
+from backend.store.protocol import MAX_VALUE_BYTES
+from backend.windows import arrivals
+from backend.windows.arrivals import _near
+from backend.windows.columns.arrays import firsts, places
+from backend.windows.columns.pane_rows import Pairs, PaneRows
+from backend.windows.definitions import assigner, hopping, tumbling
 
 
 @pytest.mark.parametrize(
@@ -22,6 +28,7 @@ def test_rows_are_sorted_by_group_and_stay_in_order(count: int) -> None:
     groups = np.concatenate([few[random.integers(0, 5, 300)], random.integers(0, count, 300), [count - 1]])
     expected = sorted(range(len(groups)), key=lambda row: (int(groups[row]), row))
     assert stable_order(groups, count).tolist() == expected
+    assert stable_order(groups.astype(np.uint64), count).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -45,6 +52,8 @@ def test_integers_ascend_in_their_groups_however_far_apart(kind: pa.DataType, ro
         ]
         assert sizes.tolist() == [len(own) for own in wanted]
         assert found.tolist() == [value for own in wanted for value in own]
+        table = pa.table({"x": pa.array(values, kind)})
+        assert Rows(table, groups.astype(np.int32), count).ascending("x")[0].tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("most", [2, 2**31, 2**32 + 1, 2**53, (2**62 // 100) - 1, 2**62 // 100, 2**63 - 1])
@@ -104,3 +113,72 @@ def test_quantiles_of_many_groups_by_hand() -> None:
     assert [found["q"][group].as_py() for group in (0, 5, 69_999)] == [1.5, 5.5, 34_995.0]
     zeros = plan.result(pa.table({"x": [-0.0, 0.0, 0.0, -0.0, -0.0]}), np.array([0, 0, 1, 1, 2]), 3)
     assert [str(one) for one in zeros["m"].to_pylist()] == ["0.0"] * 3
+
+
+@pytest.mark.parametrize("count", [1, 3, 500, 20_000])
+@pytest.mark.parametrize("late", [False, True])
+def test_the_first_row_of_each_group(count: int, late: bool) -> None:
+    """Also of one that comes only at the end, behind those that are looked at first."""
+    random = np.random.default_rng(count)
+    most = count - 1 if late and count > 1 else count
+    numbers = np.concatenate([random.integers(0, most, 60_000), random.permutation(count)])
+    seen: dict[int, int] = {}
+    for row, number in enumerate(numbers.tolist()):
+        seen.setdefault(number, row)
+    assert firsts(numbers, count).tolist() == [seen[number] for number in range(count)]
+
+
+@pytest.mark.parametrize("window", [tumbling(10), hopping(30, 10), tumbling("1 month", timezone="Europe/Berlin")])
+@pytest.mark.parametrize("piece", [1, 7, 1_024])
+def test_whoever_may_be_out_of_retention_is_looked_at(
+    window: object, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "PIECE", piece)
+    grid = assigner(window)
+    random = np.random.default_rng(piece)
+    scale = 1 if grid.ends(np.array([1]))[0] < 1_000 else 10**8
+    for spread in (5, 40, 200):
+        own = np.maximum.accumulate(np.sort(random.integers(0, 2_000, 300)) * scale)
+        pane = grid.pane_of(own - random.integers(0, spread, 300) * scale)
+        out = grid.last_ended(own - 20 * scale) >= grid.first_window(pane)
+        near = _near(grid, pane, own, 20 * scale)
+        assert set(np.flatnonzero(out).tolist()) <= set(near.tolist())
+        if piece == 1:
+            assert near.tolist() == np.flatnonzero(out).tolist()
+    assert len(_near(grid, pane[:0], own[:0], 20)) == 0
+
+
+@pytest.mark.parametrize(("interval", "skip"), [(0, 0), (3, 0), (0, 2), (3, 2)])
+def test_windows_see_what_came_before_their_end_and_was_in_retention(interval: int, skip: int) -> None:
+    random = np.random.default_rng(interval + skip)
+    grid = assigner(hopping(30, 10))
+    shape = 200
+    rows = PaneRows.sorted(
+        random.integers(0, 9, shape),
+        random.integers(0, skip + 1, shape),
+        random.integers(-1, interval + 1, shape),
+        np.zeros(shape, np.int64),
+    )
+    windows, intervals = np.arange(-2, 9), random.integers(0, interval + 1, 11)
+    expected = [
+        (at, number)
+        for number, window in enumerate(windows.tolist())
+        for at in range(shape)
+        if window <= rows.pane[at] < window + 3
+        and rows.interval[at] <= intervals[number]
+        and rows.skip[at] <= window - (rows.pane[at] - 2)
+    ]
+    found = [pair for part in rows.seen_by(grid, windows, intervals) for pair in zip(*map(list, part), strict=True)]
+    assert found == expected
+
+
+@pytest.mark.parametrize("bad", ["text", None, 7, bytearray(b"x"), bytes(MAX_VALUE_BYTES + 1)])
+def test_one_bad_key_or_value_among_many_is_found(bad: object) -> None:
+    good: list[object] = [b"x", b"yy"]
+    with pytest.raises(KeyInvalid):
+        check_keys([*good, bad, *good])  # type: ignore[list-item]
+    with pytest.raises(ValueInvalid):
+        check_values([*good, bad, *good])  # type: ignore[list-item]
+    with pytest.raises(KeyInvalid):
+        check_keys([b"x", b""])
+    check_values([b"x", b""])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +27,7 @@ from backend.batch import (
     Positions,
     SourcePartition,
 )
-from backend.chunks import taken_rows
+from backend.chunks import MOST_BYTES, is_coded, one_chunk, plain_table, taken_rows
 from backend.errors import FrameDamaged, SourceWentBack
 from backend.spark.pack.frames import Header, IntArray, decode_header, from_ipc
 from backend.spark.pack.narrow import widen
@@ -88,10 +89,11 @@ def assemble(
     """
     headers: list[Header] = []
     tables: list[pa.Table | None] = []
+    coded = combining is None and not ranked
     errors: list[pa.Table] = []
     for row in rows:
         headers.append(decode_header(row.header, where))
-        tables.append(widen(from_ipc(row.frame, where)) if row.frame is not None else None)
+        tables.append(widen(from_ipc(row.frame, where), coded=coded) if row.frame is not None else None)
         if row.errors is not None:
             errors.append(from_ipc(row.errors, where))
     time_ms = max(header.time_ms for header in headers)
@@ -278,29 +280,84 @@ def _join(
     headers: Sequence[Header], tables: Sequence[pa.Table | None], starts: dict[tuple[int, int, int, int], int]
 ) -> pa.Table | None:
     """Raise `BEFORE` to what the earlier slices reached, then sort and drop duplicates."""
-    raised = []
+    frames: list[_Frame] = []
     for index, (header, table) in enumerate(zip(headers, tables, strict=True)):
         if table is None:
             continue
-        stream, partition = _table_ints(table, STREAM), _table_ints(table, PARTITION)
-        before = _table_ints(table, BEFORE).copy()
-        for part in header.slices:
-            floor = starts[(index, part.stream, part.partition, part.first)]
-            mine = (stream == part.stream) & (partition == part.partition) if len(header.slices) > 1 else slice(None)
-            before[mine] = np.maximum(before[mine], floor)
-        raised.append(table.set_column(RESERVED.index(BEFORE), MESSAGE_FIELDS[4], pa.array(before)))
-    if not raised:
+        floors = [starts[(index, part.stream, part.partition, part.first)] for part in header.slices]
+        frame = _Frame(table, alone=len(floors) == 1)
+        before = _table_ints(table, BEFORE)
+        if frame.alone:
+            before = np.maximum(before, floors[0])
+        else:
+            before = before.copy()
+            stream, partition = _table_ints(table, STREAM), _table_ints(table, PARTITION)
+            for part, floor in zip(header.slices, floors, strict=True):
+                mine = (stream == part.stream) & (partition == part.partition)
+                before[mine] = np.maximum(before[mine], floor)
+        frame.rows = table.set_column(RESERVED.index(BEFORE), MESSAGE_FIELDS[4], pa.array(before))
+        frames.append(frame)
+    if not frames:
         return None
-    messages = pa.concat_tables(raised, promote_options="default").combine_chunks()
-    stream, partition, offset = (_table_ints(messages, name) for name in (STREAM, PARTITION, OFFSET))
-    same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
-    rising = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
-    if np.all(rising | (same & (offset[1:] > offset[:-1]))):
+    frames.sort(key=lambda frame: frame.first)
+    messages = _concatenated([frame.rows for frame in frames])
+    apart = all(earlier.last < later.first for earlier, later in pairwise(frames))
+    if apart and all(frame.rising() for frame in frames):
         return messages
+    stream, partition, offset = (_table_ints(messages, name) for name in (STREAM, PARTITION, OFFSET))
     order = np.lexsort((offset, partition, stream))
     stream, partition, offset = stream[order], partition[order], offset[order]
     repeated = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1]) & (offset[1:] == offset[:-1])
     return taken_rows(messages, order[np.concatenate(([True], ~repeated))]).combine_chunks()
+
+
+def _concatenated(tables: list[pa.Table]) -> pa.Table:
+    """Return the rows of tables; texts that are numbers become texts, at once where they fit one array."""
+    names = {field.name for table in tables for field in table.schema if is_coded(field.type)}
+    here = [(table, name) for table in tables for name in names if name in table.column_names]
+    all_coded = all(is_coded(table.schema.field(name).type) for table, name in here)
+    if names and not (all_coded and sum(_most_bytes(table.column(name)) for table, name in here) <= MOST_BYTES):
+        tables = [plain_table(table) for table in tables]
+    return plain_table(pa.concat_tables(tables, promote_options="default").combine_chunks())
+
+
+def _most_bytes(column: pa.ChunkedArray) -> int:
+    """Return how many bytes the texts of a dictionary's rows have at most."""
+    texts = one_chunk(column).dictionary
+    return len(column) * int(pc.max(pc.binary_length(texts)).as_py() or 0)
+
+
+class _Frame:
+    """A frame that has rows.
+
+    Args:
+        rows: Its rows.
+        alone: They are of one source partition.
+
+    Attributes:
+        rows: See above.
+        alone: See above.
+        first: Stream, source partition and offset of its first row.
+        last: Of its last one.
+    """
+
+    def __init__(self, rows: pa.Table, *, alone: bool) -> None:
+        self.rows, self.alone = rows, alone
+        self.first, self.last = self._place(0), self._place(len(rows) - 1)
+
+    def _place(self, row: int) -> tuple[int, int, int]:
+        stream, partition, offset = (self.rows.column(name)[row].as_py() for name in (STREAM, PARTITION, OFFSET))
+        return stream, partition, offset
+
+    def rising(self) -> bool:
+        """Return whether each row comes behind the one before it."""
+        offset = _table_ints(self.rows, OFFSET)
+        if self.alone:
+            return bool((offset[1:] > offset[:-1]).all())
+        stream, partition = _table_ints(self.rows, STREAM), _table_ints(self.rows, PARTITION)
+        same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
+        behind = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
+        return bool(np.all(behind | (same & (offset[1:] > offset[:-1]))))
 
 
 def with_fields(messages: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:

@@ -4,12 +4,12 @@ Spark's stateful Python operator groups rows one by one in Python, so it is give
 stateless `mapInArrow` (`backend.spark.pack.packing`), turns every Arrow batch into one frame per shard. The inverse,
 `backend.spark.pack.assembling`, runs in the shard. Here is what both agree on.
 
-A packed row (format 7)::
+A packed row (format 8)::
 
     shard   int      grouping value of the shard (see backend.spark.pack.routing)
     header  binary   MessagePack: format, batch time, slices, drain, adopt
     frame   binary   Arrow IPC stream of the messages, each with the record's own timestamp in the last column, or of
-                     combined rows (backend.windows.combined_rows); integers and times as narrow as they may be
+                     combined rows (backend.windows.combined_rows); integers, times and texts as narrow as they may be
                      (backend.spark.pack.narrow); null when the shard got none of this Arrow batch
     errors  binary   Arrow IPC stream of ERROR_SCHEMA, null when there are none
 
@@ -32,7 +32,7 @@ import xxhash
 from backend.batch import OWN_TIMESTAMP
 from backend.errors import UNDECODABLE, FrameDamaged, UnknownFormat
 
-FORMAT = 7
+FORMAT = 8
 SEAL_BYTES = 8
 SMALL_BYTES = 64 * 1024
 """A table of less is written once and copied: to measure it first would take longer."""

@@ -23,10 +23,13 @@ from backend.sources import GATHERED_BYTES, GATHERED_ROWS
 from backend.sources.json_columns import instants
 from backend.spark.pack import frames
 from backend.spark.pack.hashing import xxhash64
+from backend.spark.pack.narrow import SAMPLE
 from backend.steps import VERDICT
 from backend.store.limits import MAX_KEY_TEXT_BYTES, key_text_bytes, large_rows
 
 DAY_MS = 86_400_000
+CODED_ROWS = GATHERED_ROWS // 2
+"""Batches of as many rows are not gathered, as those with dictionaries are not."""
 _DATES_MS = (2**63 - 1) // 1_000 - 2 * DAY_MS
 """Dates up to there have a first moment, in microseconds, in each time zone."""
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -48,6 +51,7 @@ class PackInput:
         widen: Integers of all widths hash alike (a join's sides may differ).
         timezone: The session's: of event times without one.
         bases: Where rows are routed by source partition, the shard of partition 0 by stream; None: the stream's number.
+        coded: What takes the rows takes a key that is a dictionary.
     """
 
     streams: Mapping[str, int]
@@ -59,6 +63,12 @@ class PackInput:
     widen: bool
     timezone: str = "UTC"
     bases: tuple[int, ...] | None = None
+    coded: bool = False
+
+    @property
+    def hashes(self) -> bool:
+        """Whether the key says which shard a row goes to."""
+        return bool(self.key) and self.shards > 1 and not self.by_partition
 
     @property
     def names(self) -> frozenset[str]:
@@ -112,7 +122,7 @@ def _bytes(rows: pa.RecordBatch) -> int:
 
 
 class TextShards:
-    """Shards of texts; those of the last call are known: all batches of a row group have one dictionary.
+    """Shards of texts; those that were asked for lately are known, each batch has nearly the same.
 
     Args:
         shards: Number of shards.
@@ -124,9 +134,16 @@ class TextShards:
 
     def of(self, texts: pa.Array) -> Ints:
         """Return the shard of each text."""
-        if not self._texts.equals(texts):
-            self._texts, self._shards = texts, np.mod(xxhash64([texts], len(texts)), self._number)
-        return self._shards
+        if self._texts.equals(texts):  # batches of a row group have one dictionary
+            return self._shards
+        place = pc.index_in(texts, self._texts)
+        new = texts.filter(place.is_null())
+        shards = np.empty(len(texts), np.int64)
+        unknown = np.asarray(place.is_null())
+        shards[unknown] = np.mod(xxhash64([new], len(new)), self._number)
+        shards[~unknown] = self._shards[np.asarray(place.drop_null())]
+        self._texts, self._shards = texts, shards
+        return shards
 
 
 def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int, texts: TextShards | None = None) -> pa.RecordBatch:
@@ -148,6 +165,8 @@ def pack_input(rows: pa.RecordBatch, what: PackInput, time_ms: int, texts: TextS
     partition = np.asarray(rows.column("partition"), np.int64)
     time = rows.column("timestamp") if what.event_time is None else named[what.event_time]
     named |= {name: decoded(named[name]) for name in what.key if not _is_short(named[name])}
+    if what.coded and len(what.key) == 1 and what.hashes and count >= CODED_ROWS:
+        named[what.key[0]] = _as_numbers(named[what.key[0]])
     keys = {name: named[name] for name in what.key}
     length = key_text_bytes([key for key in keys.values() if not pa.types.is_dictionary(key.type)], count)
     reasons = large_rows([named[own] for own in dict.fromkeys(own for _, own in what.fields) if own in named], count)
@@ -235,7 +254,7 @@ def _shards(
 ) -> tuple[Ints, pa.Array | None]:
     """Return each row's shard, and the number of its key where it is one text."""
     columns = [_normal(keys[name], widen=what.widen) for name in what.key]
-    hashed = bool(columns) and what.shards > 1 and not what.by_partition
+    hashed = what.hashes
     texts = codes = None
     if len(columns) == 1 and (is_coded(columns[0].type) or (hashed and pa.types.is_string(columns[0].type))):
         texts, codes = _texts(columns[0])  # each text once
@@ -262,6 +281,14 @@ def _texts(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:
     if len(once.dictionary) == len(texts):
         return texts, np.asarray(codes)
     return once.dictionary, np.take(np.asarray(once.indices), np.asarray(codes))
+
+
+def _as_numbers(keys: pa.Array) -> pa.Array:
+    """Return texts that come again as a dictionary, if none of them is too long; others as they are."""
+    if keys.type != pa.string() or len(keys[:SAMPLE].dictionary_encode().dictionary) * 2 > SAMPLE:
+        return keys
+    coded = keys.dictionary_encode()
+    return coded if len(coded.dictionary) * 2 <= len(coded) and _is_short(coded) else keys
 
 
 def _is_short(column: pa.Array) -> bool:

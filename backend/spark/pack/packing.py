@@ -28,7 +28,7 @@ from backend.batch import (
     STREAM,
     TIME,
 )
-from backend.chunks import is_coded, plain_table
+from backend.chunks import is_coded
 from backend.spark.pack.frames import (
     ADOPT_IN,
     BATCH_TIME_IN,
@@ -136,7 +136,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     carried = plan.carried({one.stream for one in slices})
     columns += [pa.array(times), pa.array(before), *(batch.column(column_name(f.name)) for f in carried)]
     columns.append(batch.column(TIMESTAMP_IN))
-    coded = plan.combining.coded if plan.combining is not None else ()
+    coded = plan.combining.coded if plan.combining is not None else {f.name for f in carried}
     kinds = [
         f.with_type(c.type) if f.name in coded and is_coded(c.type) else f
         for f, c in zip(carried, columns[5:-1], strict=True)
@@ -181,9 +181,9 @@ def _frames(
         table = pa.Table.from_batches([messages])
         combined = plan.combining.combined(table, messages.column(OWN_TIMESTAMP), shard, codes)
     if combined is not None:
-        rows, shard = narrow(combined[0]), combined[1]
+        rows, shard = narrow(combined[0], len(shards)), combined[1]
     else:
-        rows = narrow(plain_table(pa.Table.from_batches([messages])))
+        rows = narrow(pa.Table.from_batches([messages]), len(shards))
         if (shard != shard[0]).any():
             order = stable_order(shard, len(plan.grouping))
             rows, shard = rows.take(pa.array(order)), shard[order]

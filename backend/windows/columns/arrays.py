@@ -73,9 +73,15 @@ def places(known: IntArray, values: IntArray) -> IntArray:
 
 
 def firsts(numbers: IntArray, count: int) -> IntArray:
-    """Give the first row of each group number in `[0, count)`; every group has a row."""
-    rows = np.empty(count, np.int64)
-    rows[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
+    """Give the first row of each group number in `[0, count)`; every group has a row.
+
+    Where there are far fewer groups than rows, all have often come among the first of these.
+    """
+    rows = np.full(count, -1, np.int64)
+    for part in (numbers[: 16 * count + 4_096], numbers):
+        rows[part[::-1]] = np.arange(len(part) - 1, -1, -1)
+        if len(part) == len(numbers) or (rows >= 0).all():
+            break
     return rows
 
 

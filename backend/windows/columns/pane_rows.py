@@ -50,7 +50,7 @@ class PaneRows:
         if len(pane) < 2 or bool((pane[1:] >= pane[:-1]).all()):
             return cls(pane, skip, interval, key, np.arange(len(pane)))
         order = np.argsort(pane, kind="stable")
-        return cls(pane[order], skip[order], interval[order], key[order], order)
+        return cls(pane[order], skip[order] if skip.any() else skip, interval[order], key[order], order)
 
     def __len__(self) -> int:
         return len(self.pane)
@@ -69,16 +69,19 @@ class PaneRows:
         low = np.searchsorted(self.pane, windows * grid.panes_per_step, "left")
         high = np.searchsorted(self.pane, windows * grid.panes_per_step + grid.panes_per_window, "left")
         total = np.cumsum(high - low)
+        all_passed = not len(self) or not len(windows) or int(self.interval.max()) <= int(intervals.min())
+        skips = bool(self.skip.any())
         at = 0
         while at < len(windows):
             done = int(total[at - 1]) if at else 0
             end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
             pane_rows, owner = spread(low[at:end], (high - low)[at:end])
             window = owner + at
-            seen = self.interval[pane_rows] <= intervals[window]
-            if self.skip.any():
-                seen &= self.skip[pane_rows] <= windows[window] - grid.first_window(self.pane[pane_rows])
-            if not seen.all():
+            if not all_passed:
+                passed = self.interval[pane_rows] <= intervals[window]
+                pane_rows, window = pane_rows[passed], window[passed]
+            if skips:
+                seen = self.skip[pane_rows] <= windows[window] - grid.first_window(self.pane[pane_rows])
                 pane_rows, window = pane_rows[seen], window[seen]
             yield pane_rows, window
             at = end
