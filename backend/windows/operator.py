@@ -48,7 +48,6 @@ from backend.windows import ledger as ledgers
 from backend.windows.aligned.combining import Combining, combines
 from backend.windows.aligned.kind import Aligned
 from backend.windows.by_number.kind import Tuples
-from backend.windows.by_number.sessions import TupleSessions
 from backend.windows.merging.kind import Sessions
 from backend.windows.micro_batch import Execution, joined, numbers
 from backend.windows.shared import Shared
@@ -204,5 +203,5 @@ def _kind(spec: WindowSpec) -> Kind:
     if window.by_time and window.kind == "session":
         return Sessions(spec)
     if not window.by_time:
-        return TupleSessions(spec) if window.kind == "session" else Tuples(spec)
+        return Tuples(spec)
     raise ValueError(f"window: {window.kind} windows by {window.unit} are not available")

@@ -22,7 +22,7 @@ from backend.store.workspace import Workspace
 from backend.texts import one_line
 from backend.windows.aligned.kind import Aligned
 from backend.windows.by_number.kind import Tuples
-from backend.windows.by_number.sessions import TupleSessions
+from backend.windows.by_number.rows import all_counters
 from backend.windows.columns.arrays import union
 from backend.windows.columns.grouping import start_of
 from backend.windows.columns.keyed import split_numbered
@@ -67,11 +67,9 @@ def windows(kind: object, work: Workspace, start: int, end: int) -> list[WindowV
         found = _sliding(kind, work, start, end)
     elif isinstance(kind, Sessions):
         found = _sessions(kind, work, start, end)
-    elif isinstance(kind, Tuples):
-        found = _tuples(kind, work, start, end)
     else:
-        assert isinstance(kind, TupleSessions)
-        found = _tuple_sessions(kind, work, start, end)
+        assert isinstance(kind, Tuples)
+        found = _tuples(kind, work, start, end)
     return sorted(found, key=lambda view: (view.start, view.end))
 
 
@@ -134,6 +132,8 @@ def _tuples(kind: Tuples, work: Workspace, start: int, end: int) -> list[WindowV
     codes, panes = split_numbered(keys)
     table = kind.codec.decode(values)
     firsts, lasts = (table.column(name).to_pylist() for name in _OFFSETS)
+    counted, counters = all_counters(work)
+    next_of = dict(zip((key[2:] for key in counted), counters["next"].tolist(), strict=True))
     coded, offsets = codes.to_pylist(), dict[bytes, dict[int, tuple[int, int]]]()
     key_of = dict(zip(coded, _keys(kind.keys.decode(codes), len(keys)), strict=True))
     for code, pane, first, last in zip(coded, panes.tolist(), firsts, lasts, strict=True):
@@ -144,20 +144,9 @@ def _tuples(kind: Tuples, work: Workspace, start: int, end: int) -> list[WindowV
             inside = [found[at] for at in range(pane, pane + kind.size // kind.pane) if at in found]
             low, high = inside[0][0], inside[-1][1]
             if high >= start and low < end:
-                views.append(WindowView(low, high, key_of[code]))
+                came = min(next_of[code] - pane * kind.pane, kind.size)
+                views.append(WindowView(low, high, key_of[code], came))
     return views
-
-
-def _tuple_sessions(kind: TupleSessions, work: Workspace, start: int, end: int) -> list[WindowView]:
-    keys, values = work.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))
-    table = kind.decode(values)
-    decoded = _keys(kind.keys.decode(pa.array([key[1:] for key in keys], pa.binary())), len(keys))
-    lows, highs, counts = (table.column(name).to_pylist() for name in (*_OFFSETS, "_count"))
-    return [
-        WindowView(low, high, key, None if kind.message_store is None else count)
-        for low, high, key, count in zip(lows, highs, decoded, counts, strict=True)
-        if high >= start and low < end
-    ]
 
 
 def _keys(arrays: list[pa.Array], count: int) -> list[tuple[Any, ...]]:
@@ -189,14 +178,14 @@ def messages(
         ValueError: No messages are kept, because every aggregate is incremental; or a field is not kept, or cannot have
             the value; or `by` is neither.
     """
-    axes = {"offset": OFFSET} if isinstance(kind, (Tuples, TupleSessions)) else {"time": TIME, "offset": OFFSET}
+    axes = {"offset": OFFSET} if isinstance(kind, Tuples) else {"time": TIME, "offset": OFFSET}
     if by not in (None, *axes):
         raise ValueError(f"get_messages: by={by!r}: allowed are None, {' and '.join(map(repr, axes))}")
     column_name = axes[by] if by is not None else next(iter(axes.values()))
     if isinstance(kind, (Aligned, Sliding)) and kind.message_store is not None:
         low, high = (start, end) if column_name == TIME else (MIN_TIME, MAX_TIME + 1)
         found, _ = kind.message_store.read(work, np.array([low]), np.array([high]))
-    elif isinstance(kind, (Sessions, Tuples, TupleSessions)) and kind.message_store is not None:
+    elif isinstance(kind, (Sessions, Tuples)) and kind.message_store is not None:
         rows = kind.message_store.read(work, [(bytes([Region.MESSAGES]), bytes([Region.MESSAGES + 1]))])
         found = kind.message_store.table(rows)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -42,20 +42,23 @@ class OneShard:
         time_ms: int = 0,
         *,
         drain: bool = False,
-        more: dict[int, Sequence[Row]] | None = None,
+        more: Mapping[int | SourcePartition, Sequence[Row]] | None = None,
         timestamps: Sequence[int | None] | None = None,
     ) -> list[tuple[Any, ...]]:
-        """Run and commit a micro-batch; `more` are rows of further partitions. Gives the results as tuples.
+        """Run and commit a micro-batch; `more` are rows of further partitions, or of (stream, partition).
+
+        Gives the results as tuples.
 
         `timestamps` are the messages' own, as long as all rows.
         """
         after = dict(self.positions)
         columns: list[tuple[Any, ...]] = []
-        for partition, its_rows in {0: rows, **(more or {})}.items():
+        for at, its_rows in {0: rows, **(more or {})}.items():
+            source = at if isinstance(at, tuple) else (0, at)
             for offset, time, key, value in its_rows:
-                old = after.get((0, partition), Position(0, NO_TIME, time_ms))
-                columns.append((0, partition, offset, time, old.stream_time, key, value))
-                after[0, partition] = Position(offset + 1, max(old.stream_time, time), time_ms)
+                old = after.get(source, Position(0, NO_TIME, time_ms))
+                columns.append((*source, offset, time, old.stream_time, key, value))
+                after[source] = Position(offset + 1, max(old.stream_time, time), time_ms)
         schema = pa.schema([*MESSAGE_FIELDS, *SCHEMA])
         arrays = [pa.array([row[at] for row in columns], f.type) for at, f in enumerate(schema)]
         own = None if timestamps is None else pa.chunked_array([pa.array(timestamps, pa.int64())])

@@ -374,7 +374,7 @@ def test_sessions_by_number_can_be_looked_at():
     assert [w.key for w in context.get_windows(0, 7)] == [("a",)]
     light = StandaloneContext(window_spec(session(messages=2), SCHEMA, {"n": count()}, keys=["key"]))
     light.add_message(Message(0, 0, {"key": "a"}), 0)
-    assert [(w.key, w.messages) for w in light.get_windows(0, 10)] == [(("a",), None)]
+    assert [(w.key, w.messages) for w in light.get_windows(0, 10)] == [(("a",), 1)]
 
 
 ALL_KINDS = [tumbling(10), hopping(10, 5), sliding(10), session(5)]

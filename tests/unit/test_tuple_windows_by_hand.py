@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 
 from backend.aggregates import collect_list, count, max_, sum_
+from backend.errors import StateCorrupted
 from backend.keys import encode
-from backend.store.protocol import Region
-from backend.windows.by_number.rows import COUNTERS
+from backend.store.protocol import Changes, Region
+from backend.windows.by_number.rows import COUNTERS, SENT
 from backend.windows.definitions import hopping, session, sliding, tumbling
 from backend.windows.policies import policies
 from backend.windows.spec import WindowSpec, window_spec
@@ -292,8 +293,27 @@ def test_a_tuple_session_that_grew_since_it_was_sent_withdraws_its_row(aggregate
     s.batch([(4, 1, "c", 1), (5, 1, "c", 1)])
     assert rows(s)[0] == ("full", 1, None, None, 2, 3, "b", one([4, 8]))
     s.batch([(6, 1, "d", 1), (7, 1, "d", 1), (8, 1, "e", 1), (9, 1, "e", 1)])
-    kept = [key for key in s.visible() if key[0] == Region.REVISIONS]
-    assert len(kept) == 1, "what was sent of sessions that ended is forgotten: e's is open"
+    for head in (bytes([Region.REVISIONS]), SENT):
+        kept = [key for key in s.visible() if key.startswith(head)]
+        assert len(kept) == 1, "what was sent of sessions that ended is forgotten: e's is open"
+    s.store.write(Changes(gone := [key for key in s.visible() if key.startswith(SENT)], [None] * len(gone)))
+    with pytest.raises(StateCorrupted, match="the row that was sent of a session is missing"):
+        s.batch([(10, 1, "e", 1)])
+
+
+def test_tuple_sessions_count_the_messages_of_their_topic_alone():
+    s = shard(session(messages=2), {"all": collect_list("value")})
+    s.batch([(0, 0, "a", 1)], more={(1, 0): [(0, 0, "a", 10), (1, 0, "b", 20), (2, 0, "b", 30)]})
+    assert rows(s) == [("full", 0, None, None, 0, 0, "a", [10])], "two messages of topic 1 came without it"
+    s.batch([(1, 0, "b", 2)], more={(1, 0): [(3, 0, "b", 40)]})
+    assert rows(s) == []
+    s.batch([(2, 0, "b", 3)])
+    assert rows(s) == [("full", 0, None, None, 0, 0, "a", [1])]
+    s.batch([], drain=True)
+    assert rows(s) == [
+        ("drain", 0, None, None, 1, 2, "b", [2, 3]),
+        ("drain", 0, None, None, 1, 3, "b", [20, 30, 40]),
+    ]
 
 
 def test_a_tuple_session_falls_out_by_time_before_it_ends():

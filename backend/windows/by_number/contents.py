@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import FullPlan
+from backend.batch import PARTITION, STREAM
 from backend.chunks import taken_rows
 from backend.keys import prefix_end
 from backend.messages.key_first import PLACE_BYTES, Digests, MessagesByKey, StoredMessages
-from backend.windows.by_number.rows import MESSAGES, PLACES, split_places
+from backend.windows.by_number.rows import MESSAGES, PLACES, pack_counts, source_bytes, split_places, unpack_counts
 from backend.windows.by_number.runs import Runs
 from backend.windows.columns.arrays import IntArray, Mask, spread
 from backend.windows.columns.keyed import keyed
 from backend.windows.columns.pane_rows import MAX_MEMBERS
 from backend.windows.full_state import FullState
-from backend.windows.micro_batch import Execution
+from backend.windows.micro_batch import Execution, numbers
 
 
 class TupleContents:
@@ -26,12 +29,14 @@ class TupleContents:
         plan: The aggregates that read messages.
         execution: The micro-batch.
         space: Runs of group keys; arrays of keys are as long.
+        whole: Windows are whole runs: sessions, of which no message's number matters.
         key: Group key of each message.
         number: Number of each message within its key.
         counted: New messages of each key.
         next0: Next number of each key before.
         live: Live messages of each key; kept up to date here.
         digest: Their digest; kept up to date here.
+        source: Source partition of the first live message of each key.
         mixed0: Keys whose live messages came from several source partitions before.
         mixed: The same after; kept up to date here.
         out: Keys that fall out of retention.
@@ -44,34 +49,39 @@ class TupleContents:
         execution: Execution,
         space: Runs,
         *,
+        whole: bool,
         key: IntArray,
         number: IntArray,
         counted: IntArray,
         next0: IntArray,
         live: IntArray,
         digest: Digests,
+        source: IntArray,
         mixed0: Mask,
         mixed: Mask,
         out: Mask,
     ) -> None:
         self._message_store, self._plan, self._execution, self._space = message_store, plan, execution, space
+        self._whole = whole
         self._key, self._number, self._counted, self._next0 = key, number, counted, next0
-        self._live, self._digest, self._mixed0, self._mixed, self._out = live, digest, mixed0, mixed, out
+        self._live, self._digest, self._source = live, digest, source
+        self._mixed0, self._mixed, self._out = mixed0, mixed, out
 
     def read(self, moves: Mask) -> None:
         """Lay out the messages of group keys in order of (key, number): of those in `moves`, and new ones."""
-        needed = np.flatnonzero((moves | (self._mixed & (self._counted > 0))) & (self._live > 0))
+        listed = self._mixed0 & (not self._whole)
+        needed = np.flatnonzero((moves | (self._mixed & (self._counted > 0) & (not self._whole))) & (self._live > 0))
         starts = keyed(MESSAGES, self._space.keys.take(pa.array(needed)))
         stops, sizes = (prefix_end(key) or b"\xff" for key in starts), self._live[needed]
         stored = self._message_store.read_counted(self._execution.work, starts, stops, sizes, "group key")
         self._stored = StoredMessages(stored.keys, stored.values, needed[stored.owner])
         begins = np.cumsum(sizes) - sizes
         rank = np.arange(len(stored.owner)) - begins[stored.owner]
-        for at in np.flatnonzero(self._mixed0[needed]).tolist():  # rare: their order was written down
+        for at in np.flatnonzero(listed[needed]).tolist():  # rare: their order was written down
             rows = slice(int(begins[at]), int(begins[at] + sizes[at]))
             places = self._execution.work.get(PLACES + self._space.keys[int(needed[at])].as_py()) or b""
-            listed = {place: at for at, place in enumerate(split_places(places))}
-            rank[rows] = [listed.get(key[-PLACE_BYTES:], -1) for key in stored.keys[rows]]
+            number_of = {place: at for at, place in enumerate(split_places(places))}
+            rank[rows] = [number_of.get(key[-PLACE_BYTES:], -1) for key in stored.keys[rows]]
         self._stored_number = rank + self._next0[self._stored.owner] - self._live[self._stored.owner]
         key = np.concatenate([self._stored.owner, self._key])
         number = np.concatenate([self._stored_number, self._number])
@@ -107,7 +117,10 @@ class TupleContents:
         picked = taken_rows(self._execution.messages, stay)
         names, values = self._message_store.rows(picked, self._space.keys.take(pa.array(self._key[stay])))
         self._account(self._message_store.put(self._execution, names, values), self._key[stay], 1)
-        self._store_places(keep)
+        if self._whole:
+            self._store_counts(picked, self._key[stay])
+        else:
+            self._store_places(keep)
 
     def _store_places(self, keep: IntArray) -> None:
         """Write down the order of live messages of group keys that have several source partitions."""
@@ -125,6 +138,22 @@ class TupleContents:
             else:
                 self._execution.work.delete(name)
                 self._mixed[key] = False
+
+    def _store_counts(self, messages: pa.Table, key: IntArray) -> None:
+        """Write down how many live messages each source partition has, of sessions that have several."""
+        work, codes = self._execution.work, self._space.keys
+        work.delete_many([PLACES + codes[at].as_py() for at in np.flatnonzero(self._mixed0 & self._out).tolist()])
+        rows = np.flatnonzero(self._mixed[key])
+        source = numbers(messages, STREAM)[rows] * 2**32 + numbers(messages, PARTITION)[rows]
+        pairs, counts = np.unique(np.stack([key[rows], source]), axis=1, return_counts=True)
+        for at in np.unique(pairs[0]).tolist():  # rare
+            name, mine = PLACES + codes[at].as_py(), np.flatnonzero(pairs[0] == at)
+            written = work.get(name)
+            first = {source_bytes(int(self._source[at])): int(self._live[at] - counts[mine].sum())}
+            found = Counter(first if written is None else unpack_counts(written))
+            for pair in mine.tolist():
+                found[source_bytes(int(pairs[1][pair]))] += int(counts[pair])
+            work.put(name, pack_counts(found))
 
     def _account(self, found: Digests, key: IntArray, sign: int) -> None:
         self._live += sign * np.bincount(key, minlength=len(self._live))

@@ -1,4 +1,4 @@
-"""Windows by number of messages: tumbling, hopping and sliding, counted per group key, or per stream without one.
+"""Windows by number of messages: tumbling, hopping, sliding and sessions, counted per group key, or per stream.
 
 The messages of a group key are numbered 0, 1, 2, ... as they come. Window k holds the numbers `[k * step, k * step +
 size)` and is full with its last message; nothing comes late, because offsets come in order. A sliding window ends at
@@ -11,13 +11,20 @@ are sent as `early` (without full results only what waits for the early policy),
 panes, revisions and the counter. Should the key come back, it begins anew: the next window starts with its next
 message.
 
+A session ends when a number of messages in a row came without its key (SAMZA-552). It is all of a run: a window that no
+number of its own fills, but that is full when its key falls out by number (backend.windows.by_number.runs). All else of
+above is said of it, too. A session that has grown since it was sent is another window, as by event time: the row that
+was sent is withdrawn (reason `retracted`: the same first and last message, revision and values) before the new one.
+
 State is kept once per *pane* of gcd(size, step) messages and only while an open window needs it:
 
 ====================== ============================== =========================================================
 region                 key                            value
 ====================== ============================== =========================================================
 OPERATOR               `n`, group key                 next number; live messages, their digest and source; newest one
-OPERATOR               `m`, group key                 places of the live messages by number, if of several sources
+OPERATOR               `m`, group key                 places of the live messages by number, if of several sources; of a
+                                                      session the number of them of each source
+OPERATOR               `s`, group key                 the row that was sent of an open session: last message, aggregates
 WINDOWS                group key, pane                first and last message, partial aggregates
 REVISIONS              group key, window              next revision, pending since (early or drained windows only)
 MESSAGES               group key, offset              the fields (full-state aggregates only)
@@ -47,34 +54,58 @@ from backend.rows import RowCodec
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
-from backend.windows.by_number.rows import EDGE_FIELDS, MESSAGES, PLACES, all_counters, newest, split_places
+from backend.windows.by_number.rows import (
+    EDGE_FIELDS,
+    LAST_FIELDS,
+    MESSAGES,
+    PLACES,
+    all_counters,
+    newest,
+    source_bytes,
+    split_places,
+    unpack_counts,
+)
 from backend.windows.by_number.step import TupleStep
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.keyed import WindowKeys
 from backend.windows.micro_batch import Execution
 from backend.windows.spec import WindowSpec
 
+ENDLESS = 2**62
+"""Messages of a window that no number of them fills."""
+
 
 class Tuples:
-    """The kind for tumbling, hopping and sliding windows by number of messages.
+    """The kind for windows by number of messages.
 
     Args:
-        spec: Its window is one of these.
+        spec: Its window is one.
+
+    Raises:
+        ValueError: The windows are sessions, and there is no group key.
     """
 
     def __init__(self, spec: WindowSpec) -> None:
-        self.spec = spec
-        self.size, self.step = spec.window.size, spec.window.step or 1
+        self.spec, window = spec, spec.window
+        self.session, self.sliding = (window.kind == kind for kind in ("session", "sliding"))
+        if self.session and not spec.keys:
+            raise ValueError(
+                "keys=(): a session by number of messages ends by messages without its key: give a group key"
+            )
+        self.size, self.step = (ENDLESS, ENDLESS) if self.session else (window.size, window.step or 1)
+        self.most = window.size if self.session else spec.retention_messages
+        """How many messages may come without a group key until it falls out; None is without limit."""
         self.pane = gcd(self.size, self.step)
-        self.sliding = spec.window.kind == "sliding"
         self.lowest = 1 - self.size if self.sliding else 0
         self.incremental, self.full = spec.plans()
-        self.keys = WindowKeys(spec.key_fields)
+        self.keys = WindowKeys(spec.key_fields, per_stream=self.session)
         self.pane_schema = pa.schema([*EDGE_FIELDS, *self.incremental.accumulator_schema])
         self.codec = RowCodec(self.pane_schema)
         fields = [spec.schema.field(name) for name in spec.input_fields()]
         self.message_store = MessagesByKey(fields, timed=False) if spec.full else None
         self.result_schema = spec.result_schema()
+        self.sent_schema = pa.schema([*LAST_FIELDS, *(self.result_schema.field(name) for name in spec.aggregates)])
+        self.sent_codec = RowCodec(self.sent_schema)
 
     def fold(self, execution: Execution) -> None:
         """Take one micro-batch."""
@@ -111,11 +142,15 @@ class Tuples:
         for key, _ in work.scan(MESSAGES, bytes([Region.MESSAGES + 1])):
             found.setdefault(key[1:-PLACE_BYTES], []).append(key)
         for code, keys in found.items():
-            places = listed.get(PLACES + code)
-            if places is not None:
+            places, row = listed.get(PLACES + code), counters.get(code)
+            if places is not None and not self.session:
                 wanted = set(split_places(places))
+            elif row is None:
+                wanted = set()
             else:
-                wanted = newest([key[-PLACE_BYTES:] for key in keys], counters.get(code))
+                first = {source_bytes(int(row["stream"]) * 2**32 + int(row["partition"])): int(row["live"])}
+                counts = first if places is None else unpack_counts(places)
+                wanted = newest([key[-PLACE_BYTES:] for key in keys], counts)
             remove(work, [key for key in keys if key[-PLACE_BYTES:] not in wanted])
 
     def proofs(self, work: Workspace) -> Iterable[Proof]:

@@ -20,6 +20,7 @@ _KINDS = {PARTITION: pa.int32(), OFFSET: pa.int64()}
 EDGE_FIELDS = [pa.field(f"_{name}", _KINDS[source], nullable=False) for name, source in EDGES.items()]
 """Where what is stored begins and ends: columns as `EDGES`, with `_` before the name."""
 LAST_FIELDS = EDGE_FIELDS[len(FIRST) :]
+_SOURCE = PLACE_BYTES - 8
 COUNTER = np.dtype(
     [
         ("format", "u1"),
@@ -35,15 +36,36 @@ COUNTER = np.dtype(
 )
 COUNTERS = bytes([Region.OPERATOR]) + b"n"
 PLACES = bytes([Region.OPERATOR]) + b"m"
+SENT = bytes([Region.OPERATOR]) + b"s"
 MESSAGES = bytes([Region.MESSAGES])
 
 
-def newest(places: list[bytes], counter: np.void | None) -> set[bytes]:
-    """Give the places of the live messages of a group key with one source partition; `places` are ascending."""
-    if counter is None or not counter["live"]:
-        return set()
-    source = clock_bytes((int(counter["stream"]), int(counter["partition"]), 0))[: PLACE_BYTES - 8]
-    return set([place for place in places if place.startswith(source)][-int(counter["live"]) :])
+SourceCounts = dict[bytes, int]
+"""Source partition, as places begin with it -> messages of it."""
+
+
+def source_bytes(source: int) -> bytes:
+    """Give a source partition, stream * 2**32 + partition, as places begin with it."""
+    return clock_bytes((source >> 32, source & 0xFFFFFFFF, 0))[:_SOURCE]
+
+
+def pack_counts(counts: SourceCounts) -> bytes:
+    """Write numbers of messages as places: the number stands where the offset would."""
+    return b"".join(source + count.to_bytes(8, "big") for source, count in sorted(counts.items()))
+
+
+def unpack_counts(places: bytes) -> SourceCounts:
+    """Inverse of `pack_counts`."""
+    return {place[:_SOURCE]: int.from_bytes(place[_SOURCE:], "big") for place in split_places(places)}
+
+
+def newest(places: list[bytes], counts: SourceCounts) -> set[bytes]:
+    """Give the places of live messages, as many of each source partition's newest; `places` are ascending."""
+    found = set[bytes]()
+    for source, count in counts.items():
+        mine = [place for place in places if place.startswith(source)]
+        found.update(mine[len(mine) - count :])
+    return found
 
 
 def split_places(places: bytes) -> list[bytes]:

@@ -5,6 +5,9 @@ A group key falls out, with all that is open of it, when one of these holds (and
 * by number   its newest message is not among the newest `retention_messages` of the shard, in order of arrival;
 * by time     `newest + retention <= stream time`, where newest is the newest event time of the run's messages.
 
+A session by number of messages is a run: it ends in full when its key falls out by number, as one whose newest message
+is not among the newest `size` of its stream. Messages are numbered within their streams then.
+
 A message that comes after that begins a new run, as if the key had never been there: windows are counted from 0 again,
 so nothing has to stay of a key that went silent. A message that comes to a key that is not there and that is itself out
 of retention, `t + retention <= stream time`, is refused: the window that it would open would be gone at once.
@@ -20,6 +23,7 @@ is out of retention, and all before it were.
 region          key                          value
 =============== ============================ =========================================================================
 OPERATOR        `p`                          number of the next message that comes to the shard
+OPERATOR        `p`, stream                  sessions: number of the next message of the stream
 OPERATOR        `x`                          the tags of the indexes that there are
 OPERATOR        `N`, number of the newest,   empty; in the order in which group keys fall out by number
                 group key
@@ -38,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from backend.batch import BEFORE, NO_TIME, TIME
+from backend.batch import BEFORE, NO_TIME, STREAM, TIME
 from backend.keys import fixed_bytes, prefix_end
 from backend.rows import fixed_values
 from backend.store.protocol import Region
@@ -54,6 +58,10 @@ from backend.windows.micro_batch import Execution, numbers
 
 _POSITION, _INDEXES, _BY_NUMBER, _BY_TIME = (bytes([Region.OPERATOR]) + tag for tag in (b"p", b"x", b"N", b"T"))
 _TIME = 8
+STREAM_BITS = 47
+"""A stream's number stands above them in its messages' numbers: two streams are further apart than any session is
+long, and a stream's messages are 140 trillion at most.
+"""
 WHY = "no open window of its group key, and a window that it would open is out of retention"
 
 
@@ -63,7 +71,7 @@ class Arrivals:
 
     Attributes:
         key: Number of the group key.
-        number: Number of the message on the shard, or its stream.
+        number: Number of the message on the shard; of sessions within its stream, which stands above `STREAM_BITS`.
         time: Event time.
         clock: Stream time that it is judged by; ascending within a key.
     """
@@ -122,9 +130,10 @@ class FallingOut:
 
     Args:
         work: The state.
-        most: Retention by number of messages, None for none.
+        most: Retention by number of messages, None for none; of sessions their size.
         retention_ms: Retention by time, 0 for none.
         stored: Gives all stored runs: group keys, number of their newest message, newest event time.
+        per_stream: Messages are numbered within their streams.
     """
 
     def __init__(
@@ -133,8 +142,11 @@ class FallingOut:
         most: int | None,
         retention_ms: int,
         stored: Callable[[Workspace], tuple[pa.Array, IntArray, IntArray]],
+        *,
+        per_stream: bool,
     ) -> None:
         self._work, self._most, self._retention_ms, self._stored = work, most, retention_ms, stored
+        self._per_stream, self._streams = per_stream, [] if per_stream else [0]
         self._tags = [tag for tag, wanted in ((_BY_NUMBER, most is not None), (_BY_TIME, retention_ms > 0)) if wanted]
         self._settle()
 
@@ -143,37 +155,73 @@ class FallingOut:
         """Whether there is a retention."""
         return bool(self._tags)
 
-    def count(self, messages: int) -> int:
-        """Number messages that came; gives the number of the first of them."""
-        begin = int.from_bytes(self._work.get(_POSITION) or b"", "big")
-        if messages:
-            self._work.put(_POSITION, (begin + messages).to_bytes(8, "big"))
-        return begin
+    def number(self, messages: pa.Table) -> IntArray:
+        """Number messages that came; they are in order of stream."""
+        streams = numbers(messages, STREAM) if self._per_stream else np.zeros(messages.num_rows, np.int64)
+        found = np.arange(len(streams))
+        self._streams = np.unique(streams).tolist() if self._per_stream else self._streams
+        for stream in self._streams:  # a handful
+            low, high = np.searchsorted(streams, (stream, stream + 1)).tolist()
+            begin = self._end(stream)
+            found[low:high] += begin - low
+            if high > low:
+                count = begin + high - low - (stream << STREAM_BITS)
+                self._work.put(self._position(stream), count.to_bytes(8, "big"))
+        return found
+
+    def _position(self, stream: int) -> bytes:
+        return _POSITION + (fixed_bytes(stream, "u2") if self._per_stream else b"")
+
+    def _end(self, stream: int) -> int:
+        """Give the number of the next message of a stream."""
+        return (stream << STREAM_BITS) + int.from_bytes(self._work.get(self._position(stream)) or b"", "big")
 
     def judge(self, arrivals: Arrivals, known: Mask, last: IntArray, newest: IntArray) -> tuple[Mask, Mask]:
         """Tell runs apart, as `judge` does."""
         return judge(arrivals, known, last, newest, self._most, self._retention_ms)
 
-    def find(self, end: int, clock: int) -> pa.Array:
-        """Give the group keys that are out when `end` messages came and stream time is `clock`."""
+    def find(self, clock: int) -> pa.Array:
+        """Give the group keys that are out when messages were numbered and stream time is `clock`."""
         found: list[bytes] = []
         if self._most is not None:
-            found += self._scan(_BY_NUMBER, end - self._most)
+            for stream in self._streams:
+                begin = stream << STREAM_BITS
+                found += self._scan(_BY_NUMBER, begin, max(self._end(stream) - self._most, begin))
         if self._retention_ms:
-            found += self._scan(_BY_TIME, started(clock) - self._retention_ms + 1)
+            found += self._scan(_BY_TIME, -(2**63), started(clock) - self._retention_ms + 1)
         return pa.array(found, pa.binary())
 
-    def _scan(self, tag: bytes, end: int) -> list[bytes]:
-        return [key[2 + _TIME :] for key in self._work.scan_arrays(tag, tag + fixed_bytes(end))[0]]
+    def _scan(self, tag: bytes, begin: int, end: int) -> list[bytes]:
+        keys, _ = self._work.scan_arrays(tag + fixed_bytes(begin), tag + fixed_bytes(end))
+        return [key[2 + _TIME :] for key in keys]
 
-    def out(self, last: IntArray, newest: IntArray, end: int, clock: int) -> Mask:
+    def out(self, last: IntArray, newest: IntArray, clock: int) -> Mask:
         """Tell which runs are out."""
         gone = np.zeros(len(last), np.bool_)
         if self._most is not None:
-            gone |= end - last > self._most
-        if self._retention_ms:
-            gone |= newest + self._retention_ms <= started(clock)
-        return gone
+            for stream in self._streams:
+                gone |= (last >> STREAM_BITS == stream) & (self._end(stream) - last > self._most)
+        return gone | self.out_by_time(newest, np.full(len(last), clock))
+
+    def out_by_time(self, newest: IntArray, clock: IntArray) -> Mask:
+        """Tell which runs are out of retention by time at a stream time of each."""
+        return (newest + self._retention_ms <= np.maximum(clock, started(NO_TIME))) & (self._retention_ms > 0)
+
+    def in_full(self, last: IntArray, newest: IntArray, number: IntArray, clock: IntArray) -> Mask:
+        """Tell which sessions ended by number, before retention by time would have taken them.
+
+        Args:
+            last: Number of the newest message of each run.
+            newest: Newest event time of each.
+            number: Numbers of all messages that came.
+            clock: Stream time that each of those is judged by.
+        """
+        ended = np.zeros(len(last), np.bool_)
+        if self._per_stream and len(number):
+            assert self._most is not None
+            at = np.minimum(np.searchsorted(number, last + self._most), len(number) - 1)
+            ended = (number[at] == last + self._most) & ~self.out_by_time(newest, clock[at])
+        return ended
 
     def delete(self, codes: pa.Array, last: IntArray, newest: IntArray) -> None:
         """Delete the index rows of group keys."""
@@ -238,6 +286,7 @@ class Runs:
         newest: Newest event time, this micro-batch's messages included.
         last: Number of the newest message on the shard, likewise.
         out: The run falls out of retention.
+        ended: It ends in full: a session, by number of messages.
         source: Source partition of the live messages, of stored runs only.
         mixed: They are of several, of stored runs only.
     """
@@ -245,10 +294,10 @@ class Runs:
     def __init__(self, execution: Execution, keys: WindowKeys, falling: FallingOut, more: Sequence[pa.Array]) -> None:
         self._work, self._falling = execution.work, falling
         messages = execution.messages
-        number = falling.count(messages.num_rows) + np.arange(messages.num_rows)
-        end = falling.count(0)
+        came, clock = falling.number(messages), clocks(execution)
+        number = came
         found, codes = keys.encode(messages)
-        space = KeySpace([codes, *more, falling.find(end, execution.clock_after)])
+        space = KeySpace([codes, *more, falling.find(execution.clock_after)])
         key = space.numbers[0][found] if len(found) else found
         rows = self._work.get_many(keyed(COUNTERS, space.keys))
         known = np.array([row is not None for row in rows], np.bool_)
@@ -257,7 +306,7 @@ class Runs:
         first = np.arange(len(space))
         self.key: IntArray = key
         if falling.limited:
-            taken, opens, since = self._judge(Arrivals(key, number, time, clocks(execution)), known, counters)
+            taken, opens, since = self._judge(Arrivals(key, number, time, clock), known, counters)
             execution.refuse(~taken, "out_of_retention", WHY)
             begun = np.bincount(key[opens], minlength=len(space))
             first = np.cumsum(known + begun) - (known + begun)
@@ -278,7 +327,8 @@ class Runs:
         self.mixed: Mask = counters["mixed"] > 0
         newest_run = np.ones(len(code), np.bool_)
         newest_run[:-1] = code[1:] != code[:-1]
-        self.out: Mask = ~newest_run | falling.out(self.last, self.newest, end, execution.clock_after)
+        self.out: Mask = ~newest_run | falling.out(self.last, self.newest, execution.clock_after)
+        self.ended: Mask = falling.in_full(self.last, self.newest, came, clock)
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -16,12 +16,13 @@ from backend.windows import revisions
 from backend.windows.arrivals import started
 from backend.windows.by_number.contents import TupleContents
 from backend.windows.by_number.rows import COUNTER, EDGE_FIELDS, FORMAT, all_counters
-from backend.windows.by_number.runs import FallingOut, Runs, stored_runs
+from backend.windows.by_number.runs import STREAM_BITS, FallingOut, Runs, stored_runs
+from backend.windows.by_number.sent import SentSessions
 from backend.windows.columns.arrays import IntArray, Mask, dense, spread
 from backend.windows.columns.blocks import combine
 from backend.windows.columns.keyed import numbered
 from backend.windows.columns.pane_rows import Pairs
-from backend.windows.micro_batch import DRAIN, EARLY, FULL, Emission, Execution, numbers
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, RETRACTED, Emission, Execution, numbers
 from backend.windows.revisions import Revisions
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class TupleStep:
         self.shows_open = self.drain or (execution.full_off and not kind.sliding)
         """Every open window is sent."""
         stored = partial(stored_runs, timed=kind.spec.retention_ms > 0)
-        self.falling = FallingOut(self.work, kind.spec.retention_messages, kind.spec.retention_ms, stored)
+        retention_ms = kind.spec.retention_ms
+        self.falling = FallingOut(self.work, kind.most, retention_ms, stored, per_stream=kind.session)
 
     def run(self) -> None:
         """Take the steps."""
@@ -136,7 +138,7 @@ class TupleStep:
         if self.ends or self.execution.ledger.sent_open:
             chosen |= self.out  # sent as it is; what was sent of it is forgotten
         self.execution.metrics["opened"] += int(((self.next1 - 1) // kind.step - (self.next0 - 1) // kind.step).sum())
-        self.execution.metrics["expired"] += int(open_count[self.out].sum())
+        self.execution.metrics["expired"] += int(open_count[self.out & ~self.runs.ended].sum())
         self.execution.add_open(int(open_count[~self.out].sum()) - int(kind.open_of(self.next0).sum()))
         self.open_window, self.open_key = spread(self.opened, np.where(chosen, open_count, 0))
         self._read_revisions()
@@ -257,37 +259,59 @@ class TupleStep:
     # -- send -----------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        if self.kind.message_store is not None:
+        kind = self.kind
+        if kind.message_store is not None:
             self.contents = TupleContents(
-                self.kind.message_store,
-                self.kind.full,
+                kind.message_store,
+                kind.full,
                 self.execution,
                 self.space,
+                whole=kind.session,
                 key=self.key,
                 number=self.number,
                 counted=self.counted,
                 next0=self.next0,
                 live=self.live,
                 digest=self.digest,
+                source=self.source,
                 mixed0=self.mixed0,
                 mixed=self.mixed,
                 out=self.out,
             )
             self.contents.read(self.sends | (self.opened > self.filled) | self.out)
-        revision = np.zeros(len(self.full_row), np.int64)
-        known = self.full_row >= 0
-        revision[known] = self.rows.next[self.full_row[known]]
-        self._emit(self.at_end, revision, self.full_window, self.full_key)
-        out = self.out[self.open.key]
-        for phase, which in ((EARLY, out), (DRAIN if self.drain else EARLY, ~out)):
-            going = np.flatnonzero(self.goes & which)
-            self._emit(phase, self.next[going], self.open.window[going], self.open.key[going])
+        if len(self.full_key):
+            revision = np.zeros(len(self.full_row), np.int64)
+            known = self.full_row >= 0
+            revision[known] = self.rows.next[self.full_row[known]]
+            self._emit(self.at_end, revision, self.full_key, *self._evaluate(self.full_window, self.full_key))
+        out, ended = self.out[self.open.key], self.runs.ended[self.open.key]
+        if kind.session:
+            self.sent = SentSessions(kind, self.work, self.space.keys.take(pa.array(self.open.key)))
+            self.sent.take((self.goes | out) & (self.next > 0))
+        for phase, which in ((self.at_end, ended), (EARLY, out & ~ended), (DRAIN if self.drain else EARLY, ~out)):
+            if len(going := np.flatnonzero(self.goes & which)):
+                self._send_open(phase, going)
         self.next[self.goes] += 1
         self.waits[self.goes], self.unsent[self.goes] = False, 0
 
-    def _emit(self, phase: int, revision: IntArray, window: IntArray, key: IntArray) -> None:
-        if not len(window):
-            return
+    def _send_open(self, phase: int, going: IntArray) -> None:
+        """Send windows that are open, or that end with their runs: sessions in the order of their last messages."""
+        key = self.open.key[going]
+        if self.kind.session:
+            last = self.runs.last[key]
+            order = np.lexsort((last >> STREAM_BITS, last % 2**STREAM_BITS))
+            going, key = going[order], key[order]
+        edges, values = self._evaluate(self.open.window[going], key)
+        if self.kind.session:
+            grown, before, sent = self.sent.grown(going, edges)
+            withdrawn = {name: edges[name][grown] for name in FIRST} | before
+            self._emit(RETRACTED, self.next[going[grown]] - 1, key[grown], withdrawn, sent)
+            self.next[going[grown]] = 0
+            self.sent.put(going, edges, values, ~self.out[key])
+        self._emit(phase, self.next[going], key, edges, values)
+
+    def _evaluate(self, window: IntArray, key: IntArray) -> tuple[dict[str, IntArray], pa.Table]:
+        """Give where windows begin and end, as `EDGES`, and their aggregates."""
         kind = self.kind
         low = np.maximum(window * kind.step, 0)
         high = np.minimum(window * kind.step + kind.size, self.next1[key])
@@ -300,10 +324,15 @@ class TupleStep:
             full = self.contents.values(low, high, key)
             values = pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
         ends = row + length - 1
-        edges = {name: numbers(self.panes, f"_{name}")[row if name in FIRST else ends] for name in EDGES}
-        codes = self.space.keys.take(pa.array(key))
-        emission = Emission(phase, revision, None, None, codes, values, edges)
-        self.execution.results.append(emission.table(kind.result_schema, kind.keys))
+        return {name: numbers(self.panes, f"_{name}")[row if name in FIRST else ends] for name in EDGES}, values
+
+    def _emit(
+        self, phase: int, revision: IntArray, key: IntArray, edges: dict[str, IntArray], values: pa.Table
+    ) -> None:
+        if len(key):
+            codes = self.space.keys.take(pa.array(key))
+            emission = Emission(phase, revision, None, None, codes, values, edges)
+            self.execution.results.append(emission.table(self.kind.result_schema, self.kind.keys))
 
     # -- store ----------------------------------------------------------------------------------------------------
 
