@@ -157,7 +157,20 @@ def window_spec(
     idle_after: Duration | None = DEFAULT_IDLE_AFTER_MS,
     max_ahead: Duration | None = DEFAULT_MAX_AHEAD_MS,
 ) -> WindowSpec:
-    """Make a checked specification.
+    """Make a checked specification of windows for contexts and testers; `Stream.window` takes the same options.
+
+    Args:
+        window: `tumbling`, `hopping`, `sliding` or `session`.
+        schema: The messages' own fields; none of our columns' names (`_stream`, `_partition`, `_offset`, `_time`, ...).
+        aggregates: Name of a result's column -> aggregate, such as `{"n": count()}`.
+        keys: Fields of the group key, in order; without any there is one group.
+        retention: How long after its end, in stream time, a window takes late messages; required for windows by time.
+            Windows by number: how long after the newest event time of its messages an open one is kept.
+        retention_messages: Retention by number of messages, per source partition; windows by number count those of all.
+            The earlier bound wins.
+        policies: When results are sent; None: full windows at once, late updates every ten seconds.
+        idle_after: Wall clock after which a silent source partition no longer holds windows open; None is never.
+        max_ahead: An event time later than the wall clock plus this is refused as `in_future`; None refuses none.
 
     Raises:
         ValueError: An option is missing, unknown, or does not fit the others; the message names it.
