@@ -108,8 +108,7 @@ class AccumulatorStore:
 
     def _decode(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Stored:
         starts, skips, group_keys = split_keys(keys, skip_bytes=self._skip_bytes)
-        table = self._codec.decode(values) if values else self.schema.empty_table()
-        return Stored(self._grid.pane_of(starts), skips, group_keys, table)
+        return Stored(self._grid.pane_of(starts), skips, group_keys, self._codec.decode(values))
 
 
 def concat(parts: Sequence[Stored]) -> Stored:

@@ -125,7 +125,7 @@ class SessionRows:
 
     def decode(self, idents: list[bytes], values: Sequence[bytes]) -> Stored:
         """Give sessions of rows."""
-        table = self._codec.decode(values) if values else self.schema.empty_table()
+        table = self._codec.decode(values)
         last, unsent, shown, count = (numbers(table, name) for name in ("_last", "_unsent", "_shown", "_count"))
         since = pc.fill_null(table.column("_since"), NEVER).to_numpy()
         digest = table.column("_digest").to_numpy()
@@ -147,7 +147,7 @@ class SessionRows:
 
     def decode_shown(self, values: Sequence[bytes]) -> pa.Table:
         """Give rows that were sent, as `shown_schema`."""
-        return self._shown_codec.decode(values) if values else self.shown_schema.empty_table()
+        return self._shown_codec.decode(values)
 
 
 def firsts_of(idents: Sequence[bytes]) -> IntArray:
