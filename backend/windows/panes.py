@@ -116,9 +116,10 @@ class Panes:
         self.known.update(zip(numbers.tolist(), found, strict=True))
 
 
-def all_panes(state: Readable) -> Iterable[Pane]:
-    """Give every retained pane in order of its start."""
-    for data in state.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))[1]:
+def all_panes(state: Readable, before: int | None = None) -> Iterable[Pane]:
+    """Give every retained pane in order of its start; only those that begin before a time, if one is given."""
+    end = bytes([Region.WINDOWS + 1]) if before is None else start_bytes(Region.WINDOWS, before)
+    for data in state.scan_arrays(bytes([Region.WINDOWS]), end)[1]:
         yield decode_row(data, _decoder, FORMAT, "window metadata")
 
 

@@ -6,14 +6,14 @@ that is out of retention at once, and nothing is deleted row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import IncrementalPlan
-from backend.batch import OFFSET, PARTITION, STREAM, TIME, Proof
+from backend.batch import NO_TIME, OFFSET, PARTITION, STREAM, TIME, Proof
 from backend.messages import digest, time_first
 from backend.messages.time_first import MessagesByTime
 from backend.store.protocol import Region
@@ -21,13 +21,18 @@ from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows import combined_rows, panes
 from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore
+from backend.windows.aligned.evaluate import Results
+from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least
 from backend.windows.columns.grouping import GroupKeys, KeySpace, start_bytes
-from backend.windows.count_retention import Newest
-from backend.windows.micro_batch import Execution, numbers
+from backend.windows.columns.pane_rows import Pairs
+from backend.windows.count_retention import NONE_GONE, Newest
+from backend.windows.definitions import Assigner
+from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.spec import WindowSpec
+from backend.windows.trigger import Progress, StoredRevisions, Waiting
 
 
 def store_accumulators(
@@ -173,19 +178,20 @@ def _source_ranges(
     return found.items()
 
 
-def expire(execution: Execution, gone: Panes | None, bounds: Mapping[Region, int]) -> None:
+def expire(execution: Execution, bounds: Mapping[Region, int], *, keeps_messages: bool) -> None:
     """Move the bounds past what is out of retention; results of it were sent before.
 
     Args:
         execution: Its ledger forgets the messages.
-        gone: The panes that go, read already; None where no message is kept.
         bounds: Region -> the first start time that stays.
+        keeps_messages: There is a message store.
     """
-    if gone is not None:
-        execution.ledger.messages -= sum(pane.count for pane in gone.known.values())
-        execution.ledger.digest = (execution.ledger.digest - sum(pane.digest for pane in gone.known.values())) % 2**64
+    if keeps_messages:
+        gone = list(panes.all_panes(execution.work, bounds[Region.MESSAGES]))
+        execution.ledger.messages -= sum(pane.count for pane in gone)
+        execution.ledger.digest = (execution.ledger.digest - sum(pane.digest for pane in gone)) % 2**64
         time_first.drop_marks(execution.work, bounds[Region.MESSAGES])
-        panes.write_index(execution.work, panes.index_keys(gone.known.values()), set())
+        panes.write_index(execution.work, panes.index_keys(gone), set())
     for region, bound in bounds.items():
         execution.work.raise_bound(region, start_bytes(region, bound))
 
@@ -195,11 +201,14 @@ class Shared:
 
     Args:
         spec: The windows.
+        grid: Numbers them: the bounds that count for closing, retention, and the keys of revisions.
+        skip_bytes: Width of a skip in the keys of partials.
     """
 
-    def __init__(self, spec: WindowSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: WindowSpec, grid: Assigner, *, skip_bytes: int = 2) -> None:
+        self.spec, self.grid = spec, grid
         self.incremental, self.full = spec.plans()
+        self.accumulators = AccumulatorStore(grid, self.incremental, skip_bytes=skip_bytes)
         self.group_keys = GroupKeys(spec.key_fields)
         self.message_store = (
             MessagesByTime([spec.schema.field(name) for name in spec.input_fields()]) if spec.full else None
@@ -210,11 +219,11 @@ class Shared:
 
     def window_at(self, start: int) -> int:
         """Return the window whose revisions begin at a start time."""
-        raise NotImplementedError
+        return self.grid.last_begun_at(start)
 
     def gone_by_time(self, clock: int) -> int:
         """Return the last window that is out of retention by time at a watermark, at least `NONE_GONE`."""
-        raise NotImplementedError
+        return NONE_GONE if clock == NO_TIME else self.grid.last_ended_at(started(clock) - self.spec.retention_ms)
 
     def step(self, execution: Execution, gone: Gone) -> None:
         """Take one micro-batch that is not quiet."""
@@ -236,6 +245,100 @@ class Shared:
         """Give what the message store must hold, pane by pane."""
         if self.message_store is not None:
             yield from panes.proofs(work)
+
+
+class Step:
+    """One micro-batch on its way; the attributes are filled in the order of the steps.
+
+    Args:
+        kind: The windows.
+        execution: The messages.
+        gone: What is out of retention.
+    """
+
+    space: KeySpace
+    waiting: Waiting
+
+    def __init__(self, kind: Shared, execution: Execution, gone: Gone) -> None:
+        self.kind, self.execution, self.grid, self.gone = kind, execution, kind.grid, gone
+        self.progress = Progress(
+            self.grid.last_ended_at(started(execution.clock)),
+            self.grid.last_ended_at(started(execution.clock_after)),
+            gone.after,
+            execution.batch.time_ms,
+            execution.batch.drain,
+            execution.full_off,
+        )
+        self.stored_revisions = StoredRevisions(execution, self.progress, gone.before, self.grid.start)
+
+    def shown_bounds(self, windows: IntArray) -> tuple[IntArray, IntArray]:
+        """Give start and end of windows as results show them."""
+        raise NotImplementedError
+
+    def completed_results(self) -> Results | None:
+        """Give windows that close now, as of their ends; without full results those of which something waited."""
+        raise NotImplementedError
+
+    def results_of(self, pairs: Pairs) -> Results:
+        """Give windows as of now."""
+        raise NotImplementedError
+
+    def open_results(self) -> Results | None:
+        """Give all open windows where they are sent."""
+        raise NotImplementedError
+
+    def send(self) -> None:
+        """Send what is full, then what waited, then what is open at the end of the input."""
+        policies = self.kind.spec.policies
+        completed = self.completed_results()
+        if completed is not None:
+            if policies.full:
+                self._emit(FULL, self.waiting.full(completed.window, completed.key), completed)
+            else:
+                self._send_open(EARLY, completed, self.waiting.full)
+        going = self.waiting.going(len(self.space))
+        if len(going):
+            self._send_updates(self.results_of(going))
+        still_open = self.open_results()
+        if still_open is not None:
+            self._send_open(DRAIN if self.progress.drain else EARLY, still_open, self.waiting.open)
+        self.execution.ledger.sent_open |= still_open is not None or policies.early
+
+    def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
+        """Send windows that are open or end without a full result: their revisions are not the usual ones."""
+        revision = revise(results.window, results.key)
+        self._emit(phase, revision, results)
+        self.waiting.remember(self.space, self.grid.starts(results.window), results.window, results.key, revision + 1)
+
+    def _send_updates(self, results: Results) -> None:
+        past = results.window <= self.progress.closed_after
+        ends = self.grid.ends(results.window)
+        usual = np.where(past & (results.clock < ends) & self.execution.ledger.full_sent(ends), 1, 0)
+        for phase, rows in ((LATE, past), (EARLY, ~past)):
+            some = results.where(rows)
+            self._emit(phase, self.waiting.take(some.window, some.key, usual[rows]), some)
+
+    def _emit(self, phase: int, revision: IntArray, results: Results) -> None:
+        if not len(results):
+            return
+        starts, ends = self.shown_bounds(results.window)
+        keys = self.space.keys.take(pa.array(results.key))
+        emission = Emission(phase, revision, starts, ends, keys, results.values)
+        self.execution.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
+
+    def store_waiting(self) -> None:
+        """Write what waits, and when it is due."""
+        self.waiting.store(self.execution.work, self.space, self.grid.starts)
+        self.execution.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
+
+    def expire(self, bound: int) -> None:
+        """Move the bounds past what is out of retention; partials and messages stay from a time on."""
+        if not self.gone.moves:
+            return
+        bounds = dict.fromkeys((Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES), bound)
+        bounds[Region.REVISIONS] = self.grid.start(self.gone.after + 1)
+        self.execution.ledger.forget_before(int(self.grid.ends(np.array([self.gone.after]))[0]))
+        expire(self.execution, bounds, keeps_messages=self.kind.message_store is not None)
 
 
 def note_replay(execution: Execution) -> None:

@@ -16,31 +16,28 @@ of the pane's length would.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pyarrow as pa
 
 from backend.aggregates.groups import taken
 from backend.batch import NO_TIME, TIME
 from backend.messages.time_first import MessagesByTime
-from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows import revisions, shared
-from backend.windows.accumulators import AccumulatorStore, Stored, concat
+from backend.windows.accumulators import Stored, concat
 from backend.windows.aligned.evaluate import Evaluator, Results
 from backend.windows.arrivals import fold, place, started
 from backend.windows.columns.arrays import IntArray, Mask, runs, spread, union
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import ALL_INTERVALS, Pairs, PaneRows
-from backend.windows.count_retention import NONE_GONE, Newest
+from backend.windows.count_retention import Newest
 from backend.windows.definitions import assigner
 from backend.windows.full_state import FullState
-from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Execution, numbers
+from backend.windows.micro_batch import Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.spec import WindowSpec
-from backend.windows.trigger import Progress, StoredRevisions, Waiting
+from backend.windows.trigger import Waiting
 
 Updates = tuple[IntArray, IntArray]
 """Windows and numbers of group keys."""
@@ -59,18 +56,8 @@ class Aligned(shared.Shared):
     """
 
     def __init__(self, spec: WindowSpec) -> None:
-        super().__init__(spec)
-        self.grid = assigner(spec.window)
-        self.accumulators = AccumulatorStore(self.grid, self.incremental)
+        super().__init__(spec, assigner(spec.window))
         self.newest = Newest(spec.retention_messages, self.grid.last_ended)
-
-    def window_at(self, start: int) -> int:
-        """Return the window that begins at a start time."""
-        return self.grid.last_begun_at(start)
-
-    def gone_by_time(self, clock: int) -> int:
-        """Return the last window that is out of retention by time at a watermark."""
-        return NONE_GONE if clock == NO_TIME else self.grid.last_ended_at(started(clock) - self.spec.retention_ms)
 
     def next_ends(self, clock: int) -> tuple[int, int]:
         """Return when the next two windows end, with a message or not, at a watermark."""
@@ -108,20 +95,14 @@ class Aligned(shared.Shared):
         return int((high - low + 1).sum())
 
 
-class _Step:
-    """One micro-batch on its way; the attributes are filled in the order of the steps."""
+class _Step(shared.Step):
+    """One micro-batch on its way."""
+
+    kind: Aligned
 
     def __init__(self, kind: Aligned, execution: Execution, gone: Gone) -> None:
-        self.kind, self.execution, self.grid, self.gone = kind, execution, kind.grid, gone
+        super().__init__(kind, execution, gone)
         self.panes = Panes(kind.grid, execution.work)
-        self.progress = Progress(
-            self.grid.last_ended_at(started(execution.clock)),
-            self.grid.last_ended_at(started(execution.clock_after)),
-            gone.after,
-            execution.batch.time_ms,
-            execution.batch.drain,
-            execution.full_off,
-        )
 
     def run(self) -> None:
         """Take the steps."""
@@ -137,7 +118,7 @@ class _Step:
         self.open = self._windows(progress.closed_after + 1, None) if progress.shows_open else np.empty(0, np.int64)
         self._choose()
         self._load()
-        self._send()
+        self.send()
         self._store()
 
     def more_open(self) -> int:
@@ -170,7 +151,6 @@ class _Step:
     def _choose(self) -> None:
         """Decide which updates wait, and which of them go out now."""
         late, early, ending = self._updates()
-        self.stored_revisions = StoredRevisions(self.execution, self.progress, self.gone.before, self.grid.start)
         updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
         others = self.stored_revisions.others(*updated, self.placed.keys)
         rows = revisions.concat([self.stored_revisions.due(), others])
@@ -300,49 +280,26 @@ class _Step:
 
     # -- send -----------------------------------------------------------------------------------------------------
 
-    def _send(self) -> None:
-        """Send what is full, then what waited, then what is open at the end of the input."""
-        if len(self.completed):
-            self._send_completed()
-        going = self.waiting.going(len(self.space))
-        if len(going):
-            self._send_updates(self.evaluator.results(going.windows, _all(going.windows), going))
-        if len(self.open):
-            phase = DRAIN if self.progress.drain else EARLY
-            self._send_open(phase, self.evaluator.results(self.open, _all(self.open)), self.waiting.open)
-        self.execution.ledger.sent_open |= bool(len(self.open)) or self.kind.spec.policies.early
+    def shown_bounds(self, windows: IntArray) -> tuple[IntArray, IntArray]:
+        """Give start and end of windows."""
+        return self.grid.starts(windows), self.grid.ends(windows)
 
-    def _send_completed(self) -> None:
-        """Send windows that close now, as of their ends; without full results those of which something waited."""
+    def completed_results(self) -> Results | None:
+        """Give windows that close now, as of their ends; without full results those of which something waited."""
+        if not len(self.completed):
+            return None
         full = self.evaluator.results(
             self.completed, np.searchsorted(self.placed.ends, self.grid.ends(self.completed), "left")
         )
-        if self.kind.spec.policies.full:
-            self._emit(FULL, self.waiting.full(full.window, full.key), full)
-        else:
-            self._send_open(EARLY, full.where(self.waiting.ending(full.window, full.key)), self.waiting.full)
+        return full if self.kind.spec.policies.full else full.where(self.waiting.ending(full.window, full.key))
 
-    def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
-        """Send windows that are open or end without a full result: their revisions are not the usual ones."""
-        revision = revise(results.window, results.key)
-        self._emit(phase, revision, results)
-        self.waiting.remember(self.space, self.grid.starts(results.window), results.window, results.key, revision + 1)
+    def results_of(self, pairs: Pairs) -> Results:
+        """Give windows as of now."""
+        return self.evaluator.results(pairs.windows, _all(pairs.windows), pairs)
 
-    def _send_updates(self, results: Results) -> None:
-        past = results.window <= self.progress.closed_after
-        ends = self.grid.ends(results.window)
-        usual = np.where(past & (results.clock < ends) & self.execution.ledger.full_sent(ends), 1, 0)
-        for phase, rows in ((LATE, past), (EARLY, ~past)):
-            some = results.where(rows)
-            self._emit(phase, self.waiting.take(some.window, some.key, usual[rows]), some)
-
-    def _emit(self, phase: int, revision: IntArray, results: Results) -> None:
-        if not len(results):
-            return
-        starts, ends = self.grid.starts(results.window), self.grid.ends(results.window)
-        keys = self.space.keys.take(pa.array(results.key))
-        emission = Emission(phase, revision, starts, ends, keys, results.values)
-        self.execution.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
+    def open_results(self) -> Results | None:
+        """Give all open windows where they are sent."""
+        return self.evaluator.results(self.open, _all(self.open)) if len(self.open) else None
 
     # -- store ----------------------------------------------------------------------------------------------------
 
@@ -364,16 +321,8 @@ class _Step:
             execution, kind.accumulators, kind.incremental, self.space, self.content, place, len(self.stored), alive
         )
         execution.metrics["opened"] += shared.store_panes(execution, self.panes, pane, stays, digests, fresh)
-        self.waiting.store(execution.work, self.space, self.grid.starts)
-        execution.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
-        if self.gone.moves:
-            execution.ledger.forget_before(int(self.grid.ends(np.array([progress.gone_after]))[0]))
-            gone = None
-            if kind.message_store is not None:
-                gone = Panes(self.grid, execution.work)
-                gone.load_before((progress.gone_after + 1) * self.grid.panes_per_step - 1)
-            regions = (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES, Region.REVISIONS)
-            shared.expire(execution, gone, dict.fromkeys(regions, bound))
+        self.store_waiting()
+        self.expire(bound)
 
 
 def _all(windows: IntArray) -> IntArray:

@@ -20,27 +20,24 @@ that its windows see: those that messages came to, that close, or whose updates 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pyarrow as pa
 
 from backend.batch import BEFORE, MAX_EVENT_TIME, MAX_TIME, MIN_TIME, NO_TIME, TIME
 from backend.messages import time_first
 from backend.messages.time_first import MessagesByTime
-from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows import panes, revisions, shared
-from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore
+from backend.windows.accumulators import FIRST_CLOCK
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, Mask, compress, dense, few, firsts, least, runs
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import Pairs
-from backend.windows.count_retention import NONE_GONE, Newest
+from backend.windows.count_retention import Newest
 from backend.windows.definitions import Grid
 from backend.windows.full_state import FullState
-from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Execution, numbers
+from backend.windows.micro_batch import Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.revisions import Revisions
@@ -49,13 +46,12 @@ from backend.windows.sliding.block_tree import BlockTree
 from backend.windows.sliding.keyed_rows import KeyedRows, Order
 from backend.windows.sliding.unseen import Unseen
 from backend.windows.spec import WindowSpec
-from backend.windows.trigger import Progress, StoredRevisions, Waiting
+from backend.windows.trigger import Waiting
 
 BUCKETS = 16
 MAX_SCANS = 64
 """Ranges of event time that are read apart; smaller gaps between them are read, too."""
 _EVERY_CLOCK = 2**63 - 1
-_EACH = Grid(1, 1, 0)
 
 
 class Sliding(shared.Shared):
@@ -66,24 +62,15 @@ class Sliding(shared.Shared):
     """
 
     def __init__(self, spec: WindowSpec) -> None:
-        super().__init__(spec)
+        super().__init__(spec, Grid(1, 1, 0), skip_bytes=8)
         self.size = spec.window.size
         bucket = max(1, self.size // BUCKETS)
         self.buckets = Grid(bucket, bucket, 0)
-        self.accumulators = AccumulatorStore(_EACH, self.incremental, skip_bytes=8)
         self.newest = Newest(spec.retention_messages, self._last_closed)
 
     def _last_closed(self, clocks: IntArray) -> IntArray:
         """Give the last window that is closed, in steps of a bucket: so the staircase stays small."""
         return np.floor_divide(clocks, self.buckets.pane) * self.buckets.pane - 1
-
-    def window_at(self, start: int) -> int:
-        """Return the window whose revisions begin at a time: it is called by its last event time."""
-        return start
-
-    def gone_by_time(self, clock: int) -> int:
-        """Return the last window that is out of retention by time at a watermark."""
-        return NONE_GONE if clock == NO_TIME else started(clock) - self.spec.retention_ms - 1
 
     def step(self, execution: Execution, gone: Gone) -> None:
         """Take one micro-batch that is not quiet."""
@@ -94,15 +81,14 @@ class Sliding(shared.Shared):
         return int((self.accumulators.scan_from(work, started(clock)).skip == 0).sum())
 
 
-class _Step:
-    """One micro-batch on its way; the attributes are filled in the order of the steps."""
+class _Step(shared.Step):
+    """One micro-batch on its way."""
+
+    kind: Sliding
 
     def __init__(self, kind: Sliding, execution: Execution, gone: Gone) -> None:
-        self.kind, self.execution, self.size, self.gone = kind, execution, kind.size, gone
-        before, after = started(execution.clock), started(execution.clock_after)
-        self.progress = Progress(
-            before - 1, after - 1, gone.after, execution.batch.time_ms, execution.batch.drain, execution.full_off
-        )
+        super().__init__(kind, execution, gone)
+        self.size = kind.size
         self.tree: tuple[int, BlockTree] | None = None
         self.bound_before = self._bucket_start(gone.before + 1 - self.size)
         self.bound_after = self._bucket_start(gone.after + 1 - self.size)
@@ -114,11 +100,10 @@ class _Step:
         """Take the steps."""
         self._judge()
         self._fold()
-        self.stored_revisions = StoredRevisions(self.execution, self.progress, self.gone.before, lambda window: window)
         rows = self.stored_revisions.due()
         self._load(rows)
         self._choose(rows)
-        self._send()
+        self.send()
         self._store()
 
     # -- messages -------------------------------------------------------------------------------------------------
@@ -259,53 +244,40 @@ class _Step:
 
     # -- send -----------------------------------------------------------------------------------------------------
 
-    def _send(self) -> None:
-        """Send what is full, then what waited, then what is open at the end of the input."""
-        progress, windows, execution = self.progress, self.windows.window, self.execution
-        sent_full = self.kind.spec.policies.full
+    def shown_bounds(self, windows: IntArray) -> tuple[IntArray, IntArray]:
+        """Give the first and the last event time that windows see."""
+        return windows - self.size, windows
+
+    def completed_results(self) -> Results | None:
+        """Give windows that close now, as of their ends; without full results those of which something waited."""
+        progress, windows = self.progress, self.windows.window
         completed = (windows > progress.closed_before) & (windows <= progress.closed_after)
         completed &= self.window_clock <= windows
-        if not sent_full:
+        if not self.kind.spec.policies.full:
             completed &= self.waiting.ending(windows, self.windows.key)
-        if completed.any():
-            full = self._results(windows[completed], self.windows.key[completed], windows[completed])
-            if sent_full:
-                self._emit(FULL, self.waiting.full(full.window, full.key), full)
-            else:
-                self._send_open(EARLY, full, self.waiting.full)
-        going = self.waiting.going(len(self.space))
-        if len(going):
-            results = self._results(going.window, going.key, np.full(len(going), _EVERY_CLOCK))
-            past = results.window <= progress.closed_after
-            in_time = self.window_clock[self.windows.find(results.window, results.key)] <= results.window
-            usual = np.where(past & in_time & execution.ledger.full_sent(results.window + 1), 1, 0)
-            for phase, rows in ((LATE, past), (EARLY, ~past)):
-                some = results.where(rows)
-                self._emit(phase, self.waiting.take(some.window, some.key, usual[rows]), some)
-        still_open = windows > progress.closed_after
-        if progress.shows_open and still_open.any():
-            results = self._results(
-                windows[still_open], self.windows.key[still_open], np.full(int(still_open.sum()), _EVERY_CLOCK)
-            )
-            self._send_open(DRAIN if progress.drain else EARLY, results, self.waiting.open)
-            execution.ledger.sent_open = True
-        execution.ledger.sent_open |= self.kind.spec.policies.early
+        at = np.flatnonzero(completed)
+        return self._results(at, windows[at]) if len(at) else None
 
-    def _send_open(self, phase: int, results: Results, revise: Callable[[IntArray, IntArray], IntArray]) -> None:
-        """Send windows that are open or end without a full result: their revisions are not the usual ones."""
-        revision = revise(results.window, results.key)
-        self._emit(phase, revision, results)
-        self.waiting.remember(self.space, results.window, results.window, results.key, revision + 1)
+    def results_of(self, pairs: Pairs) -> Results:
+        """Give windows as of now."""
+        return self._results(self.windows.find(pairs.window, pairs.key), _EVERY_CLOCK)
 
-    def _results(self, windows: IntArray, keys: IntArray, clocks: IntArray) -> Results:
-        """Compute the results of (window, key) pairs from facts up to a clock each."""
+    def open_results(self) -> Results | None:
+        """Give all open windows where they are sent."""
+        at = np.flatnonzero(self.windows.window > self.progress.closed_after)
+        return self._results(at, _EVERY_CLOCK) if self.progress.shows_open and len(at) else None
+
+    def _results(self, at: IntArray, clock: IntArray | int) -> Results:
+        """Compute the results of some of `windows`, from facts up to a clock each."""
+        windows, keys = self.windows.window[at], self.windows.key[at]
+        clocks = np.broadcast_to(clock, len(at))
         first, count = self.keyed_rows.range(keys, windows - self.size, windows)
         table = self._tree(int(count.max())).results(first, count, windows, clocks)
         if self.kind.message_store is not None:
             full = self._full_results(windows, keys, clocks)
             table = pa.table([*table.columns, *full.columns], schema=pa.schema([*table.schema, *full.schema]))
         order = np.lexsort((keys, windows))
-        return Results(windows[order], keys[order], clocks[order], table.take(pa.array(order)))
+        return Results(windows[order], keys[order], self.window_clock[at[order]], table.take(pa.array(order)))
 
     def _tree(self, longest: int) -> BlockTree:
         """Give the tree over all facts; built once unless a longer range is asked for."""
@@ -327,13 +299,6 @@ class _Step:
             low, high = int(owner[0]), int(owner[-1]) + 1
             values.append(self.full.result(keyed_rows.row[seen], owner - low, high - low))
         return pa.concat_tables(values)
-
-    def _emit(self, phase: int, revision: IntArray, results: Results) -> None:
-        if not len(results):
-            return
-        keys = self.space.keys.take(pa.array(results.key))
-        emission = Emission(phase, revision, results.window - self.size, results.window, keys, results.values)
-        self.execution.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
 
     # -- store ----------------------------------------------------------------------------------------------------
 
@@ -359,12 +324,11 @@ class _Step:
             digests = shared.store_messages(execution, kind.message_store, bucket, self.skip, stays, self.bound_after)
         none = np.empty(0, np.int64)
         shared.store_panes(execution, known, bucket, stays, digests, (none, none))
-        self.waiting.store(execution.work, self.space, lambda windows: windows)
-        execution.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
+        self.store_waiting()
         execution.metrics["opened"] += self._more_windows(self.gone.after, self.gone.after)
         execution.add_open(self._more_windows(self.progress.closed_before, self.progress.closed_after))
         self._refuse_unseen()
-        self._expire()
+        self.expire(self.bound_after)
 
     def _more_windows(self, before: int, after: int) -> int:
         """Give how many windows there are after a time, less those that there were after another before the turn.
@@ -416,17 +380,3 @@ class _Step:
             known.load(bucket, bucket)
             time_first.take_out(execution, refused.keys, [known.known[at] for at in bucket.tolist()])
             panes.write(execution.work, known.known.values())
-
-    def _expire(self) -> None:
-        kind, execution = self.kind, self.execution
-        bounds = {}
-        gone = None
-        if self.bound_after > self.bound_before:
-            bounds = dict.fromkeys((Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES), self.bound_after)
-            if kind.message_store is not None:
-                gone = Panes(kind.buckets, execution.work)
-                gone.load_before(self.bound_after // kind.buckets.pane - 1)
-        if self.gone.moves:
-            execution.ledger.forget_before(self.progress.gone_after + 1)
-            bounds[Region.REVISIONS] = self.progress.gone_after + 1
-        shared.expire(execution, gone, bounds)
