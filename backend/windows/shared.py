@@ -6,7 +6,7 @@ that is out of retention at once, and nothing is deleted row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -33,167 +33,6 @@ from backend.windows.panes import Panes
 from backend.windows.retention import Gone
 from backend.windows.spec import WindowSpec
 from backend.windows.trigger import Progress, StoredRevisions, Waiting
-
-
-def store_accumulators(
-    execution: Execution,
-    store: AccumulatorStore,
-    plan: IncrementalPlan,
-    space: KeySpace,
-    content: pa.Table,
-    place: tuple[IntArray, IntArray, IntArray],
-    old: int,
-    alive: Mask,
-) -> tuple[IntArray, IntArray]:
-    """Write the merged partials of touched groups.
-
-    Args:
-        execution: Where to.
-        store: Its layout.
-        plan: The incremental aggregates.
-        space: The group keys.
-        content: Partial columns and `FIRST_CLOCK`: stored rows first, then arrived ones.
-        place: Pane, skip, key number of each row of `content`.
-        old: Number of stored rows.
-        alive: Per arrived row, whether its pane is in retention.
-
-    Returns:
-        Pane and skip of the groups that are new.
-    """
-    none = np.empty(0, np.int64)
-    if not alive.any():
-        return none, none
-    rows = np.concatenate([np.arange(old), np.flatnonzero(alive) + old])
-    pane, panes_ = compress(place[0][rows])
-    skip, skips = compress(place[1][rows])
-    size = max(len(space), 1)
-    group, codes = dense((pane * len(skips) + skip) * size + place[2][rows], len(panes_) * len(skips) * size)
-    touched, was = np.zeros(len(codes), np.bool_), np.zeros(len(codes), np.bool_)
-    touched[group[old:]], was[group[:old]] = True, True
-    needed = touched[group]
-    group, codes, was = (np.cumsum(touched) - 1)[group[needed]], codes[touched], was[touched]
-    table = _merged(plan, content.take(pa.array(rows[needed])), group, len(codes))
-    at, skip = panes_[codes // (len(skips) * size)], skips[codes // size % len(skips)]
-    store.put(execution.work, at, skip, space.keys.take(pa.array(codes % size)), table)
-    return at[~was], skip[~was]
-
-
-def _merged(plan: IncrementalPlan, content: pa.Table, group: IntArray, count: int) -> pa.Table:
-    if len(group) == count:
-        return content.take(pa.array(np.argsort(group)))
-    clock = least(numbers(content, FIRST_CLOCK), group, count)
-    merged = plan.merge(content.drop_columns([FIRST_CLOCK]), group, count)
-    return merged.append_column(pa.field(FIRST_CLOCK, pa.int64(), nullable=False), pa.array(clock))
-
-
-def store_messages(
-    execution: Execution, store: MessagesByTime, pane: IntArray, skip: IntArray, stays: Mask, bound: int
-) -> list[int]:
-    """Write the turn's messages that stay; gives the digest per pane, in order of pane.
-
-    Args:
-        execution: The messages; its ledger counts them.
-        store: Their layout.
-        pane: Pane of each message; in order of time.
-        skip: Skip of each message.
-        stays: Which are in retention after the turn.
-        bound: The messages' bound after the turn: what was refused at or above it has to be remembered.
-    """
-    messages = execution.messages.filter(pa.array(stays))
-    rows, of = store.rows(messages)
-    keys, values = rows.lists()
-    execution.work.put_many(keys, values)
-    skip = skip[stays]
-    time_first.put_marks(execution.work, time_first.SKIPPED, messages.filter(pa.array(skip > 0)), skip[skip > 0])
-    for refused in execution.refused:
-        time_first.put_marks(
-            execution.work, time_first.REFUSED, refused.filter(pa.array(numbers(refused, TIME) >= bound))
-        )
-    pane = pane[stays][of]  # ascending, because the keys begin with the time
-    edges = np.flatnonzero(np.diff(pane, prepend=pane[:1] - 1, append=pane[-1:] + 1)).tolist()
-    digests = [digest(keys[low:high], values[low:high]) for low, high in pairwise(edges)]
-    execution.ledger.messages += len(keys)
-    execution.ledger.digest = (execution.ledger.digest + sum(digests)) % 2**64
-    return digests
-
-
-def store_panes(
-    execution: Execution,
-    known: Panes,
-    pane: IntArray,
-    stays: Mask,
-    digests: list[int] | None,
-    fresh: tuple[IntArray, IntArray],
-) -> int:
-    """Write the metadata of touched panes; gives how many of them are new.
-
-    Args:
-        execution: The messages.
-        known: Their panes as committed, read already.
-        pane: Pane of each message.
-        stays: Which are in retention after the turn.
-        digests: Digest per touched pane, in order of pane; None where no message is kept.
-        fresh: Pane and skip of each new group.
-    """
-    number, panes_ = compress(pane[stays])
-    if not len(panes_):
-        return 0
-    touched = [known.known.get(at) or known.fresh(at) for at in panes_.tolist()]
-    opened = sum(row.count == 0 for row in touched)
-    indexed = panes.index_keys(touched) if digests is not None else set[bytes]()
-    counts = np.zeros(len(panes_), np.int64)
-    np.add.at(counts, number, combined_rows.counts(execution.messages)[stays])
-    new = np.bincount(np.searchsorted(panes_, fresh[0]), minlength=len(panes_)).tolist()
-    for row, count, groups, added in zip(touched, counts.tolist(), new, digests or [0] * len(touched), strict=True):
-        row.count += count
-        row.groups += groups
-        row.digest = (row.digest + added) % 2**64
-    skipping = fresh[1] > 0
-    for at, skip in zip(np.searchsorted(panes_, fresh[0][skipping]), fresh[1][skipping].tolist(), strict=True):
-        touched[at].skips = sorted({*touched[at].skips, skip})
-    for at, found in _source_ranges(number, execution.messages, stays):
-        panes.extend(touched[at], found)
-    panes.write(execution.work, touched)
-    if digests is not None:
-        panes.write_index(execution.work, indexed, panes.index_keys(touched))
-    return opened
-
-
-def _source_ranges(
-    number: IntArray, messages: pa.Table, stays: Mask
-) -> Iterable[tuple[int, list[tuple[int, int, int, int]]]]:
-    """Give per pane number (stream, partition, first offset, last offset) of messages; they are in offset order."""
-    stream, partition, offset = (numbers(messages, name)[stays] for name in (STREAM, PARTITION, OFFSET))
-    last = combined_rows.last_offsets(messages)[stays]
-    source, _ = compress(stream * 2**32 + partition)
-    sources = int(source.max(initial=0)) + 1
-    spot, spots = dense(number * sources + source, (int(number.max(initial=0)) + 1) * sources)
-    low = firsts(spot, len(spots))
-    high = np.zeros(len(spots), np.int64)
-    np.maximum.at(high, spot, last)
-    found: dict[int, list[tuple[int, int, int, int]]] = {}
-    for at, first, end in zip((spots // sources).tolist(), low.tolist(), high.tolist(), strict=True):
-        place = (int(stream[first]), int(partition[first]), int(offset[first]), end)
-        found.setdefault(at, []).append(place)
-    return found.items()
-
-
-def expire(execution: Execution, bounds: Mapping[Region, int], *, keeps_messages: bool) -> None:
-    """Move the bounds past what is out of retention; results of it were sent before.
-
-    Args:
-        execution: Its ledger forgets the messages.
-        bounds: Region -> the first start time that stays.
-        keeps_messages: There is a message store.
-    """
-    if keeps_messages:
-        gone = list(panes.all_panes(execution.work, bounds[Region.MESSAGES]))
-        execution.ledger.messages -= sum(pane.count for pane in gone)
-        execution.ledger.digest = (execution.ledger.digest - sum(pane.digest for pane in gone)) % 2**64
-        time_first.drop_marks(execution.work, bounds[Region.MESSAGES])
-        panes.write_index(execution.work, panes.index_keys(gone), set())
-    for region, bound in bounds.items():
-        execution.work.raise_bound(region, start_bytes(region, bound))
 
 
 class Shared:
@@ -257,6 +96,12 @@ class Step:
     """
 
     space: KeySpace
+    content: pa.Table
+    """Partial columns and `FIRST_CLOCK`: stored rows first, then arrived ones."""
+    place: tuple[IntArray, IntArray, IntArray]
+    """Pane, skip, key number of each row of `content`."""
+    old: int
+    """Number of stored rows."""
     waiting: Waiting
 
     def __init__(self, kind: Shared, execution: Execution, gone: Gone) -> None:
@@ -326,19 +171,150 @@ class Step:
         emission = Emission(phase, revision, starts, ends, keys, results.values)
         self.execution.results.append(emission.table(self.kind.result_schema, self.kind.group_keys))
 
-    def store_waiting(self) -> None:
-        """Write what waits, and when it is due."""
+    def store(
+        self, known: Panes, pane: IntArray, skip: IntArray, stays: Mask, alive: Mask, bound: int, *, groups: bool
+    ) -> int:
+        """Write partials, messages, metadata of panes, and what waits; gives how many of the panes are new.
+
+        Args:
+            known: The messages' panes as committed, read already.
+            pane: Pane of each message; in order of time where messages are kept.
+            skip: Skip of each message.
+            stays: Which messages are in retention after the turn.
+            alive: Which arrived partials are.
+            bound: The messages' bound after the turn: what was refused at or above it has to be remembered.
+            groups: Count partials per pane: those of `place` are the panes here.
+        """
+        digests = self._store_messages(pane, skip, stays, bound) if self.kind.message_store is not None else None
+        fresh = self._store_accumulators(alive)
+        opened = self._store_panes(known, pane, stays, digests, fresh if groups else (fresh[0][:0], fresh[1][:0]))
         self.waiting.store(self.execution.work, self.space, self.grid.starts)
         self.execution.wait_until(self.waiting.due_ms(), afresh=self.stored_revisions.all)
+        return opened
+
+    def _store_accumulators(self, alive: Mask) -> tuple[IntArray, IntArray]:
+        """Write the merged partials of touched groups; gives pane and skip of the groups that are new."""
+        none, old, size = np.empty(0, np.int64), self.old, max(len(self.space), 1)
+        if not alive.any():
+            return none, none
+        rows = np.concatenate([np.arange(old), np.flatnonzero(alive) + old])
+        pane, panes_ = compress(self.place[0][rows])
+        skip, skips = compress(self.place[1][rows])
+        group, codes = dense((pane * len(skips) + skip) * size + self.place[2][rows], len(panes_) * len(skips) * size)
+        touched, was = np.zeros(len(codes), np.bool_), np.zeros(len(codes), np.bool_)
+        touched[group[old:]], was[group[:old]] = True, True
+        needed = touched[group]
+        group, codes, was = (np.cumsum(touched) - 1)[group[needed]], codes[touched], was[touched]
+        table = _merged(self.kind.incremental, self.content.take(pa.array(rows[needed])), group, len(codes))
+        at, skip = panes_[codes // (len(skips) * size)], skips[codes // size % len(skips)]
+        keys = self.space.keys.take(pa.array(codes % size))
+        self.kind.accumulators.put(self.execution.work, at, skip, keys, table)
+        return at[~was], skip[~was]
+
+    def _store_messages(self, pane: IntArray, skip: IntArray, stays: Mask, bound: int) -> list[int]:
+        """Write the turn's messages that stay; gives the digest per pane, in order of pane."""
+        assert self.kind.message_store is not None
+        execution = self.execution
+        messages = execution.messages.filter(pa.array(stays))
+        rows, of = self.kind.message_store.rows(messages)
+        keys, values = rows.lists()
+        execution.work.put_many(keys, values)
+        skip = skip[stays]
+        time_first.put_marks(execution.work, time_first.SKIPPED, messages.filter(pa.array(skip > 0)), skip[skip > 0])
+        for refused in execution.refused:
+            time_first.put_marks(
+                execution.work, time_first.REFUSED, refused.filter(pa.array(numbers(refused, TIME) >= bound))
+            )
+        pane = pane[stays][of]  # ascending, because the keys begin with the time
+        edges = np.flatnonzero(np.diff(pane, prepend=pane[:1] - 1, append=pane[-1:] + 1)).tolist()
+        digests = [digest(keys[low:high], values[low:high]) for low, high in pairwise(edges)]
+        execution.ledger.messages += len(keys)
+        execution.ledger.digest = (execution.ledger.digest + sum(digests)) % 2**64
+        return digests
+
+    def _store_panes(
+        self,
+        known: Panes,
+        pane: IntArray,
+        stays: Mask,
+        digests: list[int] | None,
+        fresh: tuple[IntArray, IntArray],
+    ) -> int:
+        """Write the metadata of touched panes; gives how many of them are new.
+
+        Args:
+            known: Their panes as committed.
+            pane: Pane of each message.
+            stays: Which are in retention after the turn.
+            digests: Digest per touched pane, in order of pane; None where no message is kept.
+            fresh: Pane and skip of each new group.
+        """
+        execution = self.execution
+        number, panes_ = compress(pane[stays])
+        if not len(panes_):
+            return 0
+        touched = [known.known.get(at) or known.fresh(at) for at in panes_.tolist()]
+        opened = sum(row.count == 0 for row in touched)
+        indexed = panes.index_keys(touched) if digests is not None else set[bytes]()
+        counts = np.zeros(len(panes_), np.int64)
+        np.add.at(counts, number, combined_rows.counts(execution.messages)[stays])
+        new = np.bincount(np.searchsorted(panes_, fresh[0]), minlength=len(panes_)).tolist()
+        for row, count, groups, added in zip(touched, counts.tolist(), new, digests or [0] * len(touched), strict=True):
+            row.count += count
+            row.groups += groups
+            row.digest = (row.digest + added) % 2**64
+        skipping = fresh[1] > 0
+        for at, skip in zip(np.searchsorted(panes_, fresh[0][skipping]), fresh[1][skipping].tolist(), strict=True):
+            touched[at].skips = sorted({*touched[at].skips, skip})
+        for at, found in _source_ranges(number, execution.messages, stays):
+            panes.extend(touched[at], found)
+        panes.write(execution.work, touched)
+        if digests is not None:
+            panes.write_index(execution.work, indexed, panes.index_keys(touched))
+        return opened
 
     def expire(self, bound: int) -> None:
-        """Move the bounds past what is out of retention; partials and messages stay from a time on."""
+        """Move the bounds past what is out of retention, of which results were sent; what begins at a time stays."""
         if not self.gone.moves:
             return
-        bounds = dict.fromkeys((Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES), bound)
-        bounds[Region.REVISIONS] = self.grid.start(self.gone.after + 1)
-        self.execution.ledger.forget_before(int(self.grid.ends(np.array([self.gone.after]))[0]))
-        expire(self.execution, bounds, keeps_messages=self.kind.message_store is not None)
+        work, ledger = self.execution.work, self.execution.ledger
+        ledger.forget_before(int(self.grid.ends(np.array([self.gone.after]))[0]))
+        if self.kind.message_store is not None:
+            gone = list(panes.all_panes(work, bound))
+            ledger.messages -= sum(pane.count for pane in gone)
+            ledger.digest = (ledger.digest - sum(pane.digest for pane in gone)) % 2**64
+            time_first.drop_marks(work, bound)
+            panes.write_index(work, panes.index_keys(gone), set())
+        for region in (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES):
+            work.raise_bound(region, start_bytes(region, bound))
+        work.raise_bound(Region.REVISIONS, start_bytes(Region.REVISIONS, self.grid.start(self.gone.after + 1)))
+
+
+def _merged(plan: IncrementalPlan, content: pa.Table, group: IntArray, count: int) -> pa.Table:
+    if len(group) == count:
+        return content.take(pa.array(np.argsort(group)))
+    clock = least(numbers(content, FIRST_CLOCK), group, count)
+    merged = plan.merge(content.drop_columns([FIRST_CLOCK]), group, count)
+    return merged.append_column(pa.field(FIRST_CLOCK, pa.int64(), nullable=False), pa.array(clock))
+
+
+def _source_ranges(
+    number: IntArray, messages: pa.Table, stays: Mask
+) -> Iterable[tuple[int, list[tuple[int, int, int, int]]]]:
+    """Give per pane number (stream, partition, first offset, last offset) of messages; they are in offset order."""
+    stream, partition, offset = (numbers(messages, name)[stays] for name in (STREAM, PARTITION, OFFSET))
+    last = combined_rows.last_offsets(messages)[stays]
+    source, _ = compress(stream * 2**32 + partition)
+    sources = int(source.max(initial=0)) + 1
+    spot, spots = dense(number * sources + source, (int(number.max(initial=0)) + 1) * sources)
+    low = firsts(spot, len(spots))
+    high = np.zeros(len(spots), np.int64)
+    np.maximum.at(high, spot, last)
+    found: dict[int, list[tuple[int, int, int, int]]] = {}
+    for at, first, end in zip((spots // sources).tolist(), low.tolist(), high.tolist(), strict=True):
+        place = (int(stream[first]), int(partition[first]), int(offset[first]), end)
+        found.setdefault(at, []).append(place)
+    return found.items()
 
 
 def note_replay(execution: Execution) -> None:

@@ -195,24 +195,26 @@ class _Step(shared.Step):
         first = going.windows * self.grid.panes_per_step
         own = np.unique(self.arrived.pane)
         self.panes.load(np.concatenate([own, first]), np.concatenate([own, first + self.grid.panes_per_window - 1]))
-        self.stored = self._read_accumulators(going)
-        self.space, renumbered, self.stored_key = self.space.extended(self.stored.keys)
+        stored = self._read_accumulators(going)
+        self.space, renumbered, stored_key = self.space.extended(stored.keys)
         if renumbered is not None:
             self.key_of = renumbered[self.key_of]
             self.waiting.renumber(renumbered, len(self.space))
-        self.arrived_key = self.key_of[self.arrived.key]
-        self.content = pa.concat_tables([self.stored.table, self.arrived.table])
+        self.old = len(stored)
+        self.content = pa.concat_tables([stored.table, self.arrived.table])
+        self.place = (
+            np.concatenate([stored.pane, self.arrived.pane]),
+            np.concatenate([stored.skip, self.arrived.skip]),
+            np.concatenate([stored_key, self.key_of[self.arrived.key]]),
+        )
         if len(self.completed) or len(self.open) or len(going):
             self._prepare(going)
 
     def _prepare(self, going: Pairs) -> None:
         """Lay out what windows that are sent may see."""
-        pane_rows = PaneRows.sorted(
-            np.concatenate([self.stored.pane, self.arrived.pane]),
-            np.concatenate([self.stored.skip, self.arrived.skip]),
-            np.concatenate([np.full(len(self.stored), -1, np.int64), self.arrived.interval]),
-            np.concatenate([self.stored_key, self.arrived_key]),
-        )
+        pane, skip, key = self.place
+        interval = np.concatenate([np.full(self.old, -1, np.int64), self.arrived.interval])
+        pane_rows = PaneRows.sorted(pane, skip, interval, key)
         self.evaluator = Evaluator(self.grid, len(self.space), self.kind.incremental, pane_rows, self.content)
         if self.kind.message_store is not None:
             self._read_messages(self.kind.message_store, going.windows)
@@ -305,23 +307,12 @@ class _Step(shared.Step):
 
     def _store(self) -> None:
         """Write what changed, of windows still in retention."""
-        kind, execution, progress = self.kind, self.execution, self.progress
-        bound = self.grid.start(progress.gone_after + 1)
-        place = (
-            np.concatenate([self.stored.pane, self.arrived.pane]),
-            np.concatenate([self.stored.skip, self.arrived.skip]),
-            np.concatenate([self.stored_key, self.arrived_key]),
+        gone, placed = self.progress.gone_after, self.placed
+        bound = self.grid.start(gone + 1)
+        stays, alive = (self.grid.last_window(pane) > gone for pane in (placed.pane, self.arrived.pane))
+        self.execution.metrics["opened"] += self.store(
+            self.panes, placed.pane, placed.skip, stays, alive, bound, groups=True
         )
-        pane, digests = self.placed.pane, None
-        stays = self.grid.last_window(pane) > progress.gone_after
-        if kind.message_store is not None:
-            digests = shared.store_messages(execution, kind.message_store, pane, self.placed.skip, stays, bound)
-        alive = self.grid.last_window(self.arrived.pane) > progress.gone_after
-        fresh = shared.store_accumulators(
-            execution, kind.accumulators, kind.incremental, self.space, self.content, place, len(self.stored), alive
-        )
-        execution.metrics["opened"] += shared.store_panes(execution, self.panes, pane, stays, digests, fresh)
-        self.store_waiting()
         self.expire(bound)
 
 

@@ -149,15 +149,16 @@ class _Step(shared.Step):
         self.arrived_key = renumbered[self.arrived_key]
         self.old = len(stored)
         self.content = pa.concat_tables([stored.table, self.arrived])
-        self.time = np.concatenate([stored.pane, self.arrived_time])
-        self.all_skip = np.concatenate([stored.skip, self.arrived_skip])
-        self.key = np.concatenate([stored_key, self.arrived_key])
+        time = np.concatenate([stored.pane, self.arrived_time])
+        skip = np.concatenate([stored.skip, self.arrived_skip])
+        key = np.concatenate([stored_key, self.arrived_key])
+        self.place = time, skip, key
         clock = numbers(self.content, FIRST_CLOCK)
-        self.keyed_rows = KeyedRows.sorted(self.key, self.time, self.all_skip, clock)
+        self.keyed_rows = KeyedRows.sorted(key, time, skip, clock)
         # a window exists for each (time, key) of a message that it could take
-        own = self.all_skip == 0
-        self.windows = Pairs(self.time[own], self.key[own], len(self.space))
-        at = self.windows.find(self.time[own], self.key[own])
+        own = skip == 0
+        self.windows = Pairs(time[own], key[own], len(self.space))
+        at = self.windows.find(time[own], key[own])
         self.window_clock = least(clock[own], at, len(self.windows))
         if self.kind.message_store is not None:
             self._read_messages(self.kind.message_store, low, high)
@@ -304,27 +305,12 @@ class _Step(shared.Step):
 
     def _store(self) -> None:
         """Write what changed, of times still in retention."""
-        kind, execution = self.kind, self.execution
-        shared.store_accumulators(
-            execution,
-            kind.accumulators,
-            kind.incremental,
-            self.space,
-            self.content,
-            (self.time, self.all_skip, self.key),
-            self.old,
-            self.arrived_time >= self.bound_after,
-        )
-        stays = self.times >= self.bound_after
-        bucket = kind.buckets.pane_of(self.times)
-        known = Panes(kind.buckets, execution.work)
+        execution, buckets = self.execution, self.kind.buckets
+        stays, alive = self.times >= self.bound_after, self.arrived_time >= self.bound_after
+        bucket = buckets.pane_of(self.times)
+        known = Panes(buckets, execution.work)
         known.load(np.unique(bucket), np.unique(bucket))
-        digests = None
-        if kind.message_store is not None:
-            digests = shared.store_messages(execution, kind.message_store, bucket, self.skip, stays, self.bound_after)
-        none = np.empty(0, np.int64)
-        shared.store_panes(execution, known, bucket, stays, digests, (none, none))
-        self.store_waiting()
+        self.store(known, bucket, self.skip, stays, alive, self.bound_after, groups=False)
         execution.metrics["opened"] += self._more_windows(self.gone.after, self.gone.after)
         execution.add_open(self._more_windows(self.progress.closed_before, self.progress.closed_after))
         self._refuse_unseen()
@@ -335,8 +321,8 @@ class _Step(shared.Step):
 
         What closes was read, what was not read stays as it was.
         """
-        old = slice(self.old)
-        stored = (self.all_skip[old] == 0) & (self.time[old] > before)
+        time, skip, _ = (column[: self.old] for column in self.place)
+        stored = (skip == 0) & (time > before)
         return int((self.windows.window > after).sum()) - int(stored.sum())
 
     def _refuse_unseen(self) -> None:
