@@ -25,6 +25,7 @@ from backend.windows.columns.grouping import join_keys, split_keys, start_bytes
 from backend.windows.definitions import Assigner
 
 FIRST_CLOCK = "_first_clock"
+_CLOCK_FIELD = pa.field(FIRST_CLOCK, pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,7 @@ class AccumulatorStore:
 
     def __init__(self, grid: Assigner, plan: IncrementalPlan, *, skip_bytes: int = 2) -> None:
         self._grid, self._skip_bytes = grid, skip_bytes
-        self.schema = pa.schema([*plan.accumulator_schema, pa.field(FIRST_CLOCK, pa.int64(), nullable=False)])
-        self._codec = RowCodec(self.schema)
+        self._codec = RowCodec(pa.schema([*plan.accumulator_schema, _CLOCK_FIELD]))
 
     def scan(self, state: Readable, panes: IntArray) -> Stored:
         """Read everything in panes (numbers, ascending)."""
@@ -109,6 +109,11 @@ class AccumulatorStore:
     def _decode(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Stored:
         starts, skips, group_keys = split_keys(keys, skip_bytes=self._skip_bytes)
         return Stored(self._grid.pane_of(starts), skips, group_keys, self._codec.decode(values))
+
+
+def with_clock(accumulators: pa.Table, clock: IntArray) -> pa.Table:
+    """Give partials with the watermark before the first message of each."""
+    return accumulators.append_column(_CLOCK_FIELD, pa.array(clock))
 
 
 def concat(parts: Sequence[Stored]) -> Stored:

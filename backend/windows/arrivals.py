@@ -10,7 +10,7 @@ import pyarrow as pa
 from backend.aggregates import IncrementalPlan
 from backend.batch import BEFORE, NO_TIME, TIME
 from backend.windows import combined_rows
-from backend.windows.accumulators import FIRST_CLOCK
+from backend.windows.accumulators import with_clock
 from backend.windows.columns.arrays import IntArray, compress, dense, firsts, union
 from backend.windows.columns.grouping import GroupKeys
 from backend.windows.definitions import Assigner
@@ -153,9 +153,7 @@ def fold(placed: Placed, messages: pa.Table, plan: IncrementalPlan, *, counted: 
     first = firsts(group, len(codes))
     at = codes // space
     clock = placed.clock[first]
-    table = combined_rows.fold(messages, plan, group, len(codes)).append_column(
-        pa.field(FIRST_CLOCK, pa.int64(), nullable=False), pa.array(clock)
-    )
+    table = with_clock(combined_rows.fold(messages, plan, group, len(codes)), clock)
     count = np.zeros(len(codes) if counted else 0, np.int64)
     if counted:
         np.add.at(count, group, combined_rows.counts(messages))

@@ -20,7 +20,7 @@ from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows import combined_rows, panes
-from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore
+from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore, with_clock
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least
@@ -294,8 +294,7 @@ def _merged(plan: IncrementalPlan, content: pa.Table, group: IntArray, count: in
     if len(group) == count:
         return content.take(pa.array(np.argsort(group)))
     clock = least(numbers(content, FIRST_CLOCK), group, count)
-    merged = plan.merge(content.drop_columns([FIRST_CLOCK]), group, count)
-    return merged.append_column(pa.field(FIRST_CLOCK, pa.int64(), nullable=False), pa.array(clock))
+    return with_clock(plan.merge(content.drop_columns([FIRST_CLOCK]), group, count), clock)
 
 
 def _source_ranges(

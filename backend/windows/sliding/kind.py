@@ -28,7 +28,7 @@ from backend.messages import time_first
 from backend.messages.time_first import MessagesByTime
 from backend.store.workspace import Workspace
 from backend.windows import panes, revisions, shared
-from backend.windows.accumulators import FIRST_CLOCK
+from backend.windows.accumulators import FIRST_CLOCK, with_clock
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import started
 from backend.windows.columns.arrays import IntArray, Mask, compress, dense, few, firsts, least, runs
@@ -132,9 +132,8 @@ class _Step(shared.Step):
         self.arrived_time, self.arrived_skip = self.times[first], self.skip[first]
         self.arrived_clock, self.arrived_key = self.clock[first], self.message_key[first]
         self.arrived_count: IntArray = np.bincount(number, minlength=count).astype(np.int64)
-        self.arrived = self.kind.incremental.fold(self.execution.messages, number, count).append_column(
-            self.kind.accumulators.schema.field(FIRST_CLOCK), pa.array(self.arrived_clock)
-        )
+        folded = self.kind.incremental.fold(self.execution.messages, number, count)
+        self.arrived = with_clock(folded, self.arrived_clock)
 
     # -- load -----------------------------------------------------------------------------------------------------
 
