@@ -27,7 +27,7 @@ from backend.windows import revisions, shared
 from backend.windows.accumulators import Stored, concat
 from backend.windows.aligned.evaluate import Evaluator, Results
 from backend.windows.arrivals import fold, place, started
-from backend.windows.columns.arrays import IntArray, Mask, runs, spread, union
+from backend.windows.columns.arrays import IntArray, Mask, places, runs, spread, union
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import ALL_INTERVALS, Pairs, PaneRows
 from backend.windows.count_retention import Newest
@@ -241,7 +241,9 @@ class _Step(shared.Step):
 
         Not of panes that are read as a whole; those of which many rows are needed are added to them.
         """
-        rows, own = _positions(known, self.arrived.pane)
+        own = places(known, self.arrived.pane)
+        rows = np.flatnonzero(own >= 0)
+        own = own[rows]
         # of each group's windows only the panes that there are, each once
         first, count = going.window * self.grid.panes_per_step, max(len(known), 1)
         low, high = (np.searchsorted(known, edge) for edge in (first, first + self.grid.panes_per_window))
@@ -318,12 +320,3 @@ class _Step(shared.Step):
 
 def _all(windows: IntArray) -> IntArray:
     return np.full(len(windows), ALL_INTERVALS, np.int64)
-
-
-def _positions(known: IntArray, wanted: IntArray) -> tuple[IntArray, IntArray]:
-    """Give the rows of `wanted` that are in `known` (ascending), and their positions there."""
-    if not len(known):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    rows = np.flatnonzero(known[at] == wanted)
-    return rows, at[rows]
