@@ -68,13 +68,9 @@ class PaneRows:
         """
         low = np.searchsorted(self.pane, windows * grid.panes_per_step, "left")
         high = np.searchsorted(self.pane, windows * grid.panes_per_step + grid.panes_per_window, "left")
-        total = np.cumsum(high - low)
         all_passed = not len(self) or not len(windows) or int(self.interval.max()) <= int(intervals.min())
         skips = bool(self.skip.any())
-        at = 0
-        while at < len(windows):
-            done = int(total[at - 1]) if at else 0
-            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
+        for at, end in chunks(np.cumsum(high - low)):
             pane_rows, owner = spread(low[at:end], (high - low)[at:end])
             window = owner + at
             if not all_passed:
@@ -84,7 +80,23 @@ class PaneRows:
                 seen = self.skip[pane_rows] <= windows[window] - grid.first_window(self.pane[pane_rows])
                 pane_rows, window = pane_rows[seen], window[seen]
             yield pane_rows, window
-            at = end
+
+
+def chunks(ends: IntArray) -> Iterator[tuple[int, int]]:
+    """Cut parts that lie behind one another into chunks of at most `MAX_MEMBERS` rows, or of one part.
+
+    Args:
+        ends: Where each part ends.
+
+    Yields:
+        First part of a chunk, and the one behind its last.
+    """
+    at = 0
+    while at < len(ends):
+        done = int(ends[at - 1]) if at else 0
+        end = max(at + 1, int(np.searchsorted(ends, done + MAX_MEMBERS, "right")))
+        yield at, end
+        at = end
 
 
 class Pairs:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from backend.aggregates import FullPlan, IncrementalPlan
 from backend.chunks import taken_rows
 from backend.windows.columns.arrays import IntArray, spread
-from backend.windows.columns.pane_rows import MAX_MEMBERS
+from backend.windows.columns.pane_rows import chunks
 from backend.windows.full_state import FullState
 from backend.windows.merging.rows import Stored
 
@@ -176,11 +176,8 @@ def full_values(plan: FullPlan, owner: IntArray, row: IntArray, count: int, mess
     state, order = FullState(plan, messages), np.argsort(owner, kind="stable")
     owner, row = owner[order], row[order]
     ends = np.searchsorted(owner, np.arange(1, count + 1))
-    parts, at = [], 0
-    while at < count:
-        done = int(ends[at - 1]) if at else 0
-        end = max(at + 1, int(np.searchsorted(ends, done + MAX_MEMBERS, "right")))
-        rows = slice(done, int(ends[end - 1]))
+    parts = []
+    for at, end in chunks(ends):
+        rows = slice(int(ends[at - 1]) if at else 0, int(ends[end - 1]))
         parts.append(state.result(row[rows], owner[rows] - at, end - at))
-        at = end
     return pa.concat_tables(parts) if parts else state.result(row[:0], owner[:0], 0)

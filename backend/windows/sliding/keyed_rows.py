@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backend.windows.columns.arrays import IntArray, compress, spread
-from backend.windows.columns.pane_rows import MAX_MEMBERS
+from backend.windows.columns.pane_rows import chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,13 @@ class KeyedRows:
     ) -> Iterator[tuple[IntArray, IntArray]]:
         """Give what each (window, key) sees of facts up to a clock, in chunks: positions, and the window's position."""
         first, count = self.range(keys, windows - size, windows)
-        total = np.cumsum(count)
-        at = 0
-        while at < len(windows):
-            done = int(total[at - 1]) if at else 0
-            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
+        for at, end in chunks(np.cumsum(count)):
             keyed_rows, owner = spread(first[at:end], count[at:end])
             owner = owner + at
             seen = (self.clock[keyed_rows] <= clocks[owner]) & (
                 self.time[keyed_rows] + self.skip[keyed_rows] <= windows[owner]
             )
             yield keyed_rows[seen], owner[seen]
-            at = end
 
 
 class Order:
