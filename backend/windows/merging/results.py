@@ -14,7 +14,7 @@ from backend.keys import fixed_bytes
 from backend.messages.key_first import MessagesByKey, StoredMessages, digests
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.arrays import IntArray, Mask, spread
 from backend.windows.columns.grouping import GroupKeys
 from backend.windows.merging.found import Found
 from backend.windows.merging.gather import Gathered
@@ -175,9 +175,8 @@ class Contents:
         owner, leaf = nodes.leaves(of)
         order = np.argsort(self.node, kind="stable")
         begin, end = (np.searchsorted(self.node[order], leaf, side) for side in ("left", "right"))
-        size = end - begin
-        at = np.repeat(begin - (np.cumsum(size) - size), size) + np.arange(int(size.sum()))
-        return np.repeat(owner, size), order[at]
+        at, of = spread(begin, end - begin)
+        return owner[of], order[at]
 
 
 def read_contents(

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import IncrementalPlan
-from backend.windows.columns.arrays import IntArray
+from backend.windows.columns.arrays import IntArray, spread
 from backend.windows.columns.pane_rows import MAX_MEMBERS
 
 
@@ -86,10 +86,8 @@ class BlockTree:
             high = high - right
             behind.append((start + high[right], who[right]))
             low, high = low >> 1, high >> 1
-        rest = np.maximum(high - low, 0)
-        owner = np.repeat(who, rest)
-        skipped = np.cumsum(rest) - rest
-        blocks.append(int(self._starts[-2]) + np.arange(len(owner)) - skipped[owner] + low[owner])
+        rest, owner = spread(low, high - low)
+        blocks.append(int(self._starts[-2]) + rest)
         owners.append(owner)
         for own, whose in behind[::-1]:
             blocks.append(own)
