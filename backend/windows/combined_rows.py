@@ -186,15 +186,6 @@ def _in_lists(rows: pa.Table) -> Iterator[list[Any]]:
     yield [*rows.select([STREAM, PARTITION]).take(pa.array(owner)).columns, offset, stamp, time]
 
 
-def error_rows(rows: pa.Table, reason: str, detail: str) -> pa.Table:
-    """Return rows of the errors output for the messages of combined rows."""
-    table = messages_of(rows)
-    columns = {name: table.column(name) for name in table.column_names}
-    columns |= {"reason": pa.repeat(reason, table.num_rows), "detail": pa.repeat(detail, table.num_rows)}
-    arrays = [columns[f.name] if f.name in columns else pa.nulls(table.num_rows, f.type) for f in ERROR_SCHEMA]
-    return pa.table([array.cast(f.type) for array, f in zip(arrays, ERROR_SCHEMA, strict=True)], schema=ERROR_SCHEMA)
-
-
 def accumulator_name(at: int) -> str:
     """Return the name of a partial column."""
     return f"{_ACCUMULATOR}{at}"

@@ -122,18 +122,19 @@ def numbers(table: pa.Table, name: str) -> IntArray:
 def error_rows(messages: pa.Table, reason: str, detail: str) -> pa.Table:
     """Give the rows of the errors output for messages; the value is their fields as JSON, where they have any."""
     if combined_rows.is_combined(messages):
-        return combined_rows.error_rows(messages, reason, detail)
-    fields = messages.select([name for name in messages.column_names if name not in RESERVED])
+        messages = combined_rows.messages_of(messages)
+        columns = dict(zip(messages.column_names, messages.columns, strict=True))
+    else:
+        fields = messages.select([name for name in messages.column_names if name not in RESERVED])
+        columns = {
+            "stream": messages.column(STREAM),
+            "partition": messages.column(PARTITION),
+            "offset": messages.column(OFFSET),
+            "event_time": messages.column(TIME),
+            "value": pa.array(json_rows(fields) if fields.num_columns else [b"{}"] * messages.num_rows),
+        }
     count = messages.num_rows
-    columns = {
-        "stream": messages.column(STREAM),
-        "partition": messages.column(PARTITION),
-        "offset": messages.column(OFFSET),
-        "event_time": messages.column(TIME),
-        "reason": pa.repeat(reason, count),
-        "detail": pa.repeat(detail, count),
-        "value": pa.array(json_rows(fields) if fields.num_columns else [b"{}"] * count),
-    }
+    columns |= {"reason": pa.repeat(reason, count), "detail": pa.repeat(detail, count)}
     arrays = [columns[f.name] if f.name in columns else pa.nulls(count, f.type) for f in ERROR_SCHEMA]
     return pa.table([array.cast(f.type) for array, f in zip(arrays, ERROR_SCHEMA, strict=True)], schema=ERROR_SCHEMA)
 
