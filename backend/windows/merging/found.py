@@ -21,7 +21,6 @@ from backend.windows.micro_batch import Execution, numbers
 TOTAL = bytes([rows.EARLY_WAITS[0]]) + b"T"
 """Key of the number of sessions."""
 
-_TIME = 8
 _SCAN_SHARE = 16
 """The index is scanned as a whole when at least one in so many sessions may be touched."""
 
@@ -203,8 +202,7 @@ def _read_sent(work: Workspace, session_rows: SessionRows, stored: Stored) -> Se
     values = [value for value in first if value is not None]
     idents = [stored.idents[at] for at in owner]
     for at in several:  # merged sessions: what was sent of their parts lies within them
-        end = rows.SHOWN + stored.idents[at][:-_TIME] + fixed_bytes(int(stored.last[at]) + 1)
-        keys, found = work.scan_arrays(rows.SHOWN + stored.idents[at], end)
+        keys, found = work.scan_arrays(*rows.key_range(rows.SHOWN, stored.idents[at], int(stored.last[at])))
         idents += [key[1:] for key in keys]
         values += found
         owner += [at] * len(keys)

@@ -46,7 +46,6 @@ import pyarrow as pa
 
 from backend.aggregates import compile_incremental, max_, min_
 from backend.batch import MESSAGE_FIELDS, OFFSET, Proof
-from backend.keys import fixed_bytes
 from backend.messages import OFFSET_BYTES, TIME_BYTES
 from backend.messages.key_first import MessagesByKey, remove
 from backend.store.protocol import Region
@@ -168,8 +167,7 @@ class Sessions:
         for ident, last, count, digest in zip(
             sessions.idents, sessions.last.tolist(), sessions.count.tolist(), sessions.digest.tolist(), strict=True
         ):
-            start, end = _MESSAGES + ident, _MESSAGES + ident[:-TIME_BYTES] + fixed_bytes(last + 1)
-            yield Proof(f"session {ident.hex()} to {last}", start, end, count, digest)
+            yield Proof(f"session {ident.hex()} to {last}", *rows.key_range(_MESSAGES, ident, last), count, digest)
 
     def _all(self, work: Workspace) -> Stored:
         keys, values = work.scan_arrays(rows.WINDOWS, bytes([Region.WINDOWS + 1]))

@@ -21,7 +21,7 @@ import pyarrow as pa
 from backend.batch import TIME
 from backend.chunks import taken_rows
 from backend.keys import fixed_bytes
-from backend.messages import OFFSET_BYTES, TIME_FIRST, message_keys
+from backend.messages import OFFSET_BYTES, TIME_BYTES, TIME_FIRST, message_keys
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import GroupKeys
 from backend.windows.merging import rows
@@ -30,7 +30,6 @@ from backend.windows.merging.one_by_one import Terms
 from backend.windows.merging.rows import SessionRows
 from backend.windows.micro_batch import Execution, numbers
 
-_TIME = 8
 _LISTED = (rows.REFUSED, rows.REFUSED[:1] + bytes([rows.REFUSED[1] + 1]))
 
 
@@ -68,11 +67,11 @@ class Refused:
         places, values = self._work.scan_arrays(*_LISTED)
         if not places:
             return []
-        times = rows.firsts_of([value[:_TIME] for value in values])
+        times = rows.firsts_of([value[:TIME_BYTES] for value in values])
         open_before = times >= self._terms.first_taken
-        doubtful = np.array([value[_TIME:] in gone for value in values], np.bool_) | open_before
+        doubtful = np.array([value[TIME_BYTES:] in gone for value in values], np.bool_) | open_before
         rows_ = np.flatnonzero(doubtful)
-        coded = pa.array([values[at][_TIME:] for at in rows_.tolist()], pa.binary()).dictionary_encode()
+        coded = pa.array([values[at][TIME_BYTES:] for at in rows_.tolist()], pa.binary()).dictionary_encode()
         stays = np.ones(len(places), np.bool_)
         stays[rows_] = self._matters(times[rows_], coded.indices.to_numpy().astype(np.int64), coded.dictionary)
         found = [_place(place) for place in places]

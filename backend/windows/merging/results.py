@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from backend.aggregates import FullPlan, IncrementalPlan
 from backend.batch import EDGES
-from backend.keys import fixed_bytes
 from backend.messages.key_first import MessagesByKey, StoredMessages, digests
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
@@ -20,11 +19,10 @@ from backend.windows.merging.found import Found
 from backend.windows.merging.gather import Gathered
 from backend.windows.merging.nodes import Nodes, full_values
 from backend.windows.merging.one_by_one import Terms
-from backend.windows.merging.rows import LONG_AGO, NEVER
+from backend.windows.merging.rows import LONG_AGO, NEVER, key_range
 from backend.windows.micro_batch import DRAIN, EARLY, LATE, REASONS, RETRACTED
 
 _MESSAGES = bytes([Region.MESSAGES])
-_TIME = 8
 _OWN = 2**62
 """Stands for no withdrawn row: the row of the event itself, behind all that it withdraws."""
 _END = 2**63 - 1
@@ -186,9 +184,8 @@ def read_contents(
     stored = found.stored
     wanted = np.unique(nodes.leaves(needed)[1])
     wanted = wanted[wanted < len(stored)]
-    starts = [_MESSAGES + stored.idents[at] for at in wanted.tolist()]
-    lasts = stored.last[wanted].tolist()
-    stops = [start[:-_TIME] + fixed_bytes(last + 1) for start, last in zip(starts, lasts, strict=True)]
+    ranges = [key_range(_MESSAGES, stored.idents[at], int(stored.last[at])) for at in wanted.tolist()]
+    starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
     old = message_store.read_counted(work, starts, stops, stored.count[wanted], "session")
     old = StoredMessages(old.keys, old.values, wanted[old.owner])
     keys, values = message_store.rows(found.messages, found.codes(found.key))

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from backend.aggregates import IncrementalPlan
 from backend.errors import StateCorrupted
 from backend.keys import beside, fixed_bytes, pack_fixed, to_binary, unpack_fixed
+from backend.messages import TIME_BYTES
 from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region
 from backend.store.staging import VERIFY
@@ -45,8 +46,6 @@ LONG_AGO = NEVER + 1
 
 WINDOWS, INDEX, SHOWN = (bytes([region]) for region in (Region.WINDOWS, Region.SESSION_INDEX, Region.REVISIONS))
 EARLY_WAITS, LATE_WAITS, REFUSED = (bytes([Region.OPERATOR]) + tag for tag in (b"E", b"L", b"R"))
-
-_TIME = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +151,19 @@ class SessionRows:
 
 def firsts_of(idents: Sequence[bytes]) -> IntArray:
     """Give the first times in idents."""
-    tails = np.frombuffer(b"".join([ident[-_TIME:] for ident in idents]), np.uint8).reshape(-1, _TIME)
+    tails = np.frombuffer(b"".join([ident[-TIME_BYTES:] for ident in idents]), np.uint8).reshape(-1, TIME_BYTES)
     firsts: IntArray = unpack_fixed(tails, np.int64)
     return firsts
 
 
 def codes_of(idents: Sequence[bytes]) -> pa.Array:
     """Give the group keys in idents."""
-    return pa.array([ident[:-_TIME] for ident in idents], pa.binary())
+    return pa.array([ident[:-TIME_BYTES] for ident in idents], pa.binary())
+
+
+def key_range(head: bytes, ident: bytes, last: int) -> tuple[bytes, bytes]:
+    """Give the half-open range of keys that lie within a session, of a region whose keys go on with group key, time."""
+    return head + ident, head + ident[:-TIME_BYTES] + fixed_bytes(last + 1)
 
 
 def timed_keys(head: bytes, at: IntArray, codes: pa.Array, first: IntArray | None = None) -> list[bytes]:
@@ -180,23 +184,23 @@ def index_start(last: int) -> bytes:
 def index_bound(state: Workspace) -> int | None:
     """Return the last time before which sessions are gone, as the commit says; None before the first bound."""
     bound = state.bounds.get(Region.SESSION_INDEX)
-    return None if bound is None else int.from_bytes(bound[1 : 1 + _TIME], "big") - 2**63
+    return None if bound is None else int.from_bytes(bound[1 : 1 + TIME_BYTES], "big") - 2**63
 
 
 def scan_index(state: Readable, start: int | None, end: int | None) -> list[bytes]:
     """Give the idents of sessions whose last time is in `[start, end)`; None is without a bound."""
     low = INDEX if start is None else index_start(start)
     high = bytes([INDEX[0] + 1]) if end is None else index_start(end)
-    return [key[1 + _TIME :] for key in state.scan_arrays(low, high)[0]] if low < high else []
+    return [key[1 + TIME_BYTES :] for key in state.scan_arrays(low, high)[0]] if low < high else []
 
 
 def scan_waiting(state: Readable, tag: bytes, until: int | None) -> list[bytes]:
     """Give the idents of updates that wait since `until` or longer; None is all."""
     end = tag[:1] + bytes([tag[1] + 1]) if until is None else tag + fixed_bytes(until + 1)
-    return [key[2 + _TIME :] for key in state.scan_arrays(tag, end)[0]]
+    return [key[2 + TIME_BYTES :] for key in state.scan_arrays(tag, end)[0]]
 
 
 def first_waiting(state: Readable, tag: bytes) -> int | None:
     """Give since when the oldest update waits, None when none does."""
     key = next((key for key, _ in state.scan(tag, tag[:1] + bytes([tag[1] + 1]))), None)
-    return None if key is None else int.from_bytes(key[2 : 2 + _TIME], "big") - 2**63
+    return None if key is None else int.from_bytes(key[2 : 2 + TIME_BYTES], "big") - 2**63
