@@ -195,13 +195,8 @@ def combining_of(operator: Operator) -> Combining | None:
 
 
 def _kind(spec: WindowSpec) -> Kind:
-    window = spec.window
-    if window.by_time and window.kind in {"tumbling", "hopping"}:
-        return Aligned(spec)
-    if window.by_time and window.kind == "sliding":
-        return Sliding(spec)
-    if window.by_time and window.kind == "session":
-        return Sessions(spec)
-    if not window.by_time:
+    if not spec.window.by_time:
         return Tuples(spec)
-    raise ValueError(f"window: {window.kind} windows by {window.unit} are not available")
+    if spec.window.kind == "session":
+        return Sessions(spec)
+    return Sliding(spec) if spec.window.kind == "sliding" else Aligned(spec)
