@@ -18,7 +18,7 @@ when those are turned off, all that is open is sent once, as early (`Execution.f
 is known from the policies of its time (`Ledger.full_sent`), never from today's.
 
 The end of a window that could take messages is `end`; gone and the bound are about window numbers, so this module knows
-neither panes nor times: the kind says which window a start belongs to (`Expiring`).
+neither panes nor times: the kind's grid says which window a start belongs to (`Expiring`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ from backend.store.protocol import Region
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.grouping import start_of
 from backend.windows.count_retention import NONE_GONE, Newest
+from backend.windows.definitions import Assigner
 from backend.windows.micro_batch import Execution
 
 
 class Expiring(Protocol):
     """What a kind of windows says of its numbers."""
 
+    grid: Assigner
     newest: Newest
-
-    def window_at(self, start: int) -> int:
-        """Return the window whose revisions begin at a start time."""
 
     def gone_by_time(self, clock: int) -> int:
         """Return the last window that is out of retention by time at a watermark, at least `NONE_GONE`."""
@@ -65,7 +64,7 @@ class Gone:
     def of(cls, kind: Expiring, execution: Execution) -> Gone:
         """Judge a turn; call it once per turn, because it counts the messages."""
         bound = execution.work.bounds.get(Region.REVISIONS)
-        before = NONE_GONE if bound is None else kind.window_at(start_of(bound)) - 1
+        before = NONE_GONE if bound is None else kind.grid.last_begun_at(start_of(bound)) - 1
         each, after = kind.newest.judge(execution, max(before, kind.gone_by_time(execution.clock_after)))
         if before > max(kind.gone_by_time(execution.clock), NONE_GONE):
             floor = np.full(execution.messages.num_rows, before, np.int64)

@@ -56,10 +56,6 @@ class Shared:
 
     newest: Newest
 
-    def window_at(self, start: int) -> int:
-        """Return the window whose revisions begin at a start time."""
-        return self.grid.last_begun_at(start)
-
     def gone_by_time(self, clock: int) -> int:
         """Return the last window that is out of retention by time at a watermark, at least `NONE_GONE`."""
         return NONE_GONE if clock == NO_TIME else self.grid.last_ended_at(started(clock) - self.spec.retention_ms)
@@ -74,7 +70,8 @@ class Shared:
         if not execution.quiet or gone.moves:
             self.step(execution, gone)
         if self.message_store is not None:
-            note_replay(execution)
+            execution.replay_from = panes.start_offsets(execution.work)
+            execution.rejected = time_first.refused(execution.work)
 
     def replay_rows(self, messages: pa.Table) -> StoreRows:
         """Give the message-store rows of accepted messages."""
@@ -314,9 +311,3 @@ def _source_ranges(
         place = (int(stream[first]), int(partition[first]), int(offset[first]), end)
         found.setdefault(at, []).append(place)
     return found.items()
-
-
-def note_replay(execution: Execution) -> None:
-    """Say where a replay begins and what it leaves out; after the bounds have moved."""
-    execution.replay_from = panes.start_offsets(execution.work)
-    execution.rejected = time_first.refused(execution.work)

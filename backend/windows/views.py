@@ -102,7 +102,7 @@ def _aligned(kind: Aligned, work: Workspace, start: int, end: int) -> list[Windo
 def _first_retained(kind: Aligned | Sliding, work: Workspace) -> int:
     """Give the first window that is not gone, as the state says: today's retention may be another one than before."""
     bound = work.bounds.get(Region.REVISIONS)
-    return NONE_GONE + 1 if bound is None else kind.window_at(start_of(bound))
+    return NONE_GONE + 1 if bound is None else kind.grid.last_begun_at(start_of(bound))
 
 
 def _sliding(kind: Sliding, work: Workspace, start: int, end: int) -> list[WindowView]:
