@@ -61,10 +61,6 @@ class AccumulatorStore:
         self._grid, self._skip_bytes = grid, skip_bytes
         self._codec = RowCodec(pa.schema([*plan.accumulator_schema, _CLOCK_FIELD]))
 
-    def scan(self, state: Readable, panes: IntArray) -> Stored:
-        """Read everything in panes (numbers, ascending)."""
-        return self.scan_ranges(state, panes, panes)
-
     def scan_ranges(self, state: Readable, first_panes: IntArray, last_panes: IntArray) -> Stored:
         """Read everything in closed ranges of panes, once."""
         keys: list[bytes] = []

@@ -80,15 +80,15 @@ class Panes:
     def load(self, firsts: IntArray, lasts: IntArray) -> None:
         """Read the panes of closed ranges of pane numbers."""
         for first, last in zip(*(ends.tolist() for ends in runs(firsts, lasts)), strict=True):
-            self._scan(self.key(first), self.key(last + 1))
+            self.load_range(first, last)
 
-    def load_before(self, last: int) -> None:
-        """Read all panes up to a number, inclusive."""
-        self._scan(bytes([Region.WINDOWS]), self.key(last + 1))
-
-    def load_from(self, first: int | None) -> None:
-        """Read all panes from a number on, all there are for None."""
-        self._scan(self._start(first), bytes([Region.WINDOWS + 1]))
+    def load_range(self, first: int | None, last: int | None) -> None:
+        """Read the panes of a closed range of numbers; None is without a bound."""
+        end = bytes([Region.WINDOWS + 1]) if last is None else self.key(last + 1)
+        rows = self._state.scan_arrays(self._start(first), end)[1]
+        found = [decode_row(data, _decoder, FORMAT, "window metadata") for data in rows]
+        numbers = self._grid.pane_of(np.array([pane.start for pane in found], np.int64))
+        self.known.update(zip(numbers.tolist(), found, strict=True))
 
     def count_from(self, first: int | None) -> int:
         """Count all panes from a number on, all there are for None, without decoding them."""
@@ -108,12 +108,6 @@ class Panes:
 
     def _start(self, first: int | None) -> bytes:
         return bytes([Region.WINDOWS]) if first is None else self.key(first)
-
-    def _scan(self, start: bytes, end: bytes) -> None:
-        rows = self._state.scan_arrays(start, end)[1]
-        found = [decode_row(data, _decoder, FORMAT, "window metadata") for data in rows]
-        numbers = self._grid.pane_of(np.array([pane.start for pane in found], np.int64))
-        self.known.update(zip(numbers.tolist(), found, strict=True))
 
 
 def all_panes(state: Readable, before: int | None = None) -> Iterable[Pane]:

@@ -80,9 +80,7 @@ def _aligned(kind: Aligned, work: Workspace, start: int, end: int) -> list[Windo
     if last < first:
         return []
     panes = Panes(grid, work)
-    panes.load(
-        np.array([first * grid.panes_per_step]), np.array([last * grid.panes_per_step + grid.panes_per_window - 1])
-    )
+    panes.load_range(first * grid.panes_per_step, last * grid.panes_per_step + grid.panes_per_window - 1)
     found = panes.numbers()
     numbers_ = union(np.maximum(grid.first_window(found), first), np.minimum(grid.last_window(found), last))
     views = []

@@ -83,7 +83,7 @@ class Aligned(shared.Shared):
         start = None if clock == NO_TIME else first * self.grid.panes_per_step
         if self.grid.panes_per_window == 1:
             return panes.count_from(start)
-        panes.load_from(start)
+        panes.load_range(start, None)
         found = panes.numbers()
         begin = self.grid.first_window(found)
         for at, pane in enumerate(found.tolist()):
@@ -138,12 +138,10 @@ class _Step(shared.Step):
         if last is not None and last < first:
             return np.empty(0, np.int64)
         per_window, per_step = self.grid.panes_per_window, self.grid.panes_per_step
-        if last is None:
-            self.panes.load_from(None if self.execution.clock_after == NO_TIME else first * per_step)
-        elif self.execution.clock == NO_TIME:
-            self.panes.load_before(last * per_step + per_window - 1)
-        else:
-            self.panes.load(np.array([first * per_step]), np.array([last * per_step + per_window - 1]))
+        clock = self.execution.clock_after if last is None else self.execution.clock
+        self.panes.load_range(
+            None if clock == NO_TIME else first * per_step, None if last is None else last * per_step + per_window - 1
+        )
         found = np.unique(np.concatenate([self.panes.numbers(), self.arrived.pane]))
         ends = self.grid.last_window(found)
         return union(np.maximum(self.grid.first_window(found), first), ends if last is None else np.minimum(ends, last))
@@ -229,7 +227,11 @@ class _Step(shared.Step):
             at = np.searchsorted(low, known, "right") - 1
             whole |= (at >= 0) & (known <= high[at])
         at, skip, key = self._single_rows(going, known, whole)
-        parts = [self.kind.accumulators.scan(self.execution.work, known[whole])] if whole.any() or not len(at) else []
+        parts = (
+            [self.kind.accumulators.scan_ranges(self.execution.work, known[whole], known[whole])]
+            if whole.any() or not len(at)
+            else []
+        )
         if len(at):
             rows = np.unique(np.stack([at, skip, key]), axis=1)
             keys = self.space.keys.take(pa.array(rows[2]))
