@@ -14,7 +14,6 @@ of its fields, empty when the operator groups by none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend import keys as codec
-from backend.chunks import one_chunk
+from backend.chunks import decoded, one_chunk
 from backend.keys.codes import undecodable
 from backend.store.protocol import Region
 from backend.windows.columns.arrays import IntArray, compress, firsts
 
-_SIGN = np.uint64(1 << 63)
 _TIME = 9
 
 
@@ -45,14 +43,11 @@ def join_keys(
     region: Region, starts: IntArray, group_keys: pa.Array, skips: IntArray | None = None, *, skip_bytes: int = 0
 ) -> list[bytes]:
     """Build keys from their parts; `skips` is for the regions that have one, in `skip_bytes` bytes."""
-    width = _TIME + skip_bytes
-    head = np.empty((len(starts), width), np.uint8)
-    head[:, 0] = region
-    head[:, 1:_TIME] = (starts.astype(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
+    head = [np.full((len(starts), 1), region, np.uint8), codec.pack_fixed(starts)]
     if skips is not None:
-        head[:, _TIME:] = skips.astype(f">u{skip_bytes}").view(np.uint8).reshape(-1, skip_bytes)
-    fixed = pa.Array.from_buffers(pa.binary(width), len(starts), [None, pa.py_buffer(np.ascontiguousarray(head))])
-    joined: list[bytes] = pc.binary_join_element_wise(fixed.cast(pa.binary()), group_keys, b"").to_pylist()
+        head.append(codec.pack_fixed(skips.astype(f"u{skip_bytes}")))
+    fixed = codec.to_binary(codec.beside(head))
+    joined: list[bytes] = pc.binary_join_element_wise(fixed, group_keys, b"").to_pylist()
     return joined
 
 
@@ -62,12 +57,11 @@ def split_keys(keys: Sequence[bytes], *, skip_bytes: int = 0) -> tuple[IntArray,
     short = next((key for key in keys if len(key) < width), None)
     if short is not None:
         raise undecodable(short, f"{len(short)} bytes, at least {width} were expected")
-    head = np.frombuffer(b"".join([key[:width] for key in keys]), np.uint8).reshape(-1, width)
-    flipped = np.ascontiguousarray(head[:, 1:_TIME]).view(">u8").reshape(-1).astype(np.uint64)
+    head = codec.to_rows([key[:width] for key in keys], width)
     skips = np.zeros(len(keys), np.int64)
     if skip_bytes:
-        skips = np.ascontiguousarray(head[:, _TIME:]).view(f">u{skip_bytes}").reshape(-1).astype(np.int64)
-    return (flipped ^ _SIGN).astype(np.int64), skips, pa.array([key[width:] for key in keys], pa.binary())
+        skips = codec.unpack_fixed(head[:, _TIME:], f"u{skip_bytes}").astype(np.int64)
+    return codec.unpack_fixed(head[:, 1:_TIME], np.int64), skips, pa.array([key[width:] for key in keys], pa.binary())
 
 
 class GroupKeys:
@@ -90,7 +84,7 @@ class GroupKeys:
         if not self._fields or not count:
             return np.zeros(count, np.int64), pa.array([b""] if count else [], pa.binary())
         numbers, rows = self._numbers(messages)
-        distinct = [_plain(messages.column(f.name)).take(pa.array(rows)) for f in self._fields]
+        distinct = [decoded(one_chunk(messages.column(f.name))).take(pa.array(rows)) for f in self._fields]
         encoded = codec.encode_columns(distinct).dictionary_encode()
         if len(encoded.dictionary) < len(rows):  # 0.0 and -0.0 are two values for Arrow and one key
             numbers = encoded.indices.to_numpy().astype(np.int64)[numbers]
@@ -99,7 +93,7 @@ class GroupKeys:
     def _numbers(self, messages: pa.Table) -> tuple[IntArray, IntArray]:
         numbers: IntArray | None = None
         for field in self._fields:
-            coded = pc.dictionary_encode(_plain(messages.column(field.name)), null_encoding="encode")
+            coded = pc.dictionary_encode(decoded(one_chunk(messages.column(field.name))), null_encoding="encode")
             one = coded.indices.to_numpy().astype(np.int64)
             # below 2**62, because each factor is at most the number of rows
             numbers = one if numbers is None else compress(numbers * len(coded.dictionary) + one)[0]
@@ -110,13 +104,8 @@ class GroupKeys:
         """Give the fields of encoded keys."""
         if not self._fields:
             return []
-        decoded = codec.decode_columns(encoded, [f.type for f in self._fields])
-        return [array.cast(f.type) for array, f in zip(decoded, self._fields, strict=True)]
-
-
-def _plain(column: Any) -> pa.Array:
-    array = one_chunk(column)
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        columns = codec.decode_columns(encoded, [f.type for f in self._fields])
+        return [array.cast(f.type) for array, f in zip(columns, self._fields, strict=True)]
 
 
 class KeySpace:

@@ -16,18 +16,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from backend.batch import STREAM
-from backend.keys import pack_fixed, to_binary, unpack_fixed
+from backend.keys import Bytes2D, pack_fixed, to_binary, to_rows, unpack_fixed
 from backend.store.protocol import Region
 from backend.windows.columns.arrays import IntArray, compress
 from backend.windows.columns.grouping import GroupKeys
 from backend.windows.micro_batch import numbers
 
-Bytes2D = npt.NDArray[np.uint8]
 STREAM_BYTES = 2
 
 
@@ -84,5 +82,4 @@ def numbered(region: Region, codes: pa.Array, values: IntArray) -> list[bytes]:
 def split_numbered(keys: Sequence[bytes]) -> tuple[pa.Array, IntArray]:
     """Take keys of `numbered` apart: codes and numbers."""
     codes = pa.array([key[1:-8] for key in keys], pa.binary())
-    tails = np.frombuffer(b"".join(key[-8:] for key in keys), np.uint8).reshape(-1, 8)
-    return codes, unpack_fixed(tails, np.int64)
+    return codes, unpack_fixed(to_rows([key[-8:] for key in keys], 8), np.int64)

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from backend.aggregates import IncrementalPlan
 from backend.errors import StateCorrupted
-from backend.keys import beside, fixed_bytes, pack_fixed, to_binary, unpack_fixed
+from backend.keys import beside, fixed_bytes, pack_fixed, to_binary, to_rows, unpack_fixed
 from backend.messages import TIME_BYTES
 from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region
@@ -151,8 +151,7 @@ class SessionRows:
 
 def firsts_of(idents: Sequence[bytes]) -> IntArray:
     """Give the first times in idents."""
-    tails = np.frombuffer(b"".join([ident[-TIME_BYTES:] for ident in idents]), np.uint8).reshape(-1, TIME_BYTES)
-    firsts: IntArray = unpack_fixed(tails, np.int64)
+    firsts: IntArray = unpack_fixed(to_rows([ident[-TIME_BYTES:] for ident in idents], TIME_BYTES), np.int64)
     return firsts
 
 
