@@ -180,7 +180,7 @@ class Emission:
     """Results of some windows and group keys, one row each.
 
     Attributes:
-        phase: `FULL`, `LATE`, ...
+        phase: `FULL`, `LATE`, ... of all rows, or of each.
         revisions: Revision of each row.
         starts: Window starts, or None for tuple windows.
         ends: Window ends, or None.
@@ -189,7 +189,7 @@ class Emission:
         edges: Windows by number of messages: columns named as `EDGES`.
     """
 
-    phase: int
+    phase: int | IntArray
     revisions: IntArray
     starts: IntArray | None
     ends: IntArray | None
@@ -201,7 +201,7 @@ class Emission:
         """Give the rows in the operator's result schema."""
         count = len(self.revisions)
         leading: dict[str, pa.Array] = {
-            "reason": pa.repeat(REASONS[self.phase], count),
+            "reason": pa.array(REASONS).take(pa.array(np.broadcast_to(self.phase, count).copy())),
             "revision": pa.array(self.revisions, pa.int32()),
             "window_start": _or_nulls(self.starts, count, pa.int64()),
             "window_end": _or_nulls(self.ends, count, pa.int64()),

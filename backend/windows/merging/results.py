@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import FullPlan, IncrementalPlan
-from backend.batch import EDGES
 from backend.messages.key_first import MessagesByKey, StoredMessages, digests
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
@@ -20,7 +19,7 @@ from backend.windows.merging.gather import Gathered
 from backend.windows.merging.nodes import Nodes, full_values
 from backend.windows.merging.one_by_one import Terms
 from backend.windows.merging.rows import LONG_AGO, NEVER, key_range
-from backend.windows.micro_batch import DRAIN, EARLY, LATE, REASONS, RETRACTED
+from backend.windows.micro_batch import DRAIN, EARLY, LATE, RETRACTED, Emission
 
 _MESSAGES = bytes([Region.MESSAGES])
 _OWN = 2**62
@@ -222,17 +221,9 @@ def lay_out(found: Found, events: Events, values: pa.Table, schema: pa.Schema, k
     at = np.where(stored, shown, 0)
     first, last, revision = events.first[other], events.last[other], events.revision[other]
     first[stored], last[stored], revision[stored] = (c[at[stored]] for c in (sent.first, sent.last, sent.revision))
-    leading = [
-        pa.array(REASONS).take(pa.array(np.where(own, events.phase[event], RETRACTED))),
-        pa.array(revision, pa.int32()),
-        pa.array(first),
-        pa.array(last),
-        *(pa.nulls(len(event), schema.field(name).type) for name in EDGES),
-    ]
-    coded = found.codes(events.key[event]).dictionary_encode()
-    group = [array.take(coded.indices) for array in keys.decode(coded.dictionary)]
-    columns: list[pa.Array] = []
+    columns = values.select([])
     if values.num_columns:
         both = pa.concat_tables([values, sent.values.cast(values.schema)])
-        columns = both.take(pa.array(np.where(stored, values.num_rows + at, other))).columns
-    return pa.table([*leading, *group, *columns], schema=schema)
+        columns = both.take(pa.array(np.where(stored, values.num_rows + at, other)))
+    phase = np.where(own, events.phase[event], RETRACTED)
+    return Emission(phase, revision, first, last, found.codes(events.key[event]), columns).table(schema, keys)
