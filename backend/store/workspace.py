@@ -11,7 +11,7 @@ micro-batch brings its messages sorted, and keeping them so costs nothing until 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from sortedcontainers import SortedList
@@ -162,6 +162,12 @@ class Workspace:
         """Delete many keys."""
         check_keys(keys)
         self._write(keys, [None] * len(keys), refuse=False)
+
+    def replace_keys(self, before: Set[bytes], after: Set[bytes]) -> None:
+        """Change the rows without values from what they were to what they are; those of both are left alone."""
+        self.delete_many(sorted(before - after))
+        fresh = sorted(after - before)
+        self.put_many(fresh, [b""] * len(fresh))
 
     def raise_bound(self, region: int, key: bytes) -> None:
         """Expire everything of a region below the full key `key`; bounds never go back (a lower one is ignored).

@@ -150,13 +150,6 @@ def index_keys(panes: Iterable[Pane]) -> set[bytes]:
     }
 
 
-def write_index(work: Workspace, before: set[bytes], after: set[bytes]) -> None:
-    """Change index rows from what they were to what they are."""
-    work.delete_many(sorted(before - after))
-    rows = sorted(after - before)
-    work.put_many(rows, [b""] * len(rows))
-
-
 def start_offsets(work: Workspace) -> dict[SourcePartition, int]:
     """Give the smallest start offset per source partition over retained panes: where a replay has to begin.
 
@@ -167,7 +160,7 @@ def start_offsets(work: Workspace) -> dict[SourcePartition, int]:
     """
     known = work.get(_INDEX)
     if known is None:
-        write_index(work, set(), index_keys(all_panes(work)))
+        work.replace_keys(set(), index_keys(all_panes(work)))
         work.put(_INDEX, bytes([INDEX_FORMAT]))
     elif known != bytes([INDEX_FORMAT]):
         raise UnknownFormat(

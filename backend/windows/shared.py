@@ -267,7 +267,7 @@ class Step:
             panes.extend(touched[at], found)
         panes.write(execution.work, touched)
         if digests is not None:
-            panes.write_index(execution.work, indexed, panes.index_keys(touched))
+            execution.work.replace_keys(indexed, panes.index_keys(touched))
         return opened
 
     def expire(self, bound: int) -> None:
@@ -281,7 +281,7 @@ class Step:
             ledger.messages -= sum(pane.count for pane in gone)
             ledger.digest = (ledger.digest - sum(pane.digest for pane in gone)) % 2**64
             time_first.drop_marks(work, bound)
-            panes.write_index(work, panes.index_keys(gone), set())
+            work.replace_keys(panes.index_keys(gone), set())
         for region in (Region.MESSAGES, Region.WINDOWS, Region.AGGREGATES):
             work.raise_bound(region, start_bytes(region, bound))
         work.raise_bound(Region.REVISIONS, start_bytes(Region.REVISIONS, self.grid.start(self.gone.after + 1)))

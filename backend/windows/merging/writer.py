@@ -142,7 +142,7 @@ class SessionWriter:
         live = np.flatnonzero(stored.last >= self._terms.bound_after)
         here = self._found.codes(self._found.stored_key[live])
         old = rows.timed_keys(rows.INDEX, stored.last[live], here, stored.first[live])
-        self._replace(old, rows.timed_keys(rows.INDEX, last, codes, first))
+        self._work.replace_keys(set(old), set(rows.timed_keys(rows.INDEX, last, codes, first)))
 
     def _write_waiting(self, codes: pa.Array, first: IntArray, since: IntArray, past: Mask) -> None:
         stored, is_open = self._found.stored, self._found.is_open
@@ -151,14 +151,9 @@ class SessionWriter:
             here = self._found.codes(self._found.stored_key[waited])
             old = rows.timed_keys(tag, stored.since[waited], here, stored.first[waited])
             waits = np.flatnonzero(mine & (since != NEVER))
-            self._replace(old, rows.timed_keys(tag, since[waits], codes.take(pa.array(waits)), first[waits]))
-
-    def _replace(self, old: list[bytes], new: list[bytes]) -> None:
-        """Replace rows without values; those that are in both lists are left alone."""
-        before, after = set(old), set(new)
-        self._work.delete_many(sorted(before - after))
-        fresh = sorted(after - before)
-        self._work.put_many(fresh, [b""] * len(fresh))
+            self._work.replace_keys(
+                set(old), set(rows.timed_keys(tag, since[waits], codes.take(pa.array(waits)), first[waits]))
+            )
 
     def _write_sent(self, session_rows: SessionRows, values: pa.Table) -> IntArray:
         """Write the rows that were sent and still stand; gives the number of them of each session."""
