@@ -40,6 +40,11 @@ class FullState:
         return self._plan.result(taken(self._messages, rows), groups, count)
 
 
+def with_full(values: pa.Table, full: pa.Table) -> pa.Table:
+    """Put full-state aggregates beside the incremental ones of the same windows."""
+    return pa.table([*values.columns, *full.columns], schema=pa.schema([*values.schema, *full.schema]))
+
+
 def _source_ranks(messages: pa.Table) -> IntArray:
     """Return the place of each message in the order of the source."""
     rank = np.empty(messages.num_rows, np.int64)

@@ -201,7 +201,7 @@ class Emission:
         """Give the rows in the operator's result schema."""
         count = len(self.revisions)
         leading: dict[str, pa.Array] = {
-            "reason": pa.array(REASONS).take(pa.array(np.broadcast_to(self.phase, count).copy())),
+            "reason": pa.array(REASONS).take(pa.array(np.full(count, self.phase))),
             "revision": pa.array(self.revisions, pa.int32()),
             "window_start": _or_nulls(self.starts, count, pa.int64()),
             "window_end": _or_nulls(self.ends, count, pa.int64()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from backend.windows.accumulators import FIRST_CLOCK
 from backend.windows.columns.arrays import IntArray, Mask, dense, least
 from backend.windows.columns.pane_rows import Pairs, PaneRows
 from backend.windows.definitions import Assigner
-from backend.windows.full_state import FullState
+from backend.windows.full_state import FullState, with_full
 from backend.windows.micro_batch import numbers
 
 
@@ -120,7 +120,4 @@ class Evaluator:
                 low, high = int(place.min()), int(place.max()) + 1
                 parts.append(state.result(rows, place - low, high - low))
         full = pa.concat_tables(parts) if parts else state.result(windows[:0], windows[:0], 0)
-        values = pa.table(
-            [*found.values.columns, *full.columns], schema=pa.schema([*found.values.schema, *full.schema])
-        )
-        return Results(found.window, found.key, found.clock, values)
+        return replace(found, values=with_full(found.values, full))

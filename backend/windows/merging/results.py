@@ -14,6 +14,7 @@ from backend.store.protocol import Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask, spread
 from backend.windows.columns.grouping import GroupKeys
+from backend.windows.full_state import with_full
 from backend.windows.merging.found import Found
 from backend.windows.merging.gather import Gathered
 from backend.windows.merging.nodes import Nodes, full_values
@@ -203,14 +204,10 @@ def compute(
     """Compute the aggregates of events, in the order of `fields`."""
     incremental, full = plans
     values = incremental.result(accumulators.take(pa.array(events.node)))
-    columns = {name: values.column(name) for name in values.column_names}
     if contents is not None:
         owner, member = contents.members(nodes, events.node)
-        found = full_values(full, owner, member, len(events.node), contents.table)
-        columns.update({name: found.column(name) for name in found.column_names})
-    if not fields:
-        return pa.table({"event": events.node}).select([])
-    return pa.table([columns[field.name] for field in fields], schema=pa.schema(list(fields)))
+        values = with_full(values, full_values(full, owner, member, len(events.node), contents.table))
+    return values.select([field.name for field in fields])
 
 
 def lay_out(found: Found, events: Events, values: pa.Table, schema: pa.Schema, keys: GroupKeys) -> pa.Table:

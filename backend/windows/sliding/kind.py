@@ -36,7 +36,7 @@ from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import Pairs
 from backend.windows.count_retention import Newest
 from backend.windows.definitions import Grid
-from backend.windows.full_state import FullState
+from backend.windows.full_state import FullState, with_full
 from backend.windows.micro_batch import Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
@@ -274,8 +274,7 @@ class _Step(shared.Step):
         first, count = self.keyed_rows.range(keys, windows - self.size, windows)
         table = self._tree(int(count.max())).results(first, count, windows, clocks)
         if self.kind.message_store is not None:
-            full = self._full_results(windows, keys, clocks)
-            table = pa.table([*table.columns, *full.columns], schema=pa.schema([*table.schema, *full.schema]))
+            table = with_full(table, self._full_results(windows, keys, clocks))
         order = np.lexsort((keys, windows))
         return Results(windows[order], keys[order], self.window_clock[at[order]], table.take(pa.array(order)))
 
