@@ -157,6 +157,9 @@ class _Step(shared.Step):
         # a window exists for each (time, key) of a message that it could take
         own = skip == 0
         self.windows = Pairs(time[own], key[own], len(self.space))
+        order = np.lexsort((self.windows.window, self.windows.key))
+        self.by_key = self.windows.key[order], self.windows.window[order]
+        self.known = Order(*self.by_key)
         at = self.windows.find(time[own], key[own])
         self.window_clock = least(clock[own], at, len(self.windows))
         if self.kind.message_store is not None:
@@ -226,14 +229,12 @@ class _Step(shared.Step):
 
         Many late partials reach over the same windows: what is laid out is never more than windows and partials.
         """
-        order = np.lexsort((self.windows.window, self.windows.key))
-        key, window = self.windows.key[order], self.windows.window[order]
+        key, window = self.by_key
         wanted = highs >= lows
         lows, highs, arrived = lows[wanted], highs[wanted], self.arrived_key[wanted]
         messages = self.arrived_count[wanted]
-        known = Order(key, window)
-        first = known.first(arrived, lows)
-        after = np.maximum(known.after(arrived, highs), first)
+        first = self.known.first(arrived, lows)
+        after = np.maximum(self.known.after(arrived, highs), first)
         steps = np.zeros((2, len(window) + 1), np.int64)
         for row, amount in zip(steps, (np.ones_like(messages), messages), strict=True):
             np.add.at(row, first, amount)
@@ -348,10 +349,9 @@ class _Step(shared.Step):
 
     def _unshown(self, messages: Unseen) -> Mask:
         """Return which messages no window of their key shows."""
-        order = np.lexsort((self.windows.window, self.windows.key))
-        known, key = Order(self.windows.key[order], self.windows.window[order]), self.space.find(messages.codes)
-        first = known.first(key, messages.time + messages.skip)
-        unshown: Mask = known.after(key, messages.time + self.size) <= first
+        key = self.space.find(messages.codes)
+        first = self.known.first(key, messages.time + messages.skip)
+        unshown: Mask = self.known.after(key, messages.time + self.size) <= first
         return unshown
 
     def _take_out(self, refused: Unseen) -> None:
