@@ -70,7 +70,7 @@ def _check_zone(name: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CalendarGrid:
-    """Numbers calendar windows; see `backend.windows.definitions.Assigner`. Each is one pane.
+    """Numbers calendar windows; see `backend.windows.definitions.Grid`. Each is one pane.
 
     Attributes:
         count: Units that a window is long.

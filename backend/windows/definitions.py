@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import gcd
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -303,68 +303,11 @@ def _check_step(length: int, distance: int, step: str, size: str) -> None:
         )
 
 
-class Assigner(Protocol):
-    """Numbers windows that all group keys share, and their panes: which a message belongs to, and nothing else.
-
-    Windows and panes ascend with time. Functions take and return int64 numbers, or arrays of them.
-    """
-
-    @property
-    def panes_per_window(self) -> int:
-        """Panes that a window is made of."""
-
-    @property
-    def panes_per_step(self) -> int:
-        """Panes between the starts of neighbouring windows: window `k` begins with pane `k` times that."""
-
-    def start(self, window: int) -> int:
-        """Return the start of one window."""
-
-    def starts(self, windows: IntArray) -> IntArray:
-        """Return the start of each window."""
-
-    def ends(self, windows: IntArray) -> IntArray:
-        """Return the end of each window, exclusive."""
-
-    def pane_start(self, pane: int) -> int:
-        """Return the start of one pane; the next one begins at its end."""
-
-    def pane_starts(self, panes: IntArray) -> IntArray:
-        """Return the start of each pane."""
-
-    def pane_of(self, times: IntArray) -> IntArray:
-        """Return the pane of each event time."""
-
-    def first_window(self, panes: IntArray) -> IntArray:
-        """Return the first window that holds each pane."""
-
-    def last_window(self, panes: IntArray) -> IntArray:
-        """Return the last window that holds each pane."""
-
-    def last_begun(self, times: IntArray) -> IntArray:
-        """Return the last window whose start is at or before each time."""
-
-    def last_begun_at(self, time: int) -> int:
-        """Return the last window whose start is at or before one time."""
-
-    def last_ended(self, clocks: IntArray) -> IntArray:
-        """Return the last window whose end is at or before each clock."""
-
-    def last_ended_at(self, clock: int) -> int:
-        """Return the last window whose end is at or before one clock."""
-
-
-def assigner(window: Window) -> Assigner:
-    """Return the assigner of a tumbling or hopping event-time window."""
-    if window.calendar is not None:
-        return CalendarGrid(window.size, window.calendar, window.timezone or "UTC")
-    return Grid.of(window)
-
-
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The assigner of windows of a fixed length.
 
+    Windows and panes ascend with time. Functions take and give int64 numbers, or arrays of them.
     Window `k` is `[origin + k * step, origin + k * step + size)`; pane `p` is `[origin + p * pane, ... + pane)`.
     """
 
@@ -389,7 +332,7 @@ class Grid:
 
     @property
     def panes_per_step(self) -> int:
-        """Panes between the starts of neighbouring windows."""
+        """Panes between the starts of neighbouring windows: window `k` begins with pane `k` times that."""
         return self.step // self.pane
 
     def start(self, window: int) -> int:
@@ -405,7 +348,7 @@ class Grid:
         return windows * self.step + (self.origin + self.size)
 
     def pane_start(self, pane: int) -> int:
-        """Give the start of one pane."""
+        """Give the start of one pane; the next one begins at its end."""
         return pane * self.pane + self.origin
 
     def pane_starts(self, panes: IntArray) -> IntArray:
@@ -439,3 +382,14 @@ class Grid:
     def last_ended_at(self, clock: int) -> int:
         """Give the last window whose end is at or before one clock."""
         return (clock - self.size - self.origin) // self.step
+
+
+Assigner = Grid | CalendarGrid
+"""Numbers windows that all group keys share, and their panes: which a message belongs to, and nothing else."""
+
+
+def assigner(window: Window) -> Assigner:
+    """Return the assigner of a tumbling or hopping event-time window."""
+    if window.calendar is not None:
+        return CalendarGrid(window.size, window.calendar, window.timezone or "UTC")
+    return Grid.of(window)
