@@ -71,10 +71,9 @@ class AccumulatorStore:
             values += found[1]
         return self._decode(keys, values)
 
-    def scan_from(self, state: Readable, pane: int | None) -> Stored:
-        """Read everything from a pane on, all there is for None."""
-        start = bytes([Region.AGGREGATES]) if pane is None else self._start(pane)
-        return self._decode(*state.scan_arrays(start, bytes([Region.AGGREGATES + 1])))
+    def scan_from(self, state: Readable, pane: int) -> Stored:
+        """Read everything from a pane on."""
+        return self._decode(*state.scan_arrays(self._start(pane), bytes([Region.AGGREGATES + 1])))
 
     def least_skip(self, state: Readable, pane: int) -> int:
         """Give the smallest skip in a pane that has a row."""

@@ -109,32 +109,22 @@ class CalendarGrid:
         """Return the end of each window, exclusive."""
         return self.starts(windows + 1)
 
-    def pane_starts(self, panes: IntArray) -> IntArray:
-        """Return the start of each pane."""
-        return self.starts(panes)
-
-    def pane_start(self, pane: int) -> int:
-        """Return the start of one pane."""
-        return _one(self.starts, pane)
+    pane_starts, pane_start = starts, start
 
     def pane_of(self, times: IntArray) -> IntArray:
-        """Return the pane of each event time."""
+        """Return the pane of each event time, which is the last window whose start is at or before it."""
         near, windows = compress(self._utc_windows(times))  # local days are never more than one from UTC's
         early, late = self.starts(windows)[near] > times, self.ends(windows)[near] <= times
         found: IntArray = windows[near] - early + late
         return found
 
     def first_window(self, panes: IntArray) -> IntArray:
-        """Return the first window that holds each pane."""
+        """Return the window that is each pane: the first that holds it, and the last."""
         return panes
 
-    def last_window(self, panes: IntArray) -> IntArray:
-        """Return the last window that holds each pane."""
-        return panes
+    last_window = first_window
 
-    def last_begun(self, times: IntArray) -> IntArray:
-        """Return the last window whose start is at or before each time."""
-        return self.pane_of(times)
+    last_begun = pane_of
 
     def last_begun_at(self, time: int) -> int:
         """Return the last window whose start is at or before one time."""
