@@ -82,15 +82,7 @@ class CalendarGrid:
     unit: str
     timezone: str
 
-    @property
-    def panes_per_window(self) -> int:
-        """Panes that a window is made of."""
-        return 1
-
-    @property
-    def panes_per_step(self) -> int:
-        """Panes between the starts of neighbouring windows."""
-        return 1
+    panes_per_window = panes_per_step = 1
 
     def starts(self, windows: IntArray) -> IntArray:
         """Return the start of each window; of one outside of what int64 can hold, the end of that."""
@@ -109,7 +101,8 @@ class CalendarGrid:
         """Return the end of each window, exclusive."""
         return self.starts(windows + 1)
 
-    pane_starts, pane_start = starts, start
+    pane_starts = starts
+    pane_start = start
 
     def pane_of(self, times: IntArray) -> IntArray:
         """Return the pane of each event time, which is the last window whose start is at or before it."""
@@ -123,7 +116,6 @@ class CalendarGrid:
         return panes
 
     last_window = first_window
-
     last_begun = pane_of
 
     def last_begun_at(self, time: int) -> int:
