@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from backend.aggregates import IncrementalPlan
@@ -22,6 +21,7 @@ from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
 from backend.windows.columns.grouping import join_keys, split_keys, start_bytes
+from backend.windows.columns.rows import Rows
 from backend.windows.definitions import Assigner
 
 FIRST_CLOCK = "_first_clock"
@@ -29,7 +29,7 @@ _CLOCK_FIELD = pa.field(FIRST_CLOCK, pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Rows):
     """Partial aggregates as read.
 
     Attributes:
@@ -43,9 +43,6 @@ class Stored:
     skip: IntArray
     keys: pa.Array
     table: pa.Table
-
-    def __len__(self) -> int:
-        return len(self.pane)
 
 
 class AccumulatorStore:
@@ -109,15 +106,3 @@ class AccumulatorStore:
 def with_clock(accumulators: pa.Table, clock: IntArray) -> pa.Table:
     """Give partials with the watermark before the first message of each."""
     return accumulators.append_column(_CLOCK_FIELD, pa.array(clock))
-
-
-def concat(parts: Sequence[Stored]) -> Stored:
-    """Put several reads together; there is at least one."""
-    if len(parts) == 1:
-        return parts[0]
-    return Stored(
-        np.concatenate([part.pane for part in parts]),
-        np.concatenate([part.skip for part in parts]),
-        pa.concat_arrays([part.keys for part in parts]),
-        pa.concat_tables([part.table for part in parts]),
-    )

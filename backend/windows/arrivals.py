@@ -13,6 +13,7 @@ from backend.windows import combined_rows
 from backend.windows.accumulators import with_clock
 from backend.windows.columns.arrays import IntArray, compress, dense, firsts, union
 from backend.windows.columns.grouping import GroupKeys
+from backend.windows.columns.rows import Rows
 from backend.windows.definitions import Assigner
 from backend.windows.micro_batch import Execution, numbers
 
@@ -46,7 +47,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(Rows):
     """Messages folded to partials, in order of (pane, skip, epoch, key); all arrays as long as `table`.
 
     Attributes:
@@ -66,9 +67,6 @@ class Arrived:
     clock: IntArray
     count: IntArray
     table: pa.Table
-
-    def __len__(self) -> int:
-        return len(self.pane)
 
 
 def started(clock: int) -> int:

@@ -10,15 +10,16 @@ import pyarrow as pa
 
 from backend.aggregates import IncrementalPlan
 from backend.windows.accumulators import FIRST_CLOCK
-from backend.windows.columns.arrays import IntArray, Mask, dense, least
+from backend.windows.columns.arrays import IntArray, dense, least
 from backend.windows.columns.pane_rows import Pairs, PaneRows
+from backend.windows.columns.rows import Rows
 from backend.windows.definitions import Assigner
 from backend.windows.full_state import FullState, with_full
 from backend.windows.micro_batch import numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class Results(Rows):
     """Results of (window, group key) pairs, in order of window, then key; all as long as `values`.
 
     Attributes:
@@ -32,14 +33,6 @@ class Results:
     key: IntArray
     clock: IntArray
     values: pa.Table
-
-    def __len__(self) -> int:
-        return len(self.window)
-
-    def where(self, rows: Mask) -> Results:
-        """Give the results of a mask."""
-        values = self.values.filter(pa.array(rows)) if self.values.num_columns else self.values
-        return Results(self.window[rows], self.key[rows], self.clock[rows], values)
 
 
 class Evaluator:
@@ -80,12 +73,7 @@ class Evaluator:
             empty = np.empty(0, np.int64)
             values = self._plan.result(self._plan.accumulator_schema.empty_table())
             parts = [Results(empty, empty, empty, values)]
-        found = Results(
-            np.concatenate([part.window for part in parts]),
-            np.concatenate([part.key for part in parts]),
-            np.concatenate([part.clock for part in parts]),
-            pa.concat_tables([part.values for part in parts]),
-        )
+        found = Results.concat(parts)
         return found if self._full is None else self._add_full(found, windows, intervals)
 
     def _seen(self, windows: IntArray, intervals: IntArray, pairs: Pairs | None) -> Iterator[tuple[IntArray, IntArray]]:

@@ -24,7 +24,7 @@ from backend.batch import NO_TIME, TIME
 from backend.messages.time_first import MessagesByTime
 from backend.store.workspace import Workspace
 from backend.windows import revisions, shared
-from backend.windows.accumulators import Stored, concat
+from backend.windows.accumulators import Stored
 from backend.windows.aligned.evaluate import Evaluator, Results
 from backend.windows.arrivals import fold, place, started
 from backend.windows.columns.arrays import IntArray, Mask, places, runs, spread, union
@@ -236,7 +236,7 @@ class _Step(shared.Step):
             rows = np.unique(np.stack([at, skip, key]), axis=1)
             keys = self.space.keys.take(pa.array(rows[2]))
             parts.append(self.kind.accumulators.get(self.execution.work, known[rows[0]], rows[1], keys))
-        return concat(parts)
+        return Stored.concat(parts)
 
     def _single_rows(self, going: Pairs, known: IntArray, whole: Mask) -> tuple[IntArray, IntArray, IntArray]:
         """Give (position of the pane in `known`, skip, key) of the rows that touched and going groups need.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backend.windows.columns.arrays import IntArray, places, spread
+from backend.windows.columns.rows import Rows
 from backend.windows.definitions import Assigner
 
 MAX_MEMBERS = 1 << 21
@@ -27,7 +28,7 @@ ALL_INTERVALS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class PaneRows:
+class PaneRows(Rows):
     """Facts in order of pane; all arrays int64 and as long as one another.
 
     Attributes:
@@ -51,9 +52,6 @@ class PaneRows:
             return cls(pane, skip, interval, key, np.arange(len(pane)))
         order = np.argsort(pane, kind="stable")
         return cls(pane[order], skip[order] if skip.any() else skip, interval[order], key[order], order)
-
-    def __len__(self) -> int:
-        return len(self.pane)
 
     def seen_by(self, grid: Assigner, windows: IntArray, intervals: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
         """Give what windows see, in chunks of whole windows.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.rows import Rows
 from backend.windows.merging.components import Components
 from backend.windows.merging.found import Found
 from backend.windows.merging.nodes import Nodes
@@ -17,7 +18,7 @@ _NONE = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Finals:
+class Finals(Rows):
     """Sessions as they are when all messages came; all as long as one another.
 
     Attributes:
@@ -37,9 +38,6 @@ class Finals:
     since: IntArray
     unsent: IntArray
     node: IntArray
-
-    def __len__(self) -> int:
-        return len(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,7 @@ def gather(found: Found, parts: Components, terms: Terms) -> Gathered:
             alone,
         ),
     )
-    columns = ("key", "first", "last", "open", "since", "unsent", "node")
-    finals = Finals(*(np.concatenate([getattr(part, name) for part in mine]) for name in columns))
+    finals = Finals.concat(mine)
     final_of = np.full(len(stored), -1, np.int64)
     final_of[whole_of >= 0] = len(sequential) + whole_of[whole_of >= 0]
     final_of[alone] = len(sequential) + len(whole) + np.arange(len(alone))

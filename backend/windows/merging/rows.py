@@ -37,6 +37,7 @@ from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.keyed import joined_codes, keyed
+from backend.windows.columns.rows import Rows
 from backend.windows.micro_batch import numbers
 
 NEVER = -(2**63)
@@ -49,7 +50,7 @@ EARLY_WAITS, LATE_WAITS, REFUSED = (bytes([Region.OPERATOR]) + tag for tag in (b
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Rows):
     """Sessions as read; all as long as one another.
 
     Attributes:
@@ -73,9 +74,6 @@ class Stored:
     count: IntArray
     digest: npt.NDArray[np.uint64]
     accumulators: pa.Table
-
-    def __len__(self) -> int:
-        return len(self.idents)
 
     def before(self, codes: pa.Array, times: IntArray) -> IntArray:
         """Give for each group key and time the newest of these sessions that begins at or before it, -1 for none."""

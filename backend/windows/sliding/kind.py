@@ -190,7 +190,8 @@ class _Step(shared.Step):
         found, fresh = unseen.read(work, MIN_TIME, over), self.arrived_time[self.arrived_skip == 0]
         if not len(fresh):
             return found
-        return unseen.both(found, unseen.read(work, max(over, int(fresh.min()) - self.size), int(fresh.max()) + 1))
+        low, high = max(over, int(fresh.min()) - self.size), int(fresh.max()) + 1
+        return Unseen.concat([found, unseen.read(work, low, high)])
 
     def _read_messages(self, store: MessagesByTime, low: IntArray, high: IntArray) -> None:
         stored, skip = store.read(self.execution.work, low, high + 1)
@@ -336,7 +337,7 @@ class _Step(shared.Step):
         fresh.where(~over).put(execution.work)
         unshown, long_over = self._unshown(self.unseen), self._is_over(self.unseen)
         self.unseen.where(long_over | ~unshown).drop(execution.work)
-        refused = unseen.both(self.unseen.where(long_over & unshown), fresh.where(over))
+        refused = Unseen.concat([self.unseen.where(long_over & unshown), fresh.where(over)])
         if len(refused):
             execution.errors.append(refused.errors)
         if self.progress.drain:

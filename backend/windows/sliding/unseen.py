@@ -24,8 +24,9 @@ from backend.batch import ERROR_SCHEMA, TIME, MicroBatch
 from backend.messages import TIME_FIRST, message_keys
 from backend.store.protocol import Region
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.grouping import start_bytes, start_of
+from backend.windows.columns.rows import Rows
 from backend.windows.ledger import decode_row
 from backend.windows.micro_batch import error_rows, numbers, stamped
 
@@ -45,7 +46,7 @@ _decoder = msgspec.msgpack.Decoder(_Row)
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class Unseen(Rows):
     """Some of these messages; all as long as one another.
 
     Attributes:
@@ -61,20 +62,6 @@ class Unseen:
     skip: IntArray
     codes: pa.Array
     errors: pa.Table
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def where(self, rows: Mask) -> Unseen:
-        """Return the messages of a mask."""
-        picked, mask = np.flatnonzero(rows).tolist(), pa.array(rows)
-        return Unseen(
-            [self.keys[at] for at in picked],
-            self.time[rows],
-            self.skip[rows],
-            self.codes.filter(mask),
-            self.errors.filter(mask),
-        )
 
     def put(self, work: Workspace) -> None:
         """Remember them."""
@@ -106,17 +93,6 @@ def read(work: Workspace, low: int, high: int) -> Unseen:
         np.array([row.skip for row in rows], np.int64),
         pa.array([row.code for row in rows], pa.binary()),
         pa.Table.from_pylist([dict(row.error) for row in rows], schema=ERROR_SCHEMA),
-    )
-
-
-def both(one: Unseen, two: Unseen) -> Unseen:
-    """Put two together."""
-    return Unseen(
-        one.keys + two.keys,
-        np.concatenate([one.time, two.time]),
-        np.concatenate([one.skip, two.skip]),
-        pa.concat_arrays([one.codes, two.codes]),
-        pa.concat_tables([one.errors, two.errors]),
     )
 
 
