@@ -20,9 +20,9 @@ from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
 from backend.windows import combined_rows, panes
-from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore, with_clock
+from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore, Stored, with_clock
 from backend.windows.aligned.evaluate import Results
-from backend.windows.arrivals import started
+from backend.windows.arrivals import Arrived, started
 from backend.windows.columns.arrays import IntArray, Mask, compress, dense, firsts, least
 from backend.windows.columns.grouping import GroupKeys, KeySpace, start_bytes
 from backend.windows.columns.pane_rows import Pairs
@@ -93,6 +93,7 @@ class Step:
     """
 
     space: KeySpace
+    arrived: Arrived
     content: pa.Table
     """Partial columns and `FIRST_CLOCK`: stored rows first, then arrived ones."""
     place: tuple[IntArray, IntArray, IntArray]
@@ -112,6 +113,16 @@ class Step:
             execution.full_off,
         )
         self.stored_revisions = StoredRevisions(execution, self.progress, gone.before, self.grid.start)
+
+    def lay_out(self, stored: Stored, stored_key: IntArray, arrived_key: IntArray) -> None:
+        """Put stored and arrived partials behind one another; the keys are their numbers in `space`."""
+        self.old = len(stored)
+        self.content = pa.concat_tables([stored.table, self.arrived.table])
+        self.place = (
+            np.concatenate([stored.pane, self.arrived.pane]),
+            np.concatenate([stored.skip, self.arrived.skip]),
+            np.concatenate([stored_key, arrived_key]),
+        )
 
     def shown_bounds(self, windows: IntArray) -> tuple[IntArray, IntArray]:
         """Give start and end of windows as results show them."""

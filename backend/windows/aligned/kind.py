@@ -198,13 +198,7 @@ class _Step(shared.Step):
         if renumbered is not None:
             self.key_of = renumbered[self.key_of]
             self.waiting.renumber(renumbered, len(self.space))
-        self.old = len(stored)
-        self.content = pa.concat_tables([stored.table, self.arrived.table])
-        self.place = (
-            np.concatenate([stored.pane, self.arrived.pane]),
-            np.concatenate([stored.skip, self.arrived.skip]),
-            np.concatenate([stored_key, self.key_of[self.arrived.key]]),
-        )
+        self.lay_out(stored, stored_key, self.key_of[self.arrived.key])
         if len(self.completed) or len(self.open) or len(going):
             self._prepare(going)
 

@@ -30,7 +30,7 @@ from backend.store.workspace import Workspace
 from backend.windows import panes, revisions, shared
 from backend.windows.accumulators import FIRST_CLOCK, with_clock
 from backend.windows.aligned.evaluate import Results
-from backend.windows.arrivals import started
+from backend.windows.arrivals import Arrived, started
 from backend.windows.columns.arrays import IntArray, Mask, compress, dense, few, firsts, least, runs
 from backend.windows.columns.grouping import KeySpace
 from backend.windows.columns.pane_rows import Pairs
@@ -129,11 +129,10 @@ class _Step(shared.Step):
             number, _ = dense(number * max(len(distinct), 1) + other, max(len(number), 1) * max(len(distinct), 1))
         count = int(number.max(initial=-1)) + 1
         first = firsts(number, count)
-        self.arrived_time, self.arrived_skip = self.times[first], self.skip[first]
-        self.arrived_clock, self.arrived_key = self.clock[first], self.message_key[first]
-        self.arrived_count: IntArray = np.bincount(number, minlength=count).astype(np.int64)
-        folded = self.kind.incremental.fold(self.execution.messages, number, count)
-        self.arrived = with_clock(folded, self.arrived_clock)
+        time, skip, clock, key = (c[first] for c in (self.times, self.skip, self.clock, self.message_key))
+        table = with_clock(self.kind.incremental.fold(self.execution.messages, number, count), clock)
+        messages = np.bincount(number, minlength=count).astype(np.int64)
+        self.arrived = Arrived(time, skip, np.zeros(count, np.int64), key, clock, messages, table)
 
     # -- load -----------------------------------------------------------------------------------------------------
 
@@ -145,13 +144,9 @@ class _Step(shared.Step):
         self.space = KeySpace([self.message_keys, rows.keys, stored.keys, self.unseen.codes])
         renumbered, self.row_key, stored_key, _ = self.space.numbers
         self.message_key = renumbered[self.message_key]
-        self.arrived_key = renumbered[self.arrived_key]
-        self.old = len(stored)
-        self.content = pa.concat_tables([stored.table, self.arrived])
-        time = np.concatenate([stored.pane, self.arrived_time])
-        skip = np.concatenate([stored.skip, self.arrived_skip])
-        key = np.concatenate([stored_key, self.arrived_key])
-        self.place = time, skip, key
+        self.arrived_key = renumbered[self.arrived.key]
+        self.lay_out(stored, stored_key, self.arrived_key)
+        time, skip, key = self.place
         clock = numbers(self.content, FIRST_CLOCK)
         self.keyed_rows = KeyedRows.sorted(key, time, skip, clock)
         # a window exists for each (time, key) of a message that it could take
@@ -172,7 +167,7 @@ class _Step(shared.Step):
             waiting: Windows whose updates wait.
         """
         progress, one = self.progress, np.ones(1, np.int64)
-        seen = [(self.arrived_time, self.arrived_time + self.size), (waiting, waiting)]
+        seen = [(self.arrived.pane, self.arrived.pane + self.size), (waiting, waiting)]
         seen.append((self.unseen.time, self.unseen.time + self.size))
         if progress.closed_after > progress.closed_before:
             seen.append((one * (progress.closed_before + 1), one * progress.closed_after))
@@ -187,7 +182,7 @@ class _Step(shared.Step):
         if progress.drain:
             return unseen.read(work, MIN_TIME, MAX_TIME + 1)
         over = max(progress.gone_after - self.size + 1, MIN_TIME)
-        found, fresh = unseen.read(work, MIN_TIME, over), self.arrived_time[self.arrived_skip == 0]
+        found, fresh = unseen.read(work, MIN_TIME, over), self.arrived.pane[self.arrived.skip == 0]
         if not len(fresh):
             return found
         low, high = max(over, int(fresh.min()) - self.size), int(fresh.max()) + 1
@@ -207,15 +202,15 @@ class _Step(shared.Step):
     def _choose(self, rows: Revisions) -> None:
         """Decide which updates wait, and which of them go out now."""
         policies, progress = self.kind.spec.policies, self.progress
-        seen_from, last = self.arrived_time + self.arrived_skip, self.arrived_time + self.size
+        seen_from, last = self.arrived.pane + self.arrived.skip, self.arrived.pane + self.size
         none = np.empty(0, np.int64)
         late = early = ending = (none, none, none)
         if policies.late_ms is not None:
-            late = self._existing(seen_from, np.minimum(last, self.arrived_clock - 1))
+            late = self._existing(seen_from, np.minimum(last, self.arrived.clock - 1))
         if policies.early:
             early = self._existing(np.maximum(seen_from, progress.closed_after + 1), last)
             if not policies.full:
-                in_time = np.maximum(seen_from, self.arrived_clock)
+                in_time = np.maximum(seen_from, self.arrived.clock)
                 ending = self._existing(in_time, np.minimum(last, progress.closed_after))
         updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
         unread = self.stored_revisions.others(*updated, self.space.keys)
@@ -233,7 +228,7 @@ class _Step(shared.Step):
         key, window = self.by_key
         wanted = highs >= lows
         lows, highs, arrived = lows[wanted], highs[wanted], self.arrived_key[wanted]
-        messages = self.arrived_count[wanted]
+        messages = self.arrived.count[wanted]
         first = self.known.first(arrived, lows)
         after = np.maximum(self.known.after(arrived, highs), first)
         steps = np.zeros((2, len(window) + 1), np.int64)
@@ -306,7 +301,7 @@ class _Step(shared.Step):
     def _store(self) -> None:
         """Write what changed, of times still in retention."""
         execution, buckets = self.execution, self.kind.buckets
-        stays, alive = self.times >= self.bound_after, self.arrived_time >= self.bound_after
+        stays, alive = self.times >= self.bound_after, self.arrived.pane >= self.bound_after
         bucket = buckets.pane_of(self.times)
         known = Panes(buckets, execution.work)
         known.load(np.unique(bucket), np.unique(bucket))
