@@ -132,12 +132,18 @@ def write(work: Workspace, rows: Iterable[Pane]) -> None:
     )
 
 
-def extend(pane: Pane, sources: Iterable[tuple[int, int, int, int]]) -> None:
-    """Add the offsets of new messages: (stream, partition, first, last)."""
-    found = {(s, p): (first, last) for s, p, first, last in pane.sources}
+def ranges(sources: Iterable[tuple[int, int, int, int]]) -> dict[SourcePartition, tuple[int, int]]:
+    """Give the smallest and the largest offset per source partition, of (stream, partition, first, last)."""
+    found: dict[SourcePartition, tuple[int, int]] = {}
     for s, p, first, last in sources:
         old = found.get((s, p), (first, last))
         found[s, p] = (min(old[0], first), max(old[1], last))
+    return found
+
+
+def extend(pane: Pane, sources: Iterable[tuple[int, int, int, int]]) -> None:
+    """Add the offsets of new messages: (stream, partition, first, last)."""
+    found = ranges([*pane.sources, *sources])
     pane.sources = [(s, p, first, last) for (s, p), (first, last) in sorted(found.items())]
 
 

@@ -29,7 +29,7 @@ from backend.windows.columns.keyed import split_numbered
 from backend.windows.count_retention import NONE_GONE
 from backend.windows.merging.kind import Sessions
 from backend.windows.merging.rows import codes_of
-from backend.windows.panes import Panes
+from backend.windows.panes import Panes, ranges
 from backend.windows.sliding.kind import Sliding
 
 _OFFSETS = ("_start_offset", "_last_offset")
@@ -89,10 +89,7 @@ def _aligned(kind: Aligned, work: Workspace, start: int, end: int) -> list[Windo
         low = number * grid.panes_per_step
         edges_ = np.searchsorted(found, (low, low + grid.panes_per_window))
         inside = [panes.known[at] for at in found[slice(*edges_)].tolist()]
-        offsets: dict[SourcePartition, tuple[int, int]] = {}
-        for s, p, lowest, highest in (source for pane in inside for source in pane.sources):
-            old = offsets.get((s, p), (lowest, highest))
-            offsets[s, p] = (min(old[0], lowest), max(old[1], highest))
+        offsets = ranges(source for pane in inside for source in pane.sources)
         views.append(WindowView(begin, stop, None, sum(pane.count for pane in inside), offsets))
     return views
 
@@ -113,8 +110,7 @@ def _sliding(kind: Sliding, work: Workspace, start: int, end: int) -> list[Windo
 
 
 def _sessions(kind: Sessions, work: Workspace, start: int, end: int) -> list[WindowView]:
-    keys, values = work.scan_arrays(bytes([Region.WINDOWS]), bytes([Region.WINDOWS + 1]))
-    stored = kind.rows.decode([key[1:] for key in keys], values)
+    stored = kind.all_sessions(work)
     inside = (stored.last >= start) & (stored.first < end)
     firsts, lasts = stored.first[inside].tolist(), stored.last[inside].tolist()
     codes = codes_of(stored.idents).filter(pa.array(inside))

@@ -151,7 +151,7 @@ class Sessions:
         if self.message_store is None:
             return
         found, _ = work.scan_arrays(_MESSAGES, bytes([Region.MESSAGES + 1]))
-        sessions = self._all(work)
+        sessions = self.all_sessions(work)
         codes = pa.array([key[1 : -OFFSET_BYTES - TIME_BYTES] for key in found], pa.binary())
         times = rows.firsts_of([key[:-OFFSET_BYTES] for key in found])
         session = sessions.before(codes, times)
@@ -163,12 +163,13 @@ class Sessions:
         """Give what the message store must hold, session by session."""
         if self.message_store is None:
             return
-        sessions = self._all(work)
+        sessions = self.all_sessions(work)
         for ident, last, count, digest in zip(
             sessions.idents, sessions.last.tolist(), sessions.count.tolist(), sessions.digest.tolist(), strict=True
         ):
             yield Proof(f"session {ident.hex()} to {last}", *rows.key_range(_MESSAGES, ident, last), count, digest)
 
-    def _all(self, work: Workspace) -> Stored:
+    def all_sessions(self, work: Workspace) -> Stored:
+        """Give all sessions that are there."""
         keys, values = work.scan_arrays(rows.WINDOWS, bytes([Region.WINDOWS + 1]))
         return self.rows.decode([key[1:] for key in keys], values)
