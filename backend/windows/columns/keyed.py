@@ -63,14 +63,13 @@ def joined_codes(parts: Sequence[pa.Array]) -> pa.Array:
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
-def keyed(head: bytes, codes: pa.Array, tail: Bytes2D | None = None) -> list[bytes]:
-    """Build keys: `head`, the code, and fixed bytes behind it."""
-    if not len(codes):
+def keyed(head: bytes, *parts: pa.Array | Bytes2D) -> list[bytes]:
+    """Build keys: `head`, then codes and fixed bytes row by row."""
+    if not len(parts[0]):
         return []
-    parts = [pa.array([head] * len(codes), pa.binary()), codes.cast(pa.binary())]
-    if tail is not None:
-        parts.append(to_binary(tail))
-    keys: list[bytes] = joined_codes(parts).to_pylist()
+    columns = [part.cast(pa.binary()) if isinstance(part, pa.Array) else to_binary(part) for part in parts]
+    heads = to_binary(np.tile(np.frombuffer(head, np.uint8), (len(parts[0]), 1)))
+    keys: list[bytes] = joined_codes([heads, *columns]).to_pylist()
     return keys
 
 

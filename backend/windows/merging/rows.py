@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from backend.aggregates import IncrementalPlan
 from backend.errors import StateCorrupted
-from backend.keys import beside, fixed_bytes, pack_fixed, to_binary, to_rows, unpack_fixed
+from backend.keys import fixed_bytes, pack_fixed, to_rows, unpack_fixed
 from backend.messages import TIME_BYTES
 from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region
@@ -36,7 +36,7 @@ from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
 from backend.windows.columns.grouping import KeySpace
-from backend.windows.columns.keyed import joined_codes, keyed
+from backend.windows.columns.keyed import keyed
 from backend.windows.columns.rows import Rows
 from backend.windows.micro_batch import numbers
 
@@ -165,12 +165,7 @@ def key_range(head: bytes, ident: bytes, last: int) -> tuple[bytes, bytes]:
 
 def timed_keys(head: bytes, at: IntArray, codes: pa.Array, first: IntArray | None = None) -> list[bytes]:
     """Build keys `head`, a time or number, the group key, and maybe the first time: index rows, updates that wait."""
-    if not len(at):
-        return []
-    heads = beside([np.tile(np.frombuffer(head, np.uint8), (len(at), 1)), pack_fixed(at)])
-    parts = [to_binary(heads), codes.cast(pa.binary()), *([] if first is None else [to_binary(pack_fixed(first))])]
-    keys: list[bytes] = joined_codes(parts).to_pylist()
-    return keys
+    return keyed(head, pack_fixed(at), codes, *([] if first is None else [pack_fixed(first)]))
 
 
 def index_start(last: int) -> bytes:
