@@ -19,7 +19,7 @@ from backend.messages.time_first import MessagesByTime
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
 from backend.store.workspace import Workspace
-from backend.windows import combined_rows, panes
+from backend.windows import combined_rows, panes, revisions
 from backend.windows.accumulators import FIRST_CLOCK, AccumulatorStore, Stored, with_clock
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import Arrived, started
@@ -31,8 +31,14 @@ from backend.windows.definitions import Assigner
 from backend.windows.micro_batch import DRAIN, EARLY, FULL, LATE, Emission, Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
+from backend.windows.revisions import Revisions
 from backend.windows.spec import WindowSpec
 from backend.windows.trigger import Progress, StoredRevisions, Waiting
+
+Updates = tuple[IntArray, IntArray]
+"""Windows and numbers of group keys."""
+Counted = tuple[IntArray, IntArray, IntArray]
+"""The same, and how many messages; all 0 where the early policy does not ask."""
 
 
 class Shared:
@@ -113,6 +119,22 @@ class Step:
             execution.full_off,
         )
         self.stored_revisions = StoredRevisions(execution, self.progress, gone.before, self.grid.start)
+
+    def choose(self, rows: Revisions, keys: IntArray, updates: tuple[Updates, Counted, Updates]) -> None:
+        """Decide which updates wait, and which of them go out now.
+
+        Args:
+            rows: Stored revisions that are due.
+            keys: Key number of each.
+            updates: Late, early, and of ending windows, as in `Waiting`.
+        """
+        late, early, _ = updates
+        updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
+        others = self.stored_revisions.others(*updated, self.space.keys)
+        rows = revisions.concat([rows, others])
+        keys = np.concatenate([keys, self.space.find(others.keys)])
+        windows, policies = self.grid.last_begun(rows.starts), self.kind.spec.policies
+        self.waiting = Waiting(rows, windows, keys, *updates, len(self.space), self.progress, policies)
 
     def lay_out(self, stored: Stored, stored_key: IntArray, arrived_key: IntArray) -> None:
         """Put stored and arrived partials behind one another; the keys are their numbers in `space`."""

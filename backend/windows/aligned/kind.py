@@ -23,7 +23,7 @@ from backend.aggregates.groups import taken
 from backend.batch import NO_TIME, TIME
 from backend.messages.time_first import MessagesByTime
 from backend.store.workspace import Workspace
-from backend.windows import revisions, shared
+from backend.windows import shared
 from backend.windows.accumulators import Stored
 from backend.windows.aligned.evaluate import Evaluator, Results
 from backend.windows.arrivals import fold, place, started
@@ -36,13 +36,8 @@ from backend.windows.full_state import FullState
 from backend.windows.micro_batch import Execution, numbers
 from backend.windows.panes import Panes
 from backend.windows.retention import Gone
+from backend.windows.shared import Counted, Updates
 from backend.windows.spec import WindowSpec
-from backend.windows.trigger import Waiting
-
-Updates = tuple[IntArray, IntArray]
-"""Windows and numbers of group keys."""
-Counted = tuple[IntArray, IntArray, IntArray]
-"""The same, and how many messages; all 0 where the early policy does not ask."""
 
 SCAN_SHARE = 4
 """A pane is read as a whole when at least one in so many of its partials is needed."""
@@ -148,23 +143,10 @@ class _Step(shared.Step):
 
     def _choose(self) -> None:
         """Decide which updates wait, and which of them go out now."""
-        late, early, ending = self._updates()
-        updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
-        others = self.stored_revisions.others(*updated, self.placed.keys)
-        rows = revisions.concat([self.stored_revisions.due(), others])
-        self.space = KeySpace([self.placed.keys, rows.keys])
+        due = self.stored_revisions.due()
+        self.space = KeySpace([self.placed.keys, due.keys])
         self.key_of, row_keys = self.space.numbers
-        self.waiting = Waiting(
-            rows,
-            self.grid.last_begun(rows.starts),
-            row_keys,
-            (late[0], self.key_of[late[1]]),
-            (early[0], self.key_of[early[1]], early[2]),
-            (ending[0], self.key_of[ending[1]]),
-            len(self.space),
-            self.progress,
-            self.kind.spec.policies,
-        )
+        self.choose(due, row_keys, self._updates())
 
     def _updates(self) -> tuple[Updates, Counted, Updates]:
         """Give (window, key) of updates to past, open and ending windows, as far as the policies want them."""
@@ -172,18 +154,19 @@ class _Step(shared.Step):
         if policies.late_ms is None and not policies.early:
             none = np.empty(0, np.int64)
             return (none, none), (none, none, none), (none, none)
+        arrived_key = self.key_of[arrived.key]
         first, last = self.grid.first_window(arrived.pane) + arrived.skip, self.grid.last_window(arrived.pane)
         nothing = np.zeros(len(arrived), np.int64)
         ended = self.grid.last_ended(np.maximum(arrived.clock, started(NO_TIME)))
         windows, rows = spread(first, np.minimum(last, ended) - first + 1 if policies.late_ms is not None else nothing)
-        late = (windows, arrived.key[rows])
+        late = (windows, arrived_key[rows])
         opened = np.maximum(first, closed + 1)
         windows, rows = spread(opened, last - opened + 1 if policies.early else nothing)
         count = arrived.count[rows] if policies.early_messages is not None else np.zeros(len(rows), np.int64)
-        early = (windows, arrived.key[rows], count)
+        early = (windows, arrived_key[rows], count)
         first, shown = np.maximum(first, ended + 1), policies.full or not policies.early
         windows, rows = spread(first, nothing if shown else np.minimum(last, closed) - first + 1)
-        return late, early, (windows, arrived.key[rows])
+        return late, early, (windows, arrived_key[rows])
 
     # -- load -----------------------------------------------------------------------------------------------------
 

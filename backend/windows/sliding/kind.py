@@ -27,7 +27,7 @@ from backend.batch import BEFORE, MAX_EVENT_TIME, MAX_TIME, MIN_TIME, NO_TIME, T
 from backend.messages import time_first
 from backend.messages.time_first import MessagesByTime
 from backend.store.workspace import Workspace
-from backend.windows import panes, revisions, shared
+from backend.windows import panes, shared
 from backend.windows.accumulators import FIRST_CLOCK, with_clock
 from backend.windows.aligned.evaluate import Results
 from backend.windows.arrivals import Arrived, started
@@ -46,7 +46,6 @@ from backend.windows.sliding.block_tree import BlockTree
 from backend.windows.sliding.keyed_rows import KeyedRows, Order
 from backend.windows.sliding.unseen import Unseen
 from backend.windows.spec import WindowSpec
-from backend.windows.trigger import Waiting
 
 BUCKETS = 16
 MAX_SCANS = 64
@@ -212,13 +211,7 @@ class _Step(shared.Step):
             if not policies.full:
                 in_time = np.maximum(seen_from, self.arrived.clock)
                 ending = self._existing(in_time, np.minimum(last, progress.closed_after))
-        updated = np.concatenate([late[0], early[0]]), np.concatenate([late[1], early[1]])
-        unread = self.stored_revisions.others(*updated, self.space.keys)
-        rows = revisions.concat([rows, unread])
-        keys = np.concatenate([self.row_key, self.space.find(unread.keys)])
-        self.waiting = Waiting(
-            rows, rows.starts, keys, late[:2], early, ending[:2], len(self.space), progress, policies
-        )
+        self.choose(rows, self.row_key, (late[:2], early, ending[:2]))
 
     def _existing(self, lows: IntArray, highs: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Give the windows of arrived partials' keys in closed ranges of times, each once: time, key, messages.
