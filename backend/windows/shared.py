@@ -1,4 +1,4 @@
-"""What both kinds of event-time windows keep up: merged partials, messages, metadata, and the bounds.
+"""What tumbling, hopping and sliding windows over event time do alike: what is sent, what is written, what expires.
 
 Expiry is always a bound (backend.store.protocol): the regions are keyed start first, so raising it hides everything
 that is out of retention at once, and nothing is deleted row by row.
