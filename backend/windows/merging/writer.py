@@ -87,26 +87,17 @@ class SessionWriter:
         first, last, since = finals.first[remaining], finals.last[remaining], self._ends.since[remaining]
         shown = self._write_sent(session_rows, values)[remaining]
         unsent = self._ends.unsent[remaining]
-        stays = keyed(rows.WINDOWS, codes, pack_fixed(first))
-        self._execution.metrics["opened"] += len(
-            {*stays}.difference(rows.WINDOWS + ident for ident in self._found.stored.idents)
-        )
+        read = [rows.WINDOWS + ident for ident in self._found.stored.idents]
+        stays = {*keyed(rows.WINDOWS, codes, pack_fixed(first))}
+        self._execution.metrics["opened"] += len(stays.difference(read))
         # what closes was found, and what was not found stays as it was
         past = last + self._terms.gap + 1 <= self._terms.clock_after
         self._execution.add_open(int((~past).sum()) - int(self._found.is_open.sum()))
-        self._delete(stays)
-        new = self._changed(node, (since, unsent, shown, count, digest))
-        sessions = Stored(
-            [],
-            first[new],
-            last[new],
-            since[new],
-            unsent[new],
-            shown[new],
-            count[new],
-            digest[new],
-            accumulators.take(pa.array(node[new])),
-        )
+        self._work.delete_many([key for key in read if key not in stays])
+        columns: tuple[npt.NDArray[Any], ...] = (since, unsent, shown, count, digest)
+        new = self._changed(node, columns)
+        changed = accumulators.take(pa.array(node[new]))
+        sessions = Stored([], first[new], last[new], *(column[new] for column in columns), changed)
         session_rows.put(self._work, codes.filter(pa.array(new)), sessions)
         self._write_index(codes, first, last)
         self._write_waiting(codes, first, since, past)
@@ -118,13 +109,6 @@ class SessionWriter:
             self._write_messages(session_rows, message_store, contents)
         self._note_due()
         self._execution.ledger.counted += len(self._found.time)
-
-    def _delete(self, stays: list[bytes]) -> None:
-        """Delete the rows in WINDOWS that were read and do not stay."""
-        remaining = set(stays)
-        self._work.delete_many(
-            [key for ident in self._found.stored.idents if (key := rows.WINDOWS + ident) not in remaining]
-        )
 
     def _changed(self, node: IntArray, columns: Sequence[npt.NDArray[Any]]) -> Mask:
         """Tell which sessions have a new row in WINDOWS; `columns` are what can change without a message."""
