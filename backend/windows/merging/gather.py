@@ -76,24 +76,13 @@ def gather(found: Found, parts: Components, terms: Terms) -> Gathered:
         nodes.parts.append(np.array(pieces, np.int64))
     whole, whole_of = _whole(found, parts, terms, nodes, len(stored) + len(one_by_one.leaves) + len(one_by_one.joins))
     nodes.close()
-    alone = np.flatnonzero(~parts.touched[parts.stored_part])
-    mine = (
-        _sequential(sequential),
-        whole,
-        Finals(
-            found.stored_key[alone],
-            stored.first[alone],
-            stored.last[alone],
-            found.is_open[alone],
-            found.since[alone],
-            stored.unsent[alone],
-            alone,
-        ),
-    )
-    finals = Finals.concat(mine)
+    untouched = ~parts.touched[parts.stored_part]
+    key, nodes_of = found.stored_key, np.arange(len(stored))
+    before = Finals(key, stored.first, stored.last, found.is_open, found.since, stored.unsent, nodes_of)
+    finals = Finals.concat([_sequential(sequential), whole, before.where(untouched)])
     final_of = np.full(len(stored), -1, np.int64)
     final_of[whole_of >= 0] = len(sequential) + whole_of[whole_of >= 0]
-    final_of[alone] = len(sequential) + len(whole) + np.arange(len(alone))
+    final_of[untouched] = len(sequential) + len(whole) + np.arange(int(untouched.sum()))
     owner = final_of[sent.owner]
     row = np.flatnonzero(owner >= 0)
     pairs = np.array(
