@@ -90,6 +90,20 @@ class UnknownFormat(RewindError):
     """A file, topic or manifest was written by a format version that this release does not know."""
 
 
+def unknown_format(what: str, found: str, read: object, where: str = "") -> UnknownFormat:
+    """Make the error of what only another release reads.
+
+    Args:
+        what: What has an unknown format.
+        found: Which one it has.
+        read: Which ones this release reads.
+        where: As in `RewindError`.
+    """
+    return UnknownFormat(
+        what, where=where, why=f"{found}, this release reads {read}", command="install the release that wrote it"
+    )
+
+
 class StoreLocked(RewindError):
     """Another process holds the store's LOCK longer than the bound."""
 

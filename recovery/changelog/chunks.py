@@ -28,7 +28,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from backend.errors import UnknownFormat
+from backend.errors import unknown_format
 from recovery.changelog.protocol import Growth
 from recovery.changelog.records import Kind
 from recovery.commit.pointer import Commit
@@ -100,12 +100,8 @@ def decode_key(data: bytes | None, where: str) -> ChunkKey | None:
         return None
     version = int.from_bytes(data[4:6], "big")
     if version not in (FORMAT, UNOWNED_FORMAT):
-        raise UnknownFormat(
-            "a changelog message has an unknown format",
-            where=where,
-            why=f"format {version}, this release reads {UNOWNED_FORMAT} and {FORMAT}",
-            command="install the release that wrote it",
-        )
+        what = "a changelog message has an unknown format"
+        raise unknown_format(what, f"format {version}", f"{UNOWNED_FORMAT} and {FORMAT}", where)
     layout = _KEY if version == FORMAT else _UNOWNED
     if len(data) != layout.size or data[6:7] not in {kind.value for kind in Kind}:
         return None
@@ -137,12 +133,8 @@ def owner_in(data: bytes | None, where: str) -> str:
         key = decode_key(data, where)
         return key.owner if key is not None else ""
     if data[4:6] != CLAIM_FORMAT.to_bytes(2, "big") or len(data) != _CLAIM.size:
-        raise UnknownFormat(
-            "a claim to a changelog topic has an unknown format",
-            where=where,
-            why=f"format {int.from_bytes(data[4:6], 'big')}, this release reads {CLAIM_FORMAT}",
-            command="install the release that wrote it",
-        )
+        found = f"format {int.from_bytes(data[4:6], 'big')}"
+        raise unknown_format("a claim to a changelog topic has an unknown format", found, CLAIM_FORMAT, where)
     return data[6:].hex()
 
 

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, STREAM, SourcePartition
-from backend.errors import UNDECODABLE, ChangelogDamaged, RewindError, UnknownFormat
+from backend.errors import UNDECODABLE, ChangelogDamaged, RewindError, unknown_format
 from backend.spark.ranking import version_of
 from recovery.commit.pointer import Commit, CommitRecord, Segment
 from recovery.files import Files, open_files
@@ -221,12 +221,7 @@ def decode(data: bytes, shard: int, commit: Commit, where: str) -> pa.Table:
         raise _damaged(where, f"{len(data)} bytes that do not match their checksum")
     magic, version, length = _HEAD.unpack_from(content)
     if magic == MAGIC and version != FORMAT:
-        raise UnknownFormat(
-            "a segment of the message log has an unknown format",
-            where=where,
-            why=f"format {version}, this release reads {FORMAT}",
-            command="install the release that wrote it",
-        )
+        raise unknown_format("a segment of the message log has an unknown format", f"format {version}", FORMAT, where)
     try:
         header = _decoder.decode(content[_HEAD.size : _HEAD.size + length])
         table = pa.ipc.open_stream(pa.py_buffer(memoryview(content)[_HEAD.size + length :])).read_all()

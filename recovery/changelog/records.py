@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from backend.chunks import one_chunk
-from backend.errors import UNDECODABLE, ChangelogDamaged, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, ChangelogDamaged, StateCorrupted, unknown_format
 from backend.store.layers import increasing
 from backend.store.protocol import UNLOGGED, Changes, region_range, region_slice
 from recovery.commit.pointer import Commit, CommitRecord, decode_record, encode_record
@@ -228,12 +228,7 @@ def _header_length(data: bytes, where: str) -> int:
     if magic != MAGIC:
         raise _damaged(where, f"it starts with {magic!r}, not {MAGIC!r}")
     if version != FORMAT:
-        raise UnknownFormat(
-            "a changelog record has an unknown format",
-            where=where,
-            why=f"format {version}, this release reads {FORMAT}",
-            command="install the release that wrote it",
-        )
+        raise unknown_format("a changelog record has an unknown format", f"format {version}", FORMAT, where)
     return int(length)
 
 

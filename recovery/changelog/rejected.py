@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from backend.batch import SourcePartition
-from backend.errors import UnknownFormat
+from backend.errors import unknown_format
 from backend.keys import fixed_bytes, to_rows, unpack_fixed
 from backend.store.protocol import Region, region_range
 from backend.store.rows import StoreRows
@@ -105,11 +105,7 @@ def _value(offsets: list[int]) -> bytes:
 
 def _offsets(value: bytes) -> list[int]:
     if value[:1] != bytes([FORMAT]):
-        raise UnknownFormat(
-            "a row of rejected offsets has an unknown format",
-            why=f"format {value[:1].hex()}, this release reads {FORMAT}",
-            command="install the release that wrote it",
-        )
+        raise unknown_format("a row of rejected offsets has an unknown format", f"format {value[:1].hex()}", FORMAT)
     [first] = unpack_fixed(to_rows([value[2:_HEAD_BYTES]], 8), "i8").tolist()
     steps = np.frombuffer(value[_HEAD_BYTES:], f"<u{value[1]}").astype(np.int64)
     return (first + np.concatenate([[0], np.cumsum(steps)])).tolist()  # type: ignore[no-any-return]

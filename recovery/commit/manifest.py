@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, unknown_format
 from backend.stores.values import without_modules
 from recovery.commit.option_sets import OptionSet, following, is_free, options_of, versions_in
 from recovery.commit.reset_mark import check_whole
@@ -89,12 +89,7 @@ def read_manifest(checkpoint: str) -> Manifest | None:
         found = _checksum(data)
         written = data.pop("format")
         if written not in (FORMAT, 1):
-            raise UnknownFormat(
-                "the manifest has an unknown format",
-                where=where,
-                why=f"{written!r}, this release reads {FORMAT}",
-                command="install the release that wrote it",
-            )
+            raise unknown_format("the manifest has an unknown format", repr(written), FORMAT, where)
         if checksum not in (None, found):  # the first manifests had none
             raise ValueError(f"checksum {found} found, {checksum} expected")
         shards, grouping = data.pop("shards"), data.pop("grouping")

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, unknown_format
 from backend.texts import one_line
 from recovery.files import open_files
 
@@ -136,12 +136,8 @@ def _read(checkpoint: str) -> tuple[int, dict[str, Any] | None, list[dict[str, A
     try:
         found = json.loads(open_files(checkpoint).read(NAME))
         if found["format"] != FORMAT:
-            raise UnknownFormat(
-                "what the query writes to is written in an unknown format",
-                where=where,
-                why=f"{found['format']!r}, this release reads {FORMAT}",
-                command="install the release that wrote it",
-            )
+            what = "what the query writes to is written in an unknown format"
+            raise unknown_format(what, repr(found["format"]), FORMAT, where)
         number, now, before = found["number"], found["outputs"], found.get("before", [])
         if (
             type(number) is not int

@@ -21,7 +21,7 @@ import msgspec
 import xxhash
 
 from backend.batch import Position, SourcePartition
-from backend.errors import UNDECODABLE, PointerDamaged, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, PointerDamaged, StateCorrupted, unknown_format
 from backend.store.protocol import Region
 
 FORMAT = 1
@@ -222,11 +222,8 @@ def decode(data: bytes) -> Pointer:
         raise PointerDamaged(
             "the pointer in Spark's state cannot be decoded", why=why, command="rewind verify <checkpoint>"
         ) from error
-    raise UnknownFormat(
-        "the pointer in Spark's state has an unknown format",
-        why=f"format {version!r}, this release reads {FORMAT} to {RESTORING_FORMAT}",
-        command="install the release that wrote it",
-    )
+    what = "the pointer in Spark's state has an unknown format"
+    raise unknown_format(what, f"format {version!r}", f"{FORMAT} to {RESTORING_FORMAT}")
 
 
 def encode_record(record: CommitRecord) -> bytes:
@@ -253,12 +250,7 @@ def decode_record(data: bytes, *, where: str = "the commit row") -> CommitRecord
         raise StateCorrupted(
             "a commit record cannot be decoded", where=where, why=str(error), command="rewind verify <checkpoint>"
         ) from error
-    raise UnknownFormat(
-        "a commit record has an unknown format",
-        where=where,
-        why=f"format {version!r}, this release reads {FORMAT}",
-        command="install the release that wrote it",
-    )
+    raise unknown_format("a commit record has an unknown format", f"format {version!r}", FORMAT, where)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend.errors import UNDECODABLE, StateCorrupted, StorageFailed, StoreLocked, UnknownFormat
+from backend.errors import UNDECODABLE, StateCorrupted, StorageFailed, StoreLocked, UnknownFormat, unknown_format
 from backend.store.staging import VERIFY, sync
 from backend.store.storage import storage
 from recovery.commit.pointer import Commit
@@ -171,12 +171,7 @@ class ShardDirectory:
                 raise
             raise StateCorrupted(f"{file} cannot be read", where=str(path), why=str(error), command=VERIFY) from error
         if written != FORMAT:
-            raise UnknownFormat(
-                f"{file} has an unknown format",
-                where=str(path),
-                why=f"{written!r}, this release reads {FORMAT}",
-                command="install the release that wrote it",
-            )
+            raise unknown_format(f"{file} has an unknown format", repr(written), FORMAT, str(path))
         if not isinstance(name, str) or len(name) != 32 or not name.isalnum():
             raise StateCorrupted(f"{file} does not name a generation", where=str(path), why=repr(name), command=VERIFY)
         return name

@@ -35,7 +35,7 @@ from backend.batch import (
     Positions,
     SourcePartition,
 )
-from backend.errors import UNDECODABLE, StateCorrupted, StateUnavailable, StorageFailed, UnknownFormat
+from backend.errors import UNDECODABLE, StateCorrupted, StateUnavailable, StorageFailed, unknown_format
 from backend.rows import RowCodec
 from backend.windows.combined_rows import is_combined, messages_of
 from recovery.commit.option_sets import ByVersion
@@ -412,12 +412,8 @@ def _read(files: Files, shard: int, link: Link, draft: Draft | None) -> Entry:
             return msgspec.msgpack.decode(data, type=Entry)
     except UNDECODABLE as error:
         raise _damaged(files, shard, link.commit, str(error)) from error
-    raise UnknownFormat(
-        "an entry of a shard's queue has an unknown format",
-        where=where,
-        why=f"format {written!r}, this release reads 1 to {FORMAT}",
-        command="install the release that wrote it",
-    )
+    what = "an entry of a shard's queue has an unknown format"
+    raise unknown_format(what, f"format {written!r}", f"1 to {FORMAT}", where)
 
 
 def _damaged(files: Files, shard: int, commit: Commit, why: str) -> StateCorrupted:

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 import msgspec
 import xxhash
 
-from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat
+from backend.errors import UNDECODABLE, StateCorrupted, unknown_format
 from recovery.commit.pointer import Commit
 
 FORMAT = 1
@@ -100,12 +100,7 @@ def decode_manifest(data: bytes, shard: int, name: str, where: str) -> Snapshot:
             raise damaged(where, "the manifest does not match its checksum")
         version = msgspec.json.decode(body, type=dict).get("format")
         if version != FORMAT:
-            raise UnknownFormat(
-                "a snapshot has an unknown format",
-                where=where,
-                why=f"format {version!r}, this release reads {FORMAT}",
-                command="install the release that wrote it",
-            )
+            raise unknown_format("a snapshot has an unknown format", f"format {version!r}", FORMAT, where)
         snapshot = msgspec.json.decode(body, type=Snapshot)
     except UNDECODABLE as error:
         raise damaged(where, f"the manifest cannot be decoded: {error}") from error
