@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from backend.errors import RewindError, StorageFailed
+from backend.errors import RewindError, StateCorrupted, StorageFailed
 from backend.texts import one_line
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -51,6 +51,21 @@ def storage_failed(error: OSError, where: str, again: str = _AGAIN) -> StorageFa
     failed.unreadable = error.errno in _UNREADABLE
     failed.lasting = error.errno in _FORBIDDEN | _OTHER
     return failed
+
+
+def is_damage(error: BaseException) -> bool:
+    """Tell whether an error says that a local file is damaged, or that its disk does not give it: then others do."""
+    return isinstance(error, StateCorrupted) or (isinstance(error, StorageFailed) and error.unreadable)
+
+
+@contextmanager
+def done_without() -> Iterator[None]:
+    """Go on behind the block without a copy that is damaged, or that its disk or filesystem does not give."""
+    try:
+        yield
+    except (StateCorrupted, StorageFailed) as error:
+        if not is_damage(error):
+            raise
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from backend.boundary import crossing
 from backend.errors import ChangelogDamaged, HistoryLost, RestoreMismatch, RewindError, StorageFailed
 from backend.spark.control import ask_to_adopt
 from backend.spark.session.jvm import context_of, cores, run_on_tasks
+from backend.store.storage import is_damage
 from recovery.changelog import Changelog
 from recovery.commit.manifest import query_id
 from recovery.commit.pointer import At, Commit, CommitRecord, Pointer, RestoringPointer, decode, encode, state_of
@@ -32,7 +33,6 @@ from recovery.files import Files, open_files
 from recovery.jobs import ShardJob
 from recovery.killpoints import kill_point
 from recovery.listener import Listeners, RestoreListener, Restoring
-from recovery.restore.open_shard import is_damage
 from recovery.restore.planner import CatchUp, Fetch, Local, Lost, Nothing, Rebuild, Remote, plan
 from recovery.restore.probe import Unusable, probe, share_all
 from recovery.restore.read_again import mend_queue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from backend.errors import RewindError, StateAhead, StateCorrupted, StateUnavail
 from backend.rocks import RocksStore
 from backend.store.bounds import reclaim
 from backend.store.protocol import Staged
-from backend.store.storage import storage
+from backend.store.storage import done_without, is_damage, storage
 from recovery.commit.pointer import COMMIT_KEY, At, Commit, CommitRecord, Offer, Pointer, decode_record
 from recovery.commit.shard_directory import Generation, ShardDirectory
 from recovery.files import copy_file
@@ -307,24 +308,17 @@ class OpenShard:
         return self.snapshots.fetched_bytes if self.snapshots is not None else 0
 
 
-def is_damage(error: BaseException) -> bool:
-    """Tell whether an error says that a local file is damaged, or that its disk does not give it: then others do."""
-    return isinstance(error, StateCorrupted) or (isinstance(error, StorageFailed) and error.unreadable)
-
-
 def _open_current(generation: Generation | None) -> tuple[RocksStore | None, Database]:
     if generation is None:
         return None, Nothing()
     try:
         store = RocksStore.open(generation.database, create=False)
-    except (StateCorrupted, StorageFailed) as error:
-        if not is_damage(error):
+        try:
+            row = read_commit_row(store)
+        except BaseException:
+            store.close()
             raise
-        return None, Unreadable(str(error))
-    try:
-        row = read_commit_row(store)
-    except BaseException as error:
-        store.close()
+    except (StateCorrupted, StorageFailed) as error:
         if not is_damage(error):
             raise
         return None, Unreadable(str(error))
@@ -336,16 +330,9 @@ def _staged(pointer: Pointer | None, generation: Generation | None) -> set[Commi
     if pointer is None or generation is None:
         return set()
     path = generation.staged(pointer.commit)
-    try:
-        with storage(str(path)):
-            length = path.stat().st_size
-    except FileNotFoundError:
-        return set()
-    except StorageFailed as error:
-        if not is_damage(error):
-            raise
-        return set()
-    return {pointer.commit} if length == pointer.staged_length else set()
+    with suppress(FileNotFoundError), done_without(), storage(str(path)):
+        return {pointer.commit} if path.stat().st_size == pointer.staged_length else set()
+    return set()
 
 
 RECLAIM_EVERY = 8

@@ -13,11 +13,12 @@ from backend.boundary import crossing
 from backend.errors import RewindError, StateAhead, StateCorrupted
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import run_on_tasks
+from backend.store.storage import is_damage
 from recovery.commit.pointer import CommitRecord, Pointer, decode, decode_record, encode, encode_record
 from recovery.commit.scratch import scratch_directory
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob
-from recovery.restore.open_shard import Opened, OpenShard, is_damage, read_commit_row
+from recovery.restore.open_shard import Opened, OpenShard, read_commit_row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

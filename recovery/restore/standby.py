@@ -25,12 +25,13 @@ from backend.errors import RewindError, StoreLocked
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import cores, run_on_tasks
 from backend.store.protocol import Staged
+from backend.store.storage import done_without, is_damage
 from recovery.commit.pointer import At, Commit, CommitRecord
 from recovery.commit.scratch import hold, scratch_directory
 from recovery.commit.shard_directory import Generation, ShardDirectory
 from recovery.files import make_directory
 from recovery.jobs import ShardJob
-from recovery.restore.open_shard import is_damage, read_commit_row, reclaim_if_due
+from recovery.restore.open_shard import read_commit_row, reclaim_if_due
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -250,10 +251,6 @@ def _here(directory: ShardDirectory) -> tuple[Generation | None, CommitRecord | 
     generation = directory.current()
     if generation is None:
         return None, None
-    try:
-        with RocksStore.open(generation.database, create=False) as store:
-            return generation, read_commit_row(store)
-    except RewindError as error:
-        if not is_damage(error):
-            raise
-        return generation, None
+    with done_without(), RocksStore.open(generation.database, create=False) as store:
+        return generation, read_commit_row(store)
+    return generation, None

@@ -20,17 +20,18 @@ import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from backend.errors import UNDECODABLE, RewindError, StateCorrupted, StorageFailed, UnknownFormat
+from backend.errors import UNDECODABLE, RewindError, StorageFailed
 from backend.rocks.blocks import check_blocks
 from backend.store.protocol import Staged
 from backend.store.staging import file_digest, sync
-from backend.store.storage import storage
+from backend.store.storage import done_without, storage
 from recovery.commit.pointer import Commit, CommitRecord
 from recovery.files import Files, make_directory, open_files
 from recovery.killpoints import kill_point, passing
@@ -182,15 +183,10 @@ class Snapshots(SnapshotReader):
 
     def is_sound(self, shard: int, commit: Commit) -> bool:
         """Tell whether a full snapshot of a commit is there, and each of its files is what its manifest says."""
-        try:
-            snapshot = self._manifest(shard, manifest_name(commit, full=True))
-        except (StateCorrupted, UnknownFormat):
-            return False
-        except StorageFailed as error:
-            if not error.unreadable:
-                raise
-            return False
-        return all(self._check(where_of(snapshot, file), file) is None for file in snapshot.files)
+        snapshot = self._usable(shard, manifest_name(commit, full=True))
+        return snapshot is not None and all(
+            self._check(where_of(snapshot, file), file) is None for file in snapshot.files
+        )
 
     def verify(self, shard: int) -> list[RewindError]:
         """Check every file of every snapshot against its manifest; give what is wrong."""
@@ -345,15 +341,9 @@ class Snapshots(SnapshotReader):
 
 def _is_there(path: Path, content: tuple[int, str]) -> bool:
     """Tell whether a file has this length and digest; one that its disk does not give has not."""
-    try:
-        with storage(str(path)):
-            return file_digest(path) == content
-    except FileNotFoundError:
-        return False
-    except StorageFailed as error:
-        if not error.unreadable:
-            raise
-        return False
+    with suppress(FileNotFoundError), done_without(), storage(str(path)):
+        return file_digest(path) == content
+    return False
 
 
 def _known_digest(path: Path) -> tuple[int, str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from backend.errors import StateCorrupted, StorageFailed, UnknownFormat
+from backend.errors import StateCorrupted, UnknownFormat
+from backend.store.storage import done_without
 from recovery.commit.pointer import At, Commit, CommitRecord, Offer
 from recovery.files import Files
 from recovery.snapshots.manifest import PackedFile, Snapshot, damaged, decode_manifest, manifest_name
@@ -147,12 +148,9 @@ class SnapshotReader:
 
     def _usable(self, shard: int, name: str) -> Snapshot | None:
         """Read a manifest as `_sound` does; None, too, for one that its filesystem does not give."""
-        try:
+        with done_without():
             return self._sound(shard, name)
-        except StorageFailed as error:
-            if not error.unreadable:
-                raise
-            return None
+        return None
 
     def _sound(self, shard: int, name: str) -> Snapshot | None:
         """Read a manifest, or remember a step's; None for one that cannot be used."""
