@@ -31,7 +31,16 @@ from recovery.changelog.protocol import (
     read_history,
     verify_lineage,
 )
-from recovery.changelog.records import Kind, LogRecord, check_commit, decode, decode_header, encode_base, encode_delta
+from recovery.changelog.records import (
+    Kind,
+    LogRecord,
+    check_commit,
+    decode,
+    decode_header,
+    encode_base,
+    encode_delta,
+    missing,
+)
 from recovery.commit.pointer import Commit, CommitRecord
 from recovery.files import Files, open_files
 from recovery.killpoints import passing
@@ -113,7 +122,7 @@ class FileChangelog:
             self._mark(shard, commit, set(found), needed)
             empty = [name for name in needed if found.get(name) == 0]
             if empty:
-                raise _missing(f"{self.files.uri}/{_name(shard, *empty[0])}")
+                raise missing(f"{self.files.uri}/{_name(shard, *empty[0])}")
             if whole and len(needed) <= CHEAP_FILES and sum(found.get(name, 0) for name in needed) <= CHEAP_BYTES:
                 self.read(shard, commit)
         except (ChangelogDamaged, UnknownFormat) as error:
@@ -244,7 +253,7 @@ class FileChangelog:
         try:
             data = self.files.read(name)
         except FileNotFoundError as error:
-            raise _missing(where) from error
+            raise missing(where) from error
         link = decode(data, where)
         check_commit(link.record, shard, commit, where)
         return link, len(data)
@@ -255,7 +264,7 @@ class FileChangelog:
         try:
             record = decode_header(partial(self.files.head, name), where)
         except FileNotFoundError as error:
-            raise _missing(where) from error
+            raise missing(where) from error
         check_commit(record, shard, commit, where)
         return record
 
@@ -275,7 +284,7 @@ class FileChangelog:
                     at = ancestor
                     break
                 if (ancestor, Kind.DELTA) not in present:
-                    raise _missing(f"{self.files.uri}/{_name(shard, ancestor, Kind.DELTA)}")
+                    raise missing(f"{self.files.uri}/{_name(shard, ancestor, Kind.DELTA)}")
                 needed.add((ancestor, Kind.DELTA))
         if (at, Kind.BASE) in present:
             needed.add((at, Kind.BASE))
@@ -300,12 +309,3 @@ def _parse(name: str) -> tuple[Commit, Kind] | None:
     if kind is not None and len(version) == 20 and version.isdecimal() and uuid:
         return Commit.of_name(stem), kind
     return None
-
-
-def _missing(where: str) -> ChangelogDamaged:
-    return ChangelogDamaged(
-        "a changelog record is missing",
-        where=where,
-        why="a commit of the lineage names it, and no base stands in for it",
-        command="rewind verify <checkpoint>",
-    )

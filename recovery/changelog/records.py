@@ -34,6 +34,7 @@ from backend.chunks import one_chunk
 from backend.errors import UNDECODABLE, ChangelogDamaged, StateCorrupted, unknown_format
 from backend.store.layers import increasing
 from backend.store.protocol import UNLOGGED, Changes, region_range, region_slice
+from backend.store.staging import VERIFY
 from recovery.commit.pointer import Commit, CommitRecord, decode_record, encode_record
 
 MAGIC = b"RWCL"
@@ -45,7 +46,6 @@ SCHEMA = pa.schema([pa.field("key", pa.large_binary(), nullable=False), pa.field
 _HEAD = struct.Struct(">4sHcxI")
 _TAIL = struct.Struct(">QQ16s")
 _BASE_CHUNK_ROWS = 8192
-_COMMAND = "rewind verify <checkpoint>"
 
 HEAD_BYTES = 16 * 1024
 """Enough of a record's start to hold most headers: what `decode_header` is given first."""
@@ -142,20 +142,20 @@ def decode(data: bytes, where: str) -> LogRecord:
     """
     record, kind, start = _head(data, where)
     if len(data) < start + _TAIL.size:
-        raise _damaged(where, f"it ends after {len(data)} bytes, inside the record")
+        raise damaged(where, f"it ends after {len(data)} bytes, inside the record")
     length, rows, checksum = _TAIL.unpack_from(data, len(data) - _TAIL.size)
     if start + length + _TAIL.size != len(data):
-        raise _damaged(where, f"{len(data)} bytes found, {start + length + _TAIL.size} announced at its end")
+        raise damaged(where, f"{len(data)} bytes found, {start + length + _TAIL.size} announced at its end")
     found = xxhash.xxh3_128(memoryview(data)[:-16]).digest()
     if found != checksum:
-        raise _damaged(where, f"checksum {found.hex()} found, {checksum.hex()} expected")
+        raise damaged(where, f"checksum {found.hex()} found, {checksum.hex()} expected")
     try:
         table = pa.ipc.open_stream(pa.py_buffer(memoryview(data)[start : start + length])).read_all()
         table.validate(full=True)  # offsets are believed by everything that reads them
     except (*UNDECODABLE, OSError) as error:
-        raise _damaged(where, str(error)) from error
+        raise damaged(where, str(error)) from error
     if table.num_rows != rows or table.schema != SCHEMA:
-        raise _damaged(where, f"{table.num_rows} rows of {table.schema.names} found, {rows} announced")
+        raise damaged(where, f"{table.num_rows} rows of {table.schema.names} found, {rows} announced")
     return LogRecord(kind, record, table)
 
 
@@ -210,23 +210,23 @@ def _head(data: bytes, where: str) -> tuple[CommitRecord, Kind, int]:
     length = _header_length(data, where)
     kind = data[6:7]
     if kind not in {Kind.DELTA.value, Kind.BASE.value}:
-        raise _damaged(where, f"kind {kind!r} is neither delta nor base")
+        raise damaged(where, f"kind {kind!r} is neither delta nor base")
     end = _HEAD.size + length
     if len(data) < end:
-        raise _damaged(where, f"it ends after {len(data)} bytes, inside the header")
+        raise damaged(where, f"it ends after {len(data)} bytes, inside the header")
     try:
         record = decode_record(bytes(data[_HEAD.size : end]), where=where)
     except StateCorrupted as error:
-        raise _damaged(where, error.why) from error
+        raise damaged(where, error.why) from error
     return record, Kind(kind), end
 
 
 def _header_length(data: bytes, where: str) -> int:
     if len(data) < _HEAD.size:
-        raise _damaged(where, f"it ends after {len(data)} bytes, inside the first {_HEAD.size}")
+        raise damaged(where, f"it ends after {len(data)} bytes, inside the first {_HEAD.size}")
     magic, version, _, length = _HEAD.unpack_from(data)
     if magic != MAGIC:
-        raise _damaged(where, f"it starts with {magic!r}, not {MAGIC!r}")
+        raise damaged(where, f"it starts with {magic!r}, not {MAGIC!r}")
     if version != FORMAT:
         raise unknown_format("a changelog record has an unknown format", f"format {version}", FORMAT, where)
     return int(length)
@@ -239,11 +239,18 @@ def check_commit(record: CommitRecord, shard: int, commit: Commit, where: str) -
         ChangelogDamaged: It is another shard's or another commit's.
     """
     if record.shard != shard or record.commit != commit:
-        raise _damaged(where, f"it holds commit {record.commit.name} of shard {record.shard}")
+        raise damaged(where, f"it holds commit {record.commit.name} of shard {record.shard}")
 
 
-def _damaged(where: str, why: str) -> ChangelogDamaged:
-    return ChangelogDamaged("a changelog record is damaged", where=where, why=why, command=_COMMAND)
+def damaged(where: str, why: str) -> ChangelogDamaged:
+    """Name a record that is not what was written."""
+    return ChangelogDamaged("a changelog record is damaged", where=where, why=why, command=VERIFY)
+
+
+def missing(where: str) -> ChangelogDamaged:
+    """Name a record that a lineage needs, and that is not there."""
+    why = "a commit of the lineage names it, and no base stands in for it"
+    return ChangelogDamaged("a changelog record is missing", where=where, why=why, command=VERIFY)
 
 
 def _batch(keys: Sequence[bytes], values: Sequence[bytes | None]) -> pa.RecordBatch:

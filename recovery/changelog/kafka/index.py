@@ -9,7 +9,7 @@ from dataclasses import replace
 from backend.errors import ChangelogDamaged, UnknownFormat
 from recovery.changelog.chunks import Assembler, Stored, decode_key
 from recovery.changelog.protocol import ITSELF, UNKNOWN, Growth
-from recovery.changelog.records import Kind, decode_header
+from recovery.changelog.records import Kind, damaged, decode_header, missing
 from recovery.commit.pointer import Commit
 
 CACHE_BYTES = 256 * 1024 * 1024
@@ -112,7 +112,7 @@ class ShardIndex:
                 base = self.records.get((at, Kind.BASE))
                 found = base or self.records.get((at, Kind.DELTA))
                 if not found:
-                    raise self.missing(at, where)
+                    raise missing(f"{where}, commit {at.name}")
                 needed[at] = found[-1].first
                 if base:
                     break
@@ -122,23 +122,9 @@ class ShardIndex:
         unfinished = self._assembler.open_from(above=oldest)
         return min([*needed.values(), *late, *([] if unfinished is None else [unfinished])])
 
-    def missing(self, commit: Commit, where: str) -> ChangelogDamaged:
-        """Name a commit that the lineage needs and the log does not have."""
-        return ChangelogDamaged(
-            "a changelog record is missing",
-            where=f"{where}, commit {commit.name}",
-            why="a commit of the lineage names it, and no base stands in for it",
-            command="rewind verify <checkpoint>",
-        )
-
     def _parent(self, stored: Stored, where: str) -> Commit | None:
         if stored.append_id not in self.parents:
-            raise ChangelogDamaged(
-                "a changelog record is damaged",
-                where=f"{where}@{stored.first}",
-                why="its header cannot be read",
-                command="rewind verify <checkpoint>",
-            )
+            raise damaged(f"{where}@{stored.first}", "its header cannot be read")
         return self.parents[stored.append_id]
 
     def _add(self, stored: Stored, data: bytes, where: str) -> None:

@@ -40,7 +40,7 @@ from recovery.changelog.protocol import (
     read_history,
     verify_lineage,
 )
-from recovery.changelog.records import Kind, LogRecord, check_commit, decode, encode_base, encode_delta
+from recovery.changelog.records import Kind, LogRecord, check_commit, decode, encode_base, encode_delta, missing
 from recovery.commit.pointer import Commit, CommitRecord
 
 T = TypeVar("T")
@@ -482,7 +482,7 @@ class KafkaChangelog:
                 if damage is not None:
                     notes.append(f"went on without a copy: {damage}")
                 return record, len(data)
-        raise damage if damage is not None else index.missing(commit, self._where(shard))
+        raise damage if damage is not None else missing(f"{self._where(shard)}, commit {commit.name}")
 
     def _fetch(self, shard: int, stored: Stored) -> bytes:
         """Read a record's pieces again."""
