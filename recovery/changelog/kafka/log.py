@@ -69,7 +69,6 @@ class KafkaChangelog:
         self,
         settings: KafkaSettings,
         topic: str,
-        *,
         owner: str = "",
         max_deltas: int = MAX_DELTAS,
         min_base_bytes: int = MIN_BASE_BYTES,
@@ -94,7 +93,7 @@ class KafkaChangelog:
 
     def __reduce__(self) -> tuple[Any, ...]:
         bounds = (self._max_deltas, self._min_base_bytes, self._cache_bytes)
-        return _make, (self._settings, self._topic, self._owner, *bounds)
+        return type(self), (self._settings, self._topic, self._owner, *bounds)
 
     def __repr__(self) -> str:
         return f"KafkaChangelog({self._settings.servers}/{self._topic})"
@@ -363,14 +362,10 @@ class KafkaChangelog:
             low, high = reader.watermarks(shard)
             records = records or low < high
             for start, end in ((low, min(high, low + TAIL_OFFSETS)), (max(low, high - TAIL_OFFSETS), high)):
-                owners: list[str] = []
-
-                def take(key: bytes | None, _value: bytes | None, offset: int, owners: list[str] = owners) -> None:
-                    owners += filter(None, [owner_in(key, f"{self._topic}@{offset}")])
-
-                reader.read(shard, start, end, take)
-                if owners:
-                    return owners[0], True
+                keys = self._keys(shard, start, end)
+                owners = filter(None, [owner_in(key, f"{self._topic}@{offset}") for offset, key in keys.items()])
+                if owner := next(owners, ""):
+                    return owner, True
         return "", records
 
     def _find(self, shard: int, append_id: bytes, pieces: int) -> int:
@@ -379,30 +374,27 @@ class KafkaChangelog:
         Raises:
             ChangelogUnavailable: It is not there.
         """
-        found: list[int] = []
-
-        def take(key: bytes | None, _value: bytes | None, offset: int) -> None:
+        low, high = self._partitions().watermarks(shard)
+        for offset, key in self._keys(shard, max(low, high - pieces - TAIL_OFFSETS), high).items():
             piece = decode_key(key, self._location(shard, offset))
             if piece is not None and piece.append_id == append_id and piece.index == 0:
-                found.append(offset)
-
-        low, high = self._partitions().watermarks(shard)
-        self._partitions().read(shard, max(low, high - pieces - TAIL_OFFSETS), high, take)
-        if not found:
-            why = RuntimeError("the client says that a record was written, not where, and it is not at the end")
-            raise unavailable(self._settings, self._topic, why)
-        return found[0]
+                return offset
+        why = RuntimeError("the client says that a record was written, not where, and it is not at the end")
+        raise unavailable(self._settings, self._topic, why)
 
     def _key_at(self, shard: int, offset: int) -> ChunkKey | None:
         """Read the key of the message at an offset; None when none of ours is there."""
-        found: list[ChunkKey | None] = []
+        return decode_key(self._keys(shard, offset, offset + 1).get(offset), self._location(shard, offset))
 
-        def take(key: bytes | None, _value: bytes | None, at: int) -> None:
-            if at == offset:
-                found.append(decode_key(key, self._location(shard, at)))
+    def _keys(self, shard: int, start: int, end: int) -> dict[int, bytes | None]:
+        """Read the keys of the messages in `[start, end)`, by offset."""
+        found: dict[int, bytes | None] = {}
 
-        self._partitions().read(shard, offset, offset + 1, take)
-        return found[0] if found else None
+        def take(key: bytes | None, _value: bytes | None, offset: int) -> None:
+            found[offset] = key
+
+        self._partitions().read(shard, start, end, take)
+        return found
 
     def _offset_in(self, location: str) -> int | None:
         """Give the offset of a location in this topic; None for one elsewhere, as of a changelog before this one."""
@@ -518,14 +510,6 @@ class KafkaChangelog:
 
     def _location(self, shard: int, offset: int) -> str:
         return f"{self._topic}-{shard}@{offset}"
-
-
-def _make(
-    settings: KafkaSettings, topic: str, owner: str, max_deltas: int, min_base_bytes: int, cache_bytes: int
-) -> KafkaChangelog:
-    return KafkaChangelog(
-        settings, topic, owner=owner, max_deltas=max_deltas, min_base_bytes=min_base_bytes, cache_bytes=cache_bytes
-    )
 
 
 def _is_first(piece: ChunkKey | None) -> bool:
