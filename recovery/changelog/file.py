@@ -41,7 +41,7 @@ from recovery.changelog.records import (
     encode_delta,
     missing,
 )
-from recovery.commit.pointer import Commit, CommitRecord
+from recovery.commit.pointer import Commit, CommitRecord, is_old
 from recovery.files import Files, open_files
 from recovery.killpoints import passing
 
@@ -201,11 +201,7 @@ class FileChangelog:
             for entry in entries
             if entry.commit.version <= oldest and (entry.commit, entry.kind) not in needed
         ]
-        doomed += [
-            f"{shard}/{name}"
-            for name in self.files.list(str(shard), temporary=True)
-            if name[:20].isdecimal() and int(name[:20]) <= oldest
-        ]
+        doomed += [f"{shard}/{name}" for name in self.files.list(str(shard), temporary=True) if is_old(name, oldest)]
         if not dry_run:
             self.files.delete(passing(doomed, "prune_changelog", oldest))
         return doomed

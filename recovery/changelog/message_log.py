@@ -38,7 +38,7 @@ import xxhash
 from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, STREAM, SourcePartition
 from backend.errors import UNDECODABLE, ChangelogDamaged, RewindError, unknown_format
 from backend.spark.ranking import version_of
-from recovery.commit.pointer import Commit, CommitRecord, Segment
+from recovery.commit.pointer import Commit, CommitRecord, Segment, is_old
 from recovery.files import Files, open_files
 
 MAGIC = b"RWML"
@@ -149,21 +149,12 @@ class MessageLog:
         Args:
             oldest: The record of the oldest retained commit: whatever later ones need of its time, it needs too.
         """
-        needed = {segment.commit for segment in oldest.segments}
+        needed = {_name(oldest.shard, segment.commit) for segment in oldest.segments}
         folder = str(oldest.shard)
-        doomed = [
-            f"{folder}/{name}"
-            for name in self.files.list(folder)
-            if name.endswith(SUFFIX)
-            and name[:20].isdecimal()
-            and (commit := Commit.of_name(name.removesuffix(SUFFIX))) not in needed
-            and commit.version <= oldest.commit.version
-        ]
-        doomed += [
-            f"{folder}/{name}"
-            for name in self.files.list(folder, temporary=True)
-            if name[:20].isdecimal() and int(name[:20]) <= oldest.commit.version
-        ]
+        there = [name for name in self.files.list(folder) if name.endswith(SUFFIX)]
+        there += self.files.list(folder, temporary=True)
+        old = [f"{folder}/{name}" for name in there if is_old(name, oldest.commit.version)]
+        doomed = [name for name in old if name not in needed]
         self.files.delete(doomed)
         return doomed
 

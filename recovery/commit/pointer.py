@@ -57,6 +57,15 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, order=True):
         return cls(int(version), uuid)
 
 
+def is_old(name: str, oldest: int) -> bool:
+    """Tell whether a file is named by a commit (`Commit.name`) of a version, or of one before; drafts are, too.
+
+    >>> is_old(f"{Commit(7, 'ab').name}.delta", 7), is_old(f"{Commit(7, 'ab').name}.delta", 6), is_old("idle.json", 7)
+    (True, False, False)
+    """
+    return name[:20].isdecimal() and int(name[:20]) <= oldest
+
+
 class Segment(msgspec.Struct, frozen=True, array_like=True):
     """A segment of the message log (`recovery.changelog.message_log`).
 

@@ -39,7 +39,7 @@ from backend.errors import UNDECODABLE, StateCorrupted, StateUnavailable, Storag
 from backend.rows import RowCodec
 from backend.windows.combined_rows import is_combined, messages_of
 from recovery.commit.option_sets import ByVersion
-from recovery.commit.pointer import Commit, EntryProof, Pointer, RestoringPointer
+from recovery.commit.pointer import Commit, EntryProof, Pointer, RestoringPointer, is_old
 from recovery.files import Files
 from recovery.queue.seals import Decision
 from recovery.share import ShardInput
@@ -452,8 +452,7 @@ def prune_entries(files: Files, shard: int, oldest: Commit) -> list[str]:
         The names deleted.
     """
     there = (*files.list(str(shard)), *files.list(str(shard), temporary=True))  # a task that died left a draft
-    names = [f"{shard}/{name}" for name in there if name[:20].isdecimal()]
-    gone = [name for name in names if int(name.rpartition("/")[2][:20]) <= oldest.version]
+    gone = [f"{shard}/{name}" for name in there if is_old(name, oldest.version)]
     files.delete(gone)
     return gone
 

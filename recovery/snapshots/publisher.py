@@ -32,7 +32,7 @@ from backend.rocks.blocks import check_blocks
 from backend.store.protocol import Staged
 from backend.store.staging import file_digest, sync
 from backend.store.storage import done_without, storage
-from recovery.commit.pointer import Commit, CommitRecord
+from recovery.commit.pointer import Commit, CommitRecord, is_old
 from recovery.files import Files, make_directory, open_files
 from recovery.killpoints import kill_point, passing
 from recovery.snapshots.manifest import (
@@ -230,25 +230,22 @@ class Snapshots(SnapshotReader):
         manifests = self._manifests(shard)
         shared = self.files.list(f"{shard}/{SHARED}")
         needed = self._needed(shard, retained, set(manifests), shared)
-        doomed = [name for name in manifests if int(name[:20]) <= oldest and name not in needed]
+        doomed = [name for name in manifests if is_old(name, oldest) and name not in needed]
         alive = [name for name in manifests if name not in doomed]
         doomed += [
             name
             for name in self.files.list(str(shard))
-            if name.endswith(".step.sst")
-            and name[:20].isdecimal()
-            and int(name[:20]) <= oldest
-            and f"{name[:-4]}.json" not in needed
+            if name.endswith(".step.sst") and is_old(name, oldest) and f"{name[:-4]}.json" not in needed
         ]
         doomed += [
             name  # a draft of a writer that died
             for name in self.files.list(str(shard), temporary=True)
-            if not name[:20].isdecimal() or int(name[:20]) <= oldest  # without a number: the driver's own, which prunes
+            if not name[:20].isdecimal() or is_old(name, oldest)  # without a number: the driver's own, which prunes
         ]
         folders = [
             f"{shard}/{name}"
             for name in self.files.folders(str(shard))
-            if name[:20].isdecimal() and int(name[:20]) <= oldest and f"{name}.full.json" not in needed
+            if is_old(name, oldest) and f"{name}.full.json" not in needed
         ]
         before = self._idle_before(shard)
         idle, gone = self._idle_shared(shard, alive, shared, before)
