@@ -17,7 +17,7 @@ a snapshot at an ancestor (or the pointer), and the     `Fetch` it, advance by t
 files between
 the changelog holds the commit, no messages to replay  `Rebuild` from the changelog alone
 in a task, none of these                               `Missing`: the supervisor restores
-the changelog is damaged                               `Lost`
+the changelog does not hold the commit                 `Lost`
 database an ancestor, the source has what came since   `CatchUp`: keep its messages, replay the later ones
 the source lacks offsets to replay                     `Lost`
 otherwise                                              `Rebuild` from the changelog and the source
@@ -71,14 +71,12 @@ class Remote:
     Attributes:
         offers: Snapshots.
         record: The changelog's record of the pointer's commit, when its lineage is complete down to a base.
-        changelog_error: Why the changelog cannot be read.
         source: Per source partition the earliest offset there is, and the end (exclusive); None: not looked at.
         topics: Stream -> topic, for errors.
     """
 
     offers: tuple[Offer, ...] = ()
     record: CommitRecord | None = None
-    changelog_error: RewindError | None = None
     source: Mapping[SourcePartition, tuple[int, int]] | None = None
     topics: Mapping[int, str] = field(default_factory=dict)
 
@@ -331,8 +329,6 @@ def _rebuild(pointer: Pointer, local: Local, remote: Remote, why: str, in_task: 
         return Missing(why)
     where = f"shard {pointer.shard}, commit {pointer.commit.name}"
     if record is None:
-        if remote.changelog_error is not None:
-            return Lost(remote.changelog_error)
         return Lost(
             HistoryLost(
                 "the changelog does not hold the committed state",
