@@ -193,18 +193,8 @@ class Lost:
 Plan = Start | Use | Advance | Fetch | Ahead | Missing | Queue | Rebuild | CatchUp | Lost
 
 
-@dataclass(slots=True)
-class _Steps:
-    """Where a step to each commit can be had: here first, then from a snapshot."""
-
-    parents: dict[Commit, tuple[Commit | None, bool]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, pointer: Pointer, local: Local, offers: Iterable[Offer]) -> _Steps:
-        steps = cls({offer.commit: (offer.parent, False) for offer in offers if not offer.full})
-        if pointer.commit in local.staged and not isinstance(local.database, Nothing):
-            steps.parents[pointer.commit] = (pointer.parent, True)
-        return steps
+_Steps = dict[Commit, tuple[Commit | None, bool]]
+"""Steps that can be had: the commit that each leads to -> its parent, and whether the file is here."""
 
 
 def plan(pointer: Pointer | None, local: Local, remote: Remote = Remote(), *, in_task: bool = True) -> Plan:
@@ -238,15 +228,17 @@ def plan(pointer: Pointer | None, local: Local, remote: Remote = Remote(), *, in
         return Queue(pointer.since.commit)
     if isinstance(database, At) and database.commit == pointer.commit:
         return Use()
-    here = _Steps.of(pointer, local, remote.offers)
+    steps: _Steps = {offer.commit: (offer.parent, False) for offer in remote.offers if not offer.full}
+    if pointer.commit in local.staged and not isinstance(database, Nothing):
+        steps[pointer.commit] = (pointer.parent, True)
     if isinstance(database, At):
         if in_task and _is_newer(database, pointer.commit):
             return Ahead(_names(database, pointer))
-        path = _path(pointer.commit, database.commit, here)
+        path = _path(pointer.commit, database.commit, steps)
         if path is not None:
             return Advance(path)
     why = _why(pointer, local)
-    fetched = _fetch(pointer, here, remote.offers, why)
+    fetched = _fetch(pointer, steps, remote.offers, why)
     if fetched is not None:
         return fetched
     return _rebuild(pointer, local, remote, why, in_task)
@@ -298,9 +290,9 @@ def _path(target: Commit, start: Commit | None, steps: _Steps) -> tuple[Step, ..
     found: list[Step] = []
     at: Commit | None = target
     while at != start:
-        if at is None or at not in steps.parents:
+        if at is None or at not in steps:
             return None
-        parent, local = steps.parents[at]
+        parent, local = steps[at]
         if parent is not None and parent.version >= at.version:
             return None
         found.append(Step(at, local))
