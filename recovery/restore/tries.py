@@ -63,21 +63,11 @@ class Recorder:
 
     def suspended(self, restoring: Restoring, why: str) -> None:
         """Write down a try that failed."""
-        self._add(Try(restoring.shard, restoring.commit, restoring.why, restoring.how, failed=why))
+        self._add(restoring, failed=why)
 
     def end(self, restoring: Restoring, records: int, length: int, seconds: float) -> None:
         """Write down a try that worked."""
-        self._add(
-            Try(
-                restoring.shard,
-                restoring.commit,
-                restoring.why,
-                restoring.how,
-                records=records,
-                length=length,
-                seconds=seconds,
-            )
-        )
+        self._add(restoring, records=records, length=length, seconds=seconds)
 
     @property
     def failures(self) -> str:
@@ -88,9 +78,9 @@ class Recorder:
         """Give the tries as a metric; empty when there were none."""
         return {MOVES: msgspec.json.encode(self.tries).decode()} if self.tries else {}
 
-    def _add(self, one: Try) -> None:
+    def _add(self, restoring: Restoring, **ended: Any) -> None:
         if len(self.tries) < MAX_TRIES:
-            self.tries.append(one)
+            self.tries.append(Try(restoring.shard, restoring.commit, restoring.why, restoring.how, **ended))
 
 
 def moves(metrics: Mapping[str, Any]) -> list[Try]:
