@@ -113,7 +113,6 @@ def restore_shard(
     operator: Proving,
     directory: Path,
     *,
-    options: RocksOptions | None = None,
     run_bytes: int = RUN_BYTES,
 ) -> Restored:
     """Build a shard's database at a commit and prove it.
@@ -124,7 +123,6 @@ def restore_shard(
             is left out here. Any order of chunks will do, that of their first keys is the fastest.
         operator: Knows what the windows must hold.
         directory: Where to make the database; must not exist, its parent must. `<directory>.runs` is used besides.
-        options: How RocksDB is run.
         run_bytes: Rows gathered in memory before they become a file.
 
     Returns:
@@ -138,7 +136,7 @@ def restore_shard(
     started = time.monotonic()
     if directory.exists():
         raise FileExistsError(f"a restore needs a new directory: {directory}")
-    with RocksStore.open(directory, options=options or OPTIONS) as store:
+    with RocksStore.open(directory, options=OPTIONS) as store:
         return _fill(store, history, messages, operator, directory, run_bytes, started, new=True)
 
 
@@ -148,9 +146,6 @@ def catch_up(
     operator: Proving,
     older: RocksStore,
     directory: Path,
-    *,
-    options: RocksOptions | None = None,
-    run_bytes: int = RUN_BYTES,
 ) -> Restored:
     """Build a shard's database at a commit out of one at an ancestor, and prove it: it brings only what came since.
 
@@ -162,22 +157,20 @@ def catch_up(
         operator: Knows what the windows must hold.
         older: Open at an ancestor; not changed: the new database shares its files by hard links.
         directory: Where to make the database; must not exist.
-        options: How RocksDB is run.
-        run_bytes: Rows gathered in memory before they become a file.
 
     Raises:
         RestoreMismatch: Something else than the committed messages came out: the database has no commit row.
     """
     started = time.monotonic()
     older.checkpoint(directory)
-    with RocksStore.open(directory, create=False, options=options or OPTIONS) as store:
+    with RocksStore.open(directory, create=False, options=OPTIONS) as store:
         store.write(Changes([COMMIT_KEY], [None]))  # from here on it is at nothing, until it is proven
         for region in range(Region.COMMIT + 1, LAST_REGION):
             bounds = region_range(region)
             if region not in REPLAYED and next(store.scan(*bounds), None) is not None:  # each delete is a file
                 store.delete_range(*bounds)
         _expire(store, history.record.bounds)
-        return _fill(store, history, messages, operator, directory, run_bytes, started)
+        return _fill(store, history, messages, operator, directory, RUN_BYTES, started)
 
 
 def _fill(
