@@ -55,7 +55,7 @@ from recovery.commit.pointer import (
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob
 from recovery.killpoints import kill_point
-from recovery.queue.entries import Queue
+from recovery.queue.entries import Queue, read_queue
 from recovery.queue.seals import DECISION, Decision
 from recovery.restore.open_shard import Opened, OpenShard
 from recovery.share import ShardInput
@@ -180,7 +180,7 @@ def run_attempt(
             return _put(job, queue, pointer, version, given, _cause(error))
     if given.adopt != pointer.since.commit.name:
         return _put(job, queue, pointer, version, given)
-    entries = queue.read(pointer)
+    entries = read_queue(queue.files, pointer)
     kill_point("before_adopt", version)
     queued = [_Share(e.commit.version, queue.operators.at(e.commit.version), e.positions, e.given) for e in entries]
     try:

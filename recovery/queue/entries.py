@@ -210,10 +210,6 @@ class Queue:
             entries=_bounded(before, proof),
         )
 
-    def read(self, pointer: RestoringPointer) -> list[Entry]:
-        """Return what `read_queue` does."""
-        return read_queue(self.files, pointer)
-
 
 def read_queue(files: Files, pointer: RestoringPointer) -> list[Entry]:
     """Read the entries of a pointer's queue, oldest first.
