@@ -31,6 +31,7 @@ from backend.spark.pack.packing import PackPlan
 from backend.spark.session.settings import apart
 from backend.store.rows import StoreRows
 from recovery.changelog.rejected import with_rows
+from recovery.commit.option_sets import versions_in
 from recovery.commit.pointer import Commit, CommitRecord, Pointer, decode
 from recovery.commit.relocation import check_settled
 from recovery.commit.scratch import scratch_directory
@@ -127,7 +128,7 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
         StateUnavailable: The checkpoint was copied or moved, and not started since.
         PointerDamaged: A file of Spark's state is damaged or gone.
     """
-    if not _commits(checkpoint):
+    if not versions_in(checkpoint, "commits"):
         return {}
     check_state(checkpoint, shards)
     check_settled(checkpoint)
@@ -138,7 +139,7 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
         reader = reader.option("batchId", version)
     repairing = True
     for tries_left in reversed(range(READ_TRIES + 1)):
-        committed = _commits(checkpoint)
+        committed = versions_in(checkpoint, "commits")
         try:
             rows = reader.load(checkpoint).selectExpr("value.value as pointer").collect()
             break
@@ -150,15 +151,11 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
                 repairing = False
                 session.conf.set(_REPAIRING, "false")
                 continue
-            if not tries_left or version is not None or _commits(checkpoint) == committed:
+            if not tries_left or version is not None or versions_in(checkpoint, "commits") == committed:
                 raise damaged from error
             # else a query runs on, and has let go of what was to be read
     pointers = (decode(bytes(row["pointer"])) for row in rows)
     return {pointer.shard: pointer for pointer in pointers}
-
-
-def _commits(checkpoint: str) -> list[int]:
-    return sorted(int(name) for name in open_files(checkpoint).list("commits") if name.isdigit())
 
 
 def write_chunks(

@@ -389,18 +389,18 @@ def test_pointers_are_read_again_where_a_query_ran_on_beneath_the_reader(spark, 
     """Spark deletes old state beside a reader; where nothing was committed, what is gone is gone."""
     path, _ = ran
     (file,) = (path / "checkpoint" / "state" / "0").glob("0/4_*.changelog")
-    sound, commits = file.read_bytes(), replay._commits
+    sound, versions = file.read_bytes(), replay.versions_in
     looks = []
 
-    def committed_meanwhile(checkpoint):
+    def committed_meanwhile(checkpoint, log):
         looks.append(checkpoint)
         if len(looks) == 4:  # behind the second failure: a micro-batch was committed, and what it needs is there
             file.write_bytes(sound)
-        return [*commits(checkpoint), *([1_000] if len(looks) > 3 else [])]
+        return [*versions(checkpoint, log), *([1_000] if len(looks) > 3 else [])]
 
     try:
         file.unlink()
-        monkeypatch.setattr(replay, "_commits", committed_meanwhile)
+        monkeypatch.setattr(replay, "versions_in", committed_meanwhile)
         assert len(read_pointers(spark, str(path / "checkpoint"), 2)) == 2
         assert len(looks) == 5
     finally:
