@@ -57,7 +57,6 @@ def _servers_and_topic(uri: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=8)
 def _kafka(uri: str, owner: str) -> Changelog:
-    from backend.kafka_client.settings import KafkaSettings
     from recovery.changelog.kafka.log import KafkaChangelog
 
     servers, topic = _servers_and_topic(uri)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError, StorageFailed, UnknownFormat
@@ -125,10 +126,8 @@ class FileChangelog:
                 raise missing(f"{self.files.uri}/{_name(shard, *empty[0])}")
             if whole and len(needed) <= CHEAP_FILES and sum(found.get(name, 0) for name in needed) <= CHEAP_BYTES:
                 self.read(shard, commit)
-        except (ChangelogDamaged, UnknownFormat) as error:
-            return f"{error.what}, {error.where}"
-        except StorageFailed as error:
-            if not error.unreadable:
+        except (ChangelogDamaged, UnknownFormat, StorageFailed) as error:
+            if isinstance(error, StorageFailed) and not error.unreadable:
                 raise
             return f"{error.what}, {error.where}"
         return ""
@@ -166,8 +165,7 @@ class FileChangelog:
         """
         present = self.files.list(str(shard))
         notes: list[str] = []
-        history = read_history(shard, commit, partial(self._load, shard, present, notes))
-        return History(history.record, history.keys, history.values, history.read_bytes, tuple(notes))
+        return replace(read_history(shard, commit, partial(self._load, shard, present, notes)), notes=tuple(notes))
 
     def record(self, shard: int, commit: Commit) -> CommitRecord:
         """Read a commit's delta, or its base."""
