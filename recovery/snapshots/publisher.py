@@ -21,7 +21,6 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -61,19 +60,6 @@ class _Idle(msgspec.Struct, frozen=True):
     since: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What publishing came to.
-
-    Attributes:
-        snapshot: The manifest.
-        uploaded: Bytes that were not there yet.
-    """
-
-    snapshot: Snapshot
-    uploaded: int
-
-
 class Snapshots(SnapshotReader):
     """All snapshots under one base directory.
 
@@ -92,8 +78,8 @@ class Snapshots(SnapshotReader):
 
     # ------------------------------------------------------------------------------------------------------ publish
 
-    def publish(self, record: CommitRecord, directory: Path, *, check: bool = False) -> Published:
-        """Publish a database as a full snapshot; only SST files that are not there yet are uploaded.
+    def publish(self, record: CommitRecord, directory: Path, *, check: bool = False) -> int:
+        """Publish a database as a full snapshot; only SST files that are not there yet are uploaded. Give the bytes.
 
         Args:
             record: The commit row of the database.
@@ -116,8 +102,7 @@ class Snapshots(SnapshotReader):
         uploaded = self._put_missing(snapshot, paths, check=check)
         uploaded += self._write_manifest(snapshot)
         # nothing named these files before: pruning may have taken those that were there when a slow upload began
-        uploaded += self._put_missing(snapshot, paths)
-        return Published(snapshot, uploaded)
+        return uploaded + self._put_missing(snapshot, paths)
 
     def _put_missing(self, snapshot: Snapshot, paths: Sequence[Path], *, check: bool = False) -> int:
         present = self._present(snapshot, self.files.list(f"{snapshot.shard}/{SHARED}"))
@@ -132,14 +117,14 @@ class Snapshots(SnapshotReader):
                 kill_point("during_upload", snapshot.commit.version)
         return uploaded
 
-    def publish_step(self, record: CommitRecord, staged: Staged) -> Published:
-        """Publish a commit's staged file."""
+    def publish_step(self, record: CommitRecord, staged: Staged) -> int:
+        """Publish a commit's staged file; give the bytes."""
         snapshot = Snapshot(
             record.shard, record.commit, record.parent, "", [PackedFile("staged.sst", staged.length, staged.digest)]
         )
         uploaded = self.files.put(staged.path, where_of(snapshot, snapshot.files[0]), link=True)
         kill_point("during_upload", record.commit.version)
-        return Published(snapshot, uploaded + self._write_manifest(snapshot))
+        return uploaded + self._write_manifest(snapshot)
 
     # --------------------------------------------------------------------------------------------------------- read
 
@@ -173,12 +158,11 @@ class Snapshots(SnapshotReader):
         name = manifest_name(commit, full=False)
         snapshot = self._steps.get((shard, name)) or self._manifest(shard, name)
         file = snapshot.files[0]
-        if _is_there(target, (file.length, file.digest)):
-            return Staged(target, file.length, file.digest, 0)
-        with storage(str(target)):
-            target.unlink(missing_ok=True)
-        self._fetch_file(snapshot, file, target, link=True)
-        sync(target.parent)
+        if not _is_there(target, (file.length, file.digest)):
+            with storage(str(target)):
+                target.unlink(missing_ok=True)
+            self._fetch_file(snapshot, file, target, link=True)
+            sync(target.parent)
         return Staged(target, file.length, file.digest, 0)
 
     def is_sound(self, shard: int, commit: Commit) -> bool:
@@ -191,7 +175,7 @@ class Snapshots(SnapshotReader):
     def verify(self, shard: int) -> list[RewindError]:
         """Check every file of every snapshot against its manifest; give what is wrong."""
         wrong: list[RewindError] = []
-        checked: dict[str, RewindError | None] = {}
+        checked: set[str] = set()
         for name in self._manifests(shard):
             try:
                 snapshot = self._manifest(shard, name)
@@ -200,10 +184,9 @@ class Snapshots(SnapshotReader):
                 continue
             for file in snapshot.files:
                 where = where_of(snapshot, file)
-                if where not in checked:
-                    checked[where] = self._check(where, file)
-                    if (error_found := checked[where]) is not None:
-                        wrong.append(error_found)
+                if where not in checked and (error_found := self._check(where, file)) is not None:
+                    wrong.append(error_found)
+                checked.add(where)
         return wrong
 
     # -------------------------------------------------------------------------------------------------------- prune

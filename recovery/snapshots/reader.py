@@ -177,7 +177,7 @@ class SnapshotReader:
 
 
 def _offer(snapshot: Snapshot) -> Offer:
-    return Offer(snapshot.commit, snapshot.parent, snapshot.full, sum(file.length for file in snapshot.files))
+    return Offer(snapshot.commit, snapshot.parent, snapshot.full, snapshot.length)
 
 
 def _is_before(at: Commit | None, start: Commit | None) -> bool:

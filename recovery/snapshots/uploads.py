@@ -114,7 +114,7 @@ def upload_step(snapshots: Snapshots, record: CommitRecord, staged: Staged) -> i
 
     def upload() -> None:
         try:
-            uploaded.append(snapshots.publish_step(record, staged).uploaded)
+            uploaded.append(snapshots.publish_step(record, staged))
         except Exception as error:  # filesystems raise kinds of their own
             log.warning("shard %d: commit %s was not uploaded: %s", record.shard, record.commit.name, error)
             _gaps[place] = max(record.commit.version, _gaps.get(place, -1))

@@ -58,7 +58,7 @@ class Shard:
     def publish(self) -> int:
         copy = self.home / uuid.uuid4().hex
         self.store.checkpoint(copy)
-        uploaded = self.snapshots.publish(self.records[-1], copy).uploaded
+        uploaded = self.snapshots.publish(self.records[-1], copy)
         shutil.rmtree(copy)
         return uploaded
 
