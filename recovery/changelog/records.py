@@ -24,6 +24,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from io import BytesIO
 from itertools import islice
 
 import pyarrow as pa
@@ -106,19 +107,20 @@ def encode(
     head = _HEAD.pack(MAGIC, FORMAT, kind.value, len(header)) + header
     digest.update(head)
     yield head
-    chunks: list[bytes] = []
+    sink = BytesIO()
     length = rows = 0
 
     def collected() -> bytes:
         nonlocal length
-        body = b"".join(chunks)
-        chunks.clear()
+        body = sink.getvalue()
+        sink.seek(0)
+        sink.truncate()
         digest.update(body)
         length += len(body)
         return body
 
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=threads)
-    with pa.ipc.new_stream(_Collector(chunks), SCHEMA, options=options) as writer:
+    with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
             rows += batch.num_rows
@@ -279,31 +281,3 @@ def _batches(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
             raise ValueError("rows of a base must be in strictly increasing key order")
         last = keys[-1]
         yield from _logged(keys, values)
-
-
-class _Collector:
-    """The least of a file that Arrow's stream writer needs; keeps what is written until it is taken."""
-
-    closed = False
-
-    def __init__(self, chunks: list[bytes]) -> None:
-        self._chunks = chunks
-
-    def write(self, data: bytes) -> int:
-        self._chunks.append(bytes(data))
-        return len(data)
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        self.closed = True
