@@ -93,7 +93,8 @@ def restore_shards(
     for one in queues.values():
         mend_queue(spark, job, checkpoint, one, arrow_rows)
     pointers = {shard: state_of(one) for shard, one in committed.items()}
-    count = _restore(spark, job, checkpoint, partial(make, query), pointers, why, listeners, arrow_rows)
+    run = _Run(spark, job, checkpoint, partial(make, query), pointers, Listeners(listeners), arrow_rows)
+    count = _restore(run, why)
     if queues:
         check_lease()
         ask_to_adopt(checkpoint, {shard: one.since.commit.name for shard, one in queues.items()})
@@ -185,27 +186,18 @@ def _leads(snapshots: Snapshots | None, pointer: Pointer) -> bool:
     return isinstance(plan(pointer, Local(Nothing()), Remote(offers)), Fetch)
 
 
-def _restore(
-    spark: SparkSession,
-    job: ReplayableJob,
-    checkpoint: str,
-    make: Callable[[int], ShardJob],
-    pointers: Mapping[int, Pointer],
-    why: str,
-    listeners: Sequence[RestoreListener],
-    arrow_rows: int,
-) -> int:
-    found = probe(spark, {shard: pointers.get(shard) for shard in range(len(job.grouping))}, make)
+def _restore(run: _Run, why: str) -> int:
+    pointers, topics = run.pointers, run.job.topics
+    found = probe(run.spark, {shard: pointers.get(shard) for shard in range(len(run.job.grouping))}, run.make)
     # a shard that has committed nothing begins anew once what a rolled back attempt left is put aside
     reasons = [shard for shard in found if shard in pointers]
     if not reasons:
         # all is well where it was looked at, so the task looked on another host: give it something to take there
-        return share_all(spark, pointers, make)
-    run = _Run(spark, job, checkpoint, make, pointers, Listeners(listeners), arrow_rows)
-    changelog, source = make(0).changelog, job.offsets(spark)
+        return share_all(run.spark, pointers, run.make)
+    changelog, source = run.make(0).changelog, run.job.offsets(run.spark)
     broken = {shard: found[shard] for shard in reasons}
     while broken:
-        plans = plan_restores({shard: pointers[shard] for shard in broken}, broken, changelog, source, why, job.topics)
+        plans = plan_restores({shard: pointers[shard] for shard in broken}, broken, changelog, source, why, topics)
         # an older copy that did not come out whole is not looked at again: nothing can fail twice
         broken = {shard: Unusable(text) for shard, text in run.carry_out(plans).items()}
     return len(reasons)
