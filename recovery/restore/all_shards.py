@@ -27,7 +27,7 @@ from backend.spark.session.jvm import context_of, cores, run_on_tasks
 from backend.store.storage import is_damage
 from recovery.changelog import Changelog
 from recovery.commit.manifest import query_id
-from recovery.commit.pointer import At, Commit, CommitRecord, Pointer, RestoringPointer, decode, encode, state_of
+from recovery.commit.pointer import At, Commit, CommitRecord, Pointer, RestoringPointer, state_of
 from recovery.failures import PASSING, read
 from recovery.files import Files, open_files
 from recovery.jobs import ShardJob
@@ -326,12 +326,12 @@ class _Run:
         make, checkpoint = self.make, self.checkpoint
 
         def build(
-            items: Iterable[tuple[int, bytes, str | None, Sequence[str]]],
+            items: Iterable[tuple[int, Commit, Commit | None, Sequence[str]]],
         ) -> Iterator[tuple[int, tuple[int, int, float] | str]]:
-            for shard, data, start, names in items:
-                older, job = Commit.of_name(start) if start is not None else None, make(shard)
+            for shard, commit, older, names in items:
+                job = make(shard)
                 try:
-                    restored = build_snapshot(job, decode(data).commit, checkpoint, names, older)
+                    restored = build_snapshot(job, commit, checkpoint, names, older)
                 except RewindError as error:
                     damaged = is_damage(error) and names_below(error, job.local_dir / job.query_id)
                     if older is None or (isinstance(error, PASSING) and not damaged):
@@ -343,8 +343,8 @@ class _Run:
         items = [
             (
                 shard,
-                encode(self.pointers[shard]),
-                chosen.start.name if isinstance(chosen, CatchUp) else None,
+                self.pointers[shard].commit,
+                chosen.start if isinstance(chosen, CatchUp) else None,
                 list(chunks.get(shard, ())),
             )
             for shard, chosen in sorted(plans.items())

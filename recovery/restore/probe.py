@@ -14,7 +14,7 @@ from backend.errors import RewindError, StateAhead, StateCorrupted
 from backend.rocks import RocksStore
 from backend.spark.session.jvm import run_on_tasks
 from backend.store.storage import is_damage
-from recovery.commit.pointer import CommitRecord, Pointer, decode, decode_record, encode, encode_record
+from recovery.commit.pointer import CommitRecord, Pointer
 from recovery.commit.scratch import scratch_directory
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.jobs import ShardJob
@@ -47,19 +47,14 @@ def probe(
     A local state that is newer than the pointer (None: nothing is committed) is put aside here: no task is running, so
     Spark was rolled back.
     """
-    if not pointers:
-        return {}
 
-    def look(items: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, str, bytes | None]]:
-        for shard, data in items:
-            why = unusable(make(shard), decode(data) if data is not None else None)
+    def look(items: Iterable[tuple[int, Pointer | None]]) -> Iterator[tuple[int, Unusable]]:
+        for shard, pointer in items:
+            why = unusable(make(shard), pointer)
             if why is not None:
-                row = commit_here(make(shard))
-                yield shard, why, encode_record(row) if row is not None else None
+                yield shard, Unusable(why, commit_here(make(shard)))
 
-    items = [(s, encode(pointer) if pointer is not None else None) for s, pointer in sorted(pointers.items())]
-    found = run_on_tasks(spark, items, crossing(look))
-    return {shard: Unusable(why, decode_record(row) if row is not None else None) for shard, why, row in found}
+    return dict(run_on_tasks(spark, sorted(pointers.items()), crossing(look)))
 
 
 def commit_here(job: ShardJob) -> CommitRecord | None:
@@ -113,15 +108,14 @@ def _opened(job: ShardJob, directory: ShardDirectory, pointer: Pointer | None) -
 def share_all(spark: SparkSession, pointers: Mapping[int, Pointer], make: Callable[[int], ShardJob]) -> int:
     """Publish snapshots of all shards, in one Spark job; give how many. An executor that has no state gives none."""
 
-    def look(items: Iterable[tuple[int, bytes]]) -> Iterator[int]:
-        for shard, data in items:
+    def look(items: Iterable[tuple[int, Pointer]]) -> Iterator[int]:
+        for shard, pointer in items:
             try:
-                yield int(share(make(shard), decode(data)))
+                yield int(share(make(shard), pointer))
             except RewindError as error:
                 _log.warning("shard %d is not shared from here: %s", shard, error)
 
-    items = [(shard, encode(pointer)) for shard, pointer in sorted(pointers.items())]
-    return sum(run_on_tasks(spark, items, crossing(look)))
+    return sum(run_on_tasks(spark, sorted(pointers.items()), crossing(look)))
 
 
 def share(job: ShardJob, pointer: Pointer) -> bool:
