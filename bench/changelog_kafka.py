@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         writer = KafkaChangelog(broker.settings, topic)
         writer.prepare(1)
         records = fill(writer, 20_000 if options.quick else options.records)
-        writer.close()
+        writer.rest()
         newest = Commit(DELTAS, "a" * 32)
 
         def read() -> History:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             try:
                 return log.read(0, newest)
             finally:
-                log.close()
+                log.rest()
 
         def restore() -> History:
             history = read()

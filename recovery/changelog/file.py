@@ -218,9 +218,6 @@ class FileChangelog:
     def rest(self) -> None:
         """Do nothing: no handle is kept open."""
 
-    def close(self) -> None:
-        """Do nothing: no handle is kept open."""
-
     def _entries(self, shard: int) -> Iterator[Entry]:
         for name, length in self.files.list(str(shard)).items():
             parsed = _parse(name)

@@ -243,10 +243,7 @@ class Changelog(Protocol):
         """Check every byte of a shard's records, and the lineage of `commit` when given; give what is wrong."""
 
     def rest(self) -> None:
-        """Release clients, handles and bytes between two uses; what is known of the log may stay."""
-
-    def close(self) -> None:
-        """Release clients and handles; closing twice does nothing."""
+        """Release clients, handles and bytes; what is known of the log may stay. The next use opens them again."""
 
 
 def foreign(where: str, found: str, owner: str) -> ManifestMismatch:

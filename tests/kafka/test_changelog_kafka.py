@@ -46,8 +46,8 @@ def make(kafka_broker, topic) -> Iterator[Make]:
 
     yield build
     for log in made:
-        log.close()
-        log.close()
+        log.rest()
+        log.rest()
 
 
 class TestKafkaChangelog(ChangelogContract):
@@ -142,7 +142,7 @@ def test_a_bound_on_kept_bytes_only_means_reading_again(kafka_broker, make, topi
     log.append(record(1, commit(0)), changes({b"\x03b": noise(900_000)}))
     small = KafkaChangelog(kafka_broker.settings, topic, cache_bytes=1)
     assert as_dict(small.read(0, commit(1))) == {b"\x03a": noise(1_000_000), b"\x03b": noise(900_000)}
-    small.close()
+    small.rest()
 
 
 def test_a_record_whose_offset_the_client_does_not_know_is_found_at_the_end(kafka_topics, make, monkeypatch, topic):
@@ -476,7 +476,7 @@ def test_it_travels_as_its_settings_and_opens_by_uri(kafka_broker, make, topic):
     uri = f"kafka://{kafka_broker.settings.servers}/{topic}"
     assert as_dict(open_changelog(uri).read(0, commit(0))) == {b"\x03a": b"1"}
     assert open_changelog(uri) is open_changelog(uri)
-    open_changelog(uri).close()
+    open_changelog(uri).rest()
     with pytest.raises(ValueError, match="kafka://host"):
         open_changelog("kafka://h:1")
 
@@ -491,7 +491,7 @@ def test_a_broker_that_was_killed_loses_nothing_that_was_acknowledged(local_kafk
     local_kafka_broker.restart()
     log.append(record(1, commit(0)), changes({b"\x03b": b"2"}))
     assert as_dict(log.read(0, commit(1))) == {b"\x03a": b"1", b"\x03b": b"2"}
-    log.close()
+    log.rest()
     topics.close()
 
 
@@ -506,7 +506,7 @@ def test_a_wrong_password_is_named_without_it(secured_kafka_broker):
     with pytest.raises(AccessRefused, match="Authentication failed") as caught:
         wrong.append(record(0), changes({}))
     assert "wr0ng-one" not in str(caught.value)
-    log.close()
+    log.rest()
 
 
 def test_partitions_that_are_added_to_the_topic_are_nobodys(kafka_topics, make, topic):

@@ -81,7 +81,7 @@ def test_every_mechanism_serves_source_and_changelog(spark, secured_kafka_broker
     said = told.out + told.err + plan + repr(source) + repr(log) + json.dumps(source.describe())
     assert "kafka" in said.lower()
     assert SECRET not in said
-    log.close()
+    log.rest()
     topics.close()
 
 
@@ -113,7 +113,7 @@ def test_without_the_authority_or_with_a_wrong_password_nobody_is_let_in_and_not
         assert "Authentication failed" in error.why, what
         assert "wr0ng-one" not in str(error), what
         assert encrypted.servers in error.where or error.where == "t-0", what
-    log.close()
+    log.rest()
 
 
 class BrokerWithRights(LocalBroker):
@@ -169,7 +169,7 @@ def test_the_rights_that_the_docs_name_are_enough() -> None:
         log.append(record(0), changes({b"\x03a": b"1"}))
         assert as_dict(log.read(0, commit(0))) == {b"\x03a": b"1"}
         log._delete_below(0, 1)
-        log.close()
+        log.rest()
         sink = kafka_sink("out", "bad", servers=job)
         for _ in range(2):  # the second reads what the first committed
             sink.open("q")

@@ -114,4 +114,4 @@ def test_a_record_of_the_changelog_whose_first_piece_is_refused_is_whole(
         log.append(record(0), changes(rows))
         assert as_dict(log.read(0, commit(0))) == rows
     finally:
-        log.close()
+        log.rest()

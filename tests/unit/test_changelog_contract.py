@@ -28,7 +28,7 @@ class TestFileChangelog(ChangelogContract):
 
         yield build
         for log in made:
-            log.close()
+            log.rest()
 
     @pytest.fixture
     def own(self, make: Make) -> Own:

@@ -51,7 +51,7 @@ TAIL_OFFSETS = 64
 class KafkaChangelog:
     """A `recovery.changelog.protocol.Changelog` in a Kafka topic.
 
-    Pickles as its settings; clients are made where they are used, and again after `close`.
+    Pickles as its settings; clients are made where they are used, and again after `rest`.
 
     Args:
         settings: The cluster.
@@ -302,12 +302,6 @@ class KafkaChangelog:
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
-
-    def close(self) -> None:
-        """Release clients and what was read; closing twice does nothing."""
-        with self._guard:
-            self.rest()
-            self._indexes.clear()
 
     # -------------------------------------------------------------------------------------------------------- inside
 
