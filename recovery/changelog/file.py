@@ -99,7 +99,7 @@ class FileChangelog:
         if owners == {self._owner}:
             return
         others = owners - {self._owner}
-        if others or (new and self.shards()):
+        if others or (new and any(name.isdecimal() for name in self.files.folders())):
             raise foreign(self.files.uri, min(others, default=""), self._owner)
 
     def prepare(self, shards: int, *, new: bool = False) -> None:
@@ -177,10 +177,6 @@ class FileChangelog:
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's files; names that are not ours are left out."""
         return sorted(self._entries(shard), key=lambda entry: (entry.commit, entry.kind.value))
-
-    def shards(self) -> Sequence[int]:
-        """List the shards that have a directory."""
-        return sorted(int(name) for name in self.files.folders() if name.isdecimal())
 
     def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
         """Delete files that no retained commit needs, and drafts of writers that died."""

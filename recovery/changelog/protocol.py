@@ -218,9 +218,6 @@ class Changelog(Protocol):
     def entries(self, shard: int) -> Sequence[Entry]:
         """List a shard's records in order of commit, orphans included."""
 
-    def shards(self) -> Sequence[int]:
-        """List the shards that have records, sorted."""
-
     def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
         """Delete what no retained commit needs; only the driver calls it, after a commit.
 

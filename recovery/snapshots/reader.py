@@ -32,10 +32,6 @@ class SnapshotReader:
         self.files = files
         self._steps: dict[tuple[int, str], Snapshot] = {}
 
-    def shards(self) -> Sequence[int]:
-        """List the shards that have snapshots, sorted."""
-        return sorted(int(name) for name in self.files.folders() if name.isdecimal())
-
     def manifests(self, shard: int) -> Sequence[Snapshot]:
         """Read the manifests of a shard, oldest commit first; steps before full snapshots of the same commit.
 

@@ -152,7 +152,7 @@ class ChangelogContract:
         log.append(record(0, shard=12), changes({b"\x03a": b"twelve"}))
         assert as_dict(log.read(1, commit(0))) == {b"\x03a": b"one"}
         assert as_dict(log.read(12, commit(0))) == {b"\x03a": b"twelve"}
-        assert list(log.shards()) == [1, 12]
+        assert [shard for shard in range(13) if log.entries(shard)] == [1, 12]
 
     def test_the_same_delta_twice_is_one(self, make: Make) -> None:
         log = make()

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from backend.errors import ChangelogDamaged, ChangelogUnavailable, RewindError, SourceUnavailable, UnknownFormat
-from backend.kafka_client.admin import admin_client, offsets
+from backend.errors import ChangelogDamaged, ChangelogUnavailable, RewindError, UnknownFormat
+from backend.kafka_client.admin import admin_client
 from backend.kafka_client.refusals import answer
 from backend.kafka_client.settings import KafkaSettings
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
@@ -230,14 +230,6 @@ class KafkaChangelog:
             newest = [copies[-1] for copies in self._refreshed(shard).records.values()]
         found = [Entry(s.kind, s.commit, self._location(shard, s.first), s.length) for s in newest]
         return sorted(found, key=lambda entry: (entry.commit, entry.kind.value))
-
-    def shards(self) -> Sequence[int]:
-        """List the partitions that have messages."""
-        try:
-            found = offsets(self._settings, [self._topic], committed_only=False)
-        except SourceUnavailable as error:
-            raise unavailable(self._settings, self._topic, error) from None
-        return sorted(partition for (_, partition), (start, end) in found.items() if start < end)
 
     def prune(self, shard: int, keep: Iterable[Commit], *, dry_run: bool = False) -> list[str]:
         """Cut the partition below the oldest record that a retained commit needs.
