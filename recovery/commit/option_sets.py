@@ -20,7 +20,7 @@ version whose entry in `offsets/` was removed is planned anew, under the options
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -111,13 +111,13 @@ class ByVersion(Generic[T]):
         return len(self.steps) == 1
 
 
-def is_free(path: str, free: Iterable[str] = FREE) -> bool:
+def is_free(path: str) -> bool:
     """Return whether an entry of the manifest, or a part of it, may change between starts.
 
     >>> is_free("operator.policies.late_ms"), is_free("operator.window.size"), is_free("topics")
     (True, False, True)
     """
-    return any(path == entry or path.startswith(f"{entry}.") for entry in free)
+    return any(path == entry or path.startswith(f"{entry}.") for entry in FREE)
 
 
 def options_of(entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,23 +217,17 @@ class ShardDirectory:
         """Remove a generation that was made here and never became current."""
         shutil.rmtree(generation.path, ignore_errors=True)
 
-    def prune(self, generation: Generation, committed: Commit, retain: int) -> int:
+    def prune(self, generation: Generation, committed: Commit, retain: int) -> None:
         """Delete staged files that no reader can need: `version <= committed.version - retain`.
 
         A file newer than the committed version may be another attempt's work and is never touched. A hidden link
         of one is left over from an attempt that died while it was ingesting: the caller holds the lock.
-
-        Returns:
-            The number of files deleted.
         """
-        old = 0
         with suppress(FileNotFoundError), os.scandir(generation.path / "staged") as there:
             for file in there:
                 stem, _, suffix = file.name.rpartition(".")
                 if suffix == "sst" and _NAME.fullmatch(stem):
                     if Commit.of_name(stem).version <= committed.version - retain:
                         Path(file).unlink(missing_ok=True)
-                        old += 1
                 elif file.name.startswith(".") and ".sst." in file.name:
                     Path(file).unlink(missing_ok=True)
-        return old

@@ -128,7 +128,7 @@ class Snapshots(SnapshotReader):
 
     # --------------------------------------------------------------------------------------------------------- read
 
-    def fetch(self, shard: int, commit: Commit, target: Path) -> Snapshot:
+    def fetch(self, shard: int, commit: Commit, target: Path) -> None:
         """Copy a full snapshot to a new local directory and check every digest; durable on return.
 
         Raises:
@@ -147,7 +147,6 @@ class Snapshots(SnapshotReader):
         except BaseException:
             shutil.rmtree(target)
             raise
-        return snapshot
 
     def fetch_step(self, shard: int, commit: Commit, target: Path) -> Staged:
         """Copy a step's file to a local path and check its digest; one that is there already and matches stays.

@@ -363,7 +363,7 @@ def test_staged_files_are_deleted_only_behind_the_committed_pointer(job):
     assert kept == [3, 4, 5]
     # an attempt of an older micro-batch that comes late must not delete what is newer than its pointer
     generation = directory(job).current()
-    assert directory(job).prune(generation, pointers[1].commit, retain=2) == 0
+    directory(job).prune(generation, pointers[1].commit, retain=2)
     assert [commit.version for commit in generation.staged_commits()] == [3, 4, 5]
 
 
