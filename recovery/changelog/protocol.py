@@ -13,6 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from backend.chunks import one_chunk
 from backend.errors import ChangelogDamaged, ManifestMismatch, RewindError
 from backend.store.protocol import Changes
 from recovery.changelog.records import Kind, LogRecord, merge
@@ -286,7 +287,7 @@ def read_history(shard: int, commit: Commit, load: Callable[[Commit], tuple[LogR
         parent = link.record.parent
         if link.kind is Kind.BASE or parent is None:
             rows = merge(chain)
-            return History(chain[0].record, _column(rows, "key"), _column(rows, "value"), read_bytes)
+            return History(chain[0].record, one_chunk(rows["key"]), one_chunk(rows["value"]), read_bytes)
         if parent.version >= at.version:
             break
         at = parent
@@ -296,8 +297,3 @@ def read_history(shard: int, commit: Commit, load: Callable[[Commit], tuple[LogR
         why=f"no base within {MAX_CHAIN} commits, or a parent that is not older than its child",
         command="rewind verify <checkpoint>",
     )
-
-
-def _column(rows: pa.Table, name: str) -> pa.LargeBinaryArray:
-    column = rows[name].combine_chunks()
-    return column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
