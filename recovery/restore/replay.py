@@ -49,20 +49,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DIRECTORY = "rewind/replay"
-CHUNK_SCHEMA = pa.schema([pa.field("key", pa.large_binary()), pa.field("value", pa.large_binary())])
+CHUNK_SCHEMA = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())])
 PIECE_BYTES = 8 * 1024 * 1024
 READ_TRIES = 3
 """Of the pointers beside a running query."""
 _REPAIRING = "spark.sql.streaming.stateStore.autoSnapshotRepair.enabled"
 """Where Spark cannot load a snapshot, it tries older ones, and tells of the oldest in the end."""
 _REPORT = "shard int, name string, first binary"
-_REPORT_ARROW = pa.schema(
-    [
-        pa.field("shard", pa.int32()),
-        pa.field("name", pa.string()),
-        pa.field("first", pa.binary()),
-    ]
-)
+_REPORT_ARROW = pa.schema([("shard", pa.int32()), ("name", pa.string()), ("first", pa.binary())])
 
 
 class ReplayableJob(Protocol):
