@@ -142,10 +142,8 @@ def _read(store: RocksStore, record: CommitRecord, proofs: Sequence[Proof]) -> T
     return tally
 
 
-def pages(
-    store: RocksStore, start: bytes, end: bytes, page_bytes: int | None = None
-) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Read `[start, end)` in pieces of about so many bytes; none is empty."""
+def pages(store: RocksStore, start: bytes, end: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Read `[start, end)` in pieces of about `PAGE_BYTES`; none is empty."""
     rows = _FIRST_PAGE_ROWS
     while True:
         keys, values = store.scan_arrays(start, end, limit=rows)
@@ -155,4 +153,4 @@ def pages(
             return
         start = keys[-1] + b"\x00"
         length = sum(map(len, keys)) + sum(map(len, values))
-        rows = max(1, min(_PAGE_ROWS, rows * (page_bytes or PAGE_BYTES) // max(1, length)))
+        rows = max(1, min(_PAGE_ROWS, rows * PAGE_BYTES // max(1, length)))

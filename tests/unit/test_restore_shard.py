@@ -330,7 +330,8 @@ def test_proofs_that_overlap_are_measured_in_one_pass(tmp_path: Path, monkeypatc
         assert check_messages(store, record, proofs) == []
         monkeypatch.setattr("recovery.restore.prove._FIRST_PAGE_ROWS", 7)
         assert check_messages(store, record, proofs) == []
-        cut = [len(keys) for keys, _ in pages(store, b"\x01", b"\x02", page_bytes=1000)]
+        monkeypatch.setattr("recovery.restore.prove.PAGE_BYTES", 1000)
+        cut = [len(keys) for keys, _ in pages(store, b"\x01", b"\x02")]
         assert sum(cut) == 200
         assert max(cut) * (17 + 32) <= 1000, "a page is as large as it may be, not as many rows"
         broken = [*proofs[:-1], Proof("odd", proofs[-1].start, proofs[-1].end, 1, 0)]
