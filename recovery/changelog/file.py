@@ -70,9 +70,6 @@ class FileChangelog:
         owner: The query whose changelog it is; "" for readers, who take what is there.
         max_deltas: A base is wanted after so many deltas.
         min_base_bytes: Deltas ask for a base by their size when they exceed the last base and this.
-
-    Raises:
-        ValueError: `max_deltas` is not positive.
     """
 
     def __init__(
@@ -83,8 +80,6 @@ class FileChangelog:
         max_deltas: int = MAX_DELTAS,
         min_base_bytes: int = MIN_BASE_BYTES,
     ) -> None:
-        if max_deltas < 1:
-            raise ValueError(f"max_deltas={max_deltas}: must be at least 1")
         self.files: Files = open_files(base) if isinstance(base, str | os.PathLike) else base
         self._owner = owner
         self._max_deltas = max_deltas

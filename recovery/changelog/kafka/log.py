@@ -60,9 +60,6 @@ class KafkaChangelog:
         max_deltas: A base is wanted after so many deltas.
         min_base_bytes: Deltas ask for a base by their size when they exceed the last base and this.
         cache_bytes: Bytes of records kept per shard while reading.
-
-    Raises:
-        ValueError: `max_deltas` is not positive, or there is no topic.
     """
 
     def __init__(
@@ -74,10 +71,6 @@ class KafkaChangelog:
         min_base_bytes: int = MIN_BASE_BYTES,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        if max_deltas < 1:
-            raise ValueError(f"max_deltas={max_deltas}: must be at least 1")
-        if not topic:
-            raise ValueError(f"topic={topic!r}: must be a name")
         self._settings = settings
         self._topic = topic
         self._owner = owner
