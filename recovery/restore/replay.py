@@ -109,14 +109,13 @@ class ReplayableJob(Protocol):
         """Give the plan of the pack stage, where each message counts."""
 
 
-def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: int | None = None) -> dict[int, Pointer]:
-    """Read the committed pointers out of Spark's state, by shard; only shards that have committed.
+def read_pointers(spark: SparkSession, checkpoint: str, shards: int) -> dict[int, Pointer]:
+    """Read the last committed pointers out of Spark's state, by shard; only shards that have committed.
 
     Args:
         spark: The session.
         checkpoint: Spark's checkpoint location.
         shards: Number of shards.
-        version: Micro-batch; None for the last committed one.
 
     Raises:
         StateUnavailable: The checkpoint was copied or moved, and not started since.
@@ -129,8 +128,6 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
     spark.streams.active  # noqa: B018 - starts Spark's state store coordinator, which the reader asks for
     session = apart(spark, shards, 1024, checkpoint)
     reader = session.read.format("statestore").option("stateVarName", "pointer")
-    if version is not None:
-        reader = reader.option("batchId", version)
     repairing = True
     for tries_left in reversed(range(READ_TRIES + 1)):
         committed = versions_in(checkpoint, "commits")
@@ -145,7 +142,7 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int, version: in
                 repairing = False
                 session.conf.set(_REPAIRING, "false")
                 continue
-            if not tries_left or version is not None or versions_in(checkpoint, "commits") == committed:
+            if not tries_left or versions_in(checkpoint, "commits") == committed:
                 raise damaged from error
             # else a query runs on, and has let go of what was to be read
     pointers = (decode(bytes(row["pointer"])) for row in rows)
