@@ -36,13 +36,15 @@ from recovery.listener import Listeners, RestoreListener, Restoring
 from recovery.restore.planner import CatchUp, Fetch, Local, Lost, Nothing, Rebuild, Remote, plan
 from recovery.restore.probe import Unusable, probe, share_all
 from recovery.restore.read_again import mend_queue
-from recovery.restore.replay import DIRECTORY, ReplayableJob, build_snapshot, read_pointers, write_chunks
+from recovery.restore.replay import DIRECTORY, build_snapshot, read_pointers, write_chunks
 from recovery.restore.standby import bring_copies, names_below
 from recovery.restore.versions import committed_record, with_versions
 from recovery.snapshots.publisher import Snapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from backend.spark.job import Job
 
 log = logging.getLogger("rewind.restore")
 POLL_S = 0.25
@@ -54,7 +56,7 @@ POOL = "rewind-restore"
 
 def restore_shards(
     spark: SparkSession,
-    job: ReplayableJob,
+    job: Job,
     checkpoint: str,
     make: Callable[[str, int], ShardJob],
     why: str,
@@ -103,7 +105,7 @@ def restore_shards(
 
 def restore_beside(
     spark: SparkSession,
-    job: ReplayableJob,
+    job: Job,
     checkpoint: str,
     make: Callable[[str, int], ShardJob],
     pointers: Mapping[int, Pointer],
@@ -271,7 +273,7 @@ class _Run:
     """
 
     spark: SparkSession
-    job: ReplayableJob
+    job: Job
     checkpoint: str
     make: Callable[[int], ShardJob]
     pointers: Mapping[int, Pointer]

@@ -27,11 +27,12 @@ from recovery.failures import losses_named
 from recovery.files import Files
 from recovery.jobs import queue_files
 from recovery.queue.entries import COMMAND, Draft, entry_name, lost_of, read_queue
-from recovery.restore.replay import ReplayableJob
 from recovery.share import ShardInput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from backend.spark.job import Job
 
 log = logging.getLogger("rewind.queue")
 LOST = "a shard's queued input is lost"
@@ -39,7 +40,7 @@ Ranges = Mapping[SourcePartition, tuple[int, int]]
 
 
 def mend_queue(
-    spark: SparkSession, job: ReplayableJob, checkpoint: str, pointer: RestoringPointer, arrow_rows: int = 200_000
+    spark: SparkSession, job: Job, checkpoint: str, pointer: RestoringPointer, arrow_rows: int = 200_000
 ) -> int:
     """Make the entries again that are missing or damaged in a shard's queue; return how many.
 
@@ -70,7 +71,7 @@ def mend_queue(
 def make_again(
     files: Files,
     pointer: RestoringPointer,
-    job: ReplayableJob,
+    job: Job,
     available: Ranges,
     read: Callable[[Draft, Ranges], list[Packed]],
     began: Mapping[SourcePartition, int] = MappingProxyType({}),
@@ -108,9 +109,7 @@ def _max_ahead(checkpoint: str) -> ByVersion[int | None]:
     return ByVersion(tuple((one.since, {**today, **one.options}["max_ahead_ms"]) for one in stored.sets))
 
 
-def _ranges(
-    job: ReplayableJob, files: Files, draft: Draft, available: Ranges, began: Mapping[SourcePartition, int]
-) -> Ranges:
+def _ranges(job: Job, files: Files, draft: Draft, available: Ranges, began: Mapping[SourcePartition, int]) -> Ranges:
     """Return the offsets of a micro-batch; a source partition that has brought nothing before begins where it does."""
     before = draft.entry.positions
     ranges: dict[SourcePartition, tuple[int, int]] = {}
@@ -133,8 +132,8 @@ def _ranges(
 
 def _read(
     spark: SparkSession,
-    job: ReplayableJob,
-    once: ReplayableJob,
+    job: Job,
+    once: Job,
     draft: Draft,
     ranges: Ranges,
     max_ahead_ms: int | None,
@@ -150,7 +149,7 @@ def _read(
     return list(packed_rows([{name: [row[name] for row in rows] for name in packed.columns}]))
 
 
-def _assembled(job: ReplayableJob, draft: Draft, rows: list[Packed]) -> ShardInput:
+def _assembled(job: Job, draft: Draft, rows: list[Packed]) -> ShardInput:
     entry = draft.entry
     positions: Positions = entry.positions
     if not rows:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -27,7 +27,6 @@ from backend.batch import BEFORE, MESSAGE_FIELDS, NO_TIME, Operator, SourceParti
 from backend.errors import StateUnavailable
 from backend.rocks import RocksStore
 from backend.spark.pack import frames, packing
-from backend.spark.pack.packing import PackPlan
 from backend.spark.session.settings import apart
 from backend.store.rows import StoreRows
 from recovery.changelog.rejected import with_rows
@@ -46,7 +45,9 @@ from recovery.restore.open_shard import read_commit_row
 from recovery.restore.planner import replay_ranges
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+    from backend.spark.job import Job
 
 DIRECTORY = "rewind/replay"
 CHUNK_SCHEMA = pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())])
@@ -57,56 +58,6 @@ _REPAIRING = "spark.sql.streaming.stateStore.autoSnapshotRepair.enabled"
 """Where Spark cannot load a snapshot, it tries older ones, and tells of the oldest in the end."""
 _REPORT = "shard int, name string, first binary"
 _REPORT_ARROW = pa.schema([("shard", pa.int32()), ("name", pa.string()), ("first", pa.binary())])
-
-
-class ReplayableJob(Protocol):
-    """What a replay needs of a job (`backend.spark.job.Job`)."""
-
-    @property
-    def grouping(self) -> tuple[int, ...]:
-        """Grouping value per shard."""
-
-    @property
-    def operator(self) -> Operator:
-        """The stateful operator."""
-
-    @property
-    def topics(self) -> dict[int, str]:
-        """Topic by stream."""
-
-    @property
-    def message_fields(self) -> tuple[pa.Field, ...]:
-        """Arrow fields of its input."""
-
-    @property
-    def session(self) -> Mapping[str, str]:
-        """What messages are read under (`apart`)."""
-
-    def offsets(self, spark: SparkSession) -> Mapping[SourcePartition, tuple[int, int]]:
-        """Give what the sources hold: earliest offset and end, exclusive."""
-
-    def looking_once(self) -> ReplayableJob:
-        """Return the job for one restore, of sources that look once at what they hold, however many replays it has."""
-
-    def replay(
-        self,
-        spark: SparkSession,
-        ranges: Mapping[SourcePartition, tuple[int, int]],
-        stage: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-        schema: str,
-        time_ms: int = 0,
-    ) -> DataFrame | None:
-        """Put exactly these offsets through a stage that takes the rows of the pack stage."""
-
-    @property
-    def ranked(self) -> frozenset[int]:
-        """Streams that cannot be read again."""
-
-    def began(self, checkpoint: str) -> dict[SourcePartition, int]:
-        """Return where the query began to read source partitions, as far as a checkpoint says it."""
-
-    def pack_plan(self, max_ahead_ms: int | None) -> PackPlan:
-        """Give the plan of the pack stage, where each message counts."""
 
 
 def read_pointers(spark: SparkSession, checkpoint: str, shards: int) -> dict[int, Pointer]:
@@ -151,7 +102,7 @@ def read_pointers(spark: SparkSession, checkpoint: str, shards: int) -> dict[int
 
 def write_chunks(
     spark: SparkSession,
-    job: ReplayableJob,
+    job: Job,
     checkpoint: str,
     run: str,
     records: Mapping[int, CommitRecord],
