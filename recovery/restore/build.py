@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.batch import OFFSET, PARTITION, STREAM, Settling, SourcePartition
+from backend.batch import OFFSET, PARTITION, STREAM, Operator, Settling, SourcePartition
 from backend.errors import KeyInvalid
 from backend.messages import TIME_BYTES
 from backend.rocks import RocksOptions, RocksStore
@@ -30,7 +30,7 @@ from recovery.changelog.protocol import History
 from recovery.commit.pointer import COMMIT_KEY, CommitRecord, encode_record
 from recovery.killpoints import kill_point
 from recovery.restore.planner import replay_ranges
-from recovery.restore.prove import FEW_PROOFS, Proving, Tally, prove
+from recovery.restore.prove import FEW_PROOFS, Tally, prove
 
 RUN_BYTES = 32 * 1024 * 1024
 """Bytes of keys and values that are gathered before they become an SST file."""
@@ -110,7 +110,7 @@ def above_bounds(rows: StoreRows, bounds: dict[int, bytes]) -> StoreRows:
 def restore_shard(
     history: History,
     messages: Iterable[StoreRows],
-    operator: Proving,
+    operator: Operator,
     directory: Path,
     *,
     run_bytes: int = RUN_BYTES,
@@ -143,7 +143,7 @@ def restore_shard(
 def catch_up(
     history: History,
     messages: Iterable[StoreRows],
-    operator: Proving,
+    operator: Operator,
     older: RocksStore,
     directory: Path,
 ) -> Restored:
@@ -177,7 +177,7 @@ def _fill(
     store: RocksStore,
     history: History,
     messages: Iterable[StoreRows],
-    operator: Proving,
+    operator: Operator,
     directory: Path,
     run_bytes: int,
     started: float,
@@ -206,7 +206,7 @@ def _fill(
     return Restored(record, history.rows, count, runs.length, len(proofs), time.monotonic() - started)
 
 
-def _settled(store: RocksStore, record: CommitRecord, operator: Proving) -> bool:
+def _settled(store: RocksStore, record: CommitRecord, operator: Operator) -> bool:
     """Delete replayed messages that no window has; say whether there were any."""
     if not isinstance(operator, Settling):
         return False

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from operator import add
-from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -20,7 +19,6 @@ from backend.batch import Proof
 from backend.errors import RestoreMismatch
 from backend.rocks import RocksStore
 from backend.store.protocol import Region, region_range
-from backend.store.workspace import Workspace
 from recovery.commit.pointer import CommitRecord
 
 PAGE_BYTES = 16 * 1024 * 1024
@@ -31,13 +29,6 @@ _NAMED_DIFFERENCES = 5
 FEW_PROOFS = 10_000
 """Each part of the messages is cut at the edges of proofs that lie in it. Where group keys have windows of their own, a
 part reaches over most of them: of more proofs than these the store is read, once."""
-
-
-class Proving(Protocol):
-    """The part of an operator that a restore needs."""
-
-    def proofs(self, work: Workspace) -> Iterable[Proof]:
-        """Give what the message store must hold according to the window metadata."""
 
 
 class Tally:
