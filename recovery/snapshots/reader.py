@@ -59,10 +59,14 @@ class SnapshotReader:
             broken: Left out.
         """
         names = self._manifests(shard)
-        if toward is not None:
-            return self._way(shard, toward, start, set(names), broken)
-        found = [self._usable(shard, name) for name in names]
-        return tuple(_offer(one) for one in found if one is not None)
+        if toward is None:
+            found = [self._usable(shard, name) for name in names]
+            return tuple(_offer(one) for one in found if one is not None)
+        if start is not None:
+            steps = self._back(shard, toward, start, set(names), broken)
+            if steps and steps[-1].parent == start.commit:
+                return tuple(steps)
+        return tuple(self._back(shard, toward, None, set(names), broken))
 
     def lack(self, row: CommitRecord, every: int) -> bool:
         """Tell whether the newest full snapshot before a commit is `every` versions back, or a step since is missing.
@@ -78,15 +82,6 @@ class SnapshotReader:
                 return True
         fulls = (int(name[:20]) for name in names if name.endswith(".full.json"))
         return not any(0 <= row.commit.version - version < every for version in fulls)
-
-    def _way(
-        self, shard: int, toward: Commit, start: At | None, names: Collection[str], broken: Collection[Broken]
-    ) -> tuple[Offer, ...]:
-        if start is not None:
-            steps = list(self._back(shard, toward, start, names, broken))
-            if steps and steps[-1].parent == start.commit:
-                return tuple(steps)
-        return tuple(self._back(shard, toward, None, names, broken))
 
     def _back(
         self,
