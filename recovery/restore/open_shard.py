@@ -174,7 +174,12 @@ class OpenShard:
         """Refuse a database of this launch that is ahead; that of one before it is of a checkpoint that went back."""
         row = read_commit_row(store) if store is not None else None
         if row is None or row.incarnation >= self.incarnation:
-            raise _ahead(found, self.where)
+            raise StateAhead(
+                found.why,
+                where=self.where,
+                why="this task is a zombie, or Spark's checkpoint was rolled back",
+                command="rewind restore <checkpoint> <module:function> (with no query running)",
+            )
 
     def _check_length(self, found: Advance | Fetch, offers: tuple[Offer, ...]) -> None:
         wanted = {(step.commit, False) for step in found.steps if not step.local}
@@ -389,15 +394,6 @@ def _why(found: Plan) -> str:
     if isinstance(found, Queue):
         return f"its input is queued since commit {found.since.name}"
     return found.why if isinstance(found, Missing | Fetch) else "no snapshot leads to it"
-
-
-def _ahead(found: Ahead, where: str) -> RewindError:
-    return StateAhead(
-        found.why,
-        where=where,
-        why="this task is a zombie, or Spark's checkpoint was rolled back",
-        command="rewind restore <checkpoint> <module:function> (with no query running)",
-    )
 
 
 def read_commit_row(store: RocksStore) -> CommitRecord | None:
