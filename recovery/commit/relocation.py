@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Any
 
 from backend.errors import ManifestMismatch, PointerDamaged, RewindError, StateUnavailable
-from backend.places import is_same
+from backend.places import is_same, plain_path
 from recovery.commit.manifest import CHANGELOG_DIRECTORY, Manifest, read_manifest
 from recovery.files import Files, open_files
 
@@ -188,11 +188,6 @@ def _elsewhere(files: Files, metadata: dict[str, Any]) -> dict[str, str]:
                 continue
             here = f"{files.uri.rstrip('/')}/{schema[0]}"
             folder, _, name = schema[0].rpartition("/")
-            if _plain(path) != here and name in files.list(folder):
+            if plain_path(path) != here and name in files.list(folder):
                 found[path] = here
     return found
-
-
-def _plain(path: str) -> str:
-    """Write a local path without its scheme: Spark says `file:/x` where users say `/x` or `file:///x`."""
-    return re.sub(r"^file:/+", "/", path)
