@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,15 +61,12 @@ def probe(
 def commit_here(job: ShardJob) -> CommitRecord | None:
     """Give what the local database of a shard is at, whatever the pointer says; None when it cannot be read."""
     directory = ShardDirectory(job.local_dir, job.query_id, job.shard)
-    with directory.lock(job.lock_wait_s):
-        try:
-            generation = directory.current()
-            if generation is None:
-                return None
+    with directory.lock(job.lock_wait_s), suppress(RewindError):
+        generation = directory.current()
+        if generation is not None:
             with RocksStore.open(generation.database, create=False) as store:
                 return read_commit_row(store)
-        except RewindError:
-            return None
+    return None
 
 
 def unusable(job: ShardJob, pointer: Pointer | None) -> str | None:
