@@ -47,7 +47,6 @@ _UNOWNED = struct.Struct(">4sHc?I8sq16sIQQ")
 _KEY = struct.Struct(_UNOWNED.format + "q16s")
 _CLAIM = struct.Struct(">4sH16s")
 _NOBODY = bytes(16)
-KEY_BYTES = _KEY.size
 
 
 @dataclass(frozen=True, slots=True)
