@@ -18,10 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from backend.store.rows import StoreRows
+from typing import Protocol
 
 FORMAT = 1
 """Version of the key layout and of the value encodings under it."""
@@ -156,26 +153,8 @@ class Store(Readable, Protocol):
     def write(self, changes: Changes) -> None:
         """Apply changes at once, atomically and durably: the standalone way, without Spark."""
 
-    def stage(self, changes: Changes, path: Path, *, midway: Callable[[], object] = nothing) -> Staged:
-        """Write changes to a new file at `path` and sync file and directory; the store itself is not touched.
-
-        `midway` is called when half of the rows are written: a place to die for those who want to see what comes of it.
-        """
-
-    def stage_columns(self, rows: StoreRows, path: Path, *, seen: Seen = unseen) -> Staged:
-        """Write rows that are columns, sorted and one or more, to a new file at `path` as `stage` does.
-
-        `seen` is called with the keys and values of each part of them that was written, in order.
-        """
-
-    def confirm(self, staged: Staged) -> None:
-        """Check length and digest of a staged file, then apply it atomically. The file is left where it is."""
-
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Delete `[start, end)`: the janitor's way to reclaim what a bound already hides; idempotent."""
-
-    def checkpoint(self, path: Path) -> None:
-        """Make a consistent copy (hard links where possible) in a new directory at `path`."""
 
     def close(self) -> None:
         """Release every handle and the LOCK; closing twice does nothing."""

@@ -37,7 +37,6 @@ from backend.sources.archive_seen import Memory, Seen
 from backend.spark.pack import frames
 from backend.spark.pack.assembling import Packed, assemble
 from backend.spark.pack.frames import Header, Slice, to_ipc
-from backend.store.memory import MemoryStore
 from backend.store.protocol import Changes, Staged
 from backend.stores.values import ValueCodec
 from backend.windows import ledger
@@ -49,6 +48,7 @@ from recovery.commit import manifest, pointer
 from recovery.commit.pointer import Commit, CommitRecord, Pointer
 from recovery.commit.shard_directory import ShardDirectory
 from recovery.snapshots.manifest import PackedFile, Snapshot, decode_manifest, encode_manifest, manifest_name
+from tests.support.twin import MemoryTwin
 
 HEADROOM_BYTES = 768 * 1024 * 1024
 COMMIT, PARENT = Commit(7, "a" * 32), Commit(6, "b" * 32)
@@ -195,7 +195,7 @@ def read_memory(scratch: Path) -> Callable[[bytes], object]:
 
     def read(data: bytes) -> object:
         path.write_bytes(data)
-        store = MemoryStore()
+        store = MemoryTwin()
         store.confirm(Staged(path, *file_digest(path), 0))
         return dict(store.scan(b"", None))
 
@@ -221,7 +221,7 @@ def decoders(scratch: Path) -> list[Decoder]:
     errors = pa.Table.from_pylist([{"stream": 0, "partition": 0, "offset": 1, "reason": "malformed"}], ERROR_SCHEMA)
     shard = ShardDirectory(scratch / "local", "q", 0)
     output = VersionedDirectory(scratch / "out")
-    store = MemoryStore()
+    store = MemoryTwin()
     staged = store.stage(Changes([b"\x03a"], [b"1"]), scratch / "sound.rows")
     archive = LocalFileSystem()
 

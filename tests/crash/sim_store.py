@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from backend.errors import StateUnavailable
-from backend.store.memory import MemoryStore
 from backend.store.protocol import Changes, Staged
+from tests.support.twin import MemoryTwin
 
 _MARK = "CURRENT"
 _ROWS = "rows.msgpack"
 
 
 class SimStore:
-    """The part of `RocksStore` that recovery uses, over a `MemoryStore` that outlives its handle."""
+    """The part of `RocksStore` that recovery uses, over a `MemoryTwin` that outlives its handle."""
 
-    _disks: ClassVar[dict[str, MemoryStore]] = {}
+    _disks: ClassVar[dict[str, MemoryTwin]] = {}
 
-    def __init__(self, twin: MemoryStore) -> None:
-        self._twin: MemoryStore | None = twin
+    def __init__(self, twin: MemoryTwin) -> None:
+        self._twin: MemoryTwin | None = twin
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True, **_: Any) -> SimStore:
@@ -33,10 +33,10 @@ class SimStore:
         if mark.exists() and mark.read_text() in cls._disks:
             return cls(cls._disks[mark.read_text()])
         if (path / _ROWS).exists():  # a copy that arrived in a snapshot
-            twin = MemoryStore.open(path)
+            twin = MemoryTwin.open(path)
         elif create:
             path.mkdir(exist_ok=True)
-            twin = MemoryStore()
+            twin = MemoryTwin()
         else:
             raise StateUnavailable("there is no store here", where=str(path))
         name = uuid.uuid4().hex
@@ -50,7 +50,7 @@ class SimStore:
         cls._disks.clear()
 
     @property
-    def twin(self) -> MemoryStore:
+    def twin(self) -> MemoryTwin:
         """The open store."""
         assert self._twin is not None, "the store is closed"
         return self._twin

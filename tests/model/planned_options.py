@@ -36,7 +36,6 @@ from backend.process import ProcessOperator, value_state
 from backend.sinks.record import Contents, Digest, check_same, gathered
 from backend.spark.job import Input, Job
 from backend.spark.start import terms_of
-from backend.store.memory import MemoryStore
 from backend.windows import definitions as win
 from backend.windows.operator import WindowOperator
 from backend.windows.policies import Policies
@@ -46,6 +45,7 @@ from recovery.files import open_files
 from tests.model.test_window_oracle import compare
 from tests.model.window_driver import SCHEMA, Driver, Shard
 from tests.oracle.windows import Message, Spec, WindowOracle
+from tests.support.twin import MemoryTwin
 
 WINDOWS: Mapping[str, tuple[Any, ...]] = {
     "retention": (1, 7, 20, 60),
@@ -150,7 +150,7 @@ class PlainDriver(Driver):
     def copy(self) -> PlainDriver:
         """Give a driver over copies of the shards' stores."""
         other = PlainDriver(self.operator, self.keys, [], schema=self.schema)
-        other.shards = [Shard(MemoryStore(dict(one.store.scan(b"", None))), dict(one.bounds)) for one in self.shards]
+        other.shards = [Shard(MemoryTwin(dict(one.store.scan(b"", None))), dict(one.bounds)) for one in self.shards]
         other.positions, other.version = dict(self.positions), self.version
         return other
 

@@ -22,9 +22,9 @@ from backend.process import (
     value_state,
     window_store,
 )
-from backend.store.memory import MemoryStore
 from backend.store.workspace import Workspace
 from backend.stores.session_store import SessionKey
+from tests.support.twin import MemoryTwin
 
 MESSAGES = pa.schema([*MESSAGE_FIELDS, ("user", pa.string())])
 RESULT = pa.schema([("what", pa.string())])
@@ -81,8 +81,8 @@ def _batch(rows: list[tuple[str, int]], time_ms: int) -> MicroBatch:
 @given(attempts=st.lists(st.tuples(ROWS, FATES, st.integers(0, 40)), min_size=1, max_size=8))
 def test_only_what_was_confirmed_is_there(attempts: list[tuple[list[tuple[str, int]], str, int]]) -> None:
     with tempfile.TemporaryDirectory() as place:
-        store, bounds, time_ms = MemoryStore(), {}, 1_000
-        untroubled = Workspace(MemoryStore())  # the same shard, never restarted, without the attempts that crashed
+        store, bounds, time_ms = MemoryTwin(), {}, 1_000
+        untroubled = Workspace(MemoryTwin())  # the same shard, never restarted, without the attempts that crashed
         for rows, fate, step in attempts:
             time_ms += step
             batch = _batch(rows, time_ms)

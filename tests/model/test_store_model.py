@@ -22,10 +22,11 @@ from hypothesis.stateful import (
 from backend.errors import BoundViolated, StateCorrupted
 from backend.rocks import RocksStore
 from backend.store.bounds import reclaim, stored_bounds
-from backend.store.memory import MemoryStore
-from backend.store.protocol import Changes, Staged, Store
+from backend.store.protocol import Changes, Staged
 from backend.store.workspace import Workspace
+from tests.support.twin import MemoryTwin
 
+Store = MemoryTwin | RocksStore
 REGIONS = (1, 2, 0x40)
 TAILS = [b"", b"\x00", b"\x00\x00", b"\x01", b"a", b"a\x00", b"aa", b"b", b"\xfe", b"\xff", b"\xff\xff"]
 KEYS = [bytes([region]) + tail for region in REGIONS for tail in TAILS]
@@ -237,13 +238,13 @@ class StoreMachine(RuleBasedStateMachine):
 class MemoryMachine(StoreMachine):
     @staticmethod
     def make(_: Path) -> Store:
-        return MemoryStore()
+        return MemoryTwin()
 
     @staticmethod
     def again(store: Store, path: Path) -> tuple[Store, Path]:
         store.checkpoint(path)
         store.close()
-        return MemoryStore.open(path), path
+        return MemoryTwin.open(path), path
 
 
 class RocksMachine(StoreMachine):

@@ -27,10 +27,10 @@ from backend.batch import (
     Outcome,
     Position,
 )
-from backend.store.memory import MemoryStore
 from backend.store.protocol import REPLAYED, Changes, Region, region_range
 from backend.store.workspace import Workspace
 from tests.oracle.windows import Key, Message, Row, Source
+from tests.support.twin import MemoryTwin
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64()), pa.field("weight", pa.float64())])
 
@@ -39,7 +39,7 @@ SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.int64()),
 class Shard:
     """Committed state of one shard."""
 
-    store: MemoryStore = field(default_factory=MemoryStore)
+    store: MemoryTwin = field(default_factory=MemoryTwin)
     bounds: dict[int, bytes] = field(default_factory=dict)
     outcome: Outcome | None = None
     in_future: set[tuple[int, int, int]] = field(default_factory=set)
@@ -213,10 +213,10 @@ class Driver:
         for number, shard in enumerate(self.shards):
             if shard.outcome is not None:
                 before, shard.store = shard.visible(), self._restored(number, shard)
-                shard.store = MemoryStore(shard.visible())
+                shard.store = MemoryTwin(shard.visible())
                 assert shard.visible() == before
 
-    def _restored(self, number: int, shard: Shard) -> MemoryStore:
+    def _restored(self, number: int, shard: Shard) -> MemoryTwin:
         outcome = shard.outcome
         assert outcome is not None
         again = [
@@ -238,10 +238,10 @@ class Driver:
         self._check_proofs(shard, stored)
         return rebuilt
 
-    def _rebuilt(self, shard: Shard, rows: dict[bytes, bytes]) -> MemoryStore:
+    def _rebuilt(self, shard: Shard, rows: dict[bytes, bytes]) -> MemoryTwin:
         """Put replayed rows beside everything that the changelog gives, and let the operator settle them."""
         logged = {key: value for key, value in shard.store.scan(b"", None) if key[0] not in REPLAYED}
-        store = MemoryStore({**logged, **rows})
+        store = MemoryTwin({**logged, **rows})
         work = Workspace(store, shard.bounds)
         self.operator.settle(work)
         store.write(work.changes())

@@ -10,15 +10,16 @@ import pytest
 from backend.errors import KeyInvalid, StateCorrupted, StoreClosed, ValueInvalid
 from backend.rocks import RocksStore
 from backend.store.bounds import reclaim, stored_bounds
-from backend.store.memory import MemoryStore
-from backend.store.protocol import Changes, Store
+from backend.store.protocol import Changes
+from tests.support.twin import MemoryTwin
 
+Store = MemoryTwin | RocksStore
 A, B, C, D = b"\x01a", b"\x01b", b"\x01c", b"\x01d"
 
 
 @pytest.fixture(params=["memory", "rocks"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened: Store = MemoryStore() if request.param == "memory" else RocksStore.open(tmp_path / "db")
+    opened: Store = MemoryTwin() if request.param == "memory" else RocksStore.open(tmp_path / "db")
     yield opened
     opened.close()
 
