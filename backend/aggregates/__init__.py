@@ -11,7 +11,7 @@
 from backend.aggregates.chosen import first, last, max_, min_
 from backend.aggregates.full import collect_list, collect_set, median, quantile, top_k
 from backend.aggregates.incremental import count, mean, stddev, sum_, variance
-from backend.aggregates.model import Aggregate, needs_messages
+from backend.aggregates.model import Aggregate
 from backend.aggregates.plans import FullPlan, IncrementalPlan, compile_full, compile_incremental
 from backend.aggregates.sketch import approx_distinct
 from backend.aggregates.userdefined import over_all, reducer
@@ -32,7 +32,6 @@ __all__ = [
     "mean",
     "median",
     "min_",
-    "needs_messages",
     "over_all",
     "quantile",
     "reducer",

@@ -83,11 +83,6 @@ class Aggregate:
         return {"kind": self.kind, "fields": list(self.fields), **self.options}
 
 
-def needs_messages(aggregates: Mapping[str, Aggregate]) -> bool:
-    """Tell whether any of the aggregates needs a message store."""
-    return any(not aggregate.incremental for aggregate in aggregates.values())
-
-
 def check(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> None:
     """Check names, kinds and fields before anything starts.
 

@@ -64,8 +64,3 @@ def verify(staged: Staged) -> None:
 
 VERIFY = "rewind verify <checkpoint>"
 """The command that finds out what a damaged shard needs."""
-
-
-def discard(staged: Staged) -> None:
-    """Delete a staged file that nobody will confirm; one that is gone already is fine."""
-    staged.path.unlink(missing_ok=True)
