@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from backend.aggregates import groups as g
 from backend.aggregates.groups import Ints, Rows
-from backend.aggregates.model import Aggregate, is_flat, refuse
+from backend.aggregates.model import FLAT, Aggregate, of_field
 from backend.batch import OFFSET, PARTITION, STREAM
 
 _ORDER = (STREAM, PARTITION, OFFSET)
@@ -20,16 +20,12 @@ def min_(name: str) -> Aggregate:
 
     NaN is the greatest value: the result is NaN only when there is nothing else.
     """
-    return Aggregate(
-        "min", (name,), True, lambda alias, schema: _Extreme(alias, _flat("min", alias, schema.field(name)), -1)
-    )
+    return of_field("min", name, FLAT, lambda alias, entry: _Extreme(alias, entry, -1))
 
 
 def max_(name: str) -> Aggregate:
     """Give the greatest value of a field, as `min_`; NaN when there is one."""
-    return Aggregate(
-        "max", (name,), True, lambda alias, schema: _Extreme(alias, _flat("max", alias, schema.field(name)), 1)
-    )
+    return of_field("max", name, FLAT, lambda alias, entry: _Extreme(alias, entry, 1))
 
 
 def first(name: str, *, ignore_nulls: bool = False) -> Aggregate:
@@ -50,16 +46,10 @@ def _edge(kind: str, name: str, ignore_nulls: bool) -> Aggregate:
     if not isinstance(ignore_nulls, bool):
         raise ValueError(f"{kind}: ignore_nulls={ignore_nulls!r}; allowed: True, False")
 
-    def bind(alias: str, schema: pa.Schema) -> _Edge:
-        return _Edge(alias, _flat(kind, alias, schema.field(name)), kind == "last", ignore_nulls)
+    def make(alias: str, entry: pa.Field, ignore_nulls: bool) -> _Edge:
+        return _Edge(alias, entry, kind == "last", ignore_nulls)
 
-    return Aggregate(kind, (name,), True, bind, {"ignore_nulls": ignore_nulls})
-
-
-def _flat(kind: str, alias: str, entry: pa.Field) -> pa.Field:
-    if not is_flat(entry.type):
-        raise refuse(alias, kind, entry, "types without nested values")
-    return entry
+    return of_field(kind, name, FLAT, make, ignore_nulls=ignore_nulls)
 
 
 class _Extreme:
@@ -97,25 +87,12 @@ class _Extreme:
         return g.column(best, seen, self._plain).view(self._kind)
 
     def _start(self, dtype: np.dtype[Any], count: int) -> tuple[np.ndarray[Any, np.dtype[Any]], np.ufunc]:
+        least = self._sign < 0
         if dtype.kind == "f":
             # fmin leaves NaN aside unless there is nothing else; maximum lets it win: NaN is the greatest value
-            return (
-                (np.full(count, np.nan, dtype), np.fmin)
-                if self._sign < 0
-                else (
-                    np.full(count, -np.inf, dtype),
-                    np.maximum,
-                )
-            )
+            return np.full(count, np.nan if least else -np.inf, dtype), np.fmin if least else np.maximum
         limits = np.iinfo(dtype)
-        return (
-            (np.full(count, limits.max, dtype), np.minimum)
-            if self._sign < 0
-            else (
-                np.full(count, limits.min, dtype),
-                np.maximum,
-            )
-        )
+        return np.full(count, limits.max if least else limits.min, dtype), np.minimum if least else np.maximum
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType | None:

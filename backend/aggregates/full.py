@@ -7,16 +7,15 @@ import pyarrow as pa
 
 from backend.aggregates import groups as g
 from backend.aggregates.groups import Floats, Ints, Rows
-from backend.aggregates.model import Aggregate, is_flat, is_number, refuse
+from backend.aggregates.model import ANY, FLAT, NUMBERS, Aggregate, of_field
 from backend.aggregates.sketch import distinct
-from backend.chunks import has_kernels
 
 MAX_TOP = 10_000
 
 
 def median(name: str) -> Aggregate:
     """Give the median of a field as float64: `quantile(name, 0.5)`."""
-    return _quantile("median", name, 0.5)
+    return of_field("median", name, NUMBERS, _Quantile, incremental=False, fraction=0.5)
 
 
 def quantile(name: str, fraction: float) -> Aggregate:
@@ -34,17 +33,17 @@ def quantile(name: str, fraction: float) -> Aggregate:
     """
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
         raise ValueError(f"quantile: fraction={fraction!r}; allowed: a number from 0 to 1")
-    return _quantile("quantile", name, float(fraction))
+    return of_field("quantile", name, NUMBERS, _Quantile, incremental=False, fraction=float(fraction))
 
 
 def collect_list(name: str) -> Aggregate:
     """Collect the non-null values of a field in fold order; an empty list without any."""
-    return Aggregate("collect_list", (name,), False, lambda alias, schema: _List(alias, schema.field(name)))
+    return of_field("collect_list", name, ANY, _List, incremental=False)
 
 
 def collect_set(name: str) -> Aggregate:
     """Collect the distinct non-null values of a field, ascending (NaN last); an empty list without any."""
-    return Aggregate("collect_set", (name,), False, lambda alias, schema: _Set(alias, schema.field(name)))
+    return of_field("collect_set", name, FLAT, _Set, incremental=False)
 
 
 def top_k(name: str, k: int) -> Aggregate:
@@ -55,24 +54,14 @@ def top_k(name: str, k: int) -> Aggregate:
     """
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_TOP:
         raise ValueError(f"top_k: k={k!r}; allowed: an integer from 1 to {MAX_TOP}")
-    return Aggregate("top_k", (name,), False, lambda alias, schema: _Top(alias, schema.field(name), k), {"k": k})
-
-
-def _quantile(kind: str, name: str, fraction: float) -> Aggregate:
-    def bind(alias: str, schema: pa.Schema) -> _Quantile:
-        entry = schema.field(name)
-        if not is_number(entry.type):
-            raise refuse(alias, kind, entry, "integers, floats, decimals of at most 38 digits")
-        return _Quantile(alias, name, fraction)
-
-    return Aggregate(kind, (name,), False, bind, {"fraction": fraction})
+    return of_field("top_k", name, FLAT, _Top, incremental=False, k=k)
 
 
 class _Quantile:
     ordered = False
 
-    def __init__(self, alias: str, name: str, fraction: float) -> None:
-        self._name, self._fraction = name, fraction
+    def __init__(self, alias: str, entry: pa.Field, fraction: float) -> None:
+        self._name, self._fraction = entry.name, fraction
         self.result_field = pa.field(alias, pa.float64())
 
     def result(self, rows: Rows) -> pa.Array:
@@ -100,9 +89,7 @@ class _Collected:
 
     ordered = False
 
-    def __init__(self, alias: str, entry: pa.Field, kind: str, *, flat: bool = True) -> None:
-        if not (is_flat if flat else has_kernels)(entry.type):
-            raise refuse(alias, kind, entry, "types without nested values")
+    def __init__(self, alias: str, entry: pa.Field) -> None:
         self._name = entry.name
         self.result_field = pa.field(alias, pa.list_(pa.field("item", entry.type)), nullable=False)
 
@@ -114,9 +101,6 @@ class _Collected:
 class _List(_Collected):
     ordered = True
 
-    def __init__(self, alias: str, entry: pa.Field) -> None:
-        super().__init__(alias, entry, "collect_list", flat=False)
-
     def result(self, rows: Rows) -> pa.Array:
         array, groups = rows.present(self._name)
         order = g.stable_order(groups, rows.count)
@@ -124,9 +108,6 @@ class _List(_Collected):
 
 
 class _Set(_Collected):
-    def __init__(self, alias: str, entry: pa.Field) -> None:
-        super().__init__(alias, entry, "collect_set")
-
     def result(self, rows: Rows) -> pa.Array:
         pairs = distinct(*rows.present(self._name)).sort_by([("group", "ascending"), ("value", "ascending")])
         sizes = g.counts(pairs.column("group").to_numpy(), rows.count)
@@ -135,7 +116,7 @@ class _Set(_Collected):
 
 class _Top(_Collected):
     def __init__(self, alias: str, entry: pa.Field, k: int) -> None:
-        super().__init__(alias, entry, "top_k")
+        super().__init__(alias, entry)
         self._k = k
 
     def result(self, rows: Rows) -> pa.Array:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from backend.aggregates import groups as g
 from backend.aggregates.groups import Floats, Ints, Mask, Rows
-from backend.aggregates.model import Aggregate, is_number, refuse
+from backend.aggregates.model import NUMBERS, Aggregate, of_field
 
 _INT_LIMBS = 2
 _DECIMAL_LIMBS = 4
@@ -31,7 +31,7 @@ def sum_(name: str) -> Aggregate:
     floats give float64 (NaN and infinities as in IEEE 754, beyond the largest double an infinity). The state of
     integers and decimals is exact for 2**31 messages of the largest values; that of floats carries about 106 bits.
     """
-    return Aggregate("sum", (name,), True, lambda alias, schema: _Sum(alias, _number("sum", alias, schema.field(name))))
+    return of_field("sum", name, NUMBERS, _Sum)
 
 
 def mean(name: str) -> Aggregate:
@@ -39,9 +39,7 @@ def mean(name: str) -> Aggregate:
 
     The sum below it is as of `sum_`, so a mean of int64 values never overflows.
     """
-    return Aggregate(
-        "mean", (name,), True, lambda alias, schema: _Mean(alias, _number("mean", alias, schema.field(name)))
-    )
+    return of_field("mean", name, NUMBERS, _Mean)
 
 
 def variance(name: str) -> Aggregate:
@@ -51,24 +49,12 @@ def variance(name: str) -> Aggregate:
     double has. Integers beyond 2**53 are rounded to doubles first. Any NaN or infinity gives NaN; squares beyond the
     largest double give an infinity.
     """
-    return _spread("variance", name)
+    return of_field("variance", name, NUMBERS, lambda alias, entry: _Spread(alias, entry, root=False))
 
 
 def stddev(name: str) -> Aggregate:
     """Give the sample standard deviation: the square root of `variance`."""
-    return _spread("stddev", name)
-
-
-def _spread(kind: str, name: str) -> Aggregate:
-    return Aggregate(
-        kind, (name,), True, lambda alias, schema: _Spread(alias, _number(kind, alias, schema.field(name)), kind)
-    )
-
-
-def _number(kind: str, alias: str, entry: pa.Field) -> pa.Field:
-    if not is_number(entry.type):
-        raise refuse(alias, kind, entry, "integers, floats, decimals of at most 38 digits")
-    return entry
+    return of_field("stddev", name, NUMBERS, lambda alias, entry: _Spread(alias, entry, root=True))
 
 
 def _int_column(accumulators: pa.Table, name: str) -> Ints:
@@ -263,8 +249,8 @@ class _Spread:
     overflow, too, and such state still gives NaN.)
     """
 
-    def __init__(self, alias: str, entry: pa.Field, kind: str) -> None:
-        self._name, self._part, self._root = entry.name, f"{alias}.n", kind == "stddev"
+    def __init__(self, alias: str, entry: pa.Field, *, root: bool) -> None:
+        self._name, self._part, self._root = entry.name, f"{alias}.n", root
         self._first = _Total(f"{alias}.sum", pa.float64(), overflows=False)
         self._second = _Total(f"{alias}.squares", pa.float64())
         self.accumulator_fields = [

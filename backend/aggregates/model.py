@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -83,6 +83,29 @@ class Aggregate:
         return {"kind": self.kind, "fields": list(self.fields), **self.options}
 
 
+def of_field(
+    kind: str,
+    name: str,
+    takes: Types,
+    make: Callable[..., Incremental | Full],
+    *,
+    incremental: bool = True,
+    **options: object,
+) -> Aggregate:
+    """Make an aggregate of one field; binding refuses a field whose type it does not take.
+
+    `make` gets the name of the result, the field, and the options.
+    """
+
+    def bind(alias: str, schema: pa.Schema) -> Incremental | Full:
+        entry = schema.field(name)
+        if not takes.test(entry.type):
+            raise _refused(alias, kind, entry, takes.names)
+        return make(alias, entry, **options)
+
+    return Aggregate(kind, (name,), incremental, bind, options)
+
+
 def check(aggregates: Mapping[str, Aggregate], schema: pa.Schema) -> None:
     """Check names, kinds and fields before anything starts.
 
@@ -116,22 +139,34 @@ def check_kinds(aggregates: Mapping[str, Aggregate]) -> None:
             raise ValueError(f"aggregates[{name!r}]: {aggregate!r} is no aggregate: use count(), sum_('field'), ...")
 
 
-def refuse(name: str, kind: str, entry: pa.Field, allowed: str) -> ValueError:
+def _refused(name: str, kind: str, entry: pa.Field, allowed: str) -> ValueError:
     """Make the error for a field whose type an aggregate cannot take."""
     if not has_kernels(entry.type) or pa.types.is_float16(entry.type):
         allowed = "types that Arrow compares (no views, intervals, half floats, decimals of 32 or 64 bits); cast it"
     return ValueError(f"aggregates[{name!r}]: {kind} of field {entry.name!r} of type {entry.type}; allowed: {allowed}")
 
 
-def is_number(kind: pa.DataType) -> bool:
+def _is_number(kind: pa.DataType) -> bool:
     """Tell whether a type is an integer, a double, a float or a decimal of at most 38 digits."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal128(kind))
 
 
-def is_flat(kind: pa.DataType) -> bool:
+def _is_flat(kind: pa.DataType) -> bool:
     """Tell whether values of a type can be compared and kept in a flat column."""
     plain = not (pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or pa.types.is_null(kind))
     return plain and not pa.types.is_float16(kind) and has_kernels(kind)
+
+
+class Types(NamedTuple):
+    """Types of a field that an aggregate takes: the test, and what errors name."""
+
+    test: Callable[[pa.DataType], bool]
+    names: str
+
+
+NUMBERS = Types(_is_number, "integers, floats, decimals of at most 38 digits")
+FLAT = Types(_is_flat, "types without nested values")
+ANY = Types(has_kernels, FLAT.names)
 
 
 def check_publishable(kind: pa.DataType, option: str) -> None:

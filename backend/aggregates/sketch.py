@@ -8,6 +8,9 @@ serialisation is the library's, stable across its languages, versioned in its fi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import datasketches
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +18,7 @@ import xxhash
 
 from backend.aggregates import groups as g
 from backend.aggregates.groups import Ints, Rows
-from backend.aggregates.model import Aggregate, is_flat, refuse
+from backend.aggregates.model import FLAT, Aggregate, of_field
 from backend.errors import StateCorrupted
 
 MIN_PRECISION, MAX_PRECISION, DEFAULT_PRECISION = 5, 16, 11
@@ -38,56 +41,32 @@ def approx_distinct(name: str, *, precision: int = DEFAULT_PRECISION) -> Aggrega
         raise ValueError(
             f"approx_distinct: precision={precision!r}; allowed: {MIN_PRECISION} to {MAX_PRECISION} (an integer)"
         )
-
-    def bind(alias: str, schema: pa.Schema) -> _Distinct:
-        entry = schema.field(name)
-        if not is_flat(entry.type):
-            raise refuse(alias, "approx_distinct", entry, "types without nested values")
-        return _Distinct(alias, name, precision)
-
-    return Aggregate("approx_distinct", (name,), True, bind, {"precision": precision})
+    return of_field("approx_distinct", name, FLAT, _Distinct, precision=precision)
 
 
 class _Distinct:
     """Partial: `theta`, a serialised sketch; null while no value was seen."""
 
-    def __init__(self, alias: str, name: str, precision: int) -> None:
-        self._name, self._part, self._precision = name, f"{alias}.theta", precision
+    def __init__(self, alias: str, entry: pa.Field, precision: int) -> None:
+        self._name, self._part, self._precision = entry.name, f"{alias}.theta", precision
         self.accumulator_fields = [pa.field(self._part, pa.binary())]
         self.result_field = pa.field(alias, pa.int64(), nullable=False)
 
     def fold(self, rows: Rows) -> list[pa.Array]:
-        array, groups = rows.present(self._name)
-        pairs = distinct(array, groups)
+        pairs = distinct(*rows.present(self._name))
         values = _hashable(pairs.column("value").combine_chunks())
-        groups = pairs.column("group").to_numpy()
-        order = g.stable_order(groups, rows.count)
-        ends = g.counts(groups, rows.count).cumsum()
-        picked = values.take(pa.array(order)).to_pylist()
-        out: list[bytes | None] = []
-        start = 0
-        for end in ends.tolist():  # one step per distinct value of a group: the library takes one at a time
-            out.append(self._sketch(picked[start:end]) if end > start else None)
-            start = end
-        return [pa.array(out, pa.binary())]
+        return [_by_group(values, pairs.column("group").to_numpy(), rows.count, self._sketch)]
 
     def _sketch(self, values: list[object]) -> bytes:
         sketch = datasketches.update_theta_sketch(self._precision)
-        for value in values:
+        for value in values:  # the library takes one at a time
             sketch.update(value)
         sketch.trim()
         data: bytes = sketch.compact(True).serialize()
         return data
 
     def merge(self, rows: Rows) -> list[pa.Array]:
-        array, groups = rows.present(self._part)
-        data = array.take(pa.array(g.stable_order(groups, rows.count))).to_pylist()
-        out: list[bytes | None] = []
-        start = 0
-        for end in g.counts(groups, rows.count).cumsum().tolist():
-            out.append(self._unite(data[start:end]) if end > start else None)
-            start = end
-        return [pa.array(out, pa.binary())]
+        return [_by_group(*rows.present(self._part), rows.count, self._unite)]
 
     def _unite(self, parts: list[bytes]) -> bytes:
         if len(parts) == 1:
@@ -101,6 +80,17 @@ class _Distinct:
     def result(self, accumulators: pa.Table) -> pa.Array:
         sketches = accumulators.column(self._part).to_pylist()
         return pa.array([0 if data is None else round(_load(data).get_estimate()) for data in sketches], pa.int64())
+
+
+def _by_group(values: pa.Array, groups: Ints, count: int, make: Callable[[list[Any]], bytes]) -> pa.Array:
+    """Make one sketch of each group's values; null of none."""
+    picked = values.take(pa.array(g.stable_order(groups, count))).to_pylist()
+    out: list[bytes | None] = []
+    start = 0
+    for end in g.counts(groups, count).cumsum().tolist():
+        out.append(make(picked[start:end]) if end > start else None)
+        start = end
+    return pa.array(out, pa.binary())
 
 
 def distinct(array: pa.Array, groups: Ints) -> pa.Table:
