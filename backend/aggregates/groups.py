@@ -76,6 +76,10 @@ class Rows:
         _, groups = self.present(name)
         return (self.sizes if len(groups) == len(self.groups) else counts(groups, self.count)) > 0
 
+    def total(self, name: str) -> pa.Array:
+        """Add the counts of a column per group."""
+        return pa.array(add_up(self.column(name).to_numpy(), self.groups, self.count))
+
     def ascending(self, name: str) -> tuple[Floats, Ints]:
         """Give the non-null values of a number column as doubles, and how many each group has.
 
@@ -180,6 +184,13 @@ def counts(groups: Ints, count: int) -> Ints:
     return np.bincount(groups, minlength=count).astype(np.int64, copy=False)
 
 
+def add_up(values: Ints, groups: Ints, count: int) -> Ints:
+    """Add integers per group, which must not wrap."""
+    total = np.zeros(count, np.int64)
+    np.add.at(total, groups, values)
+    return total
+
+
 def to_numpy(array: pa.Array) -> npt.NDArray[np.generic]:
     """Give a primitive array without nulls as numpy; zero-copy where the type allows."""
     values: npt.NDArray[np.generic] = array.to_numpy(zero_copy_only=False)
@@ -216,9 +227,7 @@ def add_limbs(limbs: list[Ints], groups: Ints, count: int) -> list[Ints]:
     sums = []
     carry = np.zeros(count, np.int64)
     for position, limb in enumerate(limbs):
-        total = np.zeros(count, np.int64)
-        np.add.at(total, groups, limb)
-        total += carry
+        total = add_up(limb, groups, count) + carry
         if position < len(limbs) - 1:
             carry = total >> _LIMB_BITS
             total &= _LIMB_MASK
@@ -231,8 +240,7 @@ def add_integers(array: pa.Array, groups: Ints, count: int) -> list[Ints]:
     if pa.types.is_integer(array.type) and array.type != pa.uint64() and len(array):
         values: Ints = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         if max(int(values.max()), -int(values.min())) < (1 << 62) // len(values):  # no sum of some wraps
-            total = np.zeros(count, np.int64)
-            np.add.at(total, groups, values)
+            total = add_up(values, groups, count)
             return [total & _LIMB_MASK, total >> _LIMB_BITS]
     return add_limbs(limbs_of(array), groups, count)
 

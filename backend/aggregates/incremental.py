@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,6 +19,7 @@ from backend.aggregates.model import NUMBERS, Aggregate, of_field
 _INT_LIMBS = 2
 _DECIMAL_LIMBS = 4
 _MAX_DIGITS = 38
+_FLOAT_PARTS = {"hi": pa.float64(), "lo": pa.float64(), "special": pa.uint8()}
 
 
 def count(name: str | None = None) -> Aggregate:
@@ -57,19 +61,10 @@ def stddev(name: str) -> Aggregate:
     return of_field("stddev", name, NUMBERS, lambda alias, entry: _Spread(alias, entry, root=True))
 
 
-def _int_column(accumulators: pa.Table, name: str) -> Ints:
-    values: Ints = pc.fill_null(accumulators.column(name), 0).to_numpy()
+def _numbers(accumulators: pa.Table, name: str) -> npt.NDArray[Any]:
+    """Give a column as numpy, 0 where it is null."""
+    values: npt.NDArray[Any] = pc.fill_null(accumulators.column(name), 0).to_numpy()
     return values
-
-
-def _float_column(accumulators: pa.Table, name: str) -> Floats:
-    values: Floats = pc.fill_null(accumulators.column(name), 0.0).to_numpy()
-    return values
-
-
-def _seen(accumulators: pa.Table, name: str) -> Mask:
-    seen: Mask = accumulators.column(name).is_valid().to_numpy()
-    return seen
 
 
 class _Count:
@@ -89,9 +84,7 @@ class _Count:
         return [pa.array(g.counts(rows.groups[array.is_valid().to_numpy(zero_copy_only=False)], rows.count))]
 
     def merge(self, rows: Rows) -> list[pa.Array]:
-        total = np.zeros(rows.count, np.int64)
-        np.add.at(total, rows.groups, rows.column(self._part).to_numpy())
-        return [pa.array(total)]
+        return [rows.total(self._part)]
 
     def result(self, accumulators: pa.Table) -> pa.Array:
         return accumulators.column(self._part)
@@ -107,52 +100,39 @@ class _Total:
     def __init__(self, prefix: str, kind: pa.DataType, *, overflows: bool = True) -> None:
         self.exact, self._overflows = not pa.types.is_floating(kind), overflows
         limbs = _DECIMAL_LIMBS if pa.types.is_decimal(kind) else _INT_LIMBS
-        if self.exact:
-            self.names = [f"{prefix}.limb{place}" for place in range(limbs)]
-            self.fields = [pa.field(name, pa.int64()) for name in self.names]
-        else:
-            self.names = [f"{prefix}.hi", f"{prefix}.lo", f"{prefix}.special"]
-            self.fields = [
-                pa.field(name, kind)
-                for name, kind in zip(self.names, (pa.float64(), pa.float64(), pa.uint8()), strict=True)
-            ]
+        parts = {f"limb{place}": pa.int64() for place in range(limbs)} if self.exact else _FLOAT_PARTS
+        self.fields = [pa.field(f"{prefix}.{part}", own) for part, own in parts.items()]
+        self.names = [one.name for one in self.fields]
 
     def fold(self, array: pa.Array, groups: Ints, seen: Mask) -> list[pa.Array]:
         """Take values without nulls, and which groups have one."""
         count = len(seen)
         if self.exact:
-            return [g.column(limb, seen, pa.int64()) for limb in g.add_integers(array, groups, count)]
+            return self._columns(g.add_integers(array, groups, count), seen)
         values = g.to_numpy(array).astype(np.float64, copy=False)
         hi, lo, special = g.add_floats(values, groups, count)
         if not self._overflows and special.any():
             special = g.special_of(values, groups, count)
-        return self._floats(hi, lo, special, seen)
+        return self._columns([hi, lo, special], seen)
 
     def merge(self, rows: Rows) -> list[pa.Array]:
         """Take partials; empty ones count for nothing."""
         (first, groups), seen = rows.present(self.names[0]), rows.seen(self.names[0])
         others = [rows.present(name)[0].to_numpy() for name in self.names[1:]]
         if self.exact:
-            limbs = g.add_limbs([first.to_numpy(), *others], groups, rows.count)
-            return [g.column(limb, seen, pa.int64()) for limb in limbs]
+            return self._columns(g.add_limbs([first.to_numpy(), *others], groups, rows.count), seen)
         low, bits = others
         both = np.concatenate([groups, groups])
         hi, lo, overflow = g.add_floats(np.concatenate([first.to_numpy(), low]), both, rows.count)
         special = g.merge_special(bits, groups, rows.count)
-        return self._floats(hi, lo, special | overflow if self._overflows else special, seen)
+        return self._columns([hi, lo, special | overflow if self._overflows else special], seen)
 
-    @staticmethod
-    def _floats(hi: Floats, lo: Floats, special: g.Flags, seen: Mask) -> list[pa.Array]:
-        return [g.column(hi, seen, pa.float64()), g.column(lo, seen, pa.float64()), g.column(special, seen, pa.uint8())]
+    def _columns(self, parts: Sequence[npt.NDArray[Any]], seen: Mask) -> list[pa.Array]:
+        return [g.column(part, seen, own.type) for part, own in zip(parts, self.fields, strict=True)]
 
-    def limbs(self, accumulators: pa.Table) -> list[Ints]:
-        """Give the limbs, zeros where nothing was seen."""
-        return [_int_column(accumulators, name) for name in self.names]
-
-    def floats(self, accumulators: pa.Table) -> tuple[Floats, Floats, g.Flags]:
-        """Give hi, lo and special, zeros where nothing was seen."""
-        special: g.Flags = pc.fill_null(accumulators.column(self.names[2]), 0).to_numpy()
-        return _float_column(accumulators, self.names[0]), _float_column(accumulators, self.names[1]), special
+    def parts(self, accumulators: pa.Table) -> list[npt.NDArray[Any]]:
+        """Give the limbs, or hi, lo and special; zeros where nothing was seen."""
+        return [_numbers(accumulators, name) for name in self.names]
 
 
 class _Sum:
@@ -174,11 +154,12 @@ class _Sum:
         return self._total.merge(rows)
 
     def result(self, accumulators: pa.Table) -> pa.Array:
-        seen, kind = _seen(accumulators, self._total.names[0]), self.result_field.type
+        seen: Mask = accumulators.column(self._total.names[0]).is_valid().to_numpy()
+        kind = self.result_field.type
         if not self._total.exact:
-            hi, _, special = self._total.floats(accumulators)
+            hi, _, special = self._total.parts(accumulators)
             return g.column(g.with_special(hi, special), seen, kind)
-        limbs = self._total.limbs(accumulators)
+        limbs = self._total.parts(accumulators)
         if pa.types.is_decimal(kind):
             totals = [Fraction(value) if ok else None for value, ok in zip(g.from_limbs(limbs), seen, strict=True)]
             return _decimals(totals, kind, kind.scale)
@@ -205,17 +186,15 @@ class _Mean:
         return [*self._total.fold(array, groups, n > 0), pa.array(n)]
 
     def merge(self, rows: Rows) -> list[pa.Array]:
-        n = np.zeros(rows.count, np.int64)
-        np.add.at(n, rows.groups, rows.column(self._part).to_numpy())
-        return [*self._total.merge(rows), pa.array(n)]
+        return [*self._total.merge(rows), rows.total(self._part)]
 
     def result(self, accumulators: pa.Table) -> pa.Array:
-        n = _int_column(accumulators, self._part)
+        n = _numbers(accumulators, self._part)
         seen, divisor, kind = n > 0, np.maximum(n, 1), self.result_field.type
         if not self._total.exact:
-            hi, _, special = self._total.floats(accumulators)
+            hi, _, special = self._total.parts(accumulators)
             return g.column(g.with_special(hi / divisor, special), seen, kind)
-        limbs = self._total.limbs(accumulators)
+        limbs = self._total.parts(accumulators)
         if pa.types.is_decimal(kind):
             totals = g.from_limbs(limbs)
             means = [Fraction(t, int(k)) if k else None for t, k in zip(totals, n, strict=True)]
@@ -275,14 +254,12 @@ class _Spread:
         ]
 
     def merge(self, rows: Rows) -> list[pa.Array]:
-        n = np.zeros(rows.count, np.int64)
-        np.add.at(n, rows.groups, rows.column(self._part).to_numpy())
-        return [pa.array(n), *self._first.merge(rows), *self._second.merge(rows)]
+        return [rows.total(self._part), *self._first.merge(rows), *self._second.merge(rows)]
 
     def result(self, accumulators: pa.Table) -> pa.Array:
-        n = _int_column(accumulators, self._part)
-        hi, lo, special = self._first.floats(accumulators)
-        square_hi, square_lo, square_special = self._second.floats(accumulators)
+        n = _numbers(accumulators, self._part)
+        hi, lo, special = self._first.parts(accumulators)
+        square_hi, square_lo, square_special = self._second.parts(accumulators)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             # sum of squares - sum**2 / n, at twice double precision until the difference is taken
             mean_hi, mean_lo = _divide(hi, lo, n.astype(np.float64))

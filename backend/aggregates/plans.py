@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-import numpy as np
 import pyarrow as pa
 
 from backend.aggregates.groups import Ints, Rows, counts
@@ -54,9 +53,7 @@ class IncrementalPlan:
         """
         rows = Rows(accumulators, groups, n)
         if not self._bound:
-            total = np.zeros(n, np.int64)
-            np.add.at(total, groups, rows.column(MESSAGES).to_numpy())
-            return pa.table([pa.array(total)], schema=self.accumulator_schema)
+            return pa.table([rows.total(MESSAGES)], schema=self.accumulator_schema)
         return self._accumulators([item.merge(rows) for item in self._bound])
 
     def result(self, accumulators: pa.Table) -> pa.Table:
