@@ -22,9 +22,9 @@ from typing import Any, ClassVar, Self, cast
 from backend.keys import decode
 from backend.rocks import RocksOptions
 from backend.store.workspace import Workspace
-from backend.stores.named import NamedStore, check_name, encode_key
+from backend.stores.named import NamedStore, check_name, described, encode_key
 from backend.stores.standalone import StoreSet
-from backend.stores.values import ValueCodec, describe_type
+from backend.stores.values import ValueCodec
 
 _BEYOND = b"\xff"  # no encoded key starts with it
 _ROWS_AT = 2  # behind region byte and sub-byte
@@ -58,7 +58,7 @@ class KeyValueOptions:
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry."""
-        return {"name": self.name, "kind": self.kind, "layout": {}, "value_type": describe_type(self.value_type)}
+        return described(self)
 
 
 class KeyValueStore(NamedStore):
@@ -70,11 +70,7 @@ class KeyValueStore(NamedStore):
         options: Name and value type.
     """
 
-    kind: ClassVar[str] = KeyValueOptions.kind
-
-    def __init__(self, work: Workspace, region: int, options: KeyValueOptions) -> None:
-        self.options = options
-        super().__init__(work, region, options.name, value_type=options.value_type)
+    options: KeyValueOptions
 
     @classmethod
     def open(

@@ -24,7 +24,7 @@ import datetime as dt
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ from backend.batch import MAX_TIME, MIN_TIME, NO_TIME
 from backend.errors import UNDECODABLE, KeyInvalid, ManifestMismatch, StateCorrupted, StoreClosed, UnknownFormat
 from backend.store.protocol import MAX_KEY_BYTES
 from backend.store.workspace import Workspace
-from backend.stores.values import ValueCodec
+from backend.stores.values import ValueCodec, describe_type
 
 FORMAT = 1
 """Version of the layouts of all named stores; a store's own layout is described in its module."""
@@ -177,11 +177,23 @@ class Declaration(Protocol):
     def kind(self) -> str:
         """Kind of the store, as in its metadata."""
 
+    @property
+    def value_type(self) -> Any:
+        """As in `values.ValueCodec`."""
+
     def bind(self, work: Workspace, region: int, time_ms: int) -> NamedStore:
         """Give the store over one attempt's workspace, at batch time `time_ms`."""
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry of the store."""
+
+
+def described(
+    store: Declaration, layout: Mapping[str, int | str | bool] | None = None, **durations: int | None
+) -> dict[str, object]:
+    """Give the manifest's entry of a store: its layout must stay the same, its durations in ms may change."""
+    value_type = describe_type(store.value_type)
+    return {"name": store.name, "kind": store.kind, "layout": layout or {}, "value_type": value_type, **durations}
 
 
 class Clocked:
@@ -216,9 +228,8 @@ class NamedStore:
     Args:
         work: Where every read and write goes.
         region: The region that the store owns.
-        name: Name of the store.
+        options: Name, kind and value type.
         layout: What the bytes depend on; it is kept from the first save on and must not change.
-        value_type: As in `values.ValueCodec`.
         clock: The stream's clock of stores that have one.
 
     Raises:
@@ -226,24 +237,23 @@ class NamedStore:
         UnknownFormat: A newer release wrote the store.
     """
 
-    kind: ClassVar[str] = ""
+    options: Declaration
 
     def __init__(
         self,
         work: Workspace,
         region: int,
-        name: str,
+        options: Declaration,
         *,
         layout: Mapping[str, int | str | bool] | None = None,
-        value_type: Any = None,
         clock: StreamClock | None = None,
     ) -> None:
-        self.name = name
+        self.options, self.name = options, options.name
         self._region = region
         self._prefix = bytes([region])
         self._by_time = self._prefix + BY_TIME
         self._by_key = self._prefix + BY_KEY
-        self._values = ValueCodec(value_type)
+        self._values = ValueCodec(options.value_type)
         self._clock = clock if clock is not None else StreamClock(0)
         self._sequence = 0
         self._expired = 0
@@ -322,19 +332,19 @@ class NamedStore:
         return iterator
 
     def _meta(self) -> _Meta:
-        clock = self._clock
-        return _Meta(self.kind, self.name, self._layout, clock.stream_time, clock.floor, clock.dropped, self._sequence)
+        clock, kind = self._clock, self.options.kind
+        return _Meta(kind, self.name, self._layout, clock.stream_time, clock.floor, clock.dropped, self._sequence)
 
     def _load(self) -> None:
         data = self._work.get(self._prefix + META)
         if data is None:
             return
         meta = _decode_meta(data, self.name)
-        if (meta.kind, meta.name) != (self.kind, self.name):
+        if (meta.kind, meta.name) != (self.options.kind, self.name):
             raise ManifestMismatch(
                 f"region 0x{self._region:02x} holds another store",
                 where=self.name,
-                why=f"found {meta.kind} {meta.name!r}, declared {self.kind} {self.name!r}",
+                why=f"found {meta.kind} {meta.name!r}, declared {self.options.kind} {self.name!r}",
                 command="declare the stores in the order of the first start",
             )
         self._layout = self._settle_layout(meta.layout)

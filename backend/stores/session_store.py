@@ -42,13 +42,14 @@ from backend.stores.named import (
     NamedStore,
     StreamClock,
     check_name,
+    described,
     encode_key,
     event_time,
     time_bytes,
     time_of,
 )
 from backend.stores.standalone import StoreSet
-from backend.stores.values import ValueCodec, describe_type
+from backend.stores.values import ValueCodec
 
 MIN_SEGMENT_INTERVAL_MS = 60_000
 """Shortest segment unless the options say otherwise."""
@@ -147,13 +148,7 @@ class SessionOptions:
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry; the retention may change, segments of a store that exists stay as they are."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "layout": {},
-            "value_type": describe_type(self.value_type),
-            "retention_ms": self.retention_ms,
-        }
+        return described(self, retention_ms=self.retention_ms)
 
 
 class SessionStore(Clocked, NamedStore):
@@ -165,19 +160,12 @@ class SessionStore(Clocked, NamedStore):
         options: Name, retention, segments, value type.
     """
 
-    kind: ClassVar[str] = SessionOptions.kind
+    options: SessionOptions
 
     def __init__(self, work: Workspace, region: int, options: SessionOptions) -> None:
-        self.options = options
         self._interval_ms = options.interval_ms
-        super().__init__(
-            work,
-            region,
-            options.name,
-            layout={"segment_interval_ms": options.interval_ms},
-            value_type=options.value_type,
-            clock=StreamClock(options.retention_ms),
-        )
+        layout = {"segment_interval_ms": options.interval_ms}
+        super().__init__(work, region, options, layout=layout, clock=StreamClock(options.retention_ms))
 
     @classmethod
     def open(

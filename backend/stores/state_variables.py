@@ -31,10 +31,10 @@ from backend.rocks import RocksOptions
 from backend.store.workspace import Workspace
 from backend.stores import named
 from backend.stores.durations import Duration, milliseconds
-from backend.stores.named import NamedStore, check_name, encode_key, event_time
+from backend.stores.named import NamedStore, check_name, described, encode_key, event_time
 from backend.stores.standalone import StoreSet
 from backend.stores.ttl import OneToManyTTLState, OneToOneTTLState, TTLState
-from backend.stores.values import ValueCodec, describe_type
+from backend.stores.values import ValueCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,7 @@ class TTLOptions:
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry; a TTL that is changed holds for what is written from then on."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "layout": {},
-            "value_type": describe_type(self.value_type),
-            "ttl_ms": self.ttl_ms,
-        }
+        return described(self, ttl_ms=self.ttl_ms)
 
 
 S = TypeVar("S", bound=TTLState)
@@ -92,11 +86,12 @@ S = TypeVar("S", bound=TTLState)
 class _StateVariable(NamedStore, Generic[S]):
     """What the state variables share: their TTL state, its time, and its cleaning up."""
 
+    kind: ClassVar[str]
+    options: TTLOptions
     _indexes: type[S]
 
     def __init__(self, work: Workspace, region: int, options: TTLOptions, time_ms: int) -> None:
-        self.options = options
-        super().__init__(work, region, options.name, value_type=options.value_type)
+        super().__init__(work, region, options)
         now_ms = event_time(time_ms, "the time")
         self._ttl = self._indexes(work, region, ttl_ms=options.ttl_ms, now_ms=now_ms)
 

@@ -50,13 +50,14 @@ from backend.stores.named import (
     NamedStore,
     StreamClock,
     check_name,
+    described,
     encode_key,
     event_time,
     time_bytes,
     time_of,
 )
 from backend.stores.standalone import StoreSet
-from backend.stores.values import ValueCodec, describe_type
+from backend.stores.values import ValueCodec
 
 _ROWS_AT = 2  # behind the region byte and the sub-byte
 _KEY_AT = _ROWS_AT + TIME_BYTES
@@ -121,13 +122,14 @@ size=[2000], retention=[1000]
         retention_ms = milliseconds(retention, "retentionPeriod")
         window_size_ms = milliseconds(window_size, "windowSize")
         grace_ms = retention_ms if grace is None else milliseconds(grace, "gracePeriod")
-        for option, value in (
-            ("retentionPeriod", retention_ms),
-            ("windowSize", window_size_ms),
-            ("gracePeriod", grace_ms),
+        for attribute, option, value in (
+            ("retention_ms", "retentionPeriod", retention_ms),
+            ("window_size_ms", "windowSize", window_size_ms),
+            ("grace_ms", "gracePeriod", grace_ms),
         ):
             if value < 0:
                 raise ValueError(f"{option} cannot be negative: got {value} ms, allowed are 0 and more")
+            object.__setattr__(self, attribute, value)
         if window_size_ms > retention_ms:
             raise ValueError(
                 f"The retention period of the window store {self.name} must be no smaller than its window size. "
@@ -141,12 +143,6 @@ size=[2000], retention=[1000]
         if not isinstance(self.retain_duplicates, bool):
             raise TypeError(f"retain_duplicates must be True or False, not {self.retain_duplicates!r}")
         ValueCodec(self.value_type)
-        for attribute, value in (
-            ("retention_ms", retention_ms),
-            ("window_size_ms", window_size_ms),
-            ("grace_ms", grace_ms),
-        ):
-            object.__setattr__(self, attribute, value)
 
     def bind(self, work: Workspace, region: int, time_ms: int) -> WindowStore:
         """Give the store over one attempt's workspace; its time is that of its own puts."""
@@ -158,15 +154,13 @@ size=[2000], retention=[1000]
 
     def describe(self) -> dict[str, object]:
         """Give the manifest's entry; `layout` must stay the same, the durations may change."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "layout": {"retain_duplicates": self.retain_duplicates},
-            "value_type": describe_type(self.value_type),
-            "retention_ms": self.retention_ms,
-            "window_size_ms": self.window_size_ms,
-            "grace_ms": self.grace_ms,
-        }
+        return described(
+            self,
+            {"retain_duplicates": self.retain_duplicates},
+            retention_ms=self.retention_ms,
+            window_size_ms=self.window_size_ms,
+            grace_ms=self.grace_ms,
+        )
 
 
 def admit(clock: StreamClock, grace_ms: int, start: int) -> bool:
@@ -195,19 +189,12 @@ class WindowStore(Clocked, NamedStore):
         options: Name, durations, duplicates, value type.
     """
 
-    kind: ClassVar[str] = WindowOptions.kind
+    options: WindowOptions
 
     def __init__(self, work: Workspace, region: int, options: WindowOptions) -> None:
-        self.options = options
         self._tail = 2 * TIME_BYTES if options.retain_duplicates else TIME_BYTES
-        super().__init__(
-            work,
-            region,
-            options.name,
-            layout={"retain_duplicates": options.retain_duplicates},
-            value_type=options.value_type,
-            clock=options.clock(),
-        )
+        layout = {"retain_duplicates": options.retain_duplicates}
+        super().__init__(work, region, options, layout=layout, clock=options.clock())
 
     @classmethod
     def open(
