@@ -93,13 +93,11 @@ class KeyValueStore(NamedStore):
 
     def get(self, key: object) -> Any:
         """Return the value of a key, None when there is none."""
-        data = self._work.get(self._by_key + encode_key(key))
-        return None if data is None else self._values.decode(data)
+        return self._values.decode(self._work.get(self._by_key + encode_key(key)))
 
     def get_many(self, keys: Sequence[object]) -> list[Any]:
         """Return the values of many keys, in their order."""
-        found = self._work.get_many([self._by_key + encode_key(key) for key in keys])
-        return [None if data is None else self._values.decode(data) for data in found]
+        return list(map(self._values.decode, self._work.get_many([self._by_key + encode_key(key) for key in keys])))
 
     def put(self, key: object, value: object) -> None:
         """Set the value of a key; None deletes it.

@@ -226,8 +226,7 @@ class SessionStore(Clocked, NamedStore):
     def fetch_session(self, key: object, start: int, end: int) -> Any:
         """Return the aggregate of exactly this session, None when there is none."""
         row, end = self._row(SessionKey(key, start, end))
-        data = self._work.get(row) if end >= self._clock.floor else None
-        return None if data is None else self._values.decode(data)
+        return self._values.decode(self._work.get(row)) if end >= self._clock.floor else None
 
     def find(
         self, key: object, earliest_end: int, latest_start: int, *, backward: bool = False

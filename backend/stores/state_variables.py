@@ -160,8 +160,7 @@ class ValueState(_StateVariable[OneToOneTTLState]):
 
     def get(self, key: object) -> Any:
         """Return the key's value; None when there is none or it has expired."""
-        data = self.ttl_state.get(encode_key(key))
-        return None if data is None else self._values.decode(data)
+        return self._values.decode(self.ttl_state.get(encode_key(key)))
 
     def exists(self, key: object) -> bool:
         """Say whether the key has a value; 0, "" and False are values."""
@@ -244,8 +243,7 @@ class MapState(_StateVariable[OneToOneTTLState]):
 
     def get_value(self, key: object, map_key: object) -> Any:
         """Return the value of an entry; None when there is none or it has expired."""
-        data = self.ttl_state.get(encode_key(key) + encode_key(map_key))
-        return None if data is None else self._values.decode(data)
+        return self._values.decode(self.ttl_state.get(encode_key(key) + encode_key(map_key)))
 
     def contains_key(self, key: object, map_key: object) -> bool:
         """Say whether the key's map has an entry."""

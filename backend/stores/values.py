@@ -93,14 +93,16 @@ class ValueCodec:
             raise ValueInvalid("a value is over the size bound", why=f"{len(data)} bytes, allowed {MAX_VALUE_BYTES}")
         return data
 
-    def decode(self, data: bytes) -> Any:
-        """Decode what `encode` gave.
+    def decode(self, data: bytes | None) -> Any:
+        """Decode what `encode` gave; None is no value, and stays it.
 
         Raises:
             UnknownFormat: A newer release wrote it.
             ManifestMismatch: It is a value, and not one of `value_type`: another type wrote it.
             StateCorrupted: The bytes are not a value.
         """
+        if data is None:
+            return None
         if data[:1] != _FORMAT_BYTE:
             raise UnknownFormat(
                 "a value in a store has an unknown format",

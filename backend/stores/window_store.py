@@ -260,7 +260,7 @@ class WindowStore(Clocked, NamedStore):
             data = next((value for _, value in self._work.scan(row, row + _BEYOND, reverse=True)), None)
         else:
             data = self._work.get(row)
-        return None if data is None else self._values.decode(data)
+        return self._values.decode(data)
 
     def fetch(
         self, key: object, start: int | None = None, end: int | None = None, *, backward: bool = False
