@@ -106,25 +106,14 @@ class SessionProcessor:
 
     Args:
         store: Where the sessions are.
-        windows: The gap.
-        initializer: Gives the aggregate of no records.
-        aggregator: Adds a record to an aggregate.
-        merger: Makes one aggregate of two.
+        aggregation: The gap, and what to do with records and aggregates.
 
     Attributes:
         skipped: Records without a key that were left out.
     """
 
-    def __init__(
-        self,
-        store: SessionStore,
-        windows: SessionWindows,
-        initializer: Initializer,
-        aggregator: Aggregator,
-        merger: SessionMerger,
-    ) -> None:
-        self._store, self._gap_ms = store, windows.gap_ms
-        self._initializer, self._aggregator, self._merger = initializer, aggregator, merger
+    def __init__(self, store: SessionStore, aggregation: SessionAggregation) -> None:
+        self._store, self._gap_ms, self._how = store, aggregation.windows.gap_ms, aggregation
         self.skipped = 0
 
     def process(self, key: object, value: object, time: int) -> list[SessionUpdate]:
@@ -141,14 +130,14 @@ class SessionProcessor:
             return []
         time = event_time(time, "the record's time")
         merged = SessionKey(key, time, time)
-        aggregate = self._initializer()
+        aggregate = self._how.initializer()
         found = []
         earliest, latest = max(time - self._gap_ms, MIN_TIME), min(time + self._gap_ms, MAX_TIME)
         for session, part in self._store.find(key, earliest, latest):
-            aggregate = self._merger(key, aggregate, part)
+            aggregate = self._how.merger(key, aggregate, part)
             merged = SessionKey(key, min(merged.start, session.start), max(merged.end, session.end))
             found.append(session)
-        aggregate = self._aggregator(key, value, aggregate)
+        aggregate = self._how.aggregator(key, value, aggregate)
         # the new session goes in first: what cannot be stored is refused before anything was removed
         if not self._store.put(merged, aggregate):
             return []
@@ -176,7 +165,9 @@ class SessionAggregation:
     Attributes:
         windows: Gap and retention.
         store: Declaration of the store, for `process(stores=[...])` and for `StoreSet`.
-        initializer, aggregator, merger: As in `SessionProcessor`.
+        initializer: Gives the aggregate of no records.
+        aggregator: Adds a record to an aggregate.
+        merger: Makes one aggregate of two.
     """
 
     windows: SessionWindows
@@ -187,7 +178,7 @@ class SessionAggregation:
 
     def processor(self, store: SessionStore) -> SessionProcessor:
         """Give the processor over a store that was bound or opened."""
-        return SessionProcessor(store, self.windows, self.initializer, self.aggregator, self.merger)
+        return SessionProcessor(store, self)
 
     def result_schema(self, key_type: pa.DataType, value_type: pa.DataType) -> pa.Schema:
         """Give the schema of what `function` returns: a changelog of the table of sessions."""
