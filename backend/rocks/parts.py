@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from backend.errors import StateCorrupted, UnknownFormat
+from backend.errors import StateCorrupted, unknown_format
 from backend.store.staging import VERIFY
 
 MAGIC = b"RWPARTS."
@@ -58,9 +58,7 @@ def part_lengths(path: Path) -> list[int]:
             return []
         count, version, _ = _TAIL.unpack(tail.rjust(_TAIL.size, b"\0"))
         if version != FORMAT:
-            why = f"format {version}, this release reads {FORMAT}"
-            command = "install the release that wrote it"
-            raise UnknownFormat("a staged file has an unknown format", where=str(path), why=why, command=command)
+            raise unknown_format("a staged file has an unknown format", f"format {version}", FORMAT, str(path))
         table = struct.Struct(f">{count}Q")
         file.seek(max(0, whole - _TAIL.size - table.size))
         found = file.read(table.size)

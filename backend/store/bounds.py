@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from backend.errors import UnknownFormat
+from backend.errors import unknown_format
 from backend.store.protocol import FORMAT, Changes, Readable, Store, region_range
 
 FORMAT_KEY = b"\x00format"
@@ -67,9 +67,4 @@ def check_format(found: bytes | None, where: str) -> None:
     """
     if found != FORMAT_VALUE:
         why = "no format row" if found is None else f"format {found.decode(errors='replace')}"
-        raise UnknownFormat(
-            "the store has an unknown format",
-            where=where,
-            why=f"{why}, this release reads {FORMAT}",
-            command="install the release that wrote it",
-        )
+        raise unknown_format("the store has an unknown format", why, FORMAT, where)

@@ -31,7 +31,7 @@ import numpy as np
 
 from backend import keys as key_codec
 from backend.batch import MAX_TIME, MIN_TIME, NO_TIME
-from backend.errors import UNDECODABLE, KeyInvalid, ManifestMismatch, StateCorrupted, StoreClosed, UnknownFormat
+from backend.errors import UNDECODABLE, KeyInvalid, ManifestMismatch, StateCorrupted, StoreClosed, unknown_format
 from backend.store.protocol import MAX_KEY_BYTES
 from backend.store.workspace import Workspace
 from backend.stores.values import ValueCodec, describe_type
@@ -386,12 +386,8 @@ class _Iterator(Iterator[T]):
 
 def _decode_meta(data: bytes, name: str) -> _Meta:
     if data[:1] != _FORMAT_BYTE:
-        raise UnknownFormat(
-            "a named store has an unknown format",
-            where=name,
-            why=f"format {data[:1].hex() or 'missing'}, this release reads {FORMAT:02x}",
-            command="install the release that wrote it",
-        )
+        found = f"format {data[:1].hex() or 'missing'}"
+        raise unknown_format("a named store has an unknown format", found, f"{FORMAT:02x}", name)
     try:
         return _meta_decoder.decode(memoryview(data)[1:])
     except UNDECODABLE as error:

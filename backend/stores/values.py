@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, UnknownFormat, ValueInvalid
+from backend.errors import UNDECODABLE, ManifestMismatch, StateCorrupted, ValueInvalid, unknown_format
 from backend.store.protocol import MAX_VALUE_BYTES
 
 FORMAT = 1
@@ -104,11 +104,8 @@ class ValueCodec:
         if data is None:
             return None
         if data[:1] != _FORMAT_BYTE:
-            raise UnknownFormat(
-                "a value in a store has an unknown format",
-                why=f"format {data[:1].hex() or 'missing'}, this release reads {FORMAT:02x}",
-                command="install the release that wrote it",
-            )
+            found = f"format {data[:1].hex() or 'missing'}"
+            raise unknown_format("a value in a store has an unknown format", found, f"{FORMAT:02x}")
         try:
             return self._decode(memoryview(data)[1:])
         except UNDECODABLE as error:
