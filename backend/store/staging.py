@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -10,8 +11,6 @@ import xxhash
 from backend.errors import StateCorrupted
 from backend.store.protocol import Staged
 from backend.store.storage import storage
-
-_CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def sync(path: Path) -> None:
@@ -25,13 +24,9 @@ def sync(path: Path) -> None:
 
 def file_digest(path: Path) -> tuple[int, str]:
     """Give length in bytes and hex xxh3-128 of a file."""
-    digest = xxhash.xxh3_128()
-    length = 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            length += len(chunk)
-    return length, digest.hexdigest()
+        digest = hashlib.file_digest(file, xxhash.xxh3_128)
+        return file.tell(), digest.hexdigest()
 
 
 def seal(path: Path, rows: int) -> Staged:
