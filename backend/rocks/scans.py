@@ -28,14 +28,14 @@ class Scan(Iterator[tuple[bytes, bytes]]):
     def __init__(
         self,
         path: Path,
-        native: rocksdict.RdictIter,
-        options: ReadOptions,
+        database: rocksdict.Rdict,
         start: bytes,
         end: bytes | None,
         reverse: bool,
     ) -> None:
         self._path, self._start, self._reverse = path, start, reverse
-        self._options = options  # they own the bytes of the upper bound, to which the iterator only points
+        self._options = until(end)  # they own the bytes of the upper bound, to which the iterator only points
+        native = database.iter(self._options)
         self._native: rocksdict.RdictIter | None = native
         self._done = self._gave = False
         if not reverse:

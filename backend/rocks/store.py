@@ -145,9 +145,7 @@ class RocksStore:
         Raises:
             StateCorrupted: A block could not be read; raised by the scan where it happens.
         """
-        native = self._open
-        options = until(end)
-        scan = Scan(self._path, native.iter(options), options, start, end, reverse)
+        scan = Scan(self._path, self._open, start, end, reverse)
         self._scans.add(scan)
         return scan
 
