@@ -191,12 +191,6 @@ def add_up(values: Ints, groups: Ints, count: int) -> Ints:
     return total
 
 
-def to_numpy(array: pa.Array) -> npt.NDArray[np.generic]:
-    """Give a primitive array without nulls as numpy; zero-copy where the type allows."""
-    values: npt.NDArray[np.generic] = array.to_numpy(zero_copy_only=False)
-    return values
-
-
 def column(values: npt.NDArray[np.generic], seen: Mask, kind: pa.DataType) -> pa.Array:
     """Make a column that is null where `seen` is false."""
     return pa.array(values, type=kind, mask=None if seen.all() else ~seen)

@@ -109,7 +109,7 @@ class _Total:
         count = len(seen)
         if self.exact:
             return self._columns(g.add_integers(array, groups, count), seen)
-        values = g.to_numpy(array).astype(np.float64, copy=False)
+        values: Floats = array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
         hi, lo, special = g.add_floats(values, groups, count)
         if not self._overflows and special.any():
             special = g.special_of(values, groups, count)
