@@ -19,13 +19,14 @@ even if each byte has to be escaped. A message with a longer key is malformed, n
 MAX_FIELDS_BYTES = 15 * 1024 * 1024
 """Fields of a message that an operator reads, all together: a row of four aggregates that each keep them stays below
 `MAX_VALUE_BYTES`. A message with more is malformed."""
+_TEXTS = frozenset({pa.string(), pa.binary(), pa.large_string(), pa.large_binary()})
 
 
 def key_text_bytes(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> npt.NDArray[np.int64]:
     """Return the bytes of the texts in each of `count` rows' keys, given as columns: at most `MAX_KEY_TEXT_BYTES`."""
     total = np.zeros(count, np.int64)
     for column in columns:
-        if _is_text(column.type):
+        if column.type in _TEXTS:
             total += np.asarray(pc.binary_length(column).fill_null(0), np.int64)
     return total
 
@@ -49,15 +50,6 @@ def large_rows(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> dic
         return [start] if stop - start == 1 else [*sought(start, middle), *sought(middle, stop)]
 
     return dict.fromkeys(sought(0, count), f"the fields have more than {MAX_FIELDS_BYTES} bytes")
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_large_binary(kind)
-    )
 
 
 def check_key(key: bytes) -> None:
