@@ -22,12 +22,9 @@ from typing import Any, ClassVar, Self, cast
 from backend.keys import decode
 from backend.rocks import RocksOptions
 from backend.store.workspace import Workspace
-from backend.stores.named import NamedStore, check_name, described, encode_key
+from backend.stores.named import BEYOND, ROWS_AT, NamedStore, check_name, described, encode_key
 from backend.stores.standalone import StoreSet
 from backend.stores.values import ValueCodec
-
-_BEYOND = b"\xff"  # no encoded key starts with it
-_ROWS_AT = 2  # behind region byte and sub-byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +125,10 @@ class KeyValueStore(NamedStore):
     def range(self, first: object, last: object, *, backward: bool = False) -> Iterator[tuple[Any, Any]]:
         """Iterate over the keys in `[first, last)` and their values, in order; None is no limit; a snapshot."""
         low = self._by_key + (b"" if first is None else encode_key(first))
-        high = self._by_key + (_BEYOND if last is None else encode_key(last))
+        high = self._by_key + (BEYOND if last is None else encode_key(last))
         rows = self._work.scan(low, max(low, high), reverse=backward)
         decode_value = self._values.decode
-        return self._iterate((decode(key[_ROWS_AT:]), decode_value(value)) for key, value in rows)
+        return self._iterate((decode(key[ROWS_AT:]), decode_value(value)) for key, value in rows)
 
     def all(self, *, backward: bool = False) -> Iterator[tuple[Any, Any]]:
         """Iterate over everything."""

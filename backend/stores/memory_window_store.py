@@ -21,11 +21,9 @@ from sortedcontainers import SortedDict
 from backend.errors import StoreClosed
 from backend.keys import decode
 from backend.stores.durations import Duration
-from backend.stores.named import TIME_BYTES, Clocked, encode_key, event_time, time_bytes
+from backend.stores.named import BEYOND, TIME_BYTES, Clocked, encode_key, event_time, time_bytes
 from backend.stores.values import ValueCodec
 from backend.stores.window_store import Windowed, WindowOptions, admit
-
-_BEYOND = b"\xff"  # greater than every sequence, and no encoded key starts with it
 
 SMALL_SEGMENT = 32
 """Up to so many keys a segment is a plain dict, put in order when it is read: most segments of 1 ms are that small, and
@@ -104,7 +102,10 @@ class InMemoryWindowStore(Clocked):
             encoded, self._sequence = encoded + time_bytes(self._sequence), self._sequence + 1
         segment = segments.get(start)
         if data is None:
-            self._delete(segments, start, encoded)
+            if segment is not None:
+                segment.pop(encoded, None)
+                if not segment:
+                    del segments[start]
         elif segment is None:
             segments[start] = {encoded: data}
         else:
@@ -182,17 +183,9 @@ class InMemoryWindowStore(Clocked):
         segments = self._segments()
         return [(at, segments[at]) for at in segments.irange(low, high, inclusive=(True, False))]
 
-    @staticmethod
-    def _delete(segments: SortedDict, start: int, encoded: bytes) -> None:
-        segment = segments.get(start)
-        if segment is not None:
-            segment.pop(encoded, None)
-            if not segment:
-                del segments[start]
-
     def _of_key(self, segment: _Segment, encoded: bytes) -> list[bytes]:
         if self.options.retain_duplicates:
-            return [segment[row] for row in _ordered(segment, encoded, encoded + _BEYOND)]
+            return [segment[row] for row in _ordered(segment, encoded, encoded + BEYOND)]
         return [segment[encoded]] if encoded in segment else []
 
     def _windowed(self, rows: list[tuple[int, bytes, bytes]]) -> Iterator[tuple[Windowed, Any]]:

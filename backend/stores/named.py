@@ -44,6 +44,13 @@ BY_KEY = b"\x01"
 META = b"\x02"
 
 TIME_BYTES = 8
+ROWS_AT = 2
+"""Where a row begins: behind region byte and sub-byte."""
+KEY_AT = ROWS_AT + TIME_BYTES
+"""Where a key begins in rows that are in order of time."""
+BEYOND = b"\xff"
+"""Greater than every time, segment and sequence that is accepted; no encoded key starts with it."""
+
 _BIAS = 2**63
 _FORMAT_BYTE = bytes([FORMAT])
 
@@ -144,10 +151,6 @@ class StreamClock:
         if time > self.stream_time:
             self.stream_time = time
             self.floor = max(self.floor, time - self.keep_ms)
-
-    def floor_at(self, time: int) -> int:
-        """Give the floor as it would be after `advance(time)`."""
-        return max(self.floor, time - self.keep_ms)
 
 
 class _Meta(msgspec.Struct, frozen=True):

@@ -37,6 +37,9 @@ from backend.rocks import RocksOptions
 from backend.store.workspace import Workspace
 from backend.stores.durations import Duration, milliseconds
 from backend.stores.named import (
+    BEYOND,
+    KEY_AT,
+    ROWS_AT,
     TIME_BYTES,
     Clocked,
     NamedStore,
@@ -56,9 +59,7 @@ MIN_SEGMENT_INTERVAL_MS = 60_000
 MAX_SEGMENTS = 1_024
 """A read of one key looks into each live segment, so there is a limit to their number."""
 
-_KEY_AT = 2 + TIME_BYTES  # region byte, sub-byte, segment
 _END_AT, _START_AT = -2 * TIME_BYTES, -TIME_BYTES
-_BEYOND = b"\xff"  # greater than every time and segment that is accepted
 
 
 class SessionKey(NamedTuple):
@@ -207,7 +208,7 @@ class SessionStore(Clocked, NamedStore):
         row, end = self._row(session)
         data = None if value is None else self._values.encode(value)
         work, clock = self._work, self._clock
-        if end < clock.floor_at(end):
+        if end < clock.floor:
             clock.dropped += 1
             return False
         clock.advance(end)
@@ -238,7 +239,7 @@ class SessionStore(Clocked, NamedStore):
         encoded = encode_key(key)
         low, latest = self._conditions(earliest_end, latest_start)
         found = [
-            self._work.scan(prefix + encoded + time_bytes(low), prefix + encoded + _BEYOND, reverse=backward)
+            self._work.scan(prefix + encoded + time_bytes(low), prefix + encoded + BEYOND, reverse=backward)
             for prefix in self._segments(low, backward)
         ]
         return self._iterate(self._sessions((row for scan in found for row in scan), latest))
@@ -252,7 +253,7 @@ class SessionStore(Clocked, NamedStore):
         """
         low, latest = self._conditions(earliest_end, latest_start)
         from_key = b"" if first is None else encode_key(first)
-        to_key = _BEYOND if last is None else encode_key(last)
+        to_key = BEYOND if last is None else encode_key(last)
         found = [
             self._work.scan(prefix + from_key, prefix + max(from_key, to_key))
             for prefix in self._segments(low, backward)
@@ -279,7 +280,7 @@ class SessionStore(Clocked, NamedStore):
         scan = self._work.scan(from_row, max(from_row, to_row), reverse=backward)
         rows = (
             row
-            for _, segment in groupby(scan, key=lambda row: row[0][:_KEY_AT])
+            for _, segment in groupby(scan, key=lambda row: row[0][:KEY_AT])
             for row in _by_end(segment, backward)
             if low <= time_of(row[0][_END_AT:_START_AT]) < high
         )
@@ -316,9 +317,9 @@ class SessionStore(Clocked, NamedStore):
     def _present(self, first: int) -> list[int]:
         """Give the segments from `first` on that hold something; one look for each."""
         found: list[int] = []
-        end = self._by_time + _BEYOND
+        end = self._by_time + BEYOND
         while (row := next(self._work.scan(self._segment(first), end), None)) is not None:
-            found.append(time_of(row[0][2:_KEY_AT]))
+            found.append(time_of(row[0][ROWS_AT:KEY_AT]))
             first = found[-1] + 1
         return found
 
@@ -332,7 +333,7 @@ class SessionStore(Clocked, NamedStore):
             start = time_of(row[_START_AT:])
             if start <= latest:
                 yield (
-                    SessionKey(decode(row[_KEY_AT:_END_AT]), start, time_of(row[_END_AT:_START_AT])),
+                    SessionKey(decode(row[KEY_AT:_END_AT]), start, time_of(row[_END_AT:_START_AT])),
                     decode_value(value),
                 )
 
@@ -350,4 +351,4 @@ class SessionStore(Clocked, NamedStore):
 
 def _by_end(rows: Iterator[tuple[bytes, bytes]], backward: bool) -> list[tuple[bytes, bytes]]:
     """Put the rows of one segment in the order of (end, key, start)."""
-    return sorted(rows, key=lambda row: (row[0][_END_AT:_START_AT], row[0][_KEY_AT:]), reverse=backward)
+    return sorted(rows, key=lambda row: (row[0][_END_AT:_START_AT], row[0][KEY_AT:]), reverse=backward)

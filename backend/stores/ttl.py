@@ -41,14 +41,12 @@ from backend.errors import ValueInvalid
 from backend.keys import prefix_end
 from backend.store.protocol import MAX_VALUE_BYTES
 from backend.store.workspace import Workspace
-from backend.stores.named import BY_KEY, BY_TIME, TIME_BYTES, time_bytes, time_of
+from backend.stores.named import BEYOND, BY_KEY, BY_TIME, KEY_AT, ROWS_AT, TIME_BYTES, time_bytes, time_of
 
 NEVER = 2**63 - 1
 """Expiration of what does not expire."""
 
-_ELEMENT_AT = 2 + TIME_BYTES  # in an index row: behind region byte, sub-byte and expiration
 _NEVER_BYTES = time_bytes(NEVER)
-_BEYOND = b"\xff"  # greater than every sequence
 
 
 class TTLRow(NamedTuple):
@@ -249,7 +247,7 @@ class OneToManyTTLState(TTLState):
     def values(self, element_key: bytes) -> Iterator[bytes]:
         """Iterate over the live values of an element in their order; a snapshot."""
         prefix = self._by_key + element_key
-        rows, now = self.work.scan(prefix, prefix + _BEYOND), self.now_ms
+        rows, now = self.work.scan(prefix, prefix + BEYOND), self.now_ms
         return (row[TIME_BYTES:] for _, row in rows if _is_live(row, now))
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
@@ -266,16 +264,16 @@ class OneToManyTTLState(TTLState):
         """Remove all values of an element and their index rows; reads its own rows only."""
         self._next.pop(element_key, None)
         prefix = self._by_key + element_key
-        return self._delete_rows(*self.work.scan_arrays(prefix, prefix + _BEYOND))
+        return self._delete_rows(*self.work.scan_arrays(prefix, prefix + BEYOND))
 
     def _next_sequence(self, element_key: bytes) -> int:
         known = self._next.get(element_key)
         if known is not None:
             return known
         prefix = self._by_key + element_key
-        last = next(self.work.scan(prefix, prefix + _BEYOND, reverse=True), None)
+        last = next(self.work.scan(prefix, prefix + BEYOND, reverse=True), None)
         return 0 if last is None else time_of(last[0][-TIME_BYTES:]) + 1
 
 
 def _ttl_rows(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[TTLRow]:
-    return (TTLRow(time_of(key[2:_ELEMENT_AT]), key[_ELEMENT_AT:]) for key, _ in rows)
+    return (TTLRow(time_of(key[ROWS_AT:KEY_AT]), key[KEY_AT:]) for key, _ in rows)

@@ -45,6 +45,9 @@ from backend.store.workspace import Workspace
 from backend.stores import named
 from backend.stores.durations import Duration, milliseconds
 from backend.stores.named import (
+    BEYOND,
+    KEY_AT,
+    ROWS_AT,
     TIME_BYTES,
     Clocked,
     NamedStore,
@@ -58,10 +61,6 @@ from backend.stores.named import (
 )
 from backend.stores.standalone import StoreSet
 from backend.stores.values import ValueCodec
-
-_ROWS_AT = 2  # behind the region byte and the sub-byte
-_KEY_AT = _ROWS_AT + TIME_BYTES
-_BEYOND = b"\xff"  # greater than every time that is accepted
 
 
 class Windowed(NamedTuple):
@@ -257,7 +256,7 @@ class WindowStore(Clocked, NamedStore):
             return None
         row = self._by_time + time_bytes(start) + encoded
         if self.options.retain_duplicates:
-            data = next((value for _, value in self._work.scan(row, row + _BEYOND, reverse=True)), None)
+            data = next((value for _, value in self._work.scan(row, row + BEYOND, reverse=True)), None)
         else:
             data = self._work.get(row)
         return self._values.decode(data)
@@ -273,7 +272,7 @@ class WindowStore(Clocked, NamedStore):
         low, high = self._times(start, end)
         scan = self._work.scan(prefix + low, prefix + high, reverse=backward)
         tails = [row[len(prefix) :] for row, _ in scan]
-        encoded = prefix[_ROWS_AT:]
+        encoded = prefix[ROWS_AT:]
         rows = [self._by_time + tail[:TIME_BYTES] + encoded + tail[TIME_BYTES:] for tail in tails]
         decode_value = self._values.decode
         return self._iterate(
@@ -306,12 +305,12 @@ class WindowStore(Clocked, NamedStore):
             return self.fetch_all(start, end, backward=backward)
         low, high = self._times(start, end)
         from_key = self._by_key + (b"" if first is None else encode_key(first))
-        to_key = self._by_key + (_BEYOND if last is None else encode_key(last))
+        to_key = self._by_key + (BEYOND if last is None else encode_key(last))
         rows = []
         for index, _ in self._work.scan(from_key, max(from_key, to_key)):
             tail = index[-self._tail :]
             if low <= tail[:TIME_BYTES] < high:
-                encoded = index[_ROWS_AT : -self._tail]
+                encoded = index[ROWS_AT : -self._tail]
                 rows.append(self._by_time + tail[:TIME_BYTES] + encoded + tail[TIME_BYTES:])
         rows.sort(reverse=backward)
         found = zip(rows, self._work.get_many(rows), strict=True)
@@ -333,15 +332,15 @@ class WindowStore(Clocked, NamedStore):
         """Give a half-open range of starts as bytes, cut off at what is visible and never turned around."""
         floor = self._clock.floor
         low = time_bytes(floor if start is None else max(floor, event_time(start, "the first start")))
-        high = _BEYOND if end is None else time_bytes(event_time(end, "the last start"))
+        high = BEYOND if end is None else time_bytes(event_time(end, "the last start"))
         return low, max(low, high)
 
     def _windowed(self, rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[Windowed, Any]]:
         size, until = self.options.window_size_ms, TIME_BYTES - self._tail or None
         decode_value = self._values.decode
         for row, value in rows:
-            start = time_of(row[_ROWS_AT:_KEY_AT])
-            yield Windowed(decode(row[_KEY_AT:until]), start, start + size), decode_value(value)
+            start = time_of(row[ROWS_AT:KEY_AT])
+            yield Windowed(decode(row[KEY_AT:until]), start, start + size), decode_value(value)
 
     def _reclaim(self) -> None:
         """Raise the bound to what is visible, and delete the index rows of what went below it."""
@@ -351,7 +350,7 @@ class WindowStore(Clocked, NamedStore):
         index = []
         for row, _ in islice(scan, named.RECLAIM_ROWS):
             sequence = b"" if until is None else row[until:]
-            index.append(self._by_key + row[_KEY_AT:until] + row[_ROWS_AT:_KEY_AT] + sequence)
+            index.append(self._by_key + row[KEY_AT:until] + row[ROWS_AT:KEY_AT] + sequence)
         beyond = next(scan, None)
         self._expired += len(index)
         work.delete_many(sorted(index))
