@@ -96,9 +96,7 @@ def answered(where: str) -> Iterator[None]:
         if not isinstance(error, ConnectionError | TimeoutError) and error.errno not in _SILENT:
             raise
         raise storage_failed(error, where) from error
-    except (RewindError, pa.ArrowException):
-        raise
-    except _OF_PROGRAMS:
+    except (RewindError, pa.ArrowException, *_OF_PROGRAMS):
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {one_line(str(error))}"
