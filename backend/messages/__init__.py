@@ -9,7 +9,6 @@ from backend.messages.keys import (
     message_keys,
     message_order,
     message_range,
-    places_of,
 )
 from backend.messages.layout import MATRIX, OFFSET_FIRST, TIME_FIRST, MessageLayout, Part, choose_layout
 from backend.messages.rows import (
@@ -34,7 +33,6 @@ __all__ = [
     "message_order",
     "message_range",
     "clock_bytes",
-    "places_of",
     "sorted_rows",
     "decode_messages",
     "expire_messages",

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.errors import KeyInvalid, StateCorrupted
 from backend.keys import beside, fixed_bytes, pack_fixed, prefix_end, to_binary, unpack_fixed
-from backend.messages.layout import OFFSET_FIRST, MessageLayout, Part
+from backend.messages.layout import MessageLayout, Part
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
 
@@ -181,12 +181,6 @@ def stamps(layout: MessageLayout, keys: Sequence[bytes], equal: pa.Array | None 
     elif layout.timed:
         stamps[TIME] = pa.array(unpack_fixed(_tails(_before_equal(layout, keys, equal), TIME_BYTES), np.int64))
     return stamps
-
-
-def places_of(keys: Sequence[bytes]) -> list[tuple[int, int, int]]:
-    """Give (stream, partition, offset) of keys that end with them."""
-    found = stamps(OFFSET_FIRST, keys)
-    return list(zip(*(found[name].to_pylist() for name in (STREAM, PARTITION, OFFSET)), strict=True))
 
 
 def _tails(keys: Sequence[bytes], width: int) -> npt.NDArray[np.uint8]:

@@ -22,7 +22,7 @@ import numpy as np
 from backend.batch import Proof, SourcePartition
 from backend.errors import UnknownFormat
 from backend.keys import prefix_end
-from backend.messages import clock_bytes, places_of
+from backend.messages import clock_bytes
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, runs
@@ -177,7 +177,8 @@ def start_offsets(work: Workspace) -> dict[SourcePartition, int]:
     found: dict[SourcePartition, int] = {}
     start, end = _INDEX + b"\x00", bytes([_INDEX[0], _INDEX[1] + 1])
     while (row := next(iter(work.scan(start, end)), None)) is not None:
-        ((stream, partition, offset),) = places_of([row[0][:16]])
-        found[stream, partition] = offset
-        start = prefix_end(row[0][:8]) or end
+        key = row[0]
+        stream, partition, offset = (int.from_bytes(part, "big") for part in (key[2:4], key[4:8], key[8:16]))
+        found[stream, partition - 2**31] = offset - 2**63
+        start = prefix_end(key[:8]) or end
     return found

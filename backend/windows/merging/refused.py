@@ -21,7 +21,7 @@ import pyarrow as pa
 from backend.batch import TIME
 from backend.chunks import taken_rows
 from backend.keys import fixed_bytes
-from backend.messages import OFFSET_BYTES, TIME_BYTES, TIME_FIRST, message_keys, places_of
+from backend.messages import OFFSET_BYTES, TIME_BYTES, TIME_FIRST, message_keys
 from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.columns.grouping import GroupKeys
 from backend.windows.merging import rows
@@ -74,7 +74,7 @@ class Refused:
         coded = pa.array([values[at][TIME_BYTES:] for at in rows_.tolist()], pa.binary()).dictionary_encode()
         stays = np.ones(len(places), np.bool_)
         stays[rows_] = self._matters(times[rows_], coded.indices.to_numpy().astype(np.int64), coded.dictionary)
-        found = places_of(places)
+        found = [_place(place) for place in places]
         start = self._execution.replay_from
         stays &= np.array([offset >= start.get((stream, partition), 2**63) for stream, partition, offset in found])
         self._work.delete_many([places[at] for at in np.flatnonzero(~stays).tolist()])
@@ -88,3 +88,11 @@ class Refused:
         known = at >= 0
         matters[known] |= times[known] <= sessions.last[at[known]] + self._terms.gap
         return matters
+
+
+def _place(name: bytes) -> tuple[int, int, int]:
+    return (
+        int.from_bytes(name[2:4], "big"),
+        int.from_bytes(name[4:8], "big") - 2**31,
+        int.from_bytes(name[8:], "big") - 2**63,
+    )
