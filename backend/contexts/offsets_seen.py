@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from backend.batch import Positions, SourcePartition
 from backend.errors import OffsetsScattered, UnknownFormat
 from backend.keys import fixed_bytes, prefix_end
-from backend.messages import clock_bytes
+from backend.messages.keys import clock_bytes, places_of
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
 
@@ -107,17 +107,16 @@ def read(state: Readable, positions: Positions) -> dict[SourcePartition, Seen]:
     """
     firsts: dict[SourcePartition, list[int]] = {}
     lasts: dict[SourcePartition, list[int]] = {}
-    for key, value in state.scan(_RUNS, prefix_end(_RUNS)):
+    keys, values = state.scan_arrays(_RUNS, prefix_end(_RUNS))
+    for stream, partition, first, value in zip(*(part.tolist() for part in places_of(keys)), values, strict=True):
         if value[:1] != bytes([FORMAT]):
             raise UnknownFormat(
                 "a run of offsets has an unknown format",
                 why=f"it is format {value[0]}, known is {FORMAT}",
                 command="install the release that wrote it",
             )
-        place = key[len(_RUNS) :]
-        source = int.from_bytes(place[:2], "big"), int.from_bytes(place[2:6], "big") - 2**31
-        firsts.setdefault(source, []).append(int.from_bytes(place[6:], "big") - 2**63)
-        lasts.setdefault(source, []).append(int.from_bytes(value[1:], "big") - 2**63)
+        firsts.setdefault((stream, partition), []).append(first)
+        lasts.setdefault((stream, partition), []).append(int.from_bytes(value[1:], "big") - 2**63)
     found = {source: Seen(firsts[source], lasts[source]) for source in firsts}
     for source, position in positions.items():
         if source not in found:

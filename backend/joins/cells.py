@@ -25,7 +25,7 @@ from backend.joins.state import offsets_of
 from backend.keys import fixed_bytes, to_rows, unpack_fixed
 from backend.messages import MessageLayout, expire_messages
 from backend.messages.key_first import Digests, total
-from backend.messages.keys import INDEX, MESSAGES, clock_range
+from backend.messages.keys import INDEX, MESSAGES, clock_range, places_of, source_bytes
 from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
@@ -190,7 +190,7 @@ def _remove(
     region, skip = (INDEX, 14 if isinstance(start, tuple) else 8) if layout.indexed else (MESSAGES, 0)
     keys, _ = work.scan_arrays(*clock_range(region, start, end))
     if sources is not None and keys:
-        stream, partition, _ = _tails(keys)
+        stream, partition, _ = places_of(keys)
         pairs = zip(stream.tolist(), partition.tolist(), strict=True)
         keys = [key for key, source in zip(keys, pairs, strict=True) if source in sources]
     _delete(work, layout, keys, skip)
@@ -229,7 +229,7 @@ def _strangers(
     """Give the keys of messages that are in no cell; those of layouts by event time begin with it."""
     if not keys:
         return []
-    stream, partition, offset = _tails(keys)
+    stream, partition, offset = places_of(keys)
     if layout.timed:
         at = unpack_fixed(to_rows([key[1:9] for key in keys], 8), np.int64)
     else:
@@ -257,17 +257,9 @@ def proofs(state: Readable, layout: MessageLayout, width: int) -> Iterable[Proof
         yield Proof(f"bucket {bucket}", low, high, count, digest)
 
 
-def _tails(keys: list[bytes]) -> tuple[IntArray, IntArray, IntArray]:
-    """Give stream, partition and offset, which every message key and index key ends with."""
-    rows = to_rows([key[-14:] for key in keys], 14)
-    parts = ((rows[:, :2], np.uint16), (rows[:, 2:6], np.int32), (rows[:, 6:], np.int64))
-    stream, partition, offset = (unpack_fixed(part, kind).astype(np.int64) for part, kind in parts)
-    return stream, partition, offset
-
-
 def _key(place: Place) -> bytes:
     bucket, stream, partition = place
-    return _WINDOWS + fixed_bytes(bucket) + fixed_bytes(stream, np.uint16) + fixed_bytes(partition, np.int32)
+    return _WINDOWS + fixed_bytes(bucket) + source_bytes(stream, partition)
 
 
 def _places(keys: list[bytes]) -> list[Place]:

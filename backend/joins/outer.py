@@ -22,7 +22,7 @@ from backend.joins.rows import Rows
 from backend.joins.spec import LEFT, JoinSpec
 from backend.joins.state import gone_before
 from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
-from backend.messages.keys import MESSAGES
+from backend.messages.keys import MESSAGES, pack_places, unpack_places
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
 from backend.store.workspace import Workspace
@@ -93,9 +93,7 @@ def show(
     keys, values = work.scan_arrays(head, end) if end > head else ([], [])
     rows = to_rows(keys, _KEY_BYTES)
     at = unpack_fixed(rows[:, 2:10], np.int64)
-    stream = unpack_fixed(rows[:, 10:12], np.uint16).astype(np.int64)
-    partition = unpack_fixed(rows[:, 12:16], np.int32).astype(np.int64)
-    offset = unpack_fixed(rows[:, 16:], np.int64)
+    stream, partition, offset = unpack_places(rows)
     due = (at < first) | (offset < gone_before(gone, stream, partition))
     picked = range(len(keys)) if drain else np.flatnonzero(due).tolist()
     work.delete_many([keys[row] for row in picked])
@@ -114,6 +112,6 @@ def _plain(value: bytes) -> bytes:
 
 
 def _keys(side: int, rows: Rows) -> list[bytes]:
-    parts = (rows.at, rows.stream.astype(np.uint16), rows.partition.astype(np.int32), rows.offset)
     head = _WAITING + bytes([side])
-    return [head + key for key in to_keys(beside([pack_fixed(part) for part in parts]))]
+    places = pack_places(rows.stream, rows.partition, rows.offset)
+    return [head + key for key in to_keys(beside([pack_fixed(rows.at), places]))]

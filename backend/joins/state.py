@@ -21,6 +21,7 @@ import numpy as np
 
 from backend.batch import NO_TIME, Positions, SourcePartition
 from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
+from backend.messages.keys import pack_places, unpack_places
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray
@@ -126,8 +127,7 @@ def put_clocks(
     rises = np.any([np.diff(part, prepend=part[0] - 1) != 0 for part in parts], axis=0)
     order = order[rises]
     order = order[np.lexsort((offset[order], partition[order], stream[order], clock[order]))]
-    places = _packed(stream[order], partition[order], offset[order])
-    rows = beside([pack_fixed(clock[order]), places])
+    rows = beside([pack_fixed(clock[order]), pack_places(stream[order], partition[order], offset[order])])
     keys = [_MARK + bytes([side]) + row for row in to_keys(rows)]
     work.put_many(keys, [_SET] * len(keys))
 
@@ -139,10 +139,8 @@ def clocks_from(work: Workspace, side: int, least: int) -> tuple[IntArray, IntAr
 
 
 def _marks(keys: Sequence[bytes]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    rows = to_rows(keys, _MARK_BYTES)[:, 3:]
-    parts = ((rows[:, :8], np.int64), (rows[:, 8:10], np.uint16), (rows[:, 10:14], np.int32), (rows[:, 14:], np.int64))
-    clock, stream, partition, offset = (unpack_fixed(part, kind).astype(np.int64) for part, kind in parts)
-    return clock, stream, partition, offset
+    rows = to_rows(keys, _MARK_BYTES)
+    return unpack_fixed(rows[:, 3:11], np.int64), *unpack_places(rows)
 
 
 def drop_clocks(work: Workspace, side: int, passed: int) -> None:
@@ -304,8 +302,3 @@ def offsets_of(
     for s, p, offset in known:
         out[(stream == s) & (partition == p)] = offset
     return out
-
-
-def _packed(stream: IntArray, partition: IntArray, offset: IntArray) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    parts = (stream.astype(np.uint16), partition.astype(np.int32), offset)
-    return beside([pack_fixed(part) for part in parts])

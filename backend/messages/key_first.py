@@ -23,7 +23,8 @@ import xxhash
 
 from backend.batch import SourcePartition
 from backend.errors import StateCorrupted
-from backend.messages import MessageLayout, Part, clock_bytes, decode_messages, message_keys, sorted_rows
+from backend.messages import MessageLayout, Part, decode_messages, message_keys, sorted_rows
+from backend.messages.keys import source_bytes
 from backend.rows import RowCodec
 from backend.store.protocol import Readable, Region
 from backend.store.rows import StoreRows
@@ -154,7 +155,7 @@ class MessagesByKey:
         """Give per source partition the smallest offset that is held."""
         found = {}
         for stream, partition in partitions:
-            start = _INDEX + clock_bytes((stream, partition, 0))[: PLACE_BYTES - 8]
+            start = _INDEX + source_bytes(stream, partition)
             first = next(iter(work.scan(start + b"\x00" * 8, start + b"\xff" * 9)), None)
             if first is not None:
                 found[stream, partition] = int.from_bytes(first[0][-8:], "big") - 2**63

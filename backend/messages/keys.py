@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.errors import KeyInvalid, StateCorrupted
-from backend.keys import beside, fixed_bytes, pack_fixed, prefix_end, to_binary, unpack_fixed
+from backend.keys import Bytes2D, beside, fixed_bytes, pack_fixed, prefix_end, to_binary, to_rows, unpack_fixed
 from backend.messages.layout import MessageLayout, Part
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
@@ -32,6 +32,8 @@ OFFSET_BYTES = 14
 TIME_BYTES = 8
 MESSAGES = bytes([Region.MESSAGES])
 INDEX = bytes([Region.MESSAGE_INDEX])
+
+_Integers = npt.NDArray[np.int64]
 
 
 def message_keys(
@@ -149,8 +151,29 @@ def clock_bytes(at: int | tuple[int, int, int]) -> bytes:
     """Give an event time, or a (stream, partition, offset), as it stands in a key."""
     if not isinstance(at, tuple):
         return fixed_bytes(int(at))
-    stream, partition, offset = at
-    return fixed_bytes(stream, np.uint16) + fixed_bytes(partition, np.int32) + fixed_bytes(offset)
+    return source_bytes(*at[:2]) + fixed_bytes(at[2])
+
+
+def source_bytes(stream: int, partition: int) -> bytes:
+    """Give a source partition as the (stream, partition, offset) of its messages begin in a key."""
+    return fixed_bytes(stream, np.uint16) + fixed_bytes(partition, np.int32)
+
+
+def pack_places(stream: _Integers, partition: _Integers, offset: _Integers) -> Bytes2D:
+    """Give (stream, partition, offset) of messages as rows of `OFFSET_BYTES`."""
+    return beside([pack_fixed(stream.astype(np.uint16)), pack_fixed(partition.astype(np.int32)), pack_fixed(offset)])
+
+
+def unpack_places(rows: Bytes2D) -> tuple[_Integers, _Integers, _Integers]:
+    """Invert `pack_places`; of wider rows their last bytes count."""
+    parts = ((rows[:, -14:-12], np.uint16), (rows[:, -12:-8], np.int32), (rows[:, -8:], np.int64))
+    stream, partition, offset = (unpack_fixed(part, kind).astype(np.int64, copy=False) for part, kind in parts)
+    return stream, partition, offset
+
+
+def places_of(keys: Sequence[bytes]) -> tuple[_Integers, _Integers, _Integers]:
+    """Give stream, partition and offset, which every message key and index key ends with."""
+    return unpack_places(to_rows([key[-OFFSET_BYTES:] for key in keys], OFFSET_BYTES))
 
 
 def stamp_fields(layout: MessageLayout) -> list[pa.Field]:

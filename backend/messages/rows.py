@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import add
-from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -23,6 +22,7 @@ from backend.messages.keys import (
     OFFSET_BYTES,
     TIME_BYTES,
     clock_bytes,
+    source_bytes,
     stamp_fields,
     stamps,
 )
@@ -81,10 +81,10 @@ def expire_messages(work: Workspace, layout: MessageLayout, before: int | tuple[
         work.raise_bound(Region.MESSAGES, MESSAGES + clock_bytes(before))
         return -1
     if not layout.indexed:
-        evicted, _ = work.scan_arrays(MESSAGES + _partition_start(before), MESSAGES + clock_bytes(before))
+        evicted, _ = work.scan_arrays(MESSAGES + source_bytes(*before[:2]), MESSAGES + clock_bytes(before))
         work.delete_many(evicted)
         return len(evicted)
-    start = INDEX if layout.timed else INDEX + _partition_start(before)
+    start = INDEX if layout.timed else INDEX + source_bytes(*before[:2])
     index, _ = work.scan_arrays(start, INDEX + clock_bytes(before))
     width = TIME_BYTES if layout.timed else OFFSET_BYTES
     work.delete_many(sorted(MESSAGES + row[1 + width :] for row in index))
@@ -93,10 +93,6 @@ def expire_messages(work: Workspace, layout: MessageLayout, before: int | tuple[
     else:
         work.delete_many(index)
     return len(index)
-
-
-def _partition_start(at: Any) -> bytes:
-    return clock_bytes(at)[: OFFSET_BYTES - 8]
 
 
 def digest(keys: Sequence[bytes], values: Sequence[bytes]) -> int:

@@ -19,15 +19,14 @@ import pyarrow as pa
 from backend.batch import MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
 from backend.chunks import taken_rows
 from backend.errors import StateCorrupted
-from backend.keys import to_rows, unpack_fixed
 from backend.messages import (
-    OFFSET_BYTES,
     TIME_FIRST,
     decode_messages,
     digest,
     message_key_column,
     message_keys,
 )
+from backend.messages.keys import places_of
 from backend.rows import RowCodec
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
@@ -103,11 +102,7 @@ def put_marks(work: Workspace, tag: bytes, messages: pa.Table, skips: IntArray |
 def refused(work: Workspace) -> list[tuple[int, int, int]]:
     """Give the places (stream, partition, offset) of refused messages that are not below the bound."""
     marks, _ = work.scan_arrays(_tagged(REFUSED), _tagged(bytes([REFUSED[0] + 1])))
-    if not marks:
-        return []
-    tails = to_rows([mark[-OFFSET_BYTES:] for mark in marks], OFFSET_BYTES)
-    parts = ((tails[:, :2], np.uint16), (tails[:, 2:6], np.int32), (tails[:, 6:], np.int64))
-    return sorted(zip(*(unpack_fixed(rows, kind).tolist() for rows, kind in parts), strict=True))
+    return sorted(zip(*(part.tolist() for part in places_of(marks)), strict=True))
 
 
 def take_out(execution: Execution, keys: Sequence[bytes], panes: Sequence[Pane]) -> None:

@@ -12,7 +12,8 @@ from backend.batch import PARTITION, STREAM
 from backend.chunks import taken_rows
 from backend.keys import prefix_end
 from backend.messages.key_first import PLACE_BYTES, Digests, MessagesByKey, StoredMessages
-from backend.windows.by_number.rows import MESSAGES, PLACES, pack_counts, source_bytes, split_places, unpack_counts
+from backend.messages.keys import source_bytes
+from backend.windows.by_number.rows import MESSAGES, PLACES, pack_counts, split_places, unpack_counts
 from backend.windows.by_number.runs import Runs
 from backend.windows.columns.arrays import IntArray, Mask, spread
 from backend.windows.columns.keyed import keyed
@@ -149,10 +150,10 @@ class TupleContents:
         for at in np.unique(pairs[0]).tolist():  # rare
             name, mine = PLACES + codes[at].as_py(), np.flatnonzero(pairs[0] == at)
             written = work.get(name)
-            first = {source_bytes(int(self._source[at])): int(self._live[at] - counts[mine].sum())}
+            first = {source_bytes(*divmod(int(self._source[at]), 2**32)): int(self._live[at] - counts[mine].sum())}
             found = Counter(first if written is None else unpack_counts(written))
             for pair in mine.tolist():
-                found[source_bytes(int(pairs[1][pair]))] += int(counts[pair])
+                found[source_bytes(*divmod(int(pairs[1][pair]), 2**32))] += int(counts[pair])
             work.put(name, pack_counts(found))
 
     def _account(self, found: Digests, key: IntArray, sign: int) -> None:

@@ -50,6 +50,7 @@ import pyarrow as pa
 from backend.batch import Proof
 from backend.keys import prefix_end
 from backend.messages.key_first import PLACE_BYTES, MessagesByKey, remove
+from backend.messages.keys import source_bytes
 from backend.rows import RowCodec
 from backend.store.protocol import Region
 from backend.store.rows import StoreRows
@@ -61,7 +62,6 @@ from backend.windows.by_number.rows import (
     PLACES,
     all_counters,
     newest,
-    source_bytes,
     split_places,
     unpack_counts,
 )
@@ -148,7 +148,7 @@ class Tuples:
             elif row is None:
                 wanted = set()
             else:
-                first = {source_bytes(int(row["stream"]) * 2**32 + int(row["partition"])): int(row["live"])}
+                first = {source_bytes(int(row["stream"]), int(row["partition"])): int(row["live"])}
                 counts = first if places is None else unpack_counts(places)
                 wanted = newest([key[-PLACE_BYTES:] for key in keys], counts)
             remove(work, [key for key in keys if key[-PLACE_BYTES:] not in wanted])

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from backend.batch import EDGES, FIRST, OFFSET, PARTITION
 from backend.keys import prefix_end
-from backend.messages import clock_bytes
 from backend.messages.key_first import PLACE_BYTES
 from backend.rows import fixed_rows
 from backend.store.protocol import Readable, Region
@@ -39,14 +38,8 @@ PLACES = bytes([Region.OPERATOR]) + b"m"
 SENT = bytes([Region.OPERATOR]) + b"s"
 MESSAGES = bytes([Region.MESSAGES])
 
-
 SourceCounts = dict[bytes, int]
 """Source partition, as places begin with it -> messages of it."""
-
-
-def source_bytes(source: int) -> bytes:
-    """Give a source partition, stream * 2**32 + partition, as places begin with it."""
-    return clock_bytes((source >> 32, source & 0xFFFFFFFF, 0))[:_SOURCE]
 
 
 def pack_counts(counts: SourceCounts) -> bytes:
