@@ -23,9 +23,9 @@ import numpy as np
 from backend.batch import NO_TIME, Proof, SourcePartition
 from backend.joins.state import offsets_of
 from backend.keys import fixed_bytes, to_rows, unpack_fixed
-from backend.messages import MessageLayout, expire_messages
+from backend.messages import MessageLayout, delete_messages, expire_messages, find_messages
 from backend.messages.key_first import Digests, total
-from backend.messages.keys import INDEX, MESSAGES, clock_range, places_of, source_bytes
+from backend.messages.keys import INDEX, MESSAGES, places_of, source_bytes
 from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask
@@ -172,34 +172,19 @@ def evict(
     if not layout.timed:
         for bucket, stream, partition in dead:
             first = firsts[stream, partition] + bucket
-            _remove(work, layout, (stream, partition, first), (stream, partition, first + cells.width), None)
+            start, end = (stream, partition, first), (stream, partition, first + cells.width)
+            delete_messages(work, layout, find_messages(work, layout, start, end))
     else:
         buckets: dict[int, set[SourcePartition]] = {}
         for bucket, stream, partition in dead:
             if bucket >= bound:
                 buckets.setdefault(bucket, set()).add((stream, partition))
         for bucket, sources in buckets.items():
-            _remove(work, layout, bucket, bucket + cells.width, sources)
+            keys = find_messages(work, layout, bucket, bucket + cells.width)
+            stream, partition, _ = places_of(keys)
+            pairs = zip(stream.tolist(), partition.tolist(), strict=True)
+            delete_messages(work, layout, [key for key, source in zip(keys, pairs, strict=True) if source in sources])
     cells.drop(work, dead)
-
-
-def _remove(
-    work: Workspace, layout: MessageLayout, start: int | Place, end: int | Place, sources: set[SourcePartition] | None
-) -> None:
-    """Delete the messages of a range of event time or offsets, of some source partitions."""
-    region, skip = (INDEX, 14 if isinstance(start, tuple) else 8) if layout.indexed else (MESSAGES, 0)
-    keys, _ = work.scan_arrays(*clock_range(region, start, end))
-    if sources is not None and keys:
-        stream, partition, _ = places_of(keys)
-        pairs = zip(stream.tolist(), partition.tolist(), strict=True)
-        keys = [key for key, source in zip(keys, pairs, strict=True) if source in sources]
-    _delete(work, layout, keys, skip)
-
-
-def _delete(work: Workspace, layout: MessageLayout, keys: list[bytes], skip: int) -> None:
-    work.delete_many(keys)
-    if layout.indexed:
-        work.delete_many(sorted(MESSAGES + key[1 + skip :] for key in keys))
 
 
 def settle(work: Workspace, layout: MessageLayout, width: int, firsts: Sequence[tuple[int, int, int]]) -> None:
@@ -220,7 +205,7 @@ def settle(work: Workspace, layout: MessageLayout, width: int, firsts: Sequence[
             doomed += _strangers(page, cells, layout, firsts)
             page = []
     doomed += _strangers(page, cells, layout, firsts)
-    _delete(work, layout, doomed, 8 if layout.timed else 14)
+    delete_messages(work, layout, doomed)
 
 
 def _strangers(

@@ -13,8 +13,10 @@ from backend.messages.keys import (
 from backend.messages.layout import MATRIX, OFFSET_FIRST, TIME_FIRST, MessageLayout, Part, choose_layout
 from backend.messages.rows import (
     decode_messages,
+    delete_messages,
     digest,
     expire_messages,
+    find_messages,
     sorted_rows,
 )
 
@@ -36,5 +38,7 @@ __all__ = [
     "sorted_rows",
     "decode_messages",
     "expire_messages",
+    "find_messages",
+    "delete_messages",
     "digest",
 ]

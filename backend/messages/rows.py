@@ -15,14 +15,13 @@ from operator import add
 import pyarrow as pa
 import xxhash
 
-from backend.errors import KeyInvalid
 from backend.messages.keys import (
     INDEX,
     MESSAGES,
     OFFSET_BYTES,
     TIME_BYTES,
     clock_bytes,
-    source_bytes,
+    clock_range,
     stamp_fields,
     stamps,
 )
@@ -57,42 +56,50 @@ def decode_messages(layout: MessageLayout, codec: RowCodec, keys: Sequence[bytes
     return pa.Table.from_arrays([*found, *fields.columns], schema=pa.schema([*stamp_fields(layout), *codec.schema]))
 
 
-def expire_messages(work: Workspace, layout: MessageLayout, before: int | tuple[int, int, int]) -> int:
-    """Expire all messages before an event time, or of one source partition before an offset (R.3).
+def expire_messages(work: Workspace, layout: MessageLayout, before: int) -> int:
+    """Expire all messages before an event time (R.3), of a layout that has it.
 
     Time first: raises the region's bound, and the janitor reclaims the space. Otherwise deletes what it evicts, which
-    it finds through the index or, for `<offset>`, in the range itself; index rows by time go by their own bound.
+    it finds through the index; index rows go by their own bound.
 
     Args:
         work: The workspace.
         layout: The layout.
-        before: Event time, exclusive; for layouts without time (stream, partition, offset), exclusive, which says
-            nothing of other source partitions.
+        before: Event time, exclusive.
 
     Returns:
         Rows of messages deleted; -1 when a bound does it and nothing was counted.
-
-    Raises:
-        KeyInvalid: A time was given to a layout without time, or the reverse.
     """
-    if isinstance(before, int) != layout.timed:
-        raise KeyInvalid(f"messages of layout {layout.name} expire by {'time' if layout.timed else 'offset'}")
-    if layout.timed and not layout.indexed:
+    if not layout.indexed:
         work.raise_bound(Region.MESSAGES, MESSAGES + clock_bytes(before))
         return -1
-    if not layout.indexed:
-        evicted, _ = work.scan_arrays(MESSAGES + source_bytes(*before[:2]), MESSAGES + clock_bytes(before))
-        work.delete_many(evicted)
-        return len(evicted)
-    start = INDEX if layout.timed else INDEX + source_bytes(*before[:2])
-    index, _ = work.scan_arrays(start, INDEX + clock_bytes(before))
+    index, _ = work.scan_arrays(INDEX, INDEX + clock_bytes(before))
+    _delete_indexed(work, layout, index)
+    work.raise_bound(Region.MESSAGE_INDEX, INDEX + clock_bytes(before))
+    return len(index)
+
+
+def find_messages(
+    work: Workspace, layout: MessageLayout, start: int | tuple[int, int, int], end: int | tuple[int, int, int]
+) -> list[bytes]:
+    """Give the keys of a range of what messages expire by, as `delete_messages` takes them; arguments as `clock_range`.
+
+    They are those of the index where the layout has one, for that is where such a range lies together.
+    """
+    return work.scan_arrays(*clock_range(INDEX if layout.indexed else MESSAGES, start, end))[0]
+
+
+def delete_messages(work: Workspace, layout: MessageLayout, keys: list[bytes]) -> None:
+    """Delete messages; `keys` are those of their index rows where the layout has them."""
+    work.delete_many(keys)
+    if layout.indexed:
+        _delete_indexed(work, layout, keys)
+
+
+def _delete_indexed(work: Workspace, layout: MessageLayout, index: list[bytes]) -> None:
+    """Delete the messages of index rows, and leave these."""
     width = TIME_BYTES if layout.timed else OFFSET_BYTES
     work.delete_many(sorted(MESSAGES + row[1 + width :] for row in index))
-    if layout.timed:
-        work.raise_bound(Region.MESSAGE_INDEX, INDEX + clock_bytes(before))
-    else:
-        work.delete_many(index)
-    return len(index)
 
 
 def digest(keys: Sequence[bytes], values: Sequence[bytes]) -> int:

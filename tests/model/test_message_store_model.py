@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from backend.errors import BoundViolated
 from backend.keys import encode, encode_columns
-from backend.messages import MessageLayout, Part, digest, expire_messages
+from backend.messages import MessageLayout, Part, digest
 from backend.rows import RowCodec
 from backend.store.memory import MemoryStore
 from backend.store.workspace import Workspace
-from tests.support.message_store import add_messages, read_messages
+from tests.support.message_store import add_messages, expire_before, read_messages
 
 S, E, T, O = Part.SESSION, Part.EQUAL, Part.TIME, Part.OFFSET  # noqa: E741
 PARTS = [(O,), (T, O), (E, O), (E, T, O), (T, E, O), (S, O), (S, T, O), (S, E, O), (S, E, T, O), (S, T, E, O)]
@@ -87,7 +87,7 @@ def test_a_message_store_is_a_dict(
                 model |= {row[:3]: row for row in rows}
         elif kind == "expire":
             time, place = given_step
-            expire_messages(work, layout, time if layout.timed else place)
+            expire_before(work, layout, time if layout.timed else place)
             if layout.timed:
                 bound = max(bound, time)
                 model = {at: row for at, row in model.items() if row[3] >= time}

@@ -14,6 +14,9 @@ from backend.messages import (
     TIME_BYTES,
     MessageLayout,
     Part,
+    delete_messages,
+    expire_messages,
+    find_messages,
     index_keys,
     message_keys,
     message_order,
@@ -75,6 +78,15 @@ def add_messages(
     keys, values = message_rows(layout, codec, messages, equal=equal, session=session)
     work.put_many(keys, values)
     return keys, values
+
+
+def expire_before(work: Workspace, layout: MessageLayout, before: int | tuple[int, int, int]) -> int:
+    """Expire messages before an event time, or of one source partition before an offset; gives how many, -1 unknown."""
+    if isinstance(before, int):
+        return expire_messages(work, layout, before)
+    keys = find_messages(work, layout, (*before[:2], -(2**63)), before)
+    delete_messages(work, layout, keys)
+    return len(keys)
 
 
 def read_messages(
