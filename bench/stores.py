@@ -26,9 +26,9 @@ from backend.messages import (
     expire_messages,
     index_keys,
     message_keys,
-    message_range,
     sorted_rows,
 )
+from backend.messages.keys import MESSAGES, clock_range
 from backend.rocks import RocksStore
 from backend.rows import RowCodec
 from backend.store.protocol import Changes, Readable
@@ -152,7 +152,7 @@ def bench_messages(rows: int, messages: pa.Table, codec: RowCodec, home: Path) -
 
 
 def _read(store: Readable, codec: RowCodec, low: int | None = None, high: int | None = None) -> pa.Table:
-    return decode_messages(TIME_FIRST, codec, *store.scan_arrays(*message_range(TIME_FIRST, low, high)))
+    return decode_messages(TIME_FIRST, codec, *store.scan_arrays(*clock_range(MESSAGES, low, high)))
 
 
 def _keyed_rows(

@@ -32,7 +32,7 @@ from backend.joins.liveness import Life
 from backend.joins.rows import JoinRows, Rows
 from backend.joins.spec import JoinSpec, Side
 from backend.keys import encode_columns
-from backend.messages import Part, message_range
+from backend.messages import Part
 from backend.messages.keys import INDEX, MESSAGES, clock_range
 from backend.store.protocol import region_range
 from backend.store.workspace import Workspace
@@ -130,13 +130,13 @@ class SideView:
         """Read the narrowest range that the layout has for what is asked."""
         layout = self._spec.layout
         codes = {Part.SESSION: session, Part.EQUAL: equal}
-        leading = layout.parts[: layout.parts.index(layout.clock)]
-        if all(codes[part] is not None for part in leading):
-            low, high = (start, end) if layout.timed else (None, None)
-            known = {part: codes[part] if part in leading else None for part in codes}
-            at = message_range(layout, low, high, equal=known[Part.EQUAL], session=known[Part.SESSION])
-            return self._work.scan_arrays(*at)
-        if not layout.timed or (start is None and end is None):
+        leading = [codes[part] for part in layout.parts[: layout.parts.index(layout.clock)]]
+        if not layout.timed:
+            start = end = None
+        if None not in leading:
+            prefix = MESSAGES + b"".join(code for code in leading if code is not None)
+            return self._work.scan_arrays(*clock_range(prefix, start, end))
+        if start is None and end is None:
             return self._work.scan_arrays(*region_range(MESSAGES[0]))
         index, _ = self._work.scan_arrays(*clock_range(INDEX, start, end))
         keys = sorted(MESSAGES + key[9:] for key in index)

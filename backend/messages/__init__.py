@@ -8,7 +8,6 @@ from backend.messages.keys import (
     message_key_column,
     message_keys,
     message_order,
-    message_range,
 )
 from backend.messages.layout import MATRIX, OFFSET_FIRST, TIME_FIRST, MessageLayout, Part, choose_layout
 from backend.messages.rows import (
@@ -33,7 +32,6 @@ __all__ = [
     "message_keys",
     "index_keys",
     "message_order",
-    "message_range",
     "clock_bytes",
     "sorted_rows",
     "decode_messages",

@@ -99,45 +99,6 @@ def message_order(
     return np.argsort(ranks[0], kind="stable") if len(ranks) == 1 else np.lexsort(ranks[::-1])
 
 
-def message_range(
-    layout: MessageLayout,
-    start: int | tuple[int, int, int] | None,
-    end: int | tuple[int, int, int] | None,
-    *,
-    equal: bytes | None = None,
-    session: bytes | None = None,
-) -> tuple[bytes, bytes]:
-    """Give the key range of a window, or of all windows, as far as the layout's order can.
-
-    Args:
-        layout: The layout.
-        start: Event time, or (stream, partition, offset) for layouts without time; None from the first on.
-        end: As `start`, exclusive; None to the last.
-        equal: Code of the equal fields, `keys.encode` of one value or codes behind each other.
-        session: Code of the session key.
-
-    Returns:
-        A half-open range. It holds exactly the messages asked for, except that EQUAL behind TIME cannot narrow it.
-
-    Raises:
-        KeyInvalid: A part that comes before a narrower one was not given, or one that the layout does not have was.
-    """
-    for part, code in ((Part.SESSION, session), (Part.EQUAL, equal)):
-        if code is not None and part not in layout.parts:
-            raise KeyInvalid(f"a range over {layout.name} has no {part}")
-    prefix = MESSAGES
-    for part in layout.parts:
-        code = {Part.SESSION: session, Part.EQUAL: equal}.get(part)
-        if part in (Part.TIME, Part.OFFSET):
-            return clock_range(prefix, start, end)
-        if code is None:
-            if start is not None or end is not None or (part is Part.SESSION and equal is not None):
-                raise KeyInvalid(f"a range over {layout.name} needs {part}")
-            break
-        prefix += code
-    return clock_range(prefix, None, None)
-
-
 def clock_range(
     prefix: bytes, start: int | tuple[int, int, int] | None, end: int | tuple[int, int, int] | None
 ) -> tuple[bytes, bytes]:

@@ -75,7 +75,6 @@ def choose_layout(
     time_range: bool = False,
     large: bool = False,
     session: bool = False,
-    key_by_join_fields: bool = False,
 ) -> MessageLayout:
     """Choose the message key.
 
@@ -84,21 +83,17 @@ def choose_layout(
         purpose: `aggregate` or `join`.
         equal_fields: The join has equal fields.
         time_range: The join has a time range.
-        large: The window is large: a join should not iterate through it.
+        large: The window is large: a join should not iterate through it, or `setKeyedMessageStore(joinKeys)` is asked.
         session: Windows are sessions, so the session key comes first.
-        key_by_join_fields: SAMZA-552's `setKeyedMessageStore(joinKeys)`: the join fields come first whatever the
-            window's size.
 
     Raises:
-        ValueError: The measure or purpose is neither, or the join fields are to come first and there are none.
+        ValueError: The measure or purpose is neither.
     """
     if measure not in ("time", "tuple"):
         raise ValueError(f"measure={measure!r}: allowed are 'time' and 'tuple'")
     if purpose not in ("aggregate", "join"):
         raise ValueError(f"purpose={purpose!r}: allowed are 'aggregate' and 'join'")
-    if key_by_join_fields and not (purpose == "join" and equal_fields):
-        raise ValueError("key_by_join_fields=True: allowed for a join on equal fields only")
-    size = "large" if large or key_by_join_fields else "small"
+    size = "large" if large else "small"
     asked = (measure, purpose, "yes" if equal_fields else "no", "yes" if time_range else "no", size)
     parts = next(row[5] for row in MATRIX if all(cell in (ANY, want) for cell, want in zip(row, asked, strict=False)))
     return MessageLayout((_S, *parts) if session else parts)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
-from backend.errors import StateCorrupted
+from backend.errors import KeyInvalid, StateCorrupted
 from backend.keys import code_end
 from backend.messages import (
     OFFSET_BYTES,
@@ -20,7 +20,6 @@ from backend.messages import (
     index_keys,
     message_keys,
     message_order,
-    message_range,
     sorted_rows,
 )
 from backend.messages.keys import INDEX, MESSAGES, clock_range, stamp_fields, stamps
@@ -101,8 +100,17 @@ def read_messages(
 ) -> pa.Table:
     """Read the messages of a window, of all windows, per equal fields, per session key (R.1, R.2).
 
-    Arguments as for `message_range`. A window over a layout that begins with a key, or two, is found through the index
-    where the key was not given; equal fields behind the time are compared row by row.
+    A window over a layout that begins with a key, or two, is found through the index where the key was not given; equal
+    fields behind the time are compared row by row.
+
+    Args:
+        store: Where.
+        layout: The layout.
+        codec: Says which fields are stored.
+        start: Event time, or (stream, partition, offset) for layouts without time; None from the first on.
+        end: As `start`, exclusive; None to the last.
+        equal: Code of the equal fields, `keys.encode` of one value or codes behind each other.
+        session: Code of the session key.
 
     Returns:
         `_stream`, `_partition`, `_offset`, `_time` (where the layout has it) and the codec's fields, in key order.
@@ -126,6 +134,35 @@ def read_messages(
     fields = codec.decode(values)
     schema = pa.schema([*stamp_fields(layout), *codec.schema])
     return pa.Table.from_arrays([*found.values(), *fields.columns], schema=schema)
+
+
+def message_range(
+    layout: MessageLayout,
+    start: int | tuple[int, int, int] | None,
+    end: int | tuple[int, int, int] | None,
+    *,
+    equal: bytes | None = None,
+    session: bytes | None = None,
+) -> tuple[bytes, bytes]:
+    """Give the key range of a window, or of all windows, as far as the layout's order can; EQUAL behind TIME cannot.
+
+    Raises:
+        KeyInvalid: A part that comes before a narrower one was not given, or one that the layout does not have was.
+    """
+    for part, code in ((Part.SESSION, session), (Part.EQUAL, equal)):
+        if code is not None and part not in layout.parts:
+            raise KeyInvalid(f"a range over {layout.name} has no {part}")
+    prefix = MESSAGES
+    for part in layout.parts:
+        code = {Part.SESSION: session, Part.EQUAL: equal}.get(part)
+        if part in (Part.TIME, Part.OFFSET):
+            return clock_range(prefix, start, end)
+        if code is None:
+            if start is not None or end is not None or (part is Part.SESSION and equal is not None):
+                raise KeyInvalid(f"a range over {layout.name} needs {part}")
+            break
+        prefix += code
+    return clock_range(prefix, None, None)
 
 
 def _read_indexed(

@@ -16,7 +16,6 @@ from backend.messages import (
     digest,
     expire_messages,
     message_keys,
-    message_range,
 )
 from backend.rows import RowCodec
 from backend.store.memory import MemoryStore
@@ -109,14 +108,7 @@ def test_the_matrix_of_message_keys(
         assert sessions.name == "session_" + key
 
 
-def test_keyed_by_join_fields_puts_them_first_whatever_the_size() -> None:
-    keyed = choose_layout("tuple", "join", equal_fields=True, key_by_join_fields=True)
-    assert keyed.name == "equal_offset"
-    keyed = choose_layout("time", "join", equal_fields=True, time_range=True, key_by_join_fields=True)
-    assert keyed.name == "equal_time_offset"
-    for bad in ({"purpose": "aggregate", "equal_fields": True}, {"purpose": "join"}):
-        with pytest.raises(ValueError, match="key_by_join_fields"):
-            choose_layout("time", key_by_join_fields=True, **bad)  # type: ignore[arg-type]
+def test_another_measure_or_purpose_is_refused() -> None:
     with pytest.raises(ValueError, match="measure='rows'"):
         choose_layout("rows", "join")
     with pytest.raises(ValueError, match="purpose='sort'"):
@@ -208,10 +200,6 @@ def test_all_messages_of_a_key(layout: MessageLayout) -> None:
 
 
 def test_a_range_needs_the_parts_before_it() -> None:
-    with pytest.raises(KeyInvalid):
-        message_range(MessageLayout((E, T, O)), 1, 2)
-    with pytest.raises(KeyInvalid):
-        message_range(MessageLayout((S, E, T, O)), None, None, equal=encode(1))
     work = Workspace(MemoryStore())
     for layout in LAYOUTS:
         if S in layout.parts and E in layout.parts:
