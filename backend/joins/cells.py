@@ -15,7 +15,6 @@ After a replay the message store is what the cells say: `settle` takes out what 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -42,7 +41,9 @@ _PAGE = 65_536
 _MASK = 2**64 - 1
 
 
-class _Row(msgspec.Struct, array_like=True):
+class Cell(msgspec.Struct, array_like=True):
+    """Messages of one bucket and source partition: how many, their digest, smallest and largest offset."""
+
     format: int
     count: int
     digest: int
@@ -50,18 +51,8 @@ class _Row(msgspec.Struct, array_like=True):
     last: int
 
 
-@dataclass(slots=True)
-class Cell:
-    """Messages of one bucket and source partition: how many, their digest, smallest and largest offset."""
-
-    count: int
-    digest: int
-    first: int
-    last: int
-
-
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Row)
+_decoder = msgspec.msgpack.Decoder(Cell)
 
 
 class Cells:
@@ -78,7 +69,7 @@ class Cells:
         self._touched: set[Place] = set()
         keys, values = state.scan_arrays(*region_range(Region.WINDOWS))
         for place, value in zip(_places(keys), values, strict=True):
-            self.known[place] = _decoded(value)
+            self.known[place] = decode_row(value, _decoder, FORMAT, "a cell of a join")
 
     def add(self, at: IntArray, stream: IntArray, partition: IntArray, offset: IntArray, digests: Digests) -> None:
         """Count messages that are stored."""
@@ -87,7 +78,7 @@ class Cells:
             cell = self.known.get(place)
             first, last = int(offsets.min()), int(offsets.max())
             if cell is None:
-                self.known[place] = Cell(len(rows), found, first, last)
+                self.known[place] = Cell(FORMAT, len(rows), found, first, last)
             else:
                 cell.count += len(rows)
                 cell.digest = (cell.digest + found) & _MASK
@@ -119,9 +110,7 @@ class Cells:
     def write(self, work: Workspace) -> None:
         """Write what changed."""
         for place in sorted(self._touched):
-            cell = self.known[place]
-            row = _Row(FORMAT, cell.count, cell.digest, cell.first, cell.last)
-            work.put(_key(place), _encoder.encode(row))
+            work.put(_key(place), _encoder.encode(self.known[place]))
 
     @property
     def messages(self) -> int:
@@ -252,8 +241,3 @@ def _places(keys: list[bytes]) -> list[Place]:
     bucket = unpack_fixed(rows[:, 1:9], np.int64).tolist()
     stream, partition = unpack_fixed(rows[:, 9:11], np.uint16).tolist(), unpack_fixed(rows[:, 11:], np.int32).tolist()
     return list(zip(bucket, stream, partition, strict=True))
-
-
-def _decoded(value: bytes) -> Cell:
-    row = decode_row(value, _decoder, FORMAT, "a cell of a join")
-    return Cell(row.count, row.digest, row.first, row.last)
