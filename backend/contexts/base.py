@@ -160,6 +160,14 @@ class Context:
         """How far each source partition was added, flushed or not."""
         return dict(self._positions)
 
+    def add_message(self, message: Message, wall_ms: int | None = None) -> None:
+        """Add one message as `add_messages` does; a replay of something already added is a NOOP."""
+        self.add_messages([message], wall_ms)
+
+    def add_messages(self, messages: Sequence[Message], wall_ms: int | None = None) -> None:
+        """Add some messages at once: policies are looked at after the last one."""
+        raise NotImplementedError
+
     def _process(self, messages: Sequence[Message], wall_ms: int | None) -> tuple[list[Result], list[Result], bool]:
         """Run a micro-batch; gives results, errors, and whether a window was opened or went out of retention."""
         now = self._clock() if wall_ms is None else wall_ms
@@ -439,22 +447,14 @@ class Automatic(Context):
         """False while a downstream refuses results, or raises: messages must not be delivered then."""
         return not self._unsent and not self._refused
 
-    def add_message(self, message: Message, wall_ms: int | None = None) -> None:
-        """Add one message; a replay of something already added is a NOOP.
-
-        What the policies have due by now is sent, also when the message itself is refused (SAMZA-552 waits for the next
-        message or `timeout` then).
-
-        Raises:
-            SelectorDisabled: A downstream refuses output; call `timeout` first.
-        """
-        self.add_messages([message], wall_ms)
-
     def add_messages(self, messages: Sequence[Message], wall_ms: int | None = None) -> None:
         """Add some messages at once: policies are looked at after the last one.
 
+        What the policies have due by now is sent, also when messages are refused (SAMZA-552 waits for the next message
+        or `timeout` then).
+
         Raises:
-            SelectorDisabled: As for `add_message`; nothing was added.
+            SelectorDisabled: A downstream refuses output; call `timeout` first. Nothing was added.
         """
         if not self.selector_enabled:
             waiting = len(self._unsent) + len(self._refused)
@@ -520,10 +520,6 @@ class Standalone(Context):
         super().__init__(operator, fields, max_ahead_ms, store, clock=clock, offsets=offsets)
         self._results: list[Result] = []
         self._errors: list[Result] = []
-
-    def add_message(self, message: Message, wall_ms: int | None = None) -> None:
-        """Add one message; a replay of something already added is a NOOP."""
-        self.add_messages([message], wall_ms)
 
     def add_messages(self, messages: Sequence[Message], wall_ms: int | None = None) -> None:
         """Add some messages at once: policies are looked at after the last one."""

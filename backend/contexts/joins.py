@@ -18,20 +18,18 @@ from typing import Any
 import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS
-from backend.contexts.base import Automatic, Message, Result, Standalone, wall_clock_ms
+from backend.contexts.base import Automatic, Context, Message, Result, Standalone, wall_clock_ms
 from backend.joins.liveness import side_of
 from backend.joins.operator import JoinOperator
 from backend.joins.spec import LEFT, RIGHT, SIDES, JoinSpec
 from backend.joins.views import SideView
 from backend.store.protocol import Store
-from backend.store.workspace import Workspace
 
 
-class _Sides:
+class _Sides(Context):
     """The two sides of a context."""
 
     _spec: JoinSpec
-    _work: Workspace
 
     @property
     def _key_columns(self) -> Sequence[str]:
@@ -51,14 +49,16 @@ class _Sides:
         side, _, name = column.partition(".")
         return message.fields.get(name) if side == SIDES[side_of(message.stream, self._spec)] else None
 
-    def _of_left(self, message: Message) -> Message:
+    def add_left(self, message: Message, wall_ms: int | None = None) -> None:
+        """Add a left message as `add_message` does."""
         if not message.stream < self._spec.left_streams:
             most = self._spec.left_streams - 1
             raise ValueError(f"stream={message.stream!r}: allowed are 0 to {most}, those of the left side")
-        return message
+        self.add_message(message, wall_ms)
 
-    def _of_right(self, message: Message) -> Message:
-        return replace(message, stream=self._spec.left_streams + message.stream)
+    def add_right(self, message: Message, wall_ms: int | None = None) -> None:
+        """Add a right message as `add_message` does; its stream counts from 0 on this side."""
+        self.add_message(replace(message, stream=self._spec.left_streams + message.stream), wall_ms)
 
 
 class StandaloneJoin(_Sides, Standalone):
@@ -73,14 +73,6 @@ class StandaloneJoin(_Sides, Standalone):
     def __init__(self, spec: JoinSpec, store: Store | None = None, *, clock: Callable[[], int] = wall_clock_ms) -> None:
         self._spec = spec
         super().__init__(JoinOperator(spec), _fields(spec), spec.max_ahead_ms, store, clock=clock)
-
-    def add_left(self, message: Message, wall_ms: int | None = None) -> None:
-        """Add a left message; a replay of something already added is a NOOP."""
-        self.add_message(self._of_left(message), wall_ms)
-
-    def add_right(self, message: Message, wall_ms: int | None = None) -> None:
-        """Add a right message; its stream counts from 0 on this side."""
-        self.add_message(self._of_right(message), wall_ms)
 
 
 class AutomaticJoin(_Sides, Automatic):
@@ -107,14 +99,6 @@ class AutomaticJoin(_Sides, Automatic):
         super().__init__(
             JoinOperator(spec), _fields(spec), spec.max_ahead_ms, downstream, store, on_error=on_error, clock=clock
         )
-
-    def add_left(self, message: Message, wall_ms: int | None = None) -> None:
-        """Add a left message. Raises `SelectorDisabled` while a downstream refuses output."""
-        self.add_message(self._of_left(message), wall_ms)
-
-    def add_right(self, message: Message, wall_ms: int | None = None) -> None:
-        """Add a right message; its stream counts from 0 on this side. Raises as `add_left`."""
-        self.add_message(self._of_right(message), wall_ms)
 
 
 def _fields(spec: JoinSpec) -> pa.Schema:
