@@ -233,9 +233,9 @@ class Meeting:
 
     def _note_matched(self, side: int, rows: Rows, met: IntArray) -> None:
         """Remember which messages have a partner: stored ones wait no more."""
-        fresh = rows.fresh[met] if rows.fresh is not None else np.full(len(met), -1, np.int64)
-        self.matched[side][fresh[fresh >= 0]] = True
-        stored = rows.take(met[fresh < 0])
+        fresh, _, new = rows.of_parts(met)
+        self.matched[side][new] = True
+        stored = rows.take(met[~fresh])
         if len(stored):
             self.ledger.waiting -= outer.matched(self.work, side, stored)
 

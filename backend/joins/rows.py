@@ -45,9 +45,8 @@ class Rows:
         fields: The side's fields; None where they are still encoded.
         keys: Full keys; empty for messages at hand.
         values: Encoded fields.
-        fresh: Of rows from two places (`together`): the row at hand that each is, -1 for stored ones.
-        behind: The stored row that each is, -1 for those at hand.
-        parts: The stored rows and those at hand.
+        parts: Of rows from two places (`together`): the stored rows, and those at hand.
+        origin: Which row each is of these, the ones at hand behind the stored ones.
         sizes: Bytes of each row's encoded fields; None until they are asked for.
     """
 
@@ -62,9 +61,8 @@ class Rows:
     fields: pa.Table | None
     keys: list[bytes]
     values: list[bytes]
-    fresh: IntArray | None = None
-    behind: IntArray | None = None
     parts: tuple[Rows, Rows] | None = None
+    origin: IntArray | None = None
     sizes: IntArray | None = None
 
     def __len__(self) -> int:
@@ -89,10 +87,16 @@ class Rows:
             None if self.fields is None else taken_rows(self.fields, rows),
             [self.keys[at] for at in picked] if self.keys else [],
             [self.values[at] for at in picked] if self.values else [],
-            None if self.fresh is None else self.fresh[rows],
-            None if self.behind is None else self.behind[rows],
             self.parts,
+            None if self.origin is None else self.origin[rows],
         )
+
+    def of_parts(self, picked: IntArray) -> tuple[Mask, IntArray, IntArray]:
+        """Give which of the picked rows are at hand, the stored rows that the others are, and the rows at hand."""
+        first = len(self) if self.parts is None else len(self.parts[0])
+        at = picked if self.origin is None else self.origin[picked]
+        fresh = at >= first
+        return fresh, at[~fresh], at[fresh] - first
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +209,10 @@ class JoinRows:
 
     def fields(self, rows: Rows, picked: IntArray, side: Side) -> pa.Table:
         """Give the fields of some rows; each is decoded once however often it is picked."""
-        if rows.parts is not None and rows.fresh is not None and rows.behind is not None:
-            fresh, behind = rows.fresh[picked], rows.behind[picked]
-            stored, new = rows.parts
-            tables = [self.fields(stored, behind[behind >= 0], side), self.fields(new, fresh[fresh >= 0], side)]
-            place = np.argsort(np.concatenate([np.flatnonzero(behind >= 0), np.flatnonzero(fresh >= 0)]))
+        if rows.parts is not None:
+            fresh, *at = rows.of_parts(picked)
+            tables = [self.fields(part, some, side) for part, some in zip(rows.parts, at, strict=True)]
+            place = np.argsort(np.concatenate([np.flatnonzero(~fresh), np.flatnonzero(fresh)]))
             return taken_rows(pa.concat_tables(tables), place)
         if rows.fields is not None:
             return taken_rows(rows.fields, picked)
@@ -219,10 +222,12 @@ class JoinRows:
 
     def sizes(self, rows: Rows, picked: IntArray, side: Side) -> IntArray:
         """Give the bytes of each picked row's fields; zeros where all together are few, whichever they are."""
-        if rows.parts is not None and rows.fresh is not None and rows.behind is not None:
+        if rows.parts is not None:
+            fresh, *at = rows.of_parts(picked)
             found = np.zeros(len(picked), np.int64)
-            for part, at in zip(rows.parts, (rows.behind[picked], rows.fresh[picked]), strict=True):
-                found[at >= 0] = self.sizes(part, at[at >= 0], side)
+            found[~fresh], found[fresh] = (
+                self.sizes(part, some, side) for part, some in zip(rows.parts, at, strict=True)
+            )
             return found
         if rows.sizes is None and rows.values:
             rows.sizes = np.fromiter(map(len, rows.values), np.int64, len(rows))
@@ -266,11 +271,8 @@ def together(stored: Rows, new: Rows) -> Rows:
     equal = None
     if stored.equal is not None and new.equal is not None:
         equal = pa.concat_arrays([part.cast(pa.binary()) for part in (stored.equal, new.equal)])
-    fresh = np.concatenate([np.full(len(stored), -1, np.int64), np.arange(len(new))])
-    behind = np.concatenate([np.arange(len(stored)), np.full(len(new), -1, np.int64)])
-    both = Rows(
-        stream, partition, offset, time, at, clock, equal, known, None, [], [], fresh, behind, parts=(stored, new)
-    )
+    origin = np.arange(len(offset))
+    both = Rows(stream, partition, offset, time, at, clock, equal, known, None, [], [], (stored, new), origin)
     return both if not len(stored) or not len(new) else both.take(place_order(stream, partition, offset))
 
 
