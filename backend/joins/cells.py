@@ -27,7 +27,7 @@ from backend.messages.key_first import Digests, total
 from backend.messages.keys import INDEX, MESSAGES, places_of, source_bytes
 from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.arrays import IntArray, Mask, grouped
 from backend.windows.ledger import decode_row
 
 FORMAT = 1
@@ -87,18 +87,7 @@ class Cells:
 
     def groups(self, at: IntArray, stream: IntArray, partition: IntArray) -> Iterable[tuple[Place, IntArray]]:
         """Give the cells of messages, with the rows of each."""
-        if not len(at):
-            return
-        bucket = self.bucket(at)
-        order = np.lexsort((partition, stream, bucket))
-        parts = bucket[order], stream[order], partition[order]
-        changes = np.any([np.diff(part) != 0 for part in parts], axis=0)
-        for rows in np.split(order, np.flatnonzero(changes) + 1):
-            yield (int(bucket[rows[0]]), int(stream[rows[0]]), int(partition[rows[0]])), rows
-
-    def bucket(self, at: IntArray) -> IntArray:
-        """Give the bucket of each place in time: where it begins."""
-        return np.floor_divide(at, self.width) * self.width
+        return grouped(np.floor_divide(at, self.width) * self.width, stream, partition)
 
     def drop(self, work: Workspace, places: Iterable[Place]) -> None:
         """Forget cells."""

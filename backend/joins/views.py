@@ -19,7 +19,7 @@ The four forms of getMessages are by event time for joins by time and by offset 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME, SourcePartition
 from backend.joins import state
-from backend.joins.liveness import Life
 from backend.joins.rows import JoinRows, Rows
 from backend.joins.spec import JoinSpec, Side
 from backend.keys import encode_columns
@@ -36,7 +35,7 @@ from backend.messages import Part
 from backend.messages.keys import INDEX, MESSAGES, clock_range
 from backend.store.protocol import region_range
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, union
+from backend.windows.columns.arrays import IntArray, grouped, union
 from backend.windows.definitions import Grid
 from backend.windows.views import WindowView
 
@@ -52,7 +51,7 @@ class SideView:
 
     def __init__(self, spec: JoinSpec, side: Side, work: Workspace) -> None:
         self._spec, self._side, self._work = spec, side, work
-        self._rows, self._life = JoinRows(spec), Life.of(spec, side)
+        self._rows = JoinRows(spec)
 
     def get_messages(self, start: int, end: int, *, join_keys: Any = None, session_key: Any = None) -> pa.Table:
         """Give the messages in `[start, end)` that can still be joined.
@@ -73,9 +72,9 @@ class SideView:
         rows = self._read(start, end, join_keys, session_key)
         order = np.arange(len(rows)) if self._spec.by_number else np.argsort(rows.time, kind="stable")
         rows = rows.take(order)
-        place = {STREAM: rows.stream, PARTITION: rows.partition, OFFSET: rows.offset, TIME: rows.time}
+        place = [pa.array(column) for column in (rows.stream, rows.partition, rows.offset, rows.time)]
         fields = self._rows.fields(rows, np.arange(len(rows)), self._side)
-        return pa.table({**{name: pa.array(column) for name, column in place.items()}, **_columns(fields)})
+        return pa.table([*place, *fields.columns], [STREAM, PARTITION, OFFSET, TIME, *fields.column_names])
 
     def get_windows(self, start: int, end: int, *, session_key: Any = None) -> list[WindowView]:
         """Give the windows that overlap `[start, end)` and have a message that can still be joined, ascending.
@@ -95,7 +94,10 @@ class SideView:
         rows = self._read(None, None, None, session_key)
         found: list[WindowView] = []
         inclusive = self._spec.by_number or not self._on_grid  # whether the end of a window is in it
-        for source, here in _by_source(rows) if self._spec.by_number else [(None, np.arange(len(rows)))]:
+        groups: Iterable[tuple[SourcePartition | None, IntArray]] = [(None, np.arange(len(rows)))]
+        if self._spec.by_number:
+            groups = grouped(rows.stream, rows.partition)
+        for source, here in groups:
             for key, some in self._by_session(rows, here):
                 views = self._windows(rows, some, source, key)
                 found += [view for view in views if view.start < end and view.end + inclusive > start]
@@ -109,13 +111,18 @@ class SideView:
         session = self._code(session_key, self._spec.session_key, "session_key", "session windows")
         keys, values = self._scan(start, end, equal, session)
         rows = self._rows.split(keys, values)[self._side.number]
+        ledger = state.read(self._work)
+        if ledger is None:
+            return rows.take(np.empty(0, np.int64))
+        place = rows.time
         if self._spec.by_number:
-            rows.at = rows.offset
-        picked = self._alive(rows)
+            place, rows.at = rows.offset, rows.offset - state.offsets_of(ledger.firsts, rows.stream, rows.partition)
+        gone = state.gone_before(ledger.gone, rows.stream, rows.partition)
+        picked = (rows.at >= ledger.lows[self._side.number]) & (rows.offset >= gone)
         if start is not None:
-            picked &= rows.at >= start
+            picked &= place >= start
         if end is not None:
-            picked &= rows.at < end
+            picked &= place < end
         if equal is not None and rows.equal is not None:
             picked &= pc.equal(rows.equal, pa.scalar(equal, pa.binary())).to_numpy(zero_copy_only=False)
         rows = rows.where(picked)
@@ -157,20 +164,6 @@ class SideView:
         code: bytes = encode_columns(columns)[0].as_py()
         return code
 
-    def _alive(self, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        ledger = state.read(self._work)
-        if ledger is None:
-            return np.zeros(len(rows), np.bool_)
-        gone = state.gone_before(ledger.gone, rows.stream, rows.partition)
-        return (self._numbers(rows) >= ledger.lows[self._side.number]) & (rows.offset >= gone)
-
-    def _numbers(self, rows: Rows) -> IntArray:
-        """Give the place in time of each message: event time, or its number."""
-        ledger = state.read(self._work)
-        if not self._spec.by_number or ledger is None:
-            return rows.time
-        return rows.offset - state.offsets_of(ledger.firsts, rows.stream, rows.partition)
-
     # -- windows --------------------------------------------------------------------------------------------------
 
     @property
@@ -200,7 +193,7 @@ class SideView:
     ) -> list[WindowView]:
         if not len(here):
             return []
-        at, window = self._numbers(rows)[here], self._side.window
+        at, window = rows.at[here], self._side.window
         if window is None:
             spans = [(int(at.min()), int(at.max()), np.arange(len(at)))]
         elif window.kind == "session":
@@ -218,18 +211,10 @@ class SideView:
         views = []
         for low, high, some in spans:
             offsets: dict[SourcePartition, tuple[int, int]] = {}
-            for place, rows_of in _by_source(rows.take(here[some])):
-                found = rows.offset[here[some]][rows_of]
+            mine = here[some]
+            for place, rows_of in grouped(rows.stream[mine], rows.partition[mine]):
+                found = rows.offset[mine[rows_of]]
                 offsets[place] = (int(found.min()), int(found.max()))
             edges = (low, high) if source is None else offsets[source]
             views.append(WindowView(*edges, key, len(some), offsets))
         return views
-
-
-def _by_source(rows: Rows) -> list[tuple[SourcePartition, IntArray]]:
-    pairs = sorted(set(zip(rows.stream.tolist(), rows.partition.tolist(), strict=True)))
-    return [((s, p), np.flatnonzero((rows.stream == s) & (rows.partition == p))) for s, p in pairs]
-
-
-def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
-    return {name: table.column(name) for name in table.column_names}

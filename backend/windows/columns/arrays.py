@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -90,6 +93,20 @@ def least(values: IntArray, numbers: IntArray, count: int) -> IntArray:
     result = np.full(count, np.iinfo(np.int64).max, np.int64)
     np.minimum.at(result, numbers, values)
     return result
+
+
+def grouped(*columns: IntArray) -> Iterator[tuple[Any, IntArray]]:
+    """Give the distinct rows of columns as tuples, ascending, with where each stands, ascending.
+
+    >>> [(row, at.tolist()) for row, at in grouped(np.array([1, 0, 1]), np.array([5, 6, 5]))]
+    [((0, 6), [1]), ((1, 5), [0, 2])]
+    """
+    if not len(columns[0]):
+        return
+    order = np.lexsort(columns[::-1])
+    changes = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
+    for rows in np.split(order, np.flatnonzero(changes) + 1):
+        yield tuple(int(column[rows[0]]) for column in columns), rows
 
 
 def spread(starts: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
