@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from backend.windows.columns.arrays import IntArray, spread
+from backend.windows.columns.arrays import IntArray, parts, spread
 
 CHUNK_PAIRS = 1_000_000
 """Pairs that are looked at together; one row's own run may be longer."""
@@ -75,18 +75,3 @@ class Candidates:
         for part in parts(count, self._chunk):
             at, owner = spread(start[part], count[part])
             yield asks[part][owner], self._rows[at]
-
-
-def parts(sizes: IntArray, most: int) -> Iterator[slice]:
-    """Cut rows into runs of at most so much together, or of one row.
-
-    >>> list(parts(np.array([2, 2, 9, 1]), 4))
-    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
-    """
-    ends = np.cumsum(sizes)
-    begin = 0
-    while begin < len(ends):
-        done = int(ends[begin - 1]) if begin else 0
-        stop = max(int(np.searchsorted(ends, done + most, "right")), begin + 1)
-        yield slice(begin, stop)
-        begin = stop

@@ -33,7 +33,7 @@ from backend.joins.rows import JoinRows, Rows, together
 from backend.joins.spec import LEFT, RIGHT, JoinSpec
 from backend.joins.state import JoinLedger
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.arrays import IntArray, Mask, parts
 from backend.windows.micro_batch import error_rows, numbers
 
 
@@ -212,7 +212,7 @@ class Meeting:
                 self.codec.sizes(rows, mine, spec.sides[side]),
                 self.codec.sizes(others, other, spec.sides[1 - side]),
             ]
-            for part in match.parts(np.maximum(*sizes), match.CHUNK_BYTES):
+            for part in parts(np.maximum(*sizes), match.CHUNK_BYTES):
                 self._write_pairs(side, rows, mine[part], others, other[part])
             self.matched[side][mine] = True
             has_met[other] = True

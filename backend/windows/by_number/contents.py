@@ -15,7 +15,7 @@ from backend.messages.key_first import PLACE_BYTES, Digests, MessagesByKey, Stor
 from backend.messages.keys import source_bytes
 from backend.windows.by_number.rows import MESSAGES, PLACES, pack_counts, split_places, unpack_counts
 from backend.windows.by_number.runs import Runs
-from backend.windows.columns.arrays import IntArray, Mask, spread
+from backend.windows.columns.arrays import IntArray, Mask, parts, spread
 from backend.windows.columns.keyed import keyed
 from backend.windows.columns.pane_rows import MAX_MEMBERS
 from backend.windows.full_state import FullState
@@ -100,15 +100,11 @@ class TupleContents:
         """Compute full-state aggregates of number ranges, some windows at a time."""
         begin = self._all_first[key]
         begin = begin + low - self._all_number[begin]
-        total = np.cumsum(high - low)
-        parts, at = [], 0
-        while at < len(key):
-            done = int(total[at - 1]) if at else 0
-            end = max(at + 1, int(np.searchsorted(total, done + MAX_MEMBERS, "right")))
-            rows, owner = spread(begin[at:end], (high - low)[at:end])
-            parts.append(self._full.result(rows, owner, end - at))
-            at = end
-        return pa.concat_tables(parts)
+        tables = []
+        for part in parts(high - low, MAX_MEMBERS):
+            rows, owner = spread(begin[part], (high - low)[part])
+            tables.append(self._full.result(rows, owner, part.stop - part.start))
+        return pa.concat_tables(tables)
 
     def store(self, keep: IntArray) -> None:
         """Drop what no open window needs; new messages that filled windows within the micro-batch never get there."""

@@ -124,6 +124,21 @@ def spread(starts: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
     return np.arange(len(owner)) - skipped[owner] + starts[owner], owner
 
 
+def parts(sizes: IntArray, most: int) -> Iterator[slice]:
+    """Cut rows into runs of at most so much together, or of one row.
+
+    >>> list(parts(np.array([2, 2, 9, 1]), 4))
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    ends = np.cumsum(sizes)
+    begin = 0
+    while begin < len(ends):
+        done = int(ends[begin - 1]) if begin else 0
+        stop = max(int(np.searchsorted(ends, done + most, "right")), begin + 1)
+        yield slice(begin, stop)
+        begin = stop
+
+
 def union(firsts_: IntArray, lasts: IntArray) -> IntArray:
     """Give every number of the closed ranges once, ascending; ranges with `last < first` are empty.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backend.windows.columns.arrays import IntArray, places, spread
+from backend.windows.columns.arrays import IntArray, parts, places, spread
 from backend.windows.columns.rows import Rows
 from backend.windows.definitions import Assigner
 
@@ -68,9 +68,9 @@ class PaneRows(Rows):
         high = np.searchsorted(self.pane, windows * grid.panes_per_step + grid.panes_per_window, "left")
         all_passed = not len(self) or not len(windows) or int(self.interval.max()) <= int(intervals.min())
         skips = bool(self.skip.any())
-        for at, end in chunks(np.cumsum(high - low)):
-            pane_rows, owner = spread(low[at:end], (high - low)[at:end])
-            window = owner + at
+        for part in parts(high - low, MAX_MEMBERS):
+            pane_rows, owner = spread(low[part], (high - low)[part])
+            window = owner + part.start
             if not all_passed:
                 passed = self.interval[pane_rows] <= intervals[window]
                 pane_rows, window = pane_rows[passed], window[passed]
@@ -78,23 +78,6 @@ class PaneRows(Rows):
                 seen = self.skip[pane_rows] <= windows[window] - grid.first_window(self.pane[pane_rows])
                 pane_rows, window = pane_rows[seen], window[seen]
             yield pane_rows, window
-
-
-def chunks(ends: IntArray) -> Iterator[tuple[int, int]]:
-    """Cut parts that lie behind one another into chunks of at most `MAX_MEMBERS` rows, or of one part.
-
-    Args:
-        ends: Where each part ends.
-
-    Yields:
-        First part of a chunk, and the one behind its last.
-    """
-    at = 0
-    while at < len(ends):
-        done = int(ends[at - 1]) if at else 0
-        end = max(at + 1, int(np.searchsorted(ends, done + MAX_MEMBERS, "right")))
-        yield at, end
-        at = end
 
 
 class Pairs:

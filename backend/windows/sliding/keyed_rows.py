@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backend.windows.columns.arrays import IntArray, compress, spread
-from backend.windows.columns.pane_rows import chunks
+from backend.windows.columns.arrays import IntArray, compress, parts, spread
+from backend.windows.columns.pane_rows import MAX_MEMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class KeyedRows:
     ) -> Iterator[tuple[IntArray, IntArray]]:
         """Give what each (window, key) sees of facts up to a clock, in chunks: positions, and the window's position."""
         first, count = self.range(keys, windows - size, windows)
-        for at, end in chunks(np.cumsum(count)):
-            keyed_rows, owner = spread(first[at:end], count[at:end])
-            owner = owner + at
+        for part in parts(count, MAX_MEMBERS):
+            keyed_rows, owner = spread(first[part], count[part])
+            owner = owner + part.start
             seen = (self.clock[keyed_rows] <= clocks[owner]) & (
                 self.time[keyed_rows] + self.skip[keyed_rows] <= windows[owner]
             )
