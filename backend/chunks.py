@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,28 @@ def _piece(batches: Sequence[pa.RecordBatch], ends: npt.NDArray[Any], rows: npt.
     place = np.empty(len(rows), np.int64)
     place[np.argsort(of, kind="stable")] = np.arange(len(rows))
     return pa.Table.from_batches(parts, batches[0].schema).combine_chunks().take(pa.array(place))
+
+
+def faulty_rows(count: int, is_faulty: Callable[[int, int], bool]) -> Iterator[int]:
+    """Find the rows with a fault by halving.
+
+    Args:
+        count: How many rows there are.
+        is_faulty: Tells whether a row of a half-open range has one.
+
+    >>> list(faulty_rows(9, lambda low, high: low <= 3 < high or low <= 8 < high))
+    [3, 8]
+    """
+    left = [(0, count)] if count else []
+    while left:
+        low, high = left.pop()
+        if not is_faulty(low, high):
+            continue
+        if high - low == 1:
+            yield low
+        else:
+            half = (low + high) // 2
+            left += [(half, high), (low, half)]
 
 
 def decoded(column: pa.Array) -> pa.Array:

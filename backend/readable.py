@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.chunks import decoded, is_coded
+from backend.chunks import decoded, faulty_rows, is_coded
 
 
 def readable(fields: pa.StructArray, malformed: pa.Array) -> tuple[pa.StructArray, pa.Array]:
@@ -57,20 +57,12 @@ def _not_utf8(column: pa.Array) -> dict[int, str]:
 
 
 def _halved(column: pa.Array) -> dict[int, str]:
-    found: dict[int, str] = {}
-    left = [(0, len(column))]
-    while left:
-        low, high = left.pop()
+    def fault(low: int, high: int) -> str | None:
         # Arrow looks at all that a slice was cut from
-        fault = _fault(column if high - low == len(column) else column.take(pa.array(np.arange(low, high))))
-        if fault is None:
-            continue
-        if high - low == 1:
-            found[low] = fault
-        else:
-            half = (low + high) // 2
-            left += [(low, half), (half, high)]
-    return found
+        return _fault(column if high - low == len(column) else column.take(pa.array(np.arange(low, high))))
+
+    rows = faulty_rows(len(column), lambda low, high: fault(low, high) is not None)
+    return {row: fault(row, row + 1) or "" for row in rows}
 
 
 def _fault(values: pa.Array) -> str | None:

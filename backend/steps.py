@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from backend.batch import RESERVED
 from backend.boundary import check_function, said, user_code
-from backend.chunks import is_rebuilt, one_chunk, other_field, rebuilt
+from backend.chunks import faulty_rows, is_rebuilt, one_chunk, other_field, rebuilt
 from backend.errors import UserCodeFailed, ValueInvalid
 from backend.python_rows import python_rows
 from backend.readable import readable
@@ -431,17 +431,16 @@ def _has_time(kind: pa.DataType) -> bool:
 
 def _misfits(column: pa.Array) -> list[int]:
     """Return the rows with a time that no timestamp of microseconds has, or a date that is none."""
-    found: list[int] = []
-    left, kind = [(0, len(column))], _micros(column.type, ("s", "ms", "ns"))
-    while left:
-        low, high = left.pop()
+    kind = _micros(column.type, ("s", "ms", "ns"))
+
+    def misfits(low: int, high: int) -> bool:
         try:
             _in_micros(column.slice(low, high - low)).cast(kind)  # nothing but times is another than before
         except pa.ArrowInvalid:
-            half = (low + high) // 2
-            left += [(low, half), (half, high)] if high - low > 1 else []
-            found += [low] if high - low == 1 else []
-    return found
+            return True
+        return False
+
+    return list(faulty_rows(len(column), misfits))
 
 
 def _said(fields: Iterable[pa.Field]) -> str:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.chunks import decoded, is_coded
+from backend.chunks import decoded, faulty_rows, is_coded
 from backend.errors import KeyInvalid, ValueInvalid
 from backend.store.protocol import MAX_KEY_BYTES, MAX_VALUE_BYTES
 
@@ -42,14 +42,10 @@ def large_rows(columns: Sequence[pa.Array | pa.ChunkedArray], count: int) -> dic
             return {}
         columns = [decoded(column) for column in columns]
 
-    def sought(start: int, stop: int) -> list[int]:
-        length = sum(column.slice(start, stop - start).nbytes for column in columns)
-        if length <= MAX_FIELDS_BYTES or stop == start:
-            return []
-        middle = (start + stop) // 2
-        return [start] if stop - start == 1 else [*sought(start, middle), *sought(middle, stop)]
+    def is_large(start: int, stop: int) -> bool:
+        return sum(column.slice(start, stop - start).nbytes for column in columns) > MAX_FIELDS_BYTES
 
-    return dict.fromkeys(sought(0, count), f"the fields have more than {MAX_FIELDS_BYTES} bytes")
+    return dict.fromkeys(faulty_rows(count, is_large), f"the fields have more than {MAX_FIELDS_BYTES} bytes")
 
 
 def check_key(key: bytes) -> None:
