@@ -145,6 +145,17 @@ def plain_table(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema([field.with_type(plain(field.type)) for field in table.schema]))
 
 
+def is_str(kind: pa.DataType) -> bool:
+    """Return whether a type is of texts, UTF-8."""
+    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is of texts or bytes, each of a length of its own."""
+    others = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    return is_str(kind) or any(check(kind) for check in others)
+
+
 def has_kernels(kind: pa.DataType) -> bool:
     """Return whether Arrow takes, filters and compares values of a type, and of those within it.
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from backend.chunks import is_str, is_text
 from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid
 from backend.keys import beside, to_binary, to_keys
 from backend.store.staging import VERIFY
@@ -262,7 +263,7 @@ def _leaves(kind: pa.DataType, name: str) -> list[_Leaf]:
         return [_Leaf(kind, 1)]
     if types.is_dictionary(kind) and not types.is_nested(kind.value_type):
         return [_Leaf(kind, _leaves(kind.value_type, name)[0].width)]
-    if _is_text(kind):
+    if is_text(kind):
         return [_Leaf(kind, -1)]
     if types.is_nested(kind) and not types.is_union(kind) and not types.is_run_end_encoded(kind):
         _plain(kind, name)
@@ -270,12 +271,6 @@ def _leaves(kind: pa.DataType, name: str) -> list[_Leaf]:
     if types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind):
         return [_Leaf(kind, kind.bit_width // 8)]
     raise ValueError(f"column {name!r} has type {kind}: allowed are flat types, text, structs, lists and maps")
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    checks = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
-    return any(check(kind) for check in (*checks, types.is_string_view, types.is_binary_view))
 
 
 def _column(table: pa.Table, wanted: pa.Field) -> pa.Array:
@@ -335,7 +330,7 @@ def _variable_cells(array: pa.Array, leaf: _Leaf, null: npt.NDArray[np.bool_]) -
         return pa.array([b"" if skip else pack(cell) for cell, skip in zip(plain, null, strict=True)], pa.binary())
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    texts = array.cast(pa.string() if _is_str(array.type) else pa.binary()).cast(pa.binary())
+    texts = array.cast(pa.string() if is_str(array.type) else pa.binary()).cast(pa.binary())
     return pc.if_else(pa.array(null), pa.scalar(b"", pa.binary()), texts) if null.any() else texts
 
 
@@ -352,13 +347,9 @@ def _from_variable(texts: pa.BinaryArray, leaf: _Leaf, null: npt.NDArray[np.bool
         texts = pc.if_else(pa.array(null), pa.scalar(None, pa.binary()), texts)
     kind = leaf.kind.value_type if pa.types.is_dictionary(leaf.kind) else leaf.kind
     try:
-        return _as(texts.cast(pa.string()).cast(kind) if _is_str(kind) else texts.cast(kind), leaf)
+        return _as(texts.cast(pa.string()).cast(kind) if is_str(kind) else texts.cast(kind), leaf)
     except pa.ArrowInvalid as error:
         raise _damaged(str(error)) from error
-
-
-def _is_str(kind: pa.DataType) -> bool:
-    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 
 def _as(array: pa.Array, leaf: _Leaf) -> pa.Array:
@@ -395,7 +386,7 @@ def _plain(kind: pa.DataType, name: str) -> pa.DataType:
         return _plain(kind.value_type, name)
     if types.is_float16(kind):
         return pa.float32()
-    if types.is_primitive(kind) or _is_text(kind) or types.is_null(kind) or types.is_fixed_size_binary(kind):
+    if types.is_primitive(kind) or is_text(kind) or types.is_null(kind) or types.is_fixed_size_binary(kind):
         return kind
     raise ValueError(f"column {name!r} has type {kind}, which has no codec")
 

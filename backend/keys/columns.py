@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.chunks import has_kernels, one_chunk
+from backend.chunks import has_kernels, is_str, is_text, one_chunk
 from backend.errors import KeyInvalid
 from backend.keys.codes import (
     ALL64,
@@ -79,7 +79,7 @@ def _encode_column(array: pa.Array | pa.ChunkedArray) -> Bytes2D | pa.BinaryArra
     if pa.types.is_null(kind):
         return np.full((len(array), 1), NULL, np.uint8)
     if _is_text(kind):
-        tag = STR if _is_str(kind) else BYTES
+        tag = STR if is_str(kind) else BYTES
         content = array.cast(pa.string() if tag == STR else pa.binary()).cast(pa.binary())
         if b"\x00" in memoryview(content.buffers()[2] or b"").tobytes():
             content = pc.replace_substring(content, pattern=b"\x00", replacement=ESCAPED)
@@ -123,13 +123,8 @@ def _fixed_tag(kind: pa.DataType) -> int:
     raise KeyInvalid("a key column has a type without an order", why=str(kind))
 
 
-def _is_str(kind: pa.DataType) -> bool:
-    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-
-
 def _is_text(kind: pa.DataType) -> bool:
-    others = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
-    return _is_str(kind) or any(check(kind) for check in others)
+    return is_text(kind) or bool(pa.types.is_fixed_size_binary(kind))
 
 
 def _tagged(tag: int, rows: Bytes2D) -> Bytes2D:
@@ -186,7 +181,7 @@ class _Reader:
             self.at += 1
             return pa.nulls(len(null))
         if _is_text(kind):
-            self._expect(null | (tags == (STR if _is_str(kind) else BYTES)))
+            self._expect(null | (tags == (STR if is_str(kind) else BYTES)))
             return self._text(kind, null)
         if pa.types.is_boolean(kind):
             self._expect(null | (tags == FALSE) | (tags == TRUE))
@@ -231,7 +226,7 @@ class _Reader:
         if b"\x00" in memoryview(content.buffers()[2] or b"").tobytes():
             content = pc.replace_substring(content, pattern=ESCAPED, replacement=b"\x00")
         try:
-            return content.cast(pa.string()).cast(kind) if _is_str(kind) else content.cast(kind)
+            return content.cast(pa.string()).cast(kind) if is_str(kind) else content.cast(kind)
         except pa.ArrowInvalid as error:
             raise undecodable(b"", str(error)) from error
 
