@@ -21,7 +21,8 @@ from backend.batch import MESSAGE_FIELDS
 from backend.contexts.base import Automatic, Context, Message, Result, Standalone, wall_clock_ms
 from backend.joins.liveness import side_of
 from backend.joins.operator import JoinOperator
-from backend.joins.spec import LEFT, RIGHT, SIDES, JoinSpec
+from backend.joins.sides import LEFT, RIGHT, SIDES
+from backend.joins.spec import JoinSpec
 from backend.joins.views import SideView
 from backend.store.protocol import Store
 

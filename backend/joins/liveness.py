@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from backend.batch import NO_TIME, MicroBatch, Position, SourcePartition
-from backend.joins.spec import LEFT, RIGHT, JoinSpec, Side
+from backend.joins.sides import LEFT, RIGHT, Side
+from backend.joins.spec import JoinSpec
 from backend.windows.columns.arrays import IntArray
 from backend.windows.definitions import Grid, Window
 from backend.windows.watermark import is_idle

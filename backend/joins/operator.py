@@ -37,7 +37,8 @@ from backend.joins.out import Out
 from backend.joins.probe import Meeting
 from backend.joins.read import reach
 from backend.joins.rows import JoinRows, Rows
-from backend.joins.spec import LEFT, RIGHT, JoinSpec
+from backend.joins.sides import LEFT, RIGHT
+from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
 from backend.messages.key_first import digests
 from backend.store.rows import StoreRows

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from backend.batch import RESERVED
 from backend.boundary import check_names
+from backend.joins.sides import LEFT, RIGHT, Side
 from backend.messages import MessageLayout, choose_layout
 from backend.windows.definitions import MAX_DURATION_MS, Duration, Window, _count, duration_ms
 
 MESSAGE_KEYS = ("auto", "time", "join_fields")
-LEFT, RIGHT = 0, 1
-SIDES = ("left", "right")
-
-
-class Checked(Protocol):
-    """A side, as far as its options are looked at."""
-
-    @property
-    def name(self) -> str:
-        """`left` or `right`."""
-
-    @property
-    def on(self) -> tuple[str, ...]:
-        """The equal fields."""
-
-    @property
-    def window(self) -> Window | None:
-        """Its windows."""
-
-    @property
-    def retention_messages(self) -> int | None:
-        """Retention by number of messages."""
 
 
 def checked_schema(schema: pa.Schema, side: str) -> pa.Schema:
@@ -125,7 +104,7 @@ def read_retention_messages(side: str, window: Window | None, value: int | None,
 
 
 def read_session_key(
-    value: str | Sequence[str] | None, sides: Sequence[Checked], pairs: Sequence[tuple[str, str]]
+    value: str | Sequence[str] | None, sides: Sequence[Side], pairs: Sequence[tuple[str, str]]
 ) -> tuple[int, ...]:
     """Read the session key as places in `on`; empty without session windows."""
     sessions = [f"{side.name}_window" for side in sides if side.window is not None and side.window.kind == "session"]
@@ -151,7 +130,7 @@ def read_session_key(
 
 def read_layout(
     message_key: str,
-    sides: Sequence[Checked],
+    sides: Sequence[Side],
     within: tuple[int | None, int | None],
     session: tuple[int, ...],
     large_window: Duration,

@@ -19,7 +19,8 @@ from backend.batch import NO_TIME
 from backend.errors import StateCorrupted, UnknownFormat
 from backend.joins.liveness import Life
 from backend.joins.rows import Rows
-from backend.joins.spec import LEFT, JoinSpec
+from backend.joins.sides import LEFT
+from backend.joins.spec import JoinSpec
 from backend.joins.state import gone_before
 from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpack_fixed
 from backend.messages.keys import MESSAGES, pack_places, unpack_places

@@ -30,7 +30,8 @@ from backend.joins.liveness import Life, side_of
 from backend.joins.out import Out
 from backend.joins.read import load, reach
 from backend.joins.rows import JoinRows, Rows, together
-from backend.joins.spec import LEFT, RIGHT, JoinSpec
+from backend.joins.sides import LEFT, RIGHT
+from backend.joins.spec import JoinSpec
 from backend.joins.state import JoinLedger
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask, parts

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME
 from backend.joins.rows import JoinRows, Rows
-from backend.joins.spec import LEFT, JoinSpec
+from backend.joins.sides import LEFT
+from backend.joins.spec import JoinSpec
 from backend.keys import fixed_bytes, prefix_end
 from backend.messages import Part
 from backend.store.protocol import Region

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from backend.batch import BEFORE, MESSAGE_FIELDS, OFFSET, PARTITION, STREAM, TIME
 from backend.chunks import taken_rows
 from backend.joins import match
-from backend.joins.spec import JoinSpec, Side
+from backend.joins.sides import Side
+from backend.joins.spec import JoinSpec
 from backend.keys import encode_columns
 from backend.messages import OFFSET_FIRST, Part, index_keys, message_keys, message_order
 from backend.messages.keys import stamps

@@ -30,11 +30,8 @@ from typing import Any
 import pyarrow as pa
 
 from backend.batch import MESSAGE_FIELDS, SourcePartition
-from backend.joins.fields import equal_type, out_columns, read_on
+from backend.joins.fields import out_columns, read_on
 from backend.joins.options import (
-    LEFT,
-    RIGHT,
-    SIDES,
     checked_schema,
     measure,
     read_layout,
@@ -45,15 +42,15 @@ from backend.joins.options import (
     read_session_key,
     read_within,
 )
+from backend.joins.sides import LEFT, RIGHT, SIDES, Side
 from backend.messages import MessageLayout
 from backend.windows.definitions import Duration, Window, duration_ms
+from backend.windows.spec import DEFAULT_IDLE_AFTER_MS, DEFAULT_MAX_AHEAD_MS
 
 FORMAT = 1
 
 HOW = ("inner", "left", "right", "outer")
 
-DEFAULT_IDLE_AFTER_MS = 60_000
-DEFAULT_MAX_AHEAD_MS = 86_400_000
 DEFAULT_LARGE_WINDOW_MS = 600_000
 """A time range wider than this is large: messages are then found by their equal fields, not by reading the range.
 
@@ -71,55 +68,6 @@ JOIN_FIELDS = [
     pa.field("right_time", pa.int64()),
 ]
 """Leading columns of a join's results; the fields of both sides follow."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side of a join.
-
-    Attributes:
-        number: `LEFT` or `RIGHT`.
-        schema: The messages' own fields.
-        on: The equal fields, in the order of the other side's.
-        out: Fields that come out, in the order of the schema.
-        window: Its windows; None is one unbounded window.
-        retention_ms: See `join_spec`; None for none.
-        retention_messages: See `join_spec`; None for none.
-        outer: Rows without a partner come out, too.
-    """
-
-    number: int
-    schema: pa.Schema
-    on: tuple[str, ...]
-    out: tuple[str, ...]
-    window: Window | None
-    retention_ms: int | None
-    retention_messages: int | None
-    outer: bool
-
-    @property
-    def name(self) -> str:
-        """`left` or `right`."""
-        return SIDES[self.number]
-
-    @property
-    def fields(self) -> list[pa.Field]:
-        """The fields that travel: those that come out and the equal ones; all nullable."""
-        return [pa.field(f.name, f.type) for f in self.schema if f.name in self.out or f.name in self.on]
-
-    @property
-    def columns(self) -> list[pa.Field]:
-        """The columns that the operator's messages have for this side; nullable."""
-        return [f.with_name(f"{self.name}.{f.name}") for f in self.fields]
-
-    def describe(self) -> dict[str, object]:
-        """Give the manifest's entry."""
-        return {
-            "on": list(self.on),
-            "out": list(self.out),
-            "fields": [[f.name, str(f.type)] for f in self.fields],
-            "window": None if self.window is None else self.window.describe(),
-        }
 
 
 @dataclass(frozen=True)
@@ -338,17 +286,3 @@ def join_spec(
     )
     spec.result_schema()
     return spec
-
-
-__all__ = [
-    "DEFAULT_LARGE_WINDOW_MESSAGES",
-    "DEFAULT_LARGE_WINDOW_MS",
-    "JOIN_FIELDS",
-    "JoinSpec",
-    "LEFT",
-    "RIGHT",
-    "SIDES",
-    "Side",
-    "equal_type",
-    "join_spec",
-]

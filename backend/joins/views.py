@@ -29,7 +29,8 @@ import pyarrow.compute as pc
 from backend.batch import OFFSET, PARTITION, STREAM, TIME, SourcePartition
 from backend.joins import state
 from backend.joins.rows import JoinRows, Rows
-from backend.joins.spec import JoinSpec, Side
+from backend.joins.sides import Side
+from backend.joins.spec import JoinSpec
 from backend.keys import encode_columns
 from backend.messages import Part
 from backend.messages.keys import INDEX, MESSAGES, clock_range

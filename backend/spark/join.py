@@ -25,16 +25,15 @@ import pyarrow as pa
 
 from backend.batch import Operator
 from backend.joins.operator import JoinOperator
-from backend.joins.options import SIDES
+from backend.joins.sides import SIDES
 from backend.joins.spec import (
-    DEFAULT_IDLE_AFTER_MS,
     DEFAULT_LARGE_WINDOW_MESSAGES,
     DEFAULT_LARGE_WINDOW_MS,
-    DEFAULT_MAX_AHEAD_MS,
     join_spec,
 )
 from backend.spark.stream import Known, Pipeline, Stream
 from backend.windows.definitions import Duration, Window, duration_ms
+from backend.windows.spec import DEFAULT_IDLE_AFTER_MS, DEFAULT_MAX_AHEAD_MS
 
 
 def join(

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from backend import aggregates as agg
-from backend.joins.options import SIDES
-from backend.joins.spec import JoinSpec, Side
+from backend.joins.sides import SIDES, Side
+from backend.joins.spec import JoinSpec
 from backend.messages import MessageLayout, Part
 from backend.stores.key_value_store import KeyValueOptions
 from backend.stores.named import Declaration

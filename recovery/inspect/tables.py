@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from backend.batch import MAX_TIME, MIN_TIME, STREAM, TIME
 from backend.errors import StateUnavailable
-from backend.joins.options import SIDES
+from backend.joins.sides import SIDES
 from backend.joins.spec import JoinSpec
 from backend.joins.views import SideView
 from backend.keys import decode_columns
