@@ -18,7 +18,7 @@ import logging
 import reprlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -173,12 +173,13 @@ class Context:
         now = self._clock() if wall_ms is None else wall_ms
         for message in messages:
             _check_place(message)
-        messages = list(map(_plain, messages))
+        messages = sorted(map(_plain, messages), key=_place)
         fresh, refused, after = self._advance(messages, self._unfit(messages), now)
         if messages and not fresh and not refused:
             return [], [], False
         bounds = dict(self._work.bounds)
-        firsts = {source: first for source, first in _firsts(messages).items() if source not in self._positions}
+        first_of = {(one.stream, one.partition): one.offset for one in reversed(messages)}
+        firsts = {source: first for source, first in first_of.items() if source not in self._positions}
         batch = MicroBatch(self._version, now, self._table(fresh), self._positions, after, firsts=firsts)
         attempt = Workspace(self._work, bounds)
         outcome = self._operator.process(batch, attempt)  # a function of the user's may raise: then nothing was added
@@ -261,7 +262,7 @@ class Context:
     def _advance(
         self, messages: Sequence[Message], unfit: Mapping[int, str], now: int
     ) -> tuple[list[tuple[Message, int]], list[tuple[Message, str, str]], dict[SourcePartition, Position]]:
-        """Drop what was given before, and put the stream time before it beside each other message.
+        """Drop what was given before, and put the stream time before it beside each other message; they come in order.
 
         Returns:
             The messages to take; those that are refused, with reason and detail; the positions.
@@ -274,7 +275,7 @@ class Context:
         fresh, refused = list[tuple[Message, int]](), list[tuple[Message, str, str]]()
         last: dict[SourcePartition, int] = {}
         begun: Counter[SourcePartition] = Counter()
-        for message in sorted(messages, key=_place):
+        for message in messages:
             source = (message.stream, message.partition)
             old = after.get(source, Position(message.offset, NO_TIME, now))
             runs = self._seen.get(source) or offsets_seen.Seen()
@@ -354,15 +355,6 @@ def _plain(message: Message) -> Message:
 
 def _place(message: Message) -> tuple[int, int, int]:
     return message.stream, message.partition, message.offset
-
-
-def _firsts(messages: Iterable[Message]) -> dict[SourcePartition, int]:
-    """Give the smallest offset of each source partition."""
-    firsts: dict[SourcePartition, int] = {}
-    for message in messages:
-        source = (message.stream, message.partition)
-        firsts[source] = min(firsts.get(source, message.offset), message.offset)
-    return firsts
 
 
 def _is_fraction(value: object) -> bool:
