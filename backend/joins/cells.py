@@ -24,7 +24,7 @@ from backend.joins.state import offsets_of
 from backend.keys import fixed_bytes, to_rows, unpack_fixed
 from backend.messages import MessageLayout, delete_messages, expire_messages, find_messages
 from backend.messages.key_first import Digests, total
-from backend.messages.keys import INDEX, MESSAGES, places_of, source_bytes
+from backend.messages.keys import INDEX, MESSAGES, clock_range, places_of, source_bytes
 from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, Mask, grouped
@@ -120,10 +120,7 @@ class Cells:
 
     def replay_from(self) -> dict[SourcePartition, int]:
         """Give per source partition the smallest offset that is stored."""
-        found: dict[SourcePartition, int] = {}
-        for (_, stream, partition), cell in self.known.items():
-            found[stream, partition] = min(cell.first, found.get((stream, partition), cell.first))
-        return found
+        return {source: min(first for first, _ in spans) for source, spans in self.spans().items()}
 
 
 def evict(
@@ -207,15 +204,14 @@ def _strangers(
 def proofs(state: Readable, layout: MessageLayout, width: int) -> Iterable[Proof]:
     """Give what the message store must hold: per bucket where its messages lie together, else in all."""
     cells = Cells(state, width)
-    start, end = region_range(Region.MESSAGES)
     if layout.indexed or not layout.timed:
-        yield Proof("all messages of the join", start, end, cells.messages, cells.digest)
+        yield Proof("all messages of the join", *region_range(Region.MESSAGES), cells.messages, cells.digest)
         return
     buckets: dict[int, list[Cell]] = {}
     for (bucket, _, _), cell in cells.known.items():
         buckets.setdefault(bucket, []).append(cell)
     for bucket, found in sorted(buckets.items()):
-        low, high = start + fixed_bytes(bucket), start + fixed_bytes(bucket + width)
+        low, high = clock_range(MESSAGES, bucket, bucket + width)
         count, digest = sum(cell.count for cell in found), sum(cell.digest for cell in found) & _MASK
         yield Proof(f"bucket {bucket}", low, high, count, digest)
 

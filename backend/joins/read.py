@@ -14,9 +14,9 @@ from backend.batch import MAX_TIME, MIN_TIME
 from backend.joins.rows import JoinRows, Rows
 from backend.joins.sides import LEFT
 from backend.joins.spec import JoinSpec
-from backend.keys import fixed_bytes, prefix_end
 from backend.messages import Part
-from backend.store.protocol import Region
+from backend.messages.keys import MESSAGES, clock_range
+from backend.store.protocol import Region, region_range
 from backend.store.workspace import Workspace
 from backend.windows.columns.arrays import IntArray, few, runs
 
@@ -24,9 +24,6 @@ MAX_SCANS = 64
 """Ranges of event time that are read apart; smaller gaps between them are read, too."""
 SEEK_ROWS = 8
 """One seek per key costs about as much as reading so many rows."""
-
-_MESSAGES = bytes([Region.MESSAGES])
-_END = bytes([Region.MESSAGES + 1])
 
 
 def reach(spec: JoinSpec, side: int, time: IntArray) -> tuple[IntArray, IntArray]:
@@ -55,7 +52,7 @@ def load(codec: JoinRows, work: Workspace, new: tuple[Rows, Rows], stored: int) 
         if layout.parts[0] is Part.TIME:
             ranges = _time_ranges(spec, asking)
         elif layout.parts[0] is Part.OFFSET:
-            ranges = [(_MESSAGES, _END)]
+            ranges = [region_range(Region.MESSAGES)]
         else:
             ranges = _key_ranges(codec, asking, stored)
         for low, high in ranges:
@@ -68,10 +65,7 @@ def load(codec: JoinRows, work: Workspace, new: tuple[Rows, Rows], stored: int) 
 def _time_ranges(spec: JoinSpec, asking: tuple[Rows, ...]) -> list[tuple[bytes, bytes]]:
     edges = [reach(spec, side, rows.time) for side, rows in enumerate(asking)]
     low, high = few(*runs(*(np.concatenate([edge[at] for edge in edges]) for at in (0, 1))), MAX_SCANS)
-    return [
-        (_MESSAGES + fixed_bytes(first), _MESSAGES + fixed_bytes(last + 1))
-        for first, last in zip(low.tolist(), high.tolist(), strict=True)
-    ]
+    return [clock_range(MESSAGES, first, last + 1) for first, last in zip(low.tolist(), high.tolist(), strict=True)]
 
 
 def _key_ranges(codec: JoinRows, asking: tuple[Rows, ...], stored: int) -> list[tuple[bytes, bytes]]:
@@ -80,16 +74,16 @@ def _key_ranges(codec: JoinRows, asking: tuple[Rows, ...], stored: int) -> list[
     parts = [codec.prefixes(rows, spec.sides[side]) for side, rows in enumerate(asking) if len(rows)]
     coded = pa.concat_arrays([part.cast(pa.binary()) for part in parts]).dictionary_encode()
     if len(coded.dictionary) * SEEK_ROWS > stored:
-        return [(_MESSAGES, _END)]
+        return [region_range(Region.MESSAGES)]
     prefixes = coded.dictionary.to_pylist()
     if not (layout.timed and spec.ranged):
-        return [(_MESSAGES + prefix, prefix_end(_MESSAGES + prefix) or _END) for prefix in sorted(prefixes)]
+        return [clock_range(MESSAGES + prefix, None, None) for prefix in sorted(prefixes)]
     number = coded.indices.to_numpy()
     edges = [reach(spec, side, rows.time) for side, rows in enumerate(asking)]
     low, high = np.full(len(prefixes), MAX_TIME, np.int64), np.full(len(prefixes), MIN_TIME, np.int64)
     np.minimum.at(low, number, np.concatenate([edge[0] for edge in edges]))
     np.maximum.at(high, number, np.concatenate([edge[1] for edge in edges]))
     return sorted(
-        (_MESSAGES + prefix + fixed_bytes(first), _MESSAGES + prefix + fixed_bytes(last + 1))
+        clock_range(MESSAGES + prefix, first, last + 1)
         for prefix, first, last in zip(prefixes, low.tolist(), high.tolist(), strict=True)
     )

@@ -127,10 +127,11 @@ class JoinRows:
     def __init__(self, spec: JoinSpec) -> None:
         self.spec, self.layout = spec, spec.layout
         lead = [] if self.layout.timed else [_TIME_FIELD]
-        parts = self.layout.parts
-        self._equal_at = {(Part.EQUAL, Part.TIME): (1, -22), (Part.TIME, Part.EQUAL): (9, -14)}.get(
-            (parts[0], parts[1]) if parts[1:] else (parts[0], parts[0])
-        )
+        places: dict[tuple[Part, ...], tuple[int, int]] = {
+            (Part.EQUAL, Part.TIME): (1, -22),
+            (Part.TIME, Part.EQUAL): (9, -14),
+        }
+        self._equal_at = places.get(self.layout.parts[:2])
         self._codecs = [RowCodec(pa.schema([*lead, *side.fields])) for side in spec.sides]
 
     def of_side(self, messages: pa.Table, side: Side) -> pa.Table:
@@ -258,8 +259,7 @@ class JoinRows:
     def prefixes(self, rows: Rows, side: Side) -> pa.Array:
         """Give the code that a message's key begins with, for layouts that begin with one; of rows at hand."""
         assert rows.fields is not None, "rows at hand have their fields"
-        leading = self.layout.parts[: self.layout.parts.index(self.layout.clock)]
-        parts = [rows.equal if part is Part.EQUAL else self._session(rows.fields, side) for part in leading]
+        parts = [rows.equal if part is Part.EQUAL else self._session(rows.fields, side) for part in self.layout.leading]
         return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 

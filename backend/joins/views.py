@@ -138,7 +138,7 @@ class SideView:
         """Read the narrowest range that the layout has for what is asked."""
         layout = self._spec.layout
         codes = {Part.SESSION: session, Part.EQUAL: equal}
-        leading = [codes[part] for part in layout.parts[: layout.parts.index(layout.clock)]]
+        leading = [codes[part] for part in layout.leading]
         if not layout.timed:
             start = end = None
         if None not in leading:

@@ -36,9 +36,14 @@ class MessageLayout:
         return Part.TIME if self.timed else Part.OFFSET
 
     @property
+    def leading(self) -> tuple[Part, ...]:
+        """The parts before that one."""
+        return self.parts[: self.parts.index(self.clock)]
+
+    @property
     def indexed(self) -> bool:
         """Whether a key begins with another message's key, so that expiry needs the index."""
-        return self.parts[0] in (Part.SESSION, Part.EQUAL)
+        return bool(self.leading)
 
     @property
     def name(self) -> str:

@@ -121,7 +121,7 @@ def read_messages(
     """
     bounded = start is not None or end is not None
     codes = {Part.SESSION: session, Part.EQUAL: equal}
-    leading = [codes[part] for part in layout.parts[: layout.parts.index(layout.clock)]]
+    leading = [codes[part] for part in layout.leading]
     if bounded and leading and leading[-1] is None:
         prefix, _ = message_range(layout, None, None, equal=equal, session=session)
         keys, values = _read_indexed(store, start, end, prefix)
