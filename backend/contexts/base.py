@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -37,7 +37,6 @@ from backend.batch import (
     MIN_EVENT_TIME,
     NO_TIME,
     MicroBatch,
-    Operator,
     Position,
     SourcePartition,
     counts_offsets,
@@ -53,6 +52,10 @@ from backend.store.protocol import Region, Store
 from backend.store.workspace import Workspace
 from backend.texts import one_line
 from backend.windows.ledger import decode_row
+
+if TYPE_CHECKING:
+    from backend.joins.operator import JoinOperator
+    from backend.windows.operator import WindowOperator
 
 FORMAT, WITHOUT_RUNS = 2, 1
 """Format 1 had positions alone: what was passed counted as given."""
@@ -111,9 +114,7 @@ class Context:
     """What both contexts do.
 
     Args:
-        operator: What runs.
-        fields: The columns that its messages have besides `MESSAGE_FIELDS`.
-        max_ahead_ms: Event times later than the wall clock plus this do not move stream time; None for no limit.
+        operator: What runs. Event times later than the wall clock plus its `max_ahead_ms` do not move stream time.
         store: Where state is flushed to; the caller closes it. None keeps it in memory.
         clock: Wall clock in milliseconds, for calls that do not say it.
         offsets: `"ordered"`, or `"unordered"` to take offsets that were passed before.
@@ -124,9 +125,7 @@ class Context:
 
     def __init__(
         self,
-        operator: Operator,
-        fields: pa.Schema,
-        max_ahead_ms: int | None,
+        operator: WindowOperator | JoinOperator,
         store: Store | None = None,
         *,
         clock: Callable[[], int] = wall_clock_ms,
@@ -138,9 +137,9 @@ class Context:
         if store is not None and not callable(getattr(store, "write", None)):
             raise ValueError(f"store={store!r}: allowed are None and a store, such as RocksStore.open(path)")
         self._ordered = offsets == offsets_seen.ORDERED
-        self._operator, self._max_ahead_ms = operator, max_ahead_ms
+        self._operator, self._max_ahead_ms = operator, operator.spec.max_ahead_ms
         self._store, self._clock = store if store is not None else MemoryStore(), clock
-        self._schema = pa.schema([*MESSAGE_FIELDS, *fields])
+        self._schema = operator.spec.message_schema
         self._work = Workspace(self._store, stored_bounds(self._store))
         self._check_specification()
         reclaim(self._store, self._work.bounds)
@@ -407,8 +406,6 @@ class Automatic(Context):
 
     Args:
         operator: As for both contexts.
-        fields: As for both contexts.
-        max_ahead_ms: As for both contexts.
         downstream: Takes one result; False refuses it for now, None does not.
         store: As for both contexts.
         on_error: Takes one row of the errors output (out of retention, ...); None drops them.
@@ -418,9 +415,7 @@ class Automatic(Context):
 
     def __init__(
         self,
-        operator: Operator,
-        fields: pa.Schema,
-        max_ahead_ms: int | None,
+        operator: WindowOperator | JoinOperator,
         downstream: Callable[[Result], bool],
         store: Store | None = None,
         *,
@@ -428,7 +423,7 @@ class Automatic(Context):
         clock: Callable[[], int] = wall_clock_ms,
         offsets: str = offsets_seen.ORDERED,
     ) -> None:
-        super().__init__(operator, fields, max_ahead_ms, store, clock=clock, offsets=offsets)
+        super().__init__(operator, store, clock=clock, offsets=offsets)
         self._downstream, self._on_error = downstream, on_error
         self._unsent: deque[Result] = deque()
         self._refused: deque[Result] = deque()
@@ -501,15 +496,13 @@ class Standalone(Context):
 
     def __init__(
         self,
-        operator: Operator,
-        fields: pa.Schema,
-        max_ahead_ms: int | None,
+        operator: WindowOperator | JoinOperator,
         store: Store | None = None,
         *,
         clock: Callable[[], int] = wall_clock_ms,
         offsets: str = offsets_seen.ORDERED,
     ) -> None:
-        super().__init__(operator, fields, max_ahead_ms, store, clock=clock, offsets=offsets)
+        super().__init__(operator, store, clock=clock, offsets=offsets)
         self._results: list[Result] = []
         self._errors: list[Result] = []
 

@@ -15,9 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-
-from backend.batch import MESSAGE_FIELDS
 from backend.contexts.base import Automatic, Context, Message, Result, Standalone, wall_clock_ms
 from backend.joins.liveness import side_of
 from backend.joins.operator import JoinOperator
@@ -73,7 +70,7 @@ class StandaloneJoin(_Sides, Standalone):
 
     def __init__(self, spec: JoinSpec, store: Store | None = None, *, clock: Callable[[], int] = wall_clock_ms) -> None:
         self._spec = spec
-        super().__init__(JoinOperator(spec), _fields(spec), spec.max_ahead_ms, store, clock=clock)
+        super().__init__(JoinOperator(spec), store, clock=clock)
 
 
 class AutomaticJoin(_Sides, Automatic):
@@ -97,10 +94,4 @@ class AutomaticJoin(_Sides, Automatic):
         clock: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._spec = spec
-        super().__init__(
-            JoinOperator(spec), _fields(spec), spec.max_ahead_ms, downstream, store, on_error=on_error, clock=clock
-        )
-
-
-def _fields(spec: JoinSpec) -> pa.Schema:
-    return pa.schema(list(spec.message_schema)[len(MESSAGE_FIELDS) :])
+        super().__init__(JoinOperator(spec), downstream, store, on_error=on_error, clock=clock)

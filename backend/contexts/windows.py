@@ -82,10 +82,7 @@ class AutomaticContext(_Look, Automatic):
         offsets: str = ORDERED,
     ) -> None:
         self.operator = WindowOperator(spec)
-        schema, ahead = spec.schema, spec.max_ahead_ms
-        super().__init__(
-            self.operator, schema, ahead, downstream, store, on_error=on_error, clock=clock, offsets=offsets
-        )
+        super().__init__(self.operator, downstream, store, on_error=on_error, clock=clock, offsets=offsets)
 
 
 class StandaloneContext(_Look, Standalone):
@@ -111,7 +108,7 @@ class StandaloneContext(_Look, Standalone):
         offsets: str = ORDERED,
     ) -> None:
         self.operator = WindowOperator(spec)
-        super().__init__(self.operator, spec.schema, spec.max_ahead_ms, store, clock=clock, offsets=offsets)
+        super().__init__(self.operator, store, clock=clock, offsets=offsets)
 
 
 __all__ = ["AutomaticContext", "Message", "Result", "StandaloneContext", "wall_clock_ms"]

@@ -87,6 +87,11 @@ class WindowSpec:
         return SESSION_FORMAT if session else FORMAT
 
     @property
+    def message_schema(self) -> pa.Schema:
+        """Schema of messages with all of their fields."""
+        return pa.schema([*MESSAGE_FIELDS, *self.schema])
+
+    @property
     def key_fields(self) -> list[pa.Field]:
         """Fields of the group key."""
         return [self.schema.field(name) for name in self.keys]
@@ -103,7 +108,7 @@ class WindowSpec:
 
     def plans(self) -> tuple[IncrementalPlan, FullPlan]:
         """Compile both kinds of aggregates; either may be empty."""
-        schema = pa.schema([*MESSAGE_FIELDS, *self.schema])
+        schema = self.message_schema
         return compile_incremental(self.incremental, schema), compile_full(self.full, schema)
 
     def result_schema(self) -> pa.Schema:
