@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from backend.chunks import is_str, is_text
 from backend.errors import UNDECODABLE, StateCorrupted, UnknownFormat, ValueInvalid
-from backend.keys import beside, to_binary, to_keys
+from backend.keys import beside, joined, to_binary, to_keys
 from backend.store.staging import VERIFY
 
 FORMAT = 1
@@ -175,9 +175,7 @@ class RowCodec:
         fixed += (length.view(np.uint8).reshape(-1, 4) for length in lengths)
         version = np.full((count, 1), FORMAT, np.uint8)
         head = beside([version, np.packbits(nulls, axis=1, bitorder="little"), *fixed])
-        if not variable:
-            return to_binary(head)
-        return pc.binary_join_element_wise(to_binary(head), *variable, pa.scalar(b"", pa.binary()))
+        return joined([to_binary(head), *variable])
 
     def decode(self, values: Sequence[bytes]) -> pa.Table:
         """Give the rows of values as a table of the schema.

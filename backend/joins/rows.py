@@ -19,7 +19,7 @@ from backend.chunks import taken_rows
 from backend.joins import match
 from backend.joins.sides import Side
 from backend.joins.spec import JoinSpec
-from backend.keys import encode_columns
+from backend.keys import encode_columns, joined
 from backend.messages import OFFSET_FIRST, Part, index_keys, message_keys, message_order
 from backend.messages.keys import stamps
 from backend.rows import RowCodec
@@ -260,7 +260,7 @@ class JoinRows:
         """Give the code that a message's key begins with, for layouts that begin with one; of rows at hand."""
         assert rows.fields is not None, "rows at hand have their fields"
         parts = [rows.equal if part is Part.EQUAL else self._session(rows.fields, side) for part in self.layout.leading]
-        return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+        return joined(parts)
 
 
 def together(stored: Rows, new: Rows) -> Rows:

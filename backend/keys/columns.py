@@ -57,7 +57,7 @@ def encode_columns(arrays: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArr
         else:
             parts.append(part)
     whole = [to_binary(part) if isinstance(part, np.ndarray) else part for part in parts]
-    return whole[0] if len(whole) == 1 else pc.binary_join_element_wise(*whole, pa.scalar(b"", pa.binary()))
+    return joined(whole)
 
 
 def has_order(kind: pa.DataType) -> bool:
@@ -84,7 +84,7 @@ def _encode_column(array: pa.Array | pa.ChunkedArray) -> Bytes2D | pa.BinaryArra
         if b"\x00" in memoryview(content.buffers()[2] or b"").tobytes():
             content = pc.replace_substring(content, pattern=b"\x00", replacement=ESCAPED)
         parts = [pa.scalar(bytes([tag]), pa.binary()), content, pa.scalar(TERMINATOR, pa.binary())]
-        return parts if not array.null_count else _with_nulls(array, _joined(parts))
+        return parts if not array.null_count else _with_nulls(array, joined(parts))
     rows = _fixed_rows(array)
     return rows if not array.null_count else _with_nulls(array, to_binary(rows))
 
@@ -134,8 +134,9 @@ def _tagged(tag: int, rows: Bytes2D) -> Bytes2D:
     return out
 
 
-def _joined(parts: Sequence[Any]) -> pa.BinaryArray:
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+def joined(parts: Sequence[Any]) -> pa.BinaryArray:
+    """Put binary arrays, and scalars among them, behind each other, row by row."""
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
 def _with_nulls(array: pa.Array, codes: pa.BinaryArray) -> pa.BinaryArray:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from backend.batch import OFFSET, PARTITION, STREAM, TIME
 from backend.errors import KeyInvalid, StateCorrupted
-from backend.keys import Bytes2D, beside, fixed_bytes, pack_fixed, prefix_end, to_binary, to_rows, unpack_fixed
+from backend.keys import Bytes2D, beside, fixed_bytes, joined, pack_fixed, prefix_end, to_binary, to_rows, unpack_fixed
 from backend.messages.layout import MessageLayout, Part
 from backend.store.protocol import Region
 from backend.store.staging import VERIFY
@@ -227,4 +227,4 @@ def _join_parts(region: bytes, parts: list[Any]) -> pa.BinaryArray:
     for fixed, neighbours in groupby([first, *parts], key=lambda part: isinstance(part, np.ndarray)):
         together = list(neighbours)
         arrays += [to_binary(beside(together))] if fixed else together
-    return arrays[0] if len(arrays) == 1 else pc.binary_join_element_wise(*arrays, pa.scalar(b"", pa.binary()))
+    return joined(arrays)

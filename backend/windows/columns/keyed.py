@@ -17,10 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from backend.batch import STREAM
-from backend.keys import Bytes2D, pack_fixed, to_binary, to_rows, unpack_fixed
+from backend.keys import Bytes2D, joined, pack_fixed, to_binary, to_rows, unpack_fixed
 from backend.store.protocol import Region
 from backend.windows.columns.arrays import IntArray, compress
 from backend.windows.columns.grouping import GroupKeys
@@ -49,7 +48,7 @@ class WindowKeys:
         streams = numbers(messages, STREAM)
         both, distinct = compress(found * 2**16 + streams)
         heads = to_binary(pack_fixed((distinct % 2**16).astype(np.uint16)))
-        return both, joined_codes([heads, codes.take(pa.array(distinct // 2**16))])
+        return both, joined([heads, codes.take(pa.array(distinct // 2**16))])
 
     def decode(self, codes: pa.Array) -> list[pa.Array]:
         """Give the group fields of codes."""
@@ -58,18 +57,13 @@ class WindowKeys:
         return self._keys.decode(codes)
 
 
-def joined_codes(parts: Sequence[pa.Array]) -> pa.Array:
-    """Put binary arrays behind each other, row by row."""
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
-
-
 def keyed(head: bytes, *parts: pa.Array | Bytes2D) -> list[bytes]:
     """Build keys: `head`, then codes and fixed bytes row by row."""
     if not len(parts[0]):
         return []
     columns = [part.cast(pa.binary()) if isinstance(part, pa.Array) else to_binary(part) for part in parts]
     heads = to_binary(np.tile(np.frombuffer(head, np.uint8), (len(parts[0]), 1)))
-    keys: list[bytes] = joined_codes([heads, *columns]).to_pylist()
+    keys: list[bytes] = joined([heads, *columns]).to_pylist()
     return keys
 
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from backend.aggregates import FullPlan, IncrementalPlan
 from backend.chunks import taken_rows
-from backend.windows.columns.arrays import IntArray, spread
-from backend.windows.columns.pane_rows import chunks
+from backend.windows.columns.arrays import IntArray, parts, spread
+from backend.windows.columns.pane_rows import MAX_MEMBERS
 from backend.windows.full_state import FullState
 from backend.windows.merging.rows import Stored
 
@@ -175,9 +175,9 @@ def full_values(plan: FullPlan, owner: IntArray, row: IntArray, count: int, mess
     """
     state, order = FullState(plan, messages), np.argsort(owner, kind="stable")
     owner, row = owner[order], row[order]
-    ends = np.searchsorted(owner, np.arange(1, count + 1))
-    parts = []
-    for at, end in chunks(ends):
-        rows = slice(int(ends[at - 1]) if at else 0, int(ends[end - 1]))
-        parts.append(state.result(row[rows], owner[rows] - at, end - at))
-    return pa.concat_tables(parts) if parts else state.result(row[:0], owner[:0], 0)
+    sizes = np.bincount(owner, minlength=count)
+    ends, made = np.cumsum(sizes), []
+    for part in parts(sizes, MAX_MEMBERS):
+        rows = slice(int(ends[part.start] - sizes[part.start]), int(ends[part.stop - 1]))
+        made.append(state.result(row[rows], owner[rows] - part.start, part.stop - part.start))
+    return pa.concat_tables(made) if made else state.result(row[:0], owner[:0], 0)
