@@ -17,7 +17,7 @@ import numpy as np
 from backend.batch import NO_TIME, MicroBatch, Position, SourcePartition
 from backend.joins.sides import LEFT, RIGHT, Side
 from backend.joins.spec import JoinSpec
-from backend.windows.columns.arrays import IntArray
+from backend.windows.columns.arrays import IntArray, Mask
 from backend.windows.definitions import Grid, Window
 from backend.windows.watermark import is_idle
 
@@ -70,7 +70,7 @@ class Life:
             return grid.last_ended_at(passed) * grid.step + grid.origin + grid.size
         return passed - (window.size if window.kind == "session" else 0)
 
-    def late(self, at: IntArray, clock: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def late(self, at: IntArray, clock: IntArray) -> Mask:
         """Tell which messages came after the end of their window; without a window none does."""
         return np.zeros(len(at), np.bool_) if self.window is None else self.ends(at) <= clock
 

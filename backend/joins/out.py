@@ -98,8 +98,7 @@ class Out:
     def _hold(self, work: Workspace, ledger: JoinLedger, table: pa.Table, late: Mask) -> None:
         numbers = range(ledger.sequence, ledger.sequence + table.num_rows)
         keys = [_key(int(kind), number) for kind, number in zip(late.tolist(), numbers, strict=True)]
-        rows = sorted(zip(keys, self._codec.encode(table), strict=True))
-        work.put_many([key for key, _ in rows], [value for _, value in rows])
+        work.put_many(keys, self._codec.encode(table))
         ledger.sequence += table.num_rows
 
     def _stored(self, work: Workspace, kinds: Sequence[int]) -> list[pa.Table]:

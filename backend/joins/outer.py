@@ -64,8 +64,7 @@ def open_from(spec: JoinSpec, side: int, low: int, other_clock: int, closed: int
 
 def wait(work: Workspace, side: int, rows: Rows, keys: Sequence[bytes]) -> None:
     """Let stored messages wait; `keys` are theirs."""
-    found = sorted(zip(_keys(side, rows), keys, strict=True))
-    work.put_many([key for key, _ in found], [_FORMAT + key[1:] for _, key in found])
+    work.put_many(_keys(side, rows), [_FORMAT + key[1:] for key in keys])
 
 
 def matched(work: Workspace, side: int, rows: Rows) -> int:

@@ -24,7 +24,7 @@ from backend.keys import beside, fixed_bytes, pack_fixed, to_keys, to_rows, unpa
 from backend.messages.keys import pack_places, unpack_places
 from backend.store.protocol import Readable, Region
 from backend.store.workspace import Workspace
-from backend.windows.columns.arrays import IntArray
+from backend.windows.columns.arrays import IntArray, grouped
 from backend.windows.ledger import decode_row
 
 FORMAT = 1
@@ -189,10 +189,9 @@ def staircase(
     clock, *place = marks
     if not len(clock):
         return found
-    source, mine = (s * 2**32 + p for s, p in ((place[0], place[1]), (stream, partition)))
-    for one in np.unique(source).tolist():
-        steps, here = np.flatnonzero(source == one), np.flatnonzero(mine == one)
-        steps = steps[np.argsort(place[2][steps], kind="stable")]
+    for (s, p), rows in grouped(*place[:2]):
+        here = np.flatnonzero((stream == s) & (partition == p))
+        steps = rows[np.argsort(place[2][rows], kind="stable")]
         at = np.searchsorted(place[2][steps], offset[here], "right") - 1
         found[here] = np.where(at >= 0, clock[steps][np.maximum(at, 0)], NO_TIME)
     return found

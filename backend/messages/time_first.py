@@ -93,10 +93,8 @@ def put_marks(work: Workspace, tag: bytes, messages: pa.Table, skips: IntArray |
     """Remember messages that a reader of the store must treat apart."""
     if not messages.num_rows:
         return
-    keys = message_keys(TIME_FIRST, messages)
-    values = [b""] * len(keys) if skips is None else [skip.to_bytes(8, "big") for skip in skips.tolist()]
-    rows = sorted((_mark(tag, key), value) for key, value in zip(keys, values, strict=True))
-    work.put_many([key for key, _ in rows], [value for _, value in rows])
+    marks = [_mark(tag, key) for key in message_keys(TIME_FIRST, messages)]
+    work.put_many(marks, [b""] * len(marks) if skips is None else [skip.to_bytes(8, "big") for skip in skips.tolist()])
 
 
 def refused(work: Workspace) -> list[tuple[int, int, int]]:
