@@ -29,6 +29,8 @@ import pyarrow as pa
 
 from backend import archive, count, max_, policies, stream, sum_, tumbling
 from backend.sources.archive_files import write_archive
+from backend.sources.archive_reader import row_schema
+from backend.spark.reading import streamed
 from bench.data import START_MS, TIME, topic_rows, typed
 from bench.floor import empty, until_read
 from bench.session import has_messages, session, sparks_own, steadily
@@ -111,9 +113,9 @@ def run_sparks(spark: Any, directory: Path, run: Path, shards: int, batches: int
     """Run Spark's own windows over the same archive."""
     from pyspark.sql import functions as f
 
+    mine = source(directory)
     query = (
-        source(directory)
-        .stream(sparks_own(spark, partitions=shards))
+        streamed(sparks_own(spark, partitions=shards), mine.stream_reader(), row_schema(mine.value), iter)
         .select("value.*")
         .withWatermark("at", "1 second")
         .groupBy(f.window("at", "10 seconds").alias("w"), "key")

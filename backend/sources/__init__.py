@@ -31,16 +31,6 @@ class Source(Protocol):
     def topics(self) -> tuple[str, ...]:
         """The topics, in the order in which the manifest numbers them."""
 
-    def stream(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming DataFrame of records."""
-
-    def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
-        """Return exactly the records in half-open offset ranges: the replay.
-
-        Raises:
-            HistoryLost: The source no longer has a part of the ranges.
-        """
-
     def offsets(self, spark: SparkSession) -> dict[TopicPartition, OffsetRange]:
         """Give what is there now: the earliest offset, and the one after the latest."""
 
@@ -71,17 +61,33 @@ class Remembering(Source, Protocol):
         """
 
 
+class BySpark(Source, Protocol):
+    """A source that Spark reads."""
+
+    def stream(self, spark: SparkSession) -> DataFrame:
+        """Return the streaming DataFrame of records."""
+
+    def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
+        """Return exactly the records in half-open offset ranges, none of which is empty: the replay.
+
+        Not asked of a DataFrame, whose rows have no offsets of their own.
+
+        Raises:
+            HistoryLost: The source no longer has a part of the ranges.
+        """
+
+
 class Direct(Source, Protocol):
     """A source that is read in the Python workers (`backend.spark.reading`)."""
 
     @property
     def direct(self) -> bool:
-        """Whether it is: else Spark reads it."""
+        """Whether it is: else it is `BySpark`."""
 
     def stream_reader(
         self, names: Collection[str] | None = None, first: Mapping[TopicPartition, int] | None = None
     ) -> DataSourceStreamReader:
-        """Return what plans the stream and reads a task's share; the same offsets as `stream`.
+        """Return what plans the stream and reads a task's share; the same offsets as `BySpark.stream`.
 
         Args:
             names: Fields of the values that are needed; None for all.

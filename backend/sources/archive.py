@@ -23,7 +23,7 @@ from recovery.files import check_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
     from backend.sources.archive_reader import ArchiveStreamReader, Piece
@@ -120,25 +120,6 @@ class ArchiveSource:
             check_topics(self.path, archive, found, self.known)
         return {key: index for key, index in found.items() if not self.only or key[0] in self.only}
 
-    def stream(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming DataFrame of records; a query that starts anew begins at the earliest offsets."""
-        from backend.sources.archive_reader import row_schema
-        from backend.spark.reading import streamed
-
-        return streamed(spark, self.stream_reader(), row_schema(self.value), iter)
-
-    def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
-        """Return exactly the records of half-open offset ranges, each range in order within its tasks.
-
-        Raises:
-            HistoryLost: A range reaches outside of what the archive holds.
-            SourceGap: Offsets are missing within it.
-        """
-        from backend.spark.reading import replayed
-
-        pieces, read, schema = self.pieces(spark, {key: [bounds] for key, bounds in ranges.items()})
-        return replayed(spark, pieces, read, schema, iter)
-
     def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it."""
         return {key: index.range for key, index in self.look().items()}
@@ -175,7 +156,12 @@ class ArchiveSource:
         ranges: Mapping[TopicPartition, Sequence[OffsetRange]],
         names: Collection[str] | None = None,
     ) -> tuple[Sequence[Piece], Callable[[Piece], Iterator[pa.RecordBatch]], StructType]:
-        """Return pieces of offset ranges, what reads one, and the schema; raises as `batch` does."""
+        """Return pieces of offset ranges, what reads one, and the schema.
+
+        Raises:
+            HistoryLost: A range reaches outside of what the archive holds.
+            SourceGap: Offsets are missing within it.
+        """
         from backend.sources.archive_reader import ArchiveReader, read_piece
 
         reader = ArchiveReader(self, names)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import reprlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from backend.batch import RESERVED
-from backend.errors import HistoryLost
 from backend.rows import RowCodec
 from backend.sources import OffsetRange, TopicPartition
 from backend.sources.formats import Parse
@@ -98,19 +97,6 @@ class DataFrameSource:
             f.lit(None).cast("timestamp").alias("timestamp"),
             f.lit(None).cast("binary").alias("key"),
             f.struct("*").alias("value"),
-        )
-
-    def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
-        """Refuse: there is nobody to ask for the rows again.
-
-        Raises:
-            HistoryLost: Always.
-        """
-        raise HistoryLost(
-            "a DataFrame's rows cannot be read again",
-            where=self.name,
-            why="Spark gives them once, when their micro-batch runs",
-            command="read the source behind it with archive(...) or kafka(...) where you need that",
         )
 
     def offsets(self, spark: SparkSession) -> dict[TopicPartition, OffsetRange]:

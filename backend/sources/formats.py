@@ -5,19 +5,18 @@ Nothing is dropped: a value that does not parse keeps its bytes in `raw` and a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend.boundary import check_function, crossing, user_code
+from backend.boundary import check_function, user_code
 from backend.sources.avro import AvroDecoder, fields_of
 from backend.sources.json_columns import JsonColumns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
 FORMATS = ("json", "avro", "typed", "raw", "function")
@@ -277,27 +276,3 @@ def record_schema(value: DataType, *, judged: bool = False) -> StructType:
             *more,
         ]
     )
-
-
-def parsed(rows: DataFrame, parse: Parse, fields: StructType) -> DataFrame:
-    """Return a DataFrame of records as one of `COLUMNS`: for those who look at a source without a job.
-
-    Args:
-        rows: Records, as `Source.stream` and `Source.batch` give them.
-        parse: Of the source.
-        fields: Of the source.
-    """
-    from pyspark.sql.types import BinaryType, StringType, StructField, StructType
-
-    head = record_schema(BinaryType()).fields[:-1]
-    tail = [("fields", fields), ("raw", BinaryType()), ("malformed", StringType())]
-
-    schema = StructType([*head, *(StructField(*one) for one in tail)])
-
-    def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            found = parse(batch)
-            raw = found.column("raw").cast(pa.binary())
-            yield found.set_column(COLUMNS.index("raw"), "raw", raw)
-
-    return rows.mapInArrow(crossing(parse_batches), schema)

@@ -92,21 +92,17 @@ class KafkaSource:
         return TopicWatch(self.settings, self.topics, self.known)
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming DataFrame of records; a query that starts anew begins at `starting`.
+        """Return the connector's streaming DataFrame of records; a query that starts anew begins at `starting`.
 
         Offsets that are gone fail the query. Partitions that are added while it runs are read from their beginning.
         """
-        if self.direct:
-            from backend.spark.reading import streamed
-
-            return streamed(spark, self.stream_reader(), records(), iter)
         options = {"subscribe": ",".join(self.topics), "startingOffsets": self.starting, "failOnDataLoss": "true"}
         if self.max_offsets_per_trigger is not None:
             options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
         return self._rows(spark, options, streaming=True)
 
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> DataFrame:
-        """Return exactly the records of half-open offset ranges.
+        """Return exactly the records of half-open offset ranges, none of which is empty, as the connector reads them.
 
         Raises:
             HistoryLost: A range reaches outside of what the topics hold, or a topic is compacted.
@@ -115,13 +111,7 @@ class KafkaSource:
         AccessRefused: The cluster refuses the credentials or their rights.
         """
         wanted = self._available(ranges)
-        if wanted:
-            self.check_replayable()
-        if self.direct or not wanted:
-            from backend.spark.reading import replayed
-
-            pieces, read, schema = self.pieces(spark, {key: [bounds] for key, bounds in wanted.items()})
-            return replayed(spark, pieces, read, schema, iter)
+        self.check_replayable()
         options = {
             "assign": _partitions(wanted),
             "startingOffsets": _by_topic({key: bounds[0] for key, bounds in wanted.items()}),

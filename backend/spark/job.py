@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
@@ -20,7 +20,7 @@ from pyspark.sql.types import DateType, IntegralType, LongType, TimestampNTZType
 
 from backend.batch import Operator, SourcePartition
 from backend.boundary import crossing
-from backend.sources import Direct, Source, is_direct
+from backend.sources import BySpark, Direct, Source, is_direct
 from backend.sources.dataframe import is_ranked
 from backend.spark.control import control_rows
 from backend.spark.first_offsets import first_positions, known_positions, write_positions
@@ -261,7 +261,8 @@ class Job:
                     getattr(reader, "code", lambda _: None)(side.key[0])
                 packed.append(streamed(spark, reader, frames.PACKED_SCHEMA, stage, trigger_ms))
             else:
-                packed.append(side.source.stream(spark).mapInArrow(crossing(stage), frames.PACKED_SCHEMA))
+                rows = cast(BySpark, side.source).stream(spark)
+                packed.append(rows.mapInArrow(crossing(stage), frames.PACKED_SCHEMA))
 
         def pack_control(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             time_ms = clock()
@@ -311,7 +312,8 @@ class Job:
                 pieces, read, _ = direct.pieces(spark, available, side.names(what))
                 parts.append(replayed(spark, pieces, read, schema, select))
             else:
-                parts.append(side.source.batch(spark, wanted).mapInArrow(crossing(select), schema))
+                rows = cast(BySpark, side.source).batch(spark, wanted)
+                parts.append(rows.mapInArrow(crossing(select), schema))
         return _union(parts) if parts else None
 
     def _pack_input(self, side: Input) -> PackInput:

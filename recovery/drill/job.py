@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from backend.batch import SourcePartition
-    from backend.sources import Direct, OffsetRange, Source, TopicPartition
+    from backend.sources import BySpark, Direct, OffsetRange, Source, TopicPartition
     from backend.spark.stream import Pipeline
     from recovery.listener import Restoring
 
@@ -145,7 +145,7 @@ class Aged(Wrapped):
     def batch(self, spark: SparkSession, ranges: Mapping[TopicPartition, OffsetRange]) -> Any:
         """Refuse what is gone, as every source does."""
         self._check_available(spark, ranges)
-        return self.source.batch(spark, ranges)
+        return cast("BySpark", self.source).batch(spark, ranges)
 
     def pieces(
         self, spark: SparkSession, ranges: Mapping[TopicPartition, Sequence[OffsetRange]], names: Any = None

@@ -29,6 +29,7 @@ from backend.spark.reading import streamed
 from backend.spark.start import StartOptions, build_job
 from recovery.testing.events import Event
 from tests.kafka.test_kafka_source import delete_below
+from tests.support.parsed import records_of
 from tests.support.waiting import ended
 from tests.unit.test_json_columns import GOOD, ODD
 from tests.unit.test_kafka_fetch import Message
@@ -287,13 +288,13 @@ def test_offsets_that_retention_takes_stop_the_read_by_name(spark, kafka_broker,
     kafka_topics.produce(topic, [{"n": n} for n in range(10)])
     source = kafka(topic, servers=kafka_broker.settings, value="n int")
     ranges = {(topic, 0): (2, 10)}
-    frame = source.batch(spark, ranges)
+    frame = records_of(spark, source, ranges)
     assert [row.offset for row in frame.orderBy("offset").collect()] == list(range(2, 10))
     delete_below(kafka_broker.settings, topic, 6)
     with pytest.raises(Exception, match=r"\[rewind:HistoryLost\].*offset [24] comes next"):
         frame.collect()
     with pytest.raises(HistoryLost, match="needed are 2 to 9, there are 6 to 9"):
-        source.batch(spark, ranges)
+        records_of(spark, source, ranges)
 
 
 def test_a_client_that_had_fetched_more_gives_the_next_range_exactly(kafka_broker, kafka_topics):

@@ -24,6 +24,7 @@ from recovery.commit.option_sets import ByVersion
 from recovery.testing.events import Event
 from tests.kafka.test_changelog_kafka import delete_below
 from tests.kafka.test_kafka_stream import Job, events, last_revisions, windows_of
+from tests.support.parsed import records_of
 from tests.support.waiting import ended, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -54,12 +55,13 @@ def test_a_topic_that_was_made_again_is_refused_by_every_look_and_by_a_replay(sp
     reader, watch = source.stream_reader(), source.watch()
     assert reader.latestOffset({topic: {"0": 10}}, ReadAllAvailable()) == {topic: {"0": 10}}
     watch.look(positions(topic, 10))
-    assert source.batch(spark, {(topic, 0): (0, 10)}).count() == 10
+    assert records_of(spark, source, {(topic, 0): (0, 10)}).count() == 10
     made_again(kafka_topics, topic, 27)
     for look in (
         lambda: reader.latestOffset({topic: {"0": 10}}, ReadAllAvailable()),
         lambda: watch.look(positions(topic, 10)),
-        lambda: source.batch(spark, {(topic, 0): (0, 10)}),
+        lambda: records_of(spark, source, {(topic, 0): (0, 10)}),
+        lambda: replace(source, reader="connector").batch(spark, {(topic, 0): (0, 10)}),
         lambda: source.check_positions({(topic, 0): 10}),
     ):
         with pytest.raises(SourceWentBack, match="was deleted and made again"):
@@ -195,7 +197,7 @@ def test_a_compacted_topic_is_refused_where_messages_are_kept_and_taken_where_no
     assert made(tmp_path / "c") == set()
     kafka_topics.produce(topic, [Event({"n": 1}, key="k")])
     with pytest.raises(HistoryLost, match="compacted"):
-        source.batch(spark, {(topic, 0): (0, 1)})
+        replace(source, reader="connector").batch(spark, {(topic, 0): (0, 1)})
     refused = spark.createDataFrame([(topic, 0, 0)], "topic string, partition int, offset bigint")
     assert [bytes(row["key"]) for row in fetch_refused(spark, source, refused).collect()] == [b"k"]
     counted = windows.aggregate(count=count(), total=sum_("n"))

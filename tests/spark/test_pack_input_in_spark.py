@@ -22,6 +22,7 @@ from backend.spark.job import Job, describe
 from backend.spark.start import StartOptions, build_job
 from recovery.commit.manifest import Manifest
 from recovery.commit.outputs import forget_outputs
+from tests.support.parsed import records_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.gentle]
 
@@ -115,7 +116,7 @@ def by_spark(spark: Any, source: ArchiveSource, key: tuple[str, ...], time: str 
     # a key that is too long goes where null does
     fit = [f.when(length <= 30_000, f.col("value")[name]) for name in key]
     hashed = f.xxhash64(*[widths.get(name, lambda column: column)(own) for name, own in zip(key, fit, strict=True)])
-    rows = source.batch(spark, source.offsets()).select(
+    rows = records_of(spark, source, source.offsets()).select(
         f.when(f.col("topic") == "u", 1).otherwise(0).alias("stream"),
         "partition",
         "offset",

@@ -157,7 +157,7 @@ def test_of_a_compacted_topic_refused_messages_come_back_and_replays_do_not(monk
     made = build_job(job, session, StartOptions(shards=1), stored=None, first_offsets=list)
     for replay in (
         lambda: made.replay(session, {(0, 0): (4, 5)}, iter, "n int"),
-        lambda: source.batch(session, {("t", 0): (4, 5)}),
+        lambda: replace(source, reader="connector").batch(session, {("t", 0): (4, 5)}),
     ):
         with pytest.raises(HistoryLost, match="a compacted topic cannot be read again"):
             replay()
