@@ -35,7 +35,8 @@ from typing import Any
 import numpy as np
 
 from backend import count, kafka, max_, median, policies, stream, sum_, tumbling
-from backend.sources.kafka import IN_BULK, records
+from backend.sources.formats import record_schema
+from backend.sources.kafka import IN_BULK
 from backend.sources.spark_offsets import positions_in
 from backend.spark.reading import streamed
 from backend.spark.session.connector import ensure_connector
@@ -160,7 +161,7 @@ class Ours:
 
         source = self.source()
         query = (
-            streamed(self.spark, source.stream_reader(), records(), parsed)
+            streamed(self.spark, source.stream_reader(), record_schema(), parsed)
             .writeStream.format("noop")
             .option("checkpointLocation", str(self.directory / "floor"))
             .trigger(availableNow=True)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import BinaryType, StructType
+from pyspark.sql.types import StructType
 
 from backend.errors import HistoryLost, SourceWentBack, UnknownFormat
 from backend.sources import OffsetRange, TopicPartition
@@ -43,10 +43,10 @@ def row_schema(value: ValueFormat, names: Collection[str] | None = None) -> Stru
         names: Fields of structs that are needed; one stays at least, to tell a null value. None for all.
     """
     if value.name != "typed":
-        return record_schema(BinaryType())
+        return record_schema()
     fields = value.fields().fields
     chosen = fields if names is None else [field for field in fields if field.name in names] or fields[:1]
-    return record_schema(StructType(chosen), judged=True)
+    return record_schema(StructType(chosen))
 
 
 @dataclass

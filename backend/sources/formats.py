@@ -247,32 +247,14 @@ def parse_ddl(text: str, option: str) -> DataType:
         raise ValueError(f"{option}: is not Spark DDL, such as 'name string, price double': {said}") from None
 
 
-def record_schema(value: DataType, *, judged: bool = False) -> StructType:
+def record_schema(values: StructType | None = None) -> StructType:
     """Return the schema of `RECORD`.
 
     Args:
-        value: Spark's type of the column `value`.
-        judged: With `MALFORMED` behind it.
+        values: Of values that are structs already, with `MALFORMED` behind them; None: they are bytes.
     """
-    from pyspark.sql.types import (
-        BinaryType,
-        IntegerType,
-        LongType,
-        StringType,
-        StructField,
-        StructType,
-        TimestampType,
-    )
+    from pyspark.sql.types import StructType
 
-    more = [StructField(MALFORMED, StringType())] if judged else []
-    return StructType(
-        [
-            StructField("topic", StringType()),
-            StructField("partition", IntegerType()),
-            StructField("offset", LongType()),
-            StructField("timestamp", TimestampType()),
-            StructField("key", BinaryType()),
-            StructField("value", value),
-            *more,
-        ]
-    )
+    head = StructType().add("topic", "string").add("partition", "integer").add("offset", "long")
+    head = head.add("timestamp", "timestamp").add("key", "binary")
+    return head.add("value", "binary") if values is None else head.add("value", values).add(MALFORMED, "string")

@@ -222,7 +222,7 @@ class KafkaSource:
             for piece in cut(*key, start, end, per_task)
         ]
         configuration = {**self.settings.inlined().for_client(), "isolation.level": self.isolation}
-        return found, partial(read_records, configuration), records()
+        return found, partial(read_records, configuration), record_schema()
 
     def offsets(self, spark: SparkSession | None = None) -> dict[TopicPartition, OffsetRange]:
         """Give per source partition the earliest offset and the one after the latest; Spark is not needed for it.
@@ -472,13 +472,6 @@ def _partitions(wanted: Iterable[TopicPartition]) -> str:
     for topic, partition in wanted:
         topics.setdefault(topic, []).append(partition)
     return json.dumps(topics)
-
-
-def records() -> StructType:
-    """Return the schema of the client's records."""
-    from pyspark.sql.types import BinaryType
-
-    return record_schema(BinaryType())
 
 
 def _ddl(text: str) -> list[tuple[str, str]]:

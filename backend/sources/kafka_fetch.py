@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType
 
 from backend.chunks import repeated
 from backend.errors import HistoryLost, RewindError, SourceDamaged, SourceUnavailable, SourceWentBack
@@ -63,7 +62,7 @@ READING = {
     "log_level": "0",
 }
 
-RECORDS = to_arrow_schema(record_schema(BinaryType()), timezone="UTC")
+RECORDS = to_arrow_schema(record_schema(), timezone="UTC")
 
 _idle: dict[str, Any] = {}
 

@@ -20,7 +20,7 @@ from backend import count, fetch_refused, kafka, median, stream, sum_, tumbling
 from backend.errors import HistoryLost, SourceWentBack
 from backend.kafka_client.reader import next_messages
 from backend.sources import kafka_fetch
-from backend.sources.kafka import records
+from backend.sources.formats import record_schema
 from backend.sources.kafka_fetch import fetch
 from backend.sources.kafka_reader import KafkaStreamReader
 from backend.sources.spark_offsets import positions_in
@@ -361,7 +361,7 @@ def test_nothing_secret_is_told_by_plans(spark, kafka_broker, kafka_topics):
     reader = told.stream_reader(first={(topic, 0): 0})
     assert reader.plan.configuration["sasl.password"] == "s3cret-word"
     assert "s3cret-word" not in repr(reader.plan)
-    frame = streamed(spark, reader, records(), iter)
+    frame = streamed(spark, reader, record_schema(), iter)
     explained = frame._jdf.queryExecution().toString() + frame._jdf.queryExecution().logical().toString()
     assert "s3cret-word" not in explained
 

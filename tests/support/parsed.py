@@ -42,7 +42,7 @@ def stream_of(spark: Any, source: Any) -> Any:
 
 def _parsed(rows: Any, source: Source) -> Any:
     parse = source.parse("UTC")
-    head = record_schema(BinaryType()).fields[:-1]
+    head = record_schema().fields[:-1]
     tail = [("fields", source.fields()), ("raw", BinaryType()), ("malformed", StringType())]
     schema = StructType([*head, *(StructField(*one) for one in tail)])
 
