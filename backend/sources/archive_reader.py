@@ -28,6 +28,7 @@ from backend.sources.archive_index import PartitionIndex, Slice, gap_error
 from backend.sources.archive_seen import Memory, check_seen
 from backend.sources.formats import ValueFormat, record_schema
 from backend.sources.results_files import read_results
+from backend.sources.spark_offsets import offset_json, positions_in
 
 if TYPE_CHECKING:
     from backend.sources.archive import ArchiveSource
@@ -215,13 +216,8 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
         self, index: dict[TopicPartition, PartitionIndex], start: dict[str, Any], ends: dict[TopicPartition, int]
     ) -> dict[str, Any]:
         firsts = _positions(start, "first")
-        result: dict[str, Any] = self.initialOffset()
-        for (topic, partition), end in sorted(ends.items()):
-            first = firsts.get((topic, partition))
-            first = index[topic, partition].range[0] if first is None else first
-            result["next"].setdefault(topic, {})[str(partition)] = end
-            result["first"].setdefault(topic, {})[str(partition)] = first
-        return result
+        firsts = {key: firsts[key] if key in firsts else index[key].range[0] for key in ends}
+        return {"format": FORMAT, "next": offset_json(ends), "first": offset_json(firsts)}
 
 
 def _positions(offset: dict[str, Any], part: str) -> dict[TopicPartition, int]:
@@ -231,4 +227,4 @@ def _positions(offset: dict[str, Any], part: str) -> dict[TopicPartition, int]:
             why=f"format {offset.get('format')!r}, this release reads {FORMAT}",
             command="install the release that wrote it",
         )
-    return {(topic, int(number)): at for topic, numbers in offset[part].items() for number, at in numbers.items()}
+    return positions_in(offset[part])
