@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import fsspec
@@ -42,6 +43,10 @@ from recovery.files import decode_struct, is_object_store, move_file
 
 FORMAT = 1
 INDEX_NAME = "_rewind_archive.json"
+_FIRST, _LAST = attrgetter("first"), attrgetter("last")
+"""Of a slice."""
+_START, _END = itemgetter(0), itemgetter(1)
+"""Of a gap."""
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -92,13 +97,13 @@ class PartitionIndex:
 
     def cut(self, start: int, end: int) -> tuple[list[Slice], list[OffsetRange]]:
         """Give the slices and gaps that overlap `[start, end)`."""
-        low, high = bisect_left(self.slices, start, key=_last), bisect_left(self.slices, end, key=_first)
-        after, before = bisect_right(self.gaps, start, key=_end), bisect_left(self.gaps, end, key=_start)
+        low, high = bisect_left(self.slices, start, key=_LAST), bisect_left(self.slices, end, key=_FIRST)
+        after, before = bisect_right(self.gaps, start, key=_END), bisect_left(self.gaps, end, key=_START)
         return list(self.slices[low:high]), list(self.gaps[after:before])
 
     def next_present(self, offset: int) -> int:
         """Give the first offset at or after `offset` that no declared gap covers."""
-        at = bisect_right(self.gaps, offset, key=_end)
+        at = bisect_right(self.gaps, offset, key=_END)
         return self.gaps[at][1] if at < len(self.gaps) and self.gaps[at][0] <= offset else offset
 
 
@@ -210,23 +215,19 @@ class Archive:
             StorageFailed: The filesystem does not answer.
         """
         with reached(self.uri):
-            self._write_index(gaps)
-
-    def _write_index(self, gaps: Sequence[Gap]) -> None:
-        filesystem, root = fsspec.core.url_to_fs(self.uri)
-        filesystem.invalidate_cache()
-        with suppress(FileNotFoundError):
-            filesystem.rm_file(f"{root}/{INDEX_NAME}")
-        entries = []
-        for path, stamp in _listed(filesystem, root)[0].items():
-            entries.append(_opened(filesystem, root, path, stamp))
-        check(entries, gaps)
-        data = msgspec.json.format(msgspec.json.encode(IndexFile(FORMAT, entries, list(gaps))), indent=1)
-        target = f"{root}/{INDEX_NAME}"
-        draft = target if is_object_store(filesystem) else f"{target}.part"
-        filesystem.pipe_file(draft, data)
-        if draft != target:
-            move_file(filesystem, draft, target)
+            filesystem, root = fsspec.core.url_to_fs(self.uri)
+            filesystem.invalidate_cache()
+            with suppress(FileNotFoundError):
+                filesystem.rm_file(f"{root}/{INDEX_NAME}")
+            listed, _ = _listed(filesystem, root)
+            entries = [_opened(filesystem, root, path, stamp) for path, stamp in listed.items()]
+            check(entries, gaps)
+            data = msgspec.json.format(msgspec.json.encode(IndexFile(FORMAT, entries, list(gaps))), indent=1)
+            target = f"{root}/{INDEX_NAME}"
+            draft = target if is_object_store(filesystem) else f"{target}.part"
+            filesystem.pipe_file(draft, data)
+            if draft != target:
+                move_file(filesystem, draft, target)
 
     def _of_topics(self, entry: FileEntry) -> FileEntry | None:
         """Give what a file holds of the topics that are read; None where it holds other ones alone."""
@@ -361,27 +362,11 @@ def covered(gaps: Sequence[OffsetRange], start: int, end: int) -> int:
     >>> covered([(2, 4), (8, 20)], 3, 10)
     3
     """
-    total, at = 0, bisect_right(gaps, start, key=_end)
+    total, at = 0, bisect_right(gaps, start, key=_END)
     while at < len(gaps) and gaps[at][0] < end:
         total += max(0, min(end, gaps[at][1]) - max(start, gaps[at][0]))
         at += 1
     return total
-
-
-def _start(gap: OffsetRange) -> int:
-    return gap[0]
-
-
-def _end(gap: OffsetRange) -> int:
-    return gap[1]
-
-
-def _first(piece: Slice) -> int:
-    return piece.first
-
-
-def _last(piece: Slice) -> int:
-    return piece.last
 
 
 def gap_error(path: str, topic: str, partition: int, start: int, end: int) -> SourceGap:
