@@ -98,7 +98,7 @@ def read_range(
                     handle, metadata=parquet.metadata, page_checksum_verification=True, read_dictionary=coded
                 )
             for batch in _batches(parquet, groups, columns, rows_at_once, coded=bool(coded)):
-                rows = _rows_of(batch, topic, partition, start, end)
+                rows = rows_of(batch, topic, partition, start, end)
                 expected = check_rows(rows.column("offset"), expected, gaps, piece.path, topic, partition)
                 if rows.num_rows:
                     yield cast(rows, own, where)
@@ -255,8 +255,8 @@ def _columns(schema: pa.Schema, here: pa.Schema) -> list[str]:
     return [*REQUIRED[:-1], *(f"value.{name}" for name in wanted)]
 
 
-def _rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end: int) -> pa.RecordBatch:
-    """Return the rows of a range, with the columns that were not read because statistics say what they are."""
+def rows_of(batch: pa.RecordBatch, topic: str, partition: int, start: int, end: int) -> pa.RecordBatch:
+    """Return the rows of a range, with the columns that were not read because it is known what they are."""
     offset, count, names = batch.column("offset"), batch.num_rows, batch.schema.names
     masks, ends = [], pc.min_max(offset)
     if not count or offset.null_count or ends["min"].as_py() < start or ends["max"].as_py() >= end:

@@ -30,15 +30,13 @@ import fsspec
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
-from backend.chunks import repeated
 from backend.errors import UNDECODABLE, HistoryLost, SourceDamaged, StorageFailed
 from backend.sources import OffsetRange, TopicPartition
-from backend.sources.archive_files import batch_rows, cast
+from backend.sources.archive_files import batch_rows, cast, rows_of
 from backend.sources.archive_footer import STRUCT, FileEntry, Span, readable
 from backend.sources.archive_index import Archive, PartitionIndex, Slice
 from backend.sources.listing import files_below, is_folder, names_in
@@ -259,16 +257,11 @@ def read_results(
             for batch in parquet.iter_batches(rows_at_once, columns=here, use_threads=False):
                 offsets = pa.array(np.arange(at, at + batch.num_rows), pa.int64())
                 at += batch.num_rows
-                value = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
                 columns = {
-                    "topic": repeated(topic, len(offsets)),
-                    "partition": pa.array(np.full(len(offsets), partition, np.int32)),
                     "offset": offsets,
                     "timestamp": pa.nulls(len(offsets), pa.timestamp("ms", "UTC")),
-                    "key": pa.nulls(len(offsets), pa.binary()),
-                    "value": value,
+                    "value": pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema)),
                 }
-                within = pc.and_(pc.greater_equal(offsets, wanted[0]), pc.less(offsets, wanted[1]))
-                rows = pa.RecordBatch.from_pydict(columns).filter(within)
+                rows = rows_of(pa.RecordBatch.from_pydict(columns), topic, partition, *wanted)
                 if rows.num_rows:
                     yield cast(rows, schema, where)
