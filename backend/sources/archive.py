@@ -47,10 +47,6 @@ class ArchiveSource:
     looked: list[dict[TopicPartition, PartitionIndex]] | None = field(default=None, compare=False, repr=False)
     """What `pieces` found the first time, of a source that looks once; None: it looks each time."""
 
-    def of_results(self) -> ArchiveSource:
-        """Return this source over the results of a job; see `backend.sources.results_files`."""
-        return replace(self, results=True)
-
     def looking_once(self) -> ArchiveSource:
         """Return this source for one replay in many jobs: `pieces` lists the archive, and reads footers, once."""
         return replace(self, looked=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -33,7 +34,7 @@ def results_of(path: str | Path, *, value: str = "", max_rows_per_batch: int = D
         raise ValueError(f"max_rows_per_batch={max_rows_per_batch!r}: must be an integer of at least 1")
     columns = value or _columns(place)
     source = archive(place, value=columns, format="typed", topics=[TOPIC], max_offsets_per_batch=max_rows_per_batch)
-    return source.of_results()
+    return replace(source, results=True)
 
 
 def _columns(place: str) -> str:
