@@ -478,7 +478,7 @@ def _timestamp(zone: tzinfo | None, value: Any) -> int:
     )
     if place is not None and zone is None:
         raise Malformed
-    own = _zone(place) if place is not None else zone or UTC
+    own = zone_of(place) if place is not None else zone or UTC
     micros = int(((fraction or "") + "000000")[:6])
     return instant(datetime(year, month, day, hour, minute, second, micros), own)
 
@@ -516,13 +516,6 @@ def instants(local: pa.Array, timezone: str) -> pa.Array:
         at = instant(_NAIVE_ZERO + (moment - cycles * _CYCLE_US) * _MICRO, zone) + cycles * _CYCLE_US
         ticks[row] = min(max(at, -_MOST_US), _MOST_US)
     return pa.array(ticks, pa.int64()).cast(kind)
-
-
-def _zone(text: str) -> tzinfo:
-    try:
-        return zone_of(text)
-    except ValueError as error:
-        raise Malformed(text) from error
 
 
 @cache
