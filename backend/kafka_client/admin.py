@@ -341,7 +341,6 @@ def admin_client(settings: KafkaSettings) -> Any:
 def configuration(
     admin: Any,
     topic: str,
-    settle_s: float | None = None,
     timeout_s: float | None = None,
     unknown_s: float | None = None,
 ) -> dict[str, str]:
@@ -360,7 +359,7 @@ def configuration(
         answers = answer(admin, admin.describe_configs([resource], request_timeout=timeout_s)[resource], timeout_s)
         return {name: entry.value for name, entry in answers.items()}
 
-    return while_it_settles(asked, timeout_s=settle_s, unknown_s=unknown_s)
+    return while_it_settles(asked, unknown_s=unknown_s)
 
 
 def create_topic(
