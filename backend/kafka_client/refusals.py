@@ -100,12 +100,17 @@ def hearing(kind: type, configuration: Mapping[str, Any]) -> Any:
     except KafkaException as error:
         if error.args[0].code() != KafkaError._INVALID_ARG:
             raise
-        why = str(error.args[0].str())
-        for name, secret in configuration.items():
-            why = why.replace(str(secret), "***") if "password" in name and secret else why
+        why = hidden(str(error.args[0].str()), configuration)
         raise ValueError(
             f"servers={configuration.get('bootstrap.servers')!r}: no client takes the settings: {one_line(why)}"
         ) from None
+
+
+def hidden(text: str, configuration: Mapping[str, Any]) -> str:
+    """Return a client's text without the passwords of its configuration."""
+    for name, secret in configuration.items():
+        text = text.replace(str(secret), "***") if "password" in name and secret else text
+    return text
 
 
 @cache

@@ -27,7 +27,7 @@ from backend.chunks import repeated
 from backend.errors import HistoryLost, RewindError, SourceDamaged, SourceUnavailable, SourceWentBack
 from backend.kafka_client.loss import KEEP
 from backend.kafka_client.reader import next_messages
-from backend.kafka_client.refusals import hearing, missing, named, refusals
+from backend.kafka_client.refusals import hearing, hidden, missing, named, refusals
 from backend.kafka_client.settling import SETTLE_S
 from backend.sources.formats import record_schema
 from backend.sources.kafka_watch import ANEW
@@ -261,7 +261,7 @@ class _Silence:
             self._missing = (now, self._missing[1]) if unknown is None else None
         if now - self._since > STALL_S:
             # a batch that does not match its checksum comes again and again
-            why = _hidden(self._configuration, self._why)
+            why = hidden(self._why, self._configuration)
             raise (SourceDamaged if self._torn else SourceUnavailable)(
                 "Kafka gives no more messages",
                 where=self._where,
@@ -393,7 +393,7 @@ def _refused(configuration: Mapping[str, str], where: str, error: Exception) -> 
         SourceUnavailable,
         "Kafka cannot be read",
         where=where,
-        why=_hidden(configuration, str(error)),
+        why=hidden(str(error), configuration),
         error=error,
         command="check the brokers; then start the query again",
     )
@@ -431,8 +431,3 @@ def _uncollected() -> Iterator[None]:
     finally:
         if running:
             gc.enable()
-
-
-def _hidden(configuration: Mapping[str, str], text: str) -> str:
-    password = configuration.get("sasl.password")
-    return text.replace(password, "***") if password else text
