@@ -165,15 +165,13 @@ class KafkaSettings:
         Key and certificate are read here and travel as text, so they need not exist on the executors; the authorities'
         file does too.
         """
-        options = {"bootstrap.servers": self.servers, "security.protocol": self.protocol}
+        options = self._of_both(unchecked="")
         if self.mechanism:
             options["sasl.mechanism"] = self.mechanism
             options["sasl.jaas.config"] = (
                 f"{_LOGIN[self.mechanism]} required "
                 f'username="{quoted(self.username)}" password="{quoted(self.password)}";'
             )
-        if self.protocol.endswith("SSL"):
-            options["ssl.endpoint.identification.algorithm"] = "https" if self.check_host else ""
         if self.ca_file:
             options["ssl.truststore.type"] = "PEM"
             options["ssl.truststore.certificates"] = pem(self.ca_file)
@@ -181,20 +179,23 @@ class KafkaSettings:
             options["ssl.keystore.type"] = "PEM"
             options["ssl.keystore.certificate.chain"] = pem(self.certificate_file)
             options["ssl.keystore.key"] = pem(self.key_file)
-        if self.key_password:
-            options["ssl.key.password"] = self.key_password
         return {f"kafka.{name}": value for name, value in options.items()}
 
     def for_client(self) -> dict[str, str]:
         """Give the configuration of confluent-kafka (librdkafka's names)."""
-        options = {"bootstrap.servers": self.servers, "security.protocol": self.protocol}
+        options = self._of_both(unchecked="none")
         if self.mechanism:
             options |= {"sasl.mechanism": self.mechanism, "sasl.username": self.username or ""}
             options["sasl.password"] = self.password or ""
-        if self.protocol.endswith("SSL"):
-            options["ssl.endpoint.identification.algorithm"] = "https" if self.check_host else "none"
         files = {"ca": self.ca_file, "certificate": self.certificate_file, "key": self.key_file}
         options |= {f"ssl.{kind}.{_form(file)}": file for kind, file in files.items() if file}
+        return options
+
+    def _of_both(self, unchecked: str) -> dict[str, str]:
+        """Give what both clients call the same; `unchecked` is a broker's name that need not be in its certificate."""
+        options = {"bootstrap.servers": self.servers, "security.protocol": self.protocol}
+        if self.protocol.endswith("SSL"):
+            options["ssl.endpoint.identification.algorithm"] = "https" if self.check_host else unchecked
         if self.key_password:
             options["ssl.key.password"] = self.key_password
         return options
