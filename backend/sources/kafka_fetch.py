@@ -174,9 +174,47 @@ class _Range:
     def judge(self, consumer: Any, failed: list[Any]) -> None:
         """Judge what came instead of messages; raises as `_judged` does."""
         for message in failed:
-            seen = _judged(consumer, message, self._configuration, self._place, self.following)
+            seen = self._judged(consumer, message)
             self.following, self.lost = max(self.following, seen), self.lost or seen < 0
             self.silence.hear(message.error())
+
+    def _judged(self, consumer: Any, message: Any) -> int:
+        """Judge what came instead of a message; return the offset that it speaks of, 0 for none.
+
+        It is -1 where the client has lost its place: behind a damaged batch, or where it asked for another offset.
+
+        Raises:
+            HistoryLost: The offsets are gone.
+            SourceWentBack: The partition ends before them.
+            AccessRefused, SourceUnavailable: It will not pass.
+        """
+        from confluent_kafka import KafkaError, KafkaException
+
+        error = message.error()
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            return int(message.offset())
+        if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            bounds = _bounds(consumer, self._place)
+            if "truncation" in error.str() or (bounds is not None and bounds[1] < self.following):
+                up_to = f"it holds offsets up to {bounds[1] - 1}: " if bounds is not None else ""
+                raise SourceWentBack(
+                    "a partition has lost its end",
+                    where=self.where,
+                    why=f"offset {self.following} comes next, {up_to}{error.str()}",
+                    command=ANEW,
+                )
+            if bounds is None or self.following >= bounds[0]:
+                return -1
+            raise HistoryLost(
+                "the topic does not hold offsets that are needed",
+                where=self.where,
+                why=f"offset {self.following} comes next: {error.str()}",
+                command=KEEP,
+            )
+        if error.fatal() or code in refusals():
+            raise _refused(self._configuration, self.where, KafkaException(error))
+        return -1 if code in _damage() else 0
 
 
 def _ask_again(consumer: Any, left: list[_Range]) -> None:
@@ -319,47 +357,6 @@ def _records(messages: list[Any], topic: str, partition: int, following: int, en
         pa.array([message.value() for message in messages], pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
-
-
-def _judged(
-    consumer: Any, message: Any, configuration: Mapping[str, str], place: tuple[str, int], following: int
-) -> int:
-    """Judge what came instead of a message; return the offset that it speaks of, 0 for none.
-
-    It is -1 where the client has lost its place: behind a damaged batch, or where it asked for another offset.
-
-    Raises:
-        HistoryLost: The offsets are gone.
-        SourceWentBack: The partition ends before them.
-        AccessRefused, SourceUnavailable: It will not pass.
-    """
-    from confluent_kafka import KafkaError, KafkaException
-
-    error, where = message.error(), "{}-{}".format(*place)
-    code = error.code()
-    if code == KafkaError._PARTITION_EOF:
-        return int(message.offset())
-    if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-        bounds = _bounds(consumer, place)
-        if "truncation" in error.str() or (bounds is not None and bounds[1] < following):
-            up_to = f"it holds offsets up to {bounds[1] - 1}: " if bounds is not None else ""
-            raise SourceWentBack(
-                "a partition has lost its end",
-                where=where,
-                why=f"offset {following} comes next, {up_to}{error.str()}",
-                command=ANEW,
-            )
-        if bounds is None or following >= bounds[0]:
-            return -1
-        raise HistoryLost(
-            "the topic does not hold offsets that are needed",
-            where=where,
-            why=f"offset {following} comes next: {error.str()}",
-            command=KEEP,
-        )
-    if error.fatal() or code in refusals():
-        raise _refused(configuration, where, KafkaException(error))
-    return -1 if code in _damage() else 0
 
 
 def _is_unknown(consumer: Any, topic: str) -> bool | None:
