@@ -218,7 +218,6 @@ class KafkaSource:
             piece
             for key, own in sorted(ranges.items())
             for start, end in own
-            if start < end
             for piece in cut(*key, start, end, per_task)
         ]
         configuration = {**self.settings.inlined().for_client(), "isolation.level": self.isolation}
