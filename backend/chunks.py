@@ -156,6 +156,11 @@ def is_text(kind: pa.DataType) -> bool:
     return is_str(kind) or any(check(kind) for check in others)
 
 
+def contains(kind: pa.DataType, what: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a type, or one within it, is of a kind."""
+    return what(kind) or any(contains(kind.field(number).type, what) for number in range(kind.num_fields))
+
+
 def has_kernels(kind: pa.DataType) -> bool:
     """Return whether Arrow takes, filters and compares values of a type, and of those within it.
 

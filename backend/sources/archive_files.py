@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backend.chunks import is_coded, plain, repeated
+from backend.chunks import contains, is_coded, plain, repeated
 from backend.errors import SourceInvalid
 from backend.sources import OffsetRange
 from backend.sources.archive_footer import REQUIRED, readable
@@ -148,18 +148,13 @@ def _batches(
     """
     kinds = {path: _type_of(parquet.schema_arrow, path) for path in columns}
     nested = [kind for path, kind in kinds.items() if "." in path or not pa.types.is_dictionary(kind)]
-    if not coded and not any(map(_has_dictionary, nested)):
+    if not coded and not any(contains(kind, pa.types.is_dictionary) for kind in nested):
         yield from parquet.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
         return
     for group in groups:
         parts = -(-parquet.metadata.row_group(group).num_rows // rows)
         rows_of_each = -(-parquet.metadata.row_group(group).num_rows // max(1, parts))  # no small one at the end
         yield from parquet.iter_batches(max(1, rows_of_each), row_groups=[group], columns=columns, use_threads=False)
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    parts = (kind.field(number).type for number in range(kind.num_fields))
-    return bool(pa.types.is_dictionary(kind)) or any(_has_dictionary(part) for part in parts)
 
 
 def _row_groups(parquet: pq.ParquetFile, start: int, end: int) -> list[int]:
@@ -216,8 +211,8 @@ def batch_rows(parquet: pq.ParquetFile, groups: Sequence[int], columns: list[str
     """
     schema = parquet.schema_arrow
     leaves = {path: _type_of(schema, path) for path in columns}
-    wide: int = more + sum((kind.bit_width + 7) // 8 for kind in leaves.values() if _is_fixed(kind))
-    others = [path for path, kind in leaves.items() if not _is_fixed(kind)]
+    wide: int = more + sum((kind.bit_width + 7) // 8 for kind in leaves.values() if pa.types.is_primitive(kind))
+    others = [path for path, kind in leaves.items() if not pa.types.is_primitive(kind)]
     sample = parquet.iter_batches(_SAMPLE_ROWS, row_groups=groups[:1], columns=others, use_threads=False)
     first = next(sample, None) if others else None
     if first is not None:
@@ -239,10 +234,6 @@ def _type_of(schema: pa.Schema, path: str) -> pa.DataType:
     kind = schema.field(name).type
     at = kind.get_field_index(inner) if inner else -1  # -1 also where there are two of the name
     return kind.field(at).type if at >= 0 else kind
-
-
-def _is_fixed(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_primitive(kind))
 
 
 def _columns(schema: pa.Schema, here: pa.Schema) -> list[str]:

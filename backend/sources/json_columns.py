@@ -43,7 +43,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from backend.chunks import one_chunk
+from backend.chunks import contains, one_chunk
 
 FEW_ROWS = 32
 """A block of so many rows is parsed row by row when it fails."""
@@ -123,7 +123,7 @@ class JsonColumns:
         self._timezone = timezone
         self._zone = zone_of(timezone)
         self._wire = _wire(self._type)
-        self._decimals = _has(self._type, pa.types.is_decimal)
+        self._decimals = contains(self._type, pa.types.is_decimal)
         _converter(self._type, self._zone)  # checks the types
 
     def __call__(self, values: pa.Array) -> pa.StructArray:
@@ -248,11 +248,6 @@ def _is_valid(column: pa.ChunkedArray) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def _has(kind: pa.DataType, what: Callable[[pa.DataType], bool]) -> bool:
-    """Check whether a type, or one in it, is of a kind."""
-    return what(kind) or any(_has(kind.field(number).type, what) for number in range(kind.num_fields))
 
 
 def _converted(column: pa.Array, kind: pa.DataType, timezone: str) -> pa.Array | None:
