@@ -202,11 +202,8 @@ ACCEPTED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 
 def _span_of_statistics(group: Any) -> list[Span] | None:
-    found: dict[str, Any] = {}
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.path_in_schema in REQUIRED[:3]:
-            found[column.path_in_schema] = column.statistics
+    columns = [group.column(number) for number in range(group.num_columns)]
+    found = {one.path_in_schema: one.statistics for one in columns if one.path_in_schema in REQUIRED[:3]}
     statistics = [found.get(name) for name in REQUIRED[:3]]
     if not all(one is not None and one.has_min_max and one.null_count == 0 for one in statistics):
         return None
