@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from backend.chunks import plain
 from backend.errors import SourceDamaged, SourceGap, SourceInvalid
 from backend.sources import TopicPartition
 from backend.store.storage import answered
@@ -171,19 +172,12 @@ def _invalid(path: str, what: str, why: str) -> SourceInvalid:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return plain(kind) in (pa.string(), pa.large_string())
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(
-        _is_text(kind)
-        or pa.types.is_binary(plain)
-        or pa.types.is_large_binary(plain)
-        or pa.types.is_fixed_size_binary(plain)
-        or pa.types.is_null(plain)
-    )
+    bare = plain(kind)
+    return _is_text(bare) or pa.types.is_fixed_size_binary(bare) or bare in (pa.binary(), pa.large_binary(), pa.null())
 
 
 def _is_time(kind: pa.DataType) -> bool:
