@@ -400,8 +400,6 @@ def check_rows(
     if len(offsets) == 0:
         return expected
     values = offsets.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-    if values[0] < expected:
-        raise stepped_back(path, topic, partition, expected - 1, int(values[0]))
     breaks = (np.flatnonzero(values[1:] - values[:-1] != 1) + 1).tolist()
     for at in breaks if values[0] == expected else [0, *breaks]:
         low, high = int(values[at - 1]) + 1 if at else expected, int(values[at])
