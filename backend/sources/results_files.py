@@ -207,15 +207,14 @@ def _opened(filesystem: fsspec.AbstractFileSystem, root: str, path: str) -> IO[b
     Raises:
         FileNotFoundError: There is none.
     """
-    for tries_left in reversed(range(TRIES)):
-        try:
-            handle: IO[bytes] = filesystem.open(f"{root}/{path}", "rb")
+    handle: IO[bytes]
+    for _ in range(TRIES - 1):
+        with suppress(FileNotFoundError):
+            handle = filesystem.open(f"{root}/{path}", "rb")
             return handle
-        except FileNotFoundError:
-            if not tries_left:
-                raise
         path = _name_now(filesystem, root, path)
-    raise AssertionError("the last try raised")
+    handle = filesystem.open(f"{root}/{path}", "rb")
+    return handle
 
 
 def _name_now(filesystem: fsspec.AbstractFileSystem, root: str, path: str) -> str:
