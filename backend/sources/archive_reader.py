@@ -174,15 +174,14 @@ class ArchiveStreamReader(ArchiveReader, DataSourceStreamReader, SupportsTrigger
         for key, partition in index.items():
             latest = partition.range[1]
             if self._target is not None:
-                latest = min(latest, self._target.get(key, known.get(key, -1)))
-                if key not in self._target and key not in known:
+                if key not in self._target:
                     continue
+                latest = min(latest, self._target[key])
             at = known.get(key, partition.range[0])
-            if isinstance(limit, ReadAllAvailable):
-                ends[key] = max(at, latest)
-            else:
+            if not isinstance(limit, ReadAllAvailable):
                 bound = limit.max_rows if isinstance(limit, ReadMaxRows) else self._source.max_offsets_per_batch
-                ends[key] = max(at, min(latest, partition.next_present(at) + bound))
+                latest = min(latest, partition.next_present(at) + bound)
+            ends[key] = max(at, latest)
         end = self._offset(index, start, ends)
         self._memory.remember(self._archive.begun(self._memory.seen.files, ends), index, _positions(end, "first"), ends)
         return end
