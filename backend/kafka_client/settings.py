@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 HIDDEN = "***"
@@ -24,15 +25,8 @@ _LOGIN = {
 }
 _FILES = ("ca_file", "certificate_file", "key_file")
 _TLS = {"": False, "0": False, "false": False, "1": True, "true": True}
-_ENVIRONMENT = {
-    "mechanism": "REWIND_KAFKA_MECHANISM",
-    "username": "REWIND_KAFKA_USERNAME",
-    "password": "REWIND_KAFKA_PASSWORD",
-    "ca_file": "REWIND_KAFKA_CA_FILE",
-    "certificate_file": "REWIND_KAFKA_CERTIFICATE_FILE",
-    "key_file": "REWIND_KAFKA_KEY_FILE",
-    "key_password": "REWIND_KAFKA_KEY_PASSWORD",
-}
+_IN_ENVIRONMENT = ("mechanism", "username", "password", *_FILES, "key_password")
+"""Each as `REWIND_KAFKA_` with its name in capitals, such as `REWIND_KAFKA_CA_FILE`."""
 
 
 def check_topic(name: object, option: str, given: object = None) -> None:
@@ -146,7 +140,7 @@ class KafkaSettings:
         tls = env.get("REWIND_KAFKA_TLS", "")
         if tls.strip().lower() not in _TLS:
             raise ValueError(f"REWIND_KAFKA_TLS={tls!r}: allowed are 1, true, 0 and false")
-        given = {name: env[variable] for name, variable in _ENVIRONMENT.items() if env.get(variable)}
+        given = {name: text for name in _IN_ENVIRONMENT if (text := env.get(f"REWIND_KAFKA_{name.upper()}"))}
         return cls(servers=servers, tls=_TLS[tls.strip().lower()], **given)  # type: ignore[arg-type]
 
     @property
@@ -202,12 +196,8 @@ class KafkaSettings:
 
     def inlined(self) -> KafkaSettings:
         """Give a copy that holds the files' texts: it works where the files are not."""
-        return replace(
-            self,
-            ca_file=self.ca_file and pem(self.ca_file),
-            certificate_file=self.certificate_file and pem(self.certificate_file),
-            key_file=self.key_file and pem(self.key_file),
-        )
+        texts: dict[str, Any] = {name: pem(file) for name in _FILES if (file := getattr(self, name))}
+        return replace(self, **texts)
 
     def describe(self) -> dict[str, str]:
         """Give what a manifest or report may hold: servers and protocol, nothing secret."""
