@@ -15,17 +15,17 @@ and the output's own end may be retained away.
 from __future__ import annotations
 
 import time
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backend.errors import SinkUnavailable, SourceUnavailable
+from backend.errors import SinkUnavailable
 from backend.kafka_client.admin import admin_client, configuration, create_topic, is_there, offsets
 from backend.kafka_client.reader import consumer, next_messages
 from backend.kafka_client.refusals import refusals
 from backend.kafka_client.settling import SETTLE_S
-from backend.sinks.kafka.delivery import unavailable
+from backend.sinks.kafka.delivery import reaching
 from recovery.files import decode_struct
 
 if TYPE_CHECKING:
@@ -92,16 +92,12 @@ def prepare(settings: KafkaSettings, topic: str, *, known: bool = False) -> None
         ValueError: It is there with other settings.
         SinkUnavailable: The cluster does not answer.
     """
-    from confluent_kafka import KafkaException
-
     client = admin_client(settings)
-    try:
+    with reaching(settings, topic):
         # who may not create topics finds one made for it
         if not is_there(client, topic, TIMEOUT_S, unknown_s=SETTLE_S if known else 0):
             create_topic(client, topic, 1, SETTINGS, timeout_s=TIMEOUT_S)
         policy = configuration(client, topic, timeout_s=TIMEOUT_S)["cleanup.policy"]
-    except (KafkaException, TimeoutError) as error:
-        raise unavailable(settings, topic, error) from None
     if policy != SETTINGS["cleanup.policy"]:
         raise ValueError(f"commits: the topic {topic!r} has cleanup.policy={policy}; a sink needs compact")
 
@@ -112,10 +108,8 @@ def was_cut(settings: KafkaSettings, topic: str) -> bool:
     Raises:
         SinkUnavailable: The cluster does not answer.
     """
-    try:
+    with reaching(settings, topic):
         return offsets(settings, [topic], committed_only=False, unknown_s=SETTLE_S)[topic, 0][0] > 0
-    except SourceUnavailable as error:
-        raise unavailable(settings, topic, error) from None
 
 
 def newest(settings: KafkaSettings, topic: str, *, timeout_s: float = TIMEOUT_S) -> Published | None:
@@ -128,36 +122,43 @@ def newest(settings: KafkaSettings, topic: str, *, timeout_s: float = TIMEOUT_S)
         SinkUnavailable: The cluster does not answer, or a foreign transaction stays open on the topic.
         UnknownFormat: A record is of another release.
     """
+    where = f"{settings.servers}/{topic}"
+    with reaching(settings, topic):
+        start, end = offsets(settings, [topic], committed_only=False, unknown_s=SETTLE_S)[topic, 0]
+        if start == end:
+            return None
+        found: Published | None = None
+        for message in read(settings, topic, start, committed_only=True, timeout_s=timeout_s):
+            if message.error() is None:
+                found = decode(message.value(), where) if message.value() is not None else found
+            elif message.offset() >= end:
+                return found
+    raise SinkUnavailable(
+        "the end of the commit topic of a Kafka sink cannot be read",
+        where=where,
+        why=f"not reached within {timeout_s:.0f} s: no answer, or somebody else's transaction is open on it",
+        command="see that the brokers run and that nothing else writes to the topic",
+    )
+
+
+def read(settings: KafkaSettings, topic: str, start: int, *, committed_only: bool, timeout_s: float) -> Iterator[Any]:
+    """Read a topic's first partition from an offset on, for so long; a message with an error is an end of it.
+
+    Raises:
+        KafkaException: The client is refused, or cannot go on.
+    """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-    try:
-        start, end = offsets(settings, [topic], committed_only=False, unknown_s=SETTLE_S)[topic, 0]
-    except SourceUnavailable as error:
-        raise unavailable(settings, topic, error) from None
-    if start == end:
-        return None
-    reader = consumer(settings, "rewind-sink", committed_only=True, auto_offset_reset="earliest")
-    found: Published | None = None
+    reader = consumer(settings, "rewind-sink", committed_only=committed_only, auto_offset_reset="earliest")
     deadline = time.monotonic() + timeout_s
-    take = partial(decode, where=f"{settings.servers}/{topic}")
     try:
         reader.assign([TopicPartition(topic, 0, start)])
         while time.monotonic() < deadline:
             for message in next_messages(reader, 500, 0.5):
                 failure = message.error()
-                if failure is None:
-                    found = take(message.value()) if message.value() is not None else found
-                elif failure.code() == KafkaError._PARTITION_EOF and message.offset() >= end:
-                    return found
+                if failure is None or failure.code() == KafkaError._PARTITION_EOF:
+                    yield message
                 elif failure.fatal() or failure.code() in refusals():
-                    raise unavailable(settings, topic, KafkaException(failure))
-    except KafkaException as error:
-        raise unavailable(settings, topic, error) from None
+                    raise KafkaException(failure)
     finally:
         reader.close()
-    raise SinkUnavailable(
-        "the end of the commit topic of a Kafka sink cannot be read",
-        where=f"{settings.servers}/{topic}",
-        why=f"not reached within {timeout_s:.0f} s: no answer, or somebody else's transaction is open on it",
-        command="see that the brokers run and that nothing else writes to the topic",
-    )

@@ -9,10 +9,11 @@ later than what the next attempt writes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from backend.errors import RewindError, SinkUnavailable
+from backend.errors import RewindError, SinkUnavailable, SourceUnavailable
 from backend.kafka_client.refusals import hearing, named
 from backend.kafka_client.writer import IDEMPOTENT, cause_of
 from backend.sinks.kafka.sizes import producer_sizes
@@ -164,3 +165,14 @@ def unavailable(settings: KafkaSettings, where: str, error: Exception, *, may_co
         command="see that the brokers run; then start the query again",
         may_come=may_come,
     )
+
+
+@contextmanager
+def reaching(settings: KafkaSettings, where: str) -> Iterator[None]:
+    """Name what a client raises in here, or who asks it for us, as `unavailable` does."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except (KafkaException, SourceUnavailable, TimeoutError) as error:
+        raise unavailable(settings, where, error) from None

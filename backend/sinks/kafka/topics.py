@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import AccessRefused, ManifestMismatch, RewindError, SourceUnavailable, TopicMissing
 from backend.kafka_client.admin import admin_client, configuration, described, identities, may_not_ask, offsets
-from backend.kafka_client.reader import consumer, next_messages
-from backend.kafka_client.refusals import refusals
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
-from backend.sinks.kafka.commits import KEY
-from backend.sinks.kafka.delivery import unavailable
+from backend.sinks.kafka.commits import KEY, read
+from backend.sinks.kafka.delivery import reaching, unavailable
 from backend.sinks.kafka.sizes import LARGEST_LIMIT, LEAST_LIMIT
 from recovery.changelog.chunks import is_ours
 
@@ -64,11 +61,9 @@ def look(settings: KafkaSettings, topics: Sequence[str], *, settle_s: float = 2.
             if any(about.leader is None for about in answer.partitions):
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, name))
 
-    try:
+    with reaching(settings, ", ".join(topics)):
         while_it_settles(led, timeout_s=settle_s)
         known = identities(settings, topics, admin=client, timeout_s=timeout_s, unknown_s=settle_s)
-    except (KafkaException, TimeoutError, SourceUnavailable) as error:
-        raise unavailable(settings, ", ".join(topics), error) from None
     return {topic: Output(known[topic].id, _limit(settings, client, topic, timeout_s)) for topic in topics}
 
 
@@ -132,31 +127,13 @@ def check_purpose(settings: KafkaSettings, topics: Mapping[str, str]) -> None:
 
 def _first_key(settings: KafkaSettings, topic: str) -> bytes | None:
     """Return the key of the first message of a topic's first partition; None where there is no message, or no key."""
-    from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
-    reader = None
-    try:
+    with reaching(settings, topic):
         low, high = offsets(settings, [topic], committed_only=False)[topic, 0]
         if low == high:
             return None
-        reader = consumer(settings, "rewind-sink", committed_only=False, auto_offset_reset="earliest")
-        reader.assign([TopicPartition(topic, 0, low)])
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            for message in next_messages(reader, 1, 0.5):
-                answer = message.error()
-                if answer is None:
-                    key: bytes | None = message.key()
-                    return key
-                if answer.code() == KafkaError._PARTITION_EOF:
-                    return None
-                if answer.fatal() or answer.code() in refusals():
-                    raise unavailable(settings, topic, KafkaException(answer))
-    except (KafkaException, SourceUnavailable) as error:
-        raise unavailable(settings, topic, error) from None
-    finally:
-        if reader is not None:
-            reader.close()
+        for message in read(settings, topic, low, committed_only=False, timeout_s=TIMEOUT_S):
+            key: bytes | None = message.key() if message.error() is None else None
+            return key
     raise unavailable(settings, topic, TimeoutError(f"its first message cannot be read within {TIMEOUT_S:.0f} s"))
 
 
@@ -166,8 +143,6 @@ def ever_written(settings: KafkaSettings, topics: Sequence[str]) -> list[str]:
     Raises:
         SinkUnavailable: The cluster does not answer.
     """
-    try:
+    with reaching(settings, ", ".join(topics)):
         ends = offsets(settings, topics, committed_only=False, unknown_s=SETTLE_S)
-    except SourceUnavailable as error:
-        raise unavailable(settings, ", ".join(topics), error) from None
     return [topic for topic in topics if any(end > 0 for (name, _), (_, end) in ends.items() if name == topic)]

@@ -39,7 +39,6 @@ from backend.errors import (
     RewindError,
     SinkConflict,
     SinkUnavailable,
-    SourceUnavailable,
     TopicMissing,
 )
 from backend.kafka_client.admin import TopicIdentity, admin_client, asked_identities
@@ -47,7 +46,7 @@ from backend.kafka_client.refusals import in_pieces
 from backend.kafka_client.settling import SETTLE_S, while_it_settles
 from backend.kafka_client.writer import is_fenced
 from backend.sinks.kafka.commits import KEY, TIMEOUT_S, Published, encode, newest, was_cut
-from backend.sinks.kafka.delivery import Delivery, may_be_too_large, unavailable, was_purged
+from backend.sinks.kafka.delivery import Delivery, may_be_too_large, reaching, unavailable, was_purged
 from backend.sinks.kafka.fitting import Fitting, tell
 from backend.sinks.kafka.rows import Message
 from backend.sinks.kafka.topics import Output, ever_written, failure, look
@@ -346,9 +345,8 @@ class TransactionalWriter:
             AccessRefused: The cluster refuses the credentials or their rights.
         """
         try:
-            found = asked()
-        except SourceUnavailable as error:
-            raise unavailable(self._settings, ", ".join(self._outputs), error) from None
+            with reaching(self._settings, ", ".join(self._outputs)):
+                found = asked()
         except (TopicMissing, AccessRefused):
             self._end_transaction()
             raise
@@ -372,15 +370,11 @@ class TransactionalWriter:
 
     def _open_producer(self) -> None:
         """Fence and end what went before, then learn what is out."""
-        from confluent_kafka import KafkaException
-
         more = {"transactional.id": self._name, "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000)}
-        try:
+        with reaching(self._settings, self._commits):
             delivery = Delivery(self._settings, self.limits, min(TIMEOUT_S, self._patience_s), more)
             begin = partial(in_pieces, delivery.producer, delivery.producer.init_transactions)
             while_it_settles(lambda: begin(min(TIMEOUT_S, self._patience_s)))
-        except KafkaException as error:
-            raise unavailable(self._settings, self._commits, error) from None
         self._newest = newest(self._settings, self._commits)
         if self._newest is not None and self._newest.query != self._query:
             raise ManifestMismatch(
