@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from backend import archive, join, stream, tumbling
-from recovery.demo import weather
 from recovery.drill.flights import make_archive, read_flights
 from recovery.killpoints import order, taken
 from recovery.supervise.patience import Patience
+from tests.support import weather
 from tests.support.waiting import ended
 
 pytestmark = pytest.mark.spark
