@@ -32,12 +32,11 @@ from backend.sinks.tables import (
     ERRORS,
     KINDS,
     RESULTS,
-    Numbering,
     by_shard,
     empty_errors,
     merge_metrics,
+    read_frames,
     summary,
-    unpack,
 )
 from recovery.files import read_struct
 from recovery.killpoints import kill_point
@@ -82,12 +81,10 @@ class ForeachSink(Sealing):
         tables: dict[str, list[pa.Table]] = {RESULTS: [], ERRORS: []}
         summaries = []
         for shard, given in by_shard(rows, version).items():
-            counts, numbering = {RESULTS: 0, ERRORS: 0}, Numbering(version, shard)
-            for row in given:
-                for kind, parts in tables.items():
-                    if row[kind] is not None:
-                        parts.append(numbering.readable(unpack(bytes(row[kind])), kind, row.get("queued_in")))
-                        counts[kind] += parts[-1].num_rows
+            counts = {RESULTS: 0, ERRORS: 0}
+            for kind, _, table in read_frames(given, shard, version):
+                tables[kind].append(table)
+                counts[kind] += table.num_rows
             metrics = merge_metrics(row["metrics"] for row in given)
             summaries.append(summary(shard, counts[RESULTS], counts[ERRORS], metrics))
         if any(part.num_rows for parts in tables.values() for part in parts):

@@ -34,12 +34,10 @@ from backend.sinks.tables import (
     ERRORS,
     KINDS,
     RESULTS,
-    Numbering,
-    check_version,
+    by_shard,
     merge_metrics,
+    read_frames,
     summary,
-    unpack,
-    within_dates,
 )
 from backend.store.storage import storage
 from recovery.killpoints import kill_point
@@ -178,21 +176,14 @@ class ParquetSink(Sealing):
 class _ShardWriter:
     """The files of one shard in one attempt, open until `close`."""
 
-    def __init__(self, shard: int, version: int, attempts: dict[str, str], *, private: bool, dated: bool) -> None:
-        self.shard, self.version, self.attempts, self._private, self._dated = shard, version, attempts, private, dated
+    def __init__(self, shard: int, version: int, attempts: dict[str, str], *, private: bool) -> None:
+        self.shard, self.version, self.attempts, self._private = shard, version, attempts, private
         self.digests = {kind: Digest() for kind in KINDS}
-        self._numbering = Numbering(version, shard)
-        self.metrics: list[str | None] = []
         self._open: dict[str, tuple[Path, pq.ParquetWriter]] = {}
 
-    def add(self, kind: str, data: bytes | None, queued_in: int | None) -> None:
-        if data is None:
-            return
-        made = unpack(data)
+    def add(self, kind: str, made: pa.Table, table: pa.Table) -> None:
         if made.num_rows == 0:
             return
-        shown = within_dates(made) if self._dated and kind == RESULTS else made
-        table = self._numbering.readable(shown, kind, queued_in)
         self.digests[kind].add(made)
         if kind not in self._open:
             path = Path(self.attempts[kind], f"{uuid.uuid4().hex}.part")
@@ -201,7 +192,7 @@ class _ShardWriter:
             self._open[kind] = path, pq.ParquetWriter(path, table.schema, compression="zstd", write_page_checksum=True)
         self._open[kind][1].write_table(table)
 
-    def close(self) -> dict[str, Any]:
+    def close(self, metrics: dict[str, Any]) -> dict[str, Any]:
         report: dict[str, Any] = {"shard": self.shard, "version": self.version}
         for kind in KINDS:
             name, length = None, 0
@@ -214,7 +205,7 @@ class _ShardWriter:
                     os.fsync(handle.fileno())
                 name, length = path.name, path.stat().st_size
             report |= {f"{kind}_file": name, f"{kind}_rows": rows, f"{kind}_bytes": length}
-        return report | {"metrics": json.dumps(merge_metrics(self.metrics))}
+        return report | {"metrics": json.dumps(metrics)}
 
 
 def contents(names: Iterable[str]) -> dict[int, Content] | None:
@@ -247,14 +238,13 @@ def write_frames(
         dated: Our own times of results are null where Spark, which may read the files, has no date for them.
     """
     rows = frames.to_pylist()
-    writer = _ShardWriter(rows[0]["shard"], version, attempts, private=private, dated=dated)
+    [(shard, given)] = by_shard(rows, version).items()
+    writer = _ShardWriter(shard, version, attempts, private=private)
     with storage(attempts[RESULTS]):
-        for row in rows:
-            check_version(row["version"], version)
-            for kind in KINDS:
-                writer.add(kind, row[kind], row.get("queued_in"))
-            writer.metrics.append(row["metrics"])
-        return pa.RecordBatch.from_pylist([writer.close()], schema=_REPORT)
+        for kind, made, table in read_frames(given, shard, version, dated=dated):
+            writer.add(kind, made, table)
+        report = writer.close(merge_metrics(row["metrics"] for row in given))
+        return pa.RecordBatch.from_pylist([report], schema=_REPORT)
 
 
 def _local(path: str | Path, option: str) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -100,30 +100,27 @@ def readable(table: pa.Table, kind: str, version: int, shard: int, first: int) -
     return pa.table(columns, schema=pa.schema(fields, metadata={"rewind.format": str(FORMAT)}))
 
 
-class Numbering:
-    """Gives a shard's rows their ids, frame by frame, in the order in which its task made them.
+def read_frames(
+    rows: Sequence[Mapping[str, Any]], shard: int, version: int, *, dated: bool = False
+) -> Iterator[tuple[str, pa.Table, pa.Table]]:
+    """Unpack a shard's frames: kind, rows as the operator made them, rows as readers get them.
 
     Args:
-        version: The micro-batch that is published.
+        rows: As `backend.sinks` says, in the order in which the shard's task made them.
         shard: The shard.
+        version: The micro-batch that is published.
+        dated: Our own times of results are null where Spark has no date for them.
     """
-
-    def __init__(self, version: int, shard: int) -> None:
-        self._version, self._shard = version, shard
-        self._next: Counter[tuple[str, int]] = Counter()
-
-    def readable(self, table: pa.Table, kind: str, queued_in: int | None) -> pa.Table:
-        """Return what the function of that name does.
-
-        Args:
-            table: What the operator emitted.
-            kind: `RESULTS` or `ERRORS`.
-            queued_in: The micro-batch that the rows were queued in; None for the one that is published.
-        """
-        version = self._version if queued_in is None else queued_in
-        first = self._next[kind, version]
-        self._next[kind, version] += table.num_rows
-        return readable(table, kind, version, self._shard, first)
+    sequences: Counter[tuple[str, int]] = Counter()
+    for kind in KINDS:
+        for row in rows:
+            if row[kind] is None:
+                continue
+            made, queued_in = unpack(row[kind]), row.get("queued_in")
+            came_in = version if queued_in is None else queued_in
+            shown = _within_spark(made) if dated and kind == RESULTS else made
+            yield kind, made, readable(shown, kind, came_in, shard, sequences[kind, came_in])
+            sequences[kind, came_in] += made.num_rows
 
 
 def _within_dates(errors: pa.Table) -> pa.Table:
@@ -145,7 +142,7 @@ def _within_dates(errors: pa.Table) -> pa.Table:
     return errors.set_column(errors.schema.get_field_index("detail"), errors.schema.field("detail"), detail)
 
 
-def within_dates(results: pa.Table) -> pa.Table:
+def _within_spark(results: pa.Table) -> pa.Table:
     """Return results of which our own times are null where Spark has no date for them."""
     for name in _times(RESULTS, results.schema):
         at = results.schema.get_field_index(name)
@@ -200,21 +197,16 @@ def merge_metrics(texts: Iterable[str | None]) -> dict[str, Any]:
     return total
 
 
-def check_version(found: int, version: int) -> None:
-    """Refuse frames of another micro-batch.
+def by_shard(rows: Iterable[dict[str, Any]], version: int) -> dict[int, list[dict[str, Any]]]:
+    """Return the frames of a micro-batch by shard, shards in order.
 
     Raises:
-        RuntimeError: The sink was handed the wrong frames.
+        RuntimeError: The sink was handed frames of another one.
     """
-    if found != version:
-        raise RuntimeError(f"frames of micro-batch {found} handed to the sink as micro-batch {version}")
-
-
-def by_shard(rows: Iterable[dict[str, Any]], version: int) -> dict[int, list[dict[str, Any]]]:
-    """Return the frames of a micro-batch by shard, shards in order; the version must be theirs."""
     shards: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        check_version(row["version"], version)
+        if row["version"] != version:
+            raise RuntimeError(f"frames of micro-batch {row['version']} handed to the sink as micro-batch {version}")
         shards.setdefault(row["shard"], []).append(row)
     return dict(sorted(shards.items()))
 

@@ -42,7 +42,7 @@ from backend.errors import (
 )
 from backend.rocks import RocksStore
 from backend.sinks.sealing import unsealed
-from backend.sinks.tables import RESULTS, Numbering, pack
+from backend.sinks.tables import ERRORS, RESULTS, pack, read_frames
 from backend.sources.spark_offsets import positions_in
 from backend.spark import queueing
 from backend.spark.control import ControlReader, ask_to_adopt, ask_to_drain
@@ -743,13 +743,11 @@ def test_the_control_offset_carries_what_is_adopted(tmp_path: Path) -> None:
 
 
 def test_rows_keep_the_version_that_they_were_queued_in_and_count_anew_in_each() -> None:
-    numbering = Numbering(9, 2)
     parts = [(None, 1), (7, 2), (7, 1), (8, 1), (None, 1)]
-    ids = [
-        name
-        for queued_in, rows in parts
-        for name in numbering.readable(pa.table({"x": range(rows)}), RESULTS, queued_in)["id"].to_pylist()
+    frames = [
+        {RESULTS: pack(pa.table({"x": range(rows)})), ERRORS: None, "queued_in": queued_in} for queued_in, rows in parts
     ]
+    ids = [name for _, _, table in read_frames(frames, 2, 9) for name in table["id"].to_pylist()]
     assert ids == ["9-2-0", "7-2-0", "7-2-1", "7-2-2", "8-2-0", "9-2-1"]
 
 

@@ -43,12 +43,11 @@ from backend.sinks.tables import (
     ERRORS,
     KINDS,
     RESULTS,
-    Numbering,
     by_shard,
     empty_outputs,
     merge_metrics,
+    read_frames,
     summary,
-    unpack,
     warm_up,
 )
 from backend.windows.definitions import Duration, duration_ms
@@ -323,13 +322,9 @@ def _messages(
     rows: list[dict[str, Any]], shard: int, version: int, to: Publication
 ) -> tuple[dict[str, Content], list[Message]]:
     """Encode a shard's frames, in order of (kind, sequence); give number and digest of the rows per kind too."""
-    digests, numbering = {kind: Digest() for kind in KINDS}, Numbering(version, shard)
-    made: list[Message] = []
-    for kind in KINDS:
-        for row in rows:
-            if row[kind] is not None:
-                frame = unpack(bytes(row[kind]))
-                table = numbering.readable(frame, kind, row.get("queued_in"))
-                made += to_messages(table, kind, to.topics[kind], to.key, to.query)
-                digests[kind].add(frame)
-    return {kind: digest.content for kind, digest in digests.items()}, made
+    digests = {kind: Digest() for kind in KINDS}
+    messages: list[Message] = []
+    for kind, made, table in read_frames(rows, shard, version):
+        messages += to_messages(table, kind, to.topics[kind], to.key, to.query)
+        digests[kind].add(made)
+    return {kind: digest.content for kind, digest in digests.items()}, messages
