@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from recovery.drill.process import each, inside
+from recovery.drill.damage import lose_disk
+from recovery.drill.process import each, family_of, inside
 
 _POLL_S = 0.02
 
@@ -46,7 +46,7 @@ def strike(pid: int, local: Path, checkpoint: Path, after: int, *, timeout_s: fl
         if (checkpoint / "commits" / str(version)).exists():
             version += 1
         elif inside_micro_batch(local, checkpoint, version):
-            family = [process, *process.children(recursive=True)]
+            family = family_of(pid)
             each(family, "suspend")
             if inside_micro_batch(local, checkpoint, version):
                 kill(pid)
@@ -72,10 +72,9 @@ def take_disk(pid: int, shard: Path, *, timeout_s: float = 900) -> int:
     Raises:
         TimeoutError: The shard was in use all the time.
     """
-    process = psutil.Process(pid)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        family = [process, *process.children(recursive=True)]
+        family = family_of(pid)
         each(family, "suspend")
         try:
             if not any(_uses(one, shard) for one in family):
@@ -94,17 +93,6 @@ def _uses(process: psutil.Process, directory: Path) -> bool:
 
 def kill(pid: int) -> None:
     """Kill a process and all its descendants with SIGKILL, and wait until they are gone."""
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
+    family = family_of(pid)
     each(family, "kill")
     psutil.wait_procs(family, timeout=30)
-
-
-def lose_disk(local: Path) -> int:
-    """Delete the local state; gives the bytes that are gone."""
-    length = sum(path.stat().st_size for path in local.rglob("*") if path.is_file())
-    shutil.rmtree(local)
-    return length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,10 +38,15 @@ OLD = "local-before"
 
 def lose_all(out: Path, chance: random.Random) -> Done:
     """Delete all local state."""
-    length = sum(path.stat().st_size for path in (out / LOCAL).rglob("*") if path.is_file())
     shards = tuple(int(home.name) for home in _shards(out / LOCAL))
-    shutil.rmtree(out / LOCAL)
-    return Done(f"all local state deleted: {length:,} bytes", shards)
+    return Done(f"all local state deleted: {lose_disk(out / LOCAL):,} bytes", shards)
+
+
+def lose_disk(local: Path) -> int:
+    """Delete a directory of local state; gives the bytes that are gone."""
+    length = sum(path.stat().st_size for path in local.rglob("*") if path.is_file())
+    shutil.rmtree(local)
+    return length
 
 
 def lose_shard(out: Path, chance: random.Random) -> Done:
@@ -178,11 +183,7 @@ def _checkpoint(out: Path) -> Checkpoint:
 
 
 def _shards(local: Path) -> list[Path]:
-    return sorted(_directories(local.glob("*/*")))
-
-
-def _directories(paths: Iterable[Path]) -> list[Path]:
-    return [path for path in paths if path.is_dir() and path.name.isdecimal()]
+    return sorted(path for path in local.glob("*/*") if path.is_dir() and path.name.isdecimal())
 
 
 def _flip(path: Path, chance: random.Random, low: int, high: int) -> str:

@@ -122,11 +122,7 @@ class Runner:
 
     def family(self) -> list[psutil.Process]:
         """Give the process and all that it started."""
-        try:
-            root = psutil.Process(self.process.pid)
-            return [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        return family_of(self.process.pid)
 
     def kill(self) -> None:
         """Kill it with all that it started: stopped first, so that nobody sees anybody die."""
@@ -282,6 +278,15 @@ def query_id(out: Path) -> str:
         return str(json.loads((out / CHECKPOINT / "metadata").read_text())["id"])
     except (FileNotFoundError, ValueError):
         return "none yet"
+
+
+def family_of(pid: int) -> list[psutil.Process]:
+    """Give a process and all that it started; nothing when it is gone."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def each(family: Sequence[psutil.Process], what: str) -> None:
