@@ -97,8 +97,7 @@ class Drill:
         self.spark_start_s: float | None = None
         self._control: Output | None = None
         self._broken: dict[str, Run] = {}
-        self._runner: Runner | None = None
-        self._cluster: Runner | None = None
+        self._runners: dict[str, Runner] = {}
 
     def __enter__(self) -> Drill:
         return self
@@ -108,10 +107,8 @@ class Drill:
 
     def close(self) -> None:
         """End the processes that still run."""
-        for runner in (self._runner, self._cluster):
-            if runner is not None:
-                runner.close()
-        self._runner = self._cluster = None
+        while self._runners:
+            self._runners.popitem()[1].close()
 
     def control(self) -> Output:
         """Run the job undisturbed, once.
@@ -317,33 +314,24 @@ class Drill:
         least = BEFORE + 1
         return random.Random(f"{self.seed} {how}").randint(max(least, versions // 3), max(least, versions * 2 // 3))
 
-    def _start_runner(self, master: str, conf: Mapping[str, str] | None = None) -> Runner:
-        return Runner(self.job, master, self.env, self._log, self.out / "order", conf)
-
-    def _ready(self) -> Runner:
+    def _ready(self, master: str = MASTER, conf: Mapping[str, str] | None = None) -> Runner:
         """Give a process that is alive: the one that runs already, if it is."""
-        if self._runner is not None and not self._runner.alive:
-            self._runner.close()
-            self._runner = None
-        if self._runner is None:
-            self._runner = self._start_runner(MASTER)
-        return self._runner
+        if master in self._runners and not self._runners[master].alive:
+            self._runners.pop(master).close()
+        if master not in self._runners:
+            self._runners[master] = Runner(self.job, master, self.env, self._log, self.out / "order", conf)
+        return self._runners[master]
 
     def _cluster_ready(self) -> Runner:
         """Give a process with two executors; one that was killed is replaced, so one process serves all scenarios."""
-        if self._cluster is not None and not self._cluster.alive:
-            self._cluster.close()
-            self._cluster = None
-        if self._cluster is None:
-            conf = {
-                "spark.local.dir": str(self.out / HOSTS),
-                "spark.executor.memory": "512m",
-                "spark.locality.wait": "0s",
-                "spark.shuffle.io.maxRetries": "1",  # of an executor that is dead: not four times five seconds
-                "spark.shuffle.io.retryWait": "200ms",
-            }
-            self._cluster = self._start_runner(HOSTS_MASTER, conf)
-        return self._cluster
+        conf = {
+            "spark.local.dir": str(self.out / HOSTS),
+            "spark.executor.memory": "512m",
+            "spark.locality.wait": "0s",
+            "spark.shuffle.io.maxRetries": "1",  # of an executor that is dead: not four times five seconds
+            "spark.shuffle.io.retryWait": "200ms",
+        }
+        return self._ready(HOSTS_MASTER, conf)
 
     def _follow(self, runner: Runner, run: Run, out: Path, **how: Any) -> None:
         """Run the job to its end, or until it dies."""
