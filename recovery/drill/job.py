@@ -111,18 +111,19 @@ class Wrapped:
 
     def remembering(self, topics: Sequence[str], checkpoint: str, number: int) -> Source:
         """Stay around what the source becomes."""
-        known = getattr(self.source, "remembering", None)
-        return self if known is None else replace(self, source=known(topics, checkpoint, number))
+        return self._around("remembering", topics, checkpoint, number)
 
     def pinned(self, topics: Mapping[str, Any]) -> Source:
         """Stay around what the source becomes."""
-        pin = getattr(self.source, "pinned", None)
-        return self if pin is None else replace(self, source=pin(topics))
+        return self._around("pinned", topics)
 
     def looking_once(self) -> Source:
         """Stay around what the source becomes."""
-        look = getattr(self.source, "looking_once", None)
-        return self if look is None else replace(self, source=look())
+        return self._around("looking_once")
+
+    def _around(self, step: str, *given: Any) -> Source:
+        become = getattr(self.source, step, None)
+        return self if become is None else replace(self, source=become(*given))
 
     def __getattr__(self, name: str) -> Any:
         """Be the source in everything else."""
