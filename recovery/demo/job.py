@@ -38,32 +38,14 @@ LOCAL, CHECKPOINT, RESULTS, ERRORS, ARCHIVE = "local", "checkpoint", "windows", 
 """Directories below the demo's output directory."""
 
 
-def start(
-    spark: SparkSession,
-    out: Path,
-    *,
-    offsets: int,
-    break_restore: bool = False,
-    servers: str | None = None,
-    live: bool = False,
-    paced: bool = False,
-) -> RewindQuery:
-    """Start the job: departures per airport and hour, to the end of the archive or topic.
-
-    Args:
-        spark: The session.
-        out: The demo's directory.
-        offsets: Bound on the offsets per airport in a micro-batch.
-        break_restore: Leave out one replayed message.
-        servers: Read the topic there instead of the archive, and keep the changelog there.
-        live: Go on without end.
-        paced: A micro-batch per `PACE`, instead of one after the other.
-    """
-    departures: Any = archive(out / ARCHIVE, value=VALUE, max_offsets_per_batch=offsets)
+def start(spark: SparkSession, options: argparse.Namespace) -> RewindQuery:
+    """Start the job: departures per airport and hour, to the end of the archive or topic; options as in `main`."""
+    out, servers = options.out, options.servers
+    departures: Any = archive(out / ARCHIVE, value=VALUE, max_offsets_per_batch=options.offsets)
     if servers is not None:
-        bound = offsets * len(AIRPORTS)
+        bound = options.offsets * len(AIRPORTS)
         departures = kafka(TOPIC, servers=servers, value=VALUE, max_offsets_per_trigger=bound)
-    if break_restore:
+    if options.break_restore:
         departures = Forgetful(departures)
     return (
         stream(departures, event_time="scheduled", key="origin")
@@ -76,8 +58,8 @@ def start(
             errors=out / ERRORS,
             local_dir=out / LOCAL,
             route="partition",
-            trigger=PACE if paced else "0 seconds",
-            until=None if live else "end",
+            trigger=PACE if options.paced else "0 seconds",
+            until=None if options.live else "end",
             changelog=None if servers is None else f"kafka://{servers}/{TOPIC}-changelog",
             listeners=(Teller(),),
         )
@@ -124,12 +106,12 @@ def follow(query: RewindQuery) -> None:
 def main() -> int:
     """Run the job to the end of the archive."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--offsets", type=int, required=True)
-    parser.add_argument("--break-restore", action="store_true")
-    parser.add_argument("--servers", default=None)
-    parser.add_argument("--live", action="store_true")
-    parser.add_argument("--paced", action="store_true")
+    parser.add_argument("--out", type=Path, required=True, help="the demo's directory")
+    parser.add_argument("--offsets", type=int, required=True, help="offsets per airport and micro-batch")
+    parser.add_argument("--break-restore", action="store_true", help="leave out one replayed message")
+    parser.add_argument("--servers", default=None, help="read the topic there, and keep the changelog there")
+    parser.add_argument("--live", action="store_true", help="go on without end")
+    parser.add_argument("--paced", action="store_true", help=f"a micro-batch per {PACE}")
     options = parser.parse_args()
     began = time.monotonic()
     with session(conf=SPARK) as spark:
@@ -139,15 +121,7 @@ def main() -> int:
 def run(spark: SparkSession, options: argparse.Namespace, began: float) -> int:
     """Run the job under a session; the exit code is 1 when it failed, which is told."""
     try:
-        query = start(
-            spark,
-            options.out,
-            offsets=options.offsets,
-            break_restore=options.break_restore,
-            servers=options.servers,
-            live=options.live,
-            paced=options.paced,
-        )
+        query = start(spark, options)
         tell("started", seconds=time.monotonic() - began, run=str(query.query.runId))
         follow(query)
         tell("ended", micro_batches=query.progress.version + 1, restores=query.progress.restores)
