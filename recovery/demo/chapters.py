@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyarrow.dataset import dataset
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -26,6 +27,7 @@ from recovery.files import empty_own
 from recovery.inspect.screen import plain
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 HOUR_MS = 3_600_000
@@ -81,8 +83,8 @@ class Demo:
         self.observed = Observed()
         self.expected = 0
 
-    def prepare(self) -> None:
-        """Write the archive of the flights."""
+    def prepare(self) -> pa.Table:
+        """Write the archive of the flights; gives its messages."""
         empty_own(self.out, ".rewind-demo", "demo")
         began = time.monotonic()
         rows = make_archive(self.out / ARCHIVE, days=self.days)
@@ -92,6 +94,7 @@ class Demo:
         self.say(
             f"job: departures per airport and hour, {self.expected} micro-batches of {self.offsets:,} offsets each"
         )
+        return rows
 
     def disaster(self) -> None:
         """Run the job, take a shard's disk under it, and kill it midway inside a micro-batch; no local state is left.
@@ -195,7 +198,7 @@ class Demo:
         if done.returncode != 0:
             raise Failed("the recomputation failed")
         [line] = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        return Proof.of_json(json.loads(line))
+        return msgspec.json.decode(line, type=Proof)
 
     def say(self, text: str) -> None:
         """Tell the next part of the story."""

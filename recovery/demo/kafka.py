@@ -10,15 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from recovery.demo.chapters import Demo, Failed
-from recovery.demo.job import ARCHIVE
 from recovery.demo.produce import create_topic, in_order, produce
 from recovery.drill.flights import AIRPORTS, TOPIC
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.console import Console
 
     from backend.kafka_client.settings import KafkaSettings
@@ -45,16 +42,13 @@ class KafkaDemo(Demo):
         self._producing: threading.Thread | None = None
         self._failure: Exception | None = None
 
-    def prepare(self) -> None:
+    def prepare(self) -> pa.Table:
         """Write the archive, and produce the first part of it.
 
         Raises:
             Failed: The broker has the demo's topic already.
         """
-        super().prepare()
-        rows = in_order(
-            pa.concat_tables([pq.read_table(path) for path in sorted((self.out / ARCHIVE).rglob("*.parquet"))])
-        )
+        rows = in_order(super().prepare())
         first = int(rows.num_rows * HEAD_START)
         if not create_topic(self._settings, TOPIC, len(AIRPORTS)):
             raise Failed(f"the broker at {self._settings.servers} has a topic {TOPIC!r} already: delete it first")
@@ -68,6 +62,7 @@ class KafkaDemo(Demo):
             target=self._produce, args=(rows.slice(first),), name="demo-producer", daemon=True
         )
         self._producing.start()
+        return rows
 
     def restart(self, *, break_restore: bool = False) -> None:
         """Start the job again once everything is produced: it reads to the end of the topic."""

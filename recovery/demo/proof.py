@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recovery.demo.session import SPARK
 from recovery.inspect.user_job import session
@@ -140,12 +140,6 @@ class Proof:
     full: Comparison
     errors: Comparison
     duplicates: int
-
-    @classmethod
-    def of_json(cls, values: dict[str, Any]) -> Proof:
-        """Read what the process printed."""
-        parts = {name: Comparison(**{**values[name], "samples": tuple(values[name]["samples"])}) for name in _PARTS}
-        return cls(**{**values, **parts})
 
     @property
     def holds(self) -> bool:
