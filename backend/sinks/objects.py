@@ -85,8 +85,7 @@ class ObjectOutput:
 
     def owner(self) -> str | None:
         """Read whose it is."""
-        with reaching(self.place):
-            found = self._newest()
+        found = self._newest()
         return found.owner if found is not None else None
 
     def open(self, schema: pa.Schema, owner: str) -> None:
@@ -102,8 +101,7 @@ class ObjectOutput:
 
     def last(self) -> Record:
         """Read the record."""
-        with reaching(self.place):
-            found = self._newest()
+        found = self._newest()
         return Record() if found is None else Record(found.version, found.rows, found.digest)
 
     def append(self, paths: Sequence[str], rows: Iterator[pa.RecordBatch], record: Record) -> None:
@@ -143,11 +141,12 @@ class ObjectOutput:
             )
 
     def _newest(self) -> Newest | None:
-        return read_struct(
-            self._files,
-            _NEWEST,
-            Newest,
-            FORMAT,
-            what="the file that says what is published cannot be read",
-            command="install the release that wrote it, or choose another directory",
-        )
+        with reaching(self.place):
+            return read_struct(
+                self._files,
+                _NEWEST,
+                Newest,
+                FORMAT,
+                what="the file that says what is published cannot be read",
+                command="install the release that wrote it, or choose another directory",
+            )
