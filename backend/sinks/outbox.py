@@ -26,11 +26,11 @@ import xxhash
 
 from backend.batch import Operator
 from backend.errors import StorageFailed
-from backend.sinks.parquet import REPORT_DDL, contents, write_frames
+from backend.sinks.parquet import REPORT_DDL, contents, summaries, write_frames
 from backend.sinks.record import Content, check_accepted
 from backend.sinks.sealing import Seal, Sealing, Writing, check_run
 from backend.sinks.table_rows import plain_schema
-from backend.sinks.tables import ERRORS, RESULTS, empty_outputs, merge_metrics, summary
+from backend.sinks.tables import ERRORS, RESULTS, empty_outputs
 from backend.store.storage import reached
 from recovery.files import LocalFiles, make_directory, open_files
 
@@ -71,13 +71,6 @@ class Written:
             filesystem, name = fsspec.core.url_to_fs(path)
             with reached(path), filesystem.open(name, "rb") as handle:
                 yield from pq.ParquetFile(handle, page_checksum_verification=True).iter_batches(BATCH_ROWS)
-
-    def summaries(self) -> list[dict[str, Any]]:
-        """Return what `Sink.publish` returns."""
-        return [
-            summary(row["shard"], row["results_rows"], row["errors_rows"], merge_metrics([row["metrics"]]))
-            for row in self.reports
-        ]
 
 
 class Outbox(Sealing):
@@ -193,7 +186,7 @@ class OutboxSink:
             self._bring_out(written, version)
         finally:
             self._box.drop(written)
-        return written.summaries()
+        return summaries(written.reports)
 
     def _bring_out(self, written: Written, version: int) -> None:
         raise NotImplementedError

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from backend.places import check_apart, plain_path
 from backend.sinks.directory import VersionedDirectory
 from backend.sinks.record import Content, Digest, check_same
-from backend.sinks.sealing import Sealing, Writing, check_run
+from backend.sinks.sealing import Sealing, Writing, check_run, report_schema
 from backend.sinks.tables import (
     ERRORS,
     KINDS,
@@ -46,28 +46,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _NAME = re.compile(r"[a-z]+-(\d+)-(\d+)-([0-9a-f]{16})-[0-9a-f]{32}\.parquet")
-_REPORT = pa.schema(
-    [
-        pa.field("shard", pa.int32()),
-        pa.field("version", pa.int64()),
-        *[
-            field
-            for kind in KINDS
-            for field in (
-                pa.field(f"{kind}_file", pa.string()),
-                pa.field(f"{kind}_rows", pa.int64()),
-                pa.field(f"{kind}_bytes", pa.int64()),
-            )
-        ],
-        pa.field("metrics", pa.string()),
-    ]
-)
 REPORT_DDL = (
     "shard int, version bigint, "
     + "".join(f"{kind}_file string, {kind}_rows bigint, {kind}_bytes bigint, " for kind in KINDS)
     + "metrics string"
 )
 """What `write_frames` gives, for Spark."""
+_REPORT = report_schema(REPORT_DDL)
 
 
 class ParquetSink(Sealing):
@@ -149,10 +134,7 @@ class ParquetSink(Sealing):
             kill_point(point, version)
             self._directories[kind].publish(version, attempts[kind], files[kind])
         kill_point("after_publish", version)
-        return [
-            summary(row["shard"], row["results_rows"], row["errors_rows"], merge_metrics([row["metrics"]]))
-            for row in sorted(rows, key=lambda row: row["shard"])
-        ]
+        return summaries(rows)
 
     def _check(self, version: int, files: dict[str, list[tuple[str, int]]]) -> None:
         """Compare with what is out under this version, unless the checkpoint took that back."""
@@ -171,6 +153,14 @@ class ParquetSink(Sealing):
     def describe(self) -> dict[str, object]:
         """Give the kind and the directories."""
         return {"kind": "parquet", **self.places()}
+
+
+def summaries(reports: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what `Sink.publish` does of what tasks report, `REPORT_DDL`."""
+    return [
+        summary(row["shard"], row["results_rows"], row["errors_rows"], merge_metrics([row["metrics"]]))
+        for row in sorted(reports, key=lambda row: int(row["shard"]))
+    ]
 
 
 class _ShardWriter:

@@ -29,6 +29,19 @@ class Writing:
     ddl: str
 
 
+_ARROW = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
+
+
+def report_schema(ddl: str) -> pa.Schema:
+    """Return what the rows of a report are in Arrow, given what they are for Spark.
+
+    >>> report_schema("shard int, metrics string").names
+    ['shard', 'metrics']
+    """
+    columns = [column.split() for column in ddl.split(", ")]
+    return pa.schema([(name, _ARROW[kind]) for name, kind in columns])
+
+
 def check_run(run: str) -> None:
     """Refuse to publish what no task was told to write.
 

@@ -38,7 +38,7 @@ from backend.sinks.kafka.rows import Message, check_key, to_messages
 from backend.sinks.kafka.topics import check_purpose, failure, look
 from backend.sinks.kafka.writer import TransactionalWriter
 from backend.sinks.record import Content, Digest, check_accepted, gathered
-from backend.sinks.sealing import Seal, Sealing
+from backend.sinks.sealing import Seal, Sealing, report_schema
 from backend.sinks.tables import (
     ERRORS,
     KINDS,
@@ -60,15 +60,8 @@ if TYPE_CHECKING:
     from backend.batch import Operator
 
 GUARANTEES = ("exactly_once", "at_least_once")
-_REPORT = pa.schema(
-    [
-        pa.field("shard", pa.int32()),
-        pa.field("contents", pa.string()),
-        pa.field("metrics", pa.string()),
-        pa.field("cut", pa.string()),
-    ]
-)
 _REPORT_DDL = "shard int, contents string, metrics string, cut string"
+_REPORT = report_schema(_REPORT_DDL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +197,8 @@ class KafkaSink(Sealing):
         reports = []
         found: dict[int, dict[str, Content]] = {}
         messages: list[Message] = []
-        to = self._publication(self._settings)
         for shard, given in shards.items():
-            found[shard], made = _messages(given, shard, version, to)
+            found[shard], made = _messages(given, shard, version, self._topics, self._key, self._query)
             messages += made
             metrics = merge_metrics(row["metrics"] for row in given)
             reports.append(summary(shard, found[shard][RESULTS][0], found[shard][ERRORS][0], metrics))
@@ -252,11 +244,8 @@ class KafkaSink(Sealing):
     @property
     def publication(self) -> Publication:
         """What tasks need to produce; topics' limits as of the last look."""
-        return self._publication(self._settings.inlined())  # tasks do not have its files
-
-    def _publication(self, settings: KafkaSettings) -> Publication:
         return Publication(
-            settings,
+            self._settings.inlined(),  # tasks do not have its files
             self._topics,
             self._key,
             self._query,
@@ -281,7 +270,7 @@ def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, versio
     reports: list[dict[str, Any]] = []
     messages: dict[int, list[Message]] = {}
     for shard, given in shards.items():
-        content, messages[shard] = _messages(given, shard, version, to)
+        content, messages[shard] = _messages(given, shard, version, to.topics, to.key, to.query)
         metrics = merge_metrics(row["metrics"] for row in given)
         reports.append({"shard": shard, "contents": json.dumps(content), "metrics": json.dumps(metrics)})
     cut = _produce(messages, to)
@@ -319,12 +308,12 @@ def _produce(messages: Mapping[int, Sequence[Message]], to: Publication, *, agai
 
 
 def _messages(
-    rows: list[dict[str, Any]], shard: int, version: int, to: Publication
+    rows: list[dict[str, Any]], shard: int, version: int, topics: Mapping[str, str], key: Sequence[str], query: str
 ) -> tuple[dict[str, Content], list[Message]]:
     """Encode a shard's frames, in order of (kind, sequence); give number and digest of the rows per kind too."""
     digests = {kind: Digest() for kind in KINDS}
     messages: list[Message] = []
     for kind, made, table in read_frames(rows, shard, version):
-        messages += to_messages(table, kind, to.topics[kind], to.key, to.query)
+        messages += to_messages(table, kind, topics[kind], key, query)
         digests[kind].add(made)
     return {kind: digest.content for kind, digest in digests.items()}, messages
