@@ -44,10 +44,6 @@ class Verdict:
         why: Why not; empty when it passed.
         run: What happened.
         difference: Against the control; None when the scenario ends in an error.
-        detect_s: From the new start of the query to the first restore; None when nothing was restored.
-        restore_s: From the first restore's start to the last one's end.
-        catch_up_s: RTO: from the new start of the query (or the death, where it went on by itself) until it had
-            published the micro-batch that it was broken in. A new driver's start of Spark comes on top.
     """
 
     scenario: Scenario
@@ -55,9 +51,6 @@ class Verdict:
     why: str
     run: Run
     difference: Difference | None
-    detect_s: float | None
-    restore_s: float | None
-    catch_up_s: float | None
 
 
 class Drill:
@@ -265,23 +258,7 @@ class Drill:
             except RewindError as error:
                 why = str(error)
             why = why or wrongly_restored(scenario, run) or unmoved(scenario, run)
-        broken_at = run.broken_at or 0.0
-        again = run.first("begun", broken_at) or broken_at
-        restoring, restored = run.first("restoring", broken_at), run.last("restored")
-        beyond = next(
-            (e["at"] for e in run.events if e["at"] > broken_at and e.get("version", -1) >= run.version), None
-        )
-        known = run.broken_at is not None
-        return Verdict(
-            scenario,
-            not why,
-            why,
-            run,
-            difference,
-            restoring - again if restoring is not None else None,
-            restored - restoring if restored is not None and restoring is not None else None,
-            beyond - again if beyond is not None and known else None,
-        )
+        return Verdict(scenario, not why, why, run, difference)
 
     def _zombies(self, out: Path, run: Run) -> str:
         """Say what is wrong with what the zombies did; empty when nothing is."""

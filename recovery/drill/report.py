@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from backend.texts import visible
 from recovery.drill.drill import Drill, Verdict
+from recovery.drill.run import times
 from recovery.inspect.screen import plain
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 170, 34
@@ -45,16 +46,14 @@ def drill_json(drill: Drill, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "job": drill.job,
         "seed": drill.seed,
         "passed": all(verdict.passed for verdict in verdicts),
-        "spark_start_s": _round(drill.spark_start_s),
+        "spark_start_s": None if drill.spark_start_s is None else round(drill.spark_start_s, 3),
         "control": {"events": drill.control_run.events},
         "scenarios": [_verdict_json(verdict) for verdict in verdicts],
     }
 
 
 def _verdict_json(verdict: Verdict) -> dict[str, Any]:
-    difference, run = verdict.difference, verdict.run
-    began = run.first("begun", run.broken_at or 0.0) or run.broken_at
-    first = run.first("progress", began) if began is not None else None
+    difference = verdict.difference
     return {
         "name": verdict.scenario.name,
         "text": verdict.scenario.text,
@@ -62,10 +61,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "passed": verdict.passed,
         "why": verdict.why,
         "error": verdict.run.error or None,
-        "detect_s": _round(verdict.detect_s),
-        "restore_s": _round(verdict.restore_s),
-        "first_s": _round(first - began if first is not None and began is not None else None),
-        "rto_s": _round(verdict.catch_up_s),
+        **times(verdict.run),
         "rpo": None
         if difference is None
         else {"lost": difference.lost, "doubled": difference.doubled + difference.extra, "changed": difference.changed},
@@ -241,7 +237,3 @@ def _proof(one: dict[str, Any]) -> str:
         return ""
     state = "state equal" if proof["state_equal"] else "STATE DIFFERS"
     return f"{proof['windows']:,} windows, {proof['errors']:,} errors, {state}"
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)

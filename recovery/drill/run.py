@@ -40,6 +40,30 @@ class Run:
         return next((one["at"] for one in reversed(self.events) if one["event"] == event), None)
 
 
+def times(run: Run) -> dict[str, float | None]:
+    """Give seconds from the new start of the query, or from the death where it went on by itself; None: not known.
+
+    A new driver's start of Spark comes on top. `detect_s` is to the first restore, `restore_s` from there to the last
+    one's end, `first_s` to the first result, and `rto_s` until the micro-batch was out that the job was broken in.
+    """
+    broken_at = run.broken_at or 0.0
+    again = run.first("begun", broken_at) or broken_at
+    restoring, restored = run.first("restoring", broken_at), run.last("restored")
+    known = run.broken_at is not None
+    first = run.first("progress", again) if known else None
+    out = (one["at"] for one in run.events if one["at"] > broken_at and one.get("version", -1) >= run.version)
+    return {
+        "detect_s": _seconds(again, restoring),
+        "restore_s": _seconds(restoring, restored),
+        "first_s": _seconds(again, first),
+        "rto_s": _seconds(again, next(out, None) if known else None),
+    }
+
+
+def _seconds(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(end - start, 3)
+
+
 def misnamed(scenario: Scenario, run: Run) -> str:
     """Say what is wrong with the error that a run ended in; empty when it is the one that it must end in."""
     code = code_of(run.error)

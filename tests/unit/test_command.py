@@ -815,7 +815,7 @@ def test_a_drill_exits_with_0_only_if_every_scenario_passes(
 ) -> None:
     def judged(self: Drill, scenario: Scenario) -> Verdict:
         good = passed or scenario.name != "lose-all"
-        return Verdict(scenario, good, "" if good else "differs", Run(), None, None, None, None)
+        return Verdict(scenario, good, "" if good else "differs", Run(), None)
 
     monkeypatch.setattr(Drill, "control", lambda self: None)
     monkeypatch.setattr(Drill, "run", judged)

@@ -46,8 +46,8 @@ def page(tmp_path: Path) -> tuple[dict[str, Any], str]:
     drill = Drill(tmp_path / "out", job=f"{SCRIPT}:job")
     drill.control_run = Run(events=events[:4])
     verdicts = [
-        Verdict(first, True, "", run, good, 0.5, 0.5, 4.0),
-        Verdict(second, False, "; ".join(bad.samples), run, bad, 0.5, 0.5, 4.0),
+        Verdict(first, True, "", run, good),
+        Verdict(second, False, "; ".join(bad.samples), run, bad),
     ]
     data = drill_json(drill, verdicts)
     write_html(tmp_path / "report.html", data)
@@ -179,7 +179,8 @@ def test_what_a_zombie_writes_or_touches_fails_the_drill(tmp_path: Path, place: 
 
 def test_times_losses_and_digests_are_told(tmp_path: Path) -> None:
     data, text = page(tmp_path)
-    assert [one["first_s"] for one in data["scenarios"]] == [2.5, 2.5]  # 107.5 - 105, by hand
+    times = [tuple(one[name] for name in ("detect_s", "restore_s", "first_s", "rto_s")) for one in data["scenarios"]]
+    assert times == [(0.5, 0.5, 2.5, 4.0)] * 2  # from 105 to 105.5, 107.5 and 109, by hand
     assert "1 of 2 scenarios FAILED" in text
     assert "2.5 s" in text
     assert "4.0 s" in text
