@@ -17,12 +17,13 @@ from pyarrow.dataset import dataset
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from recovery.demo.disaster import kill, strike, take_disk
+from recovery.demo.disaster import strike, take_disk
 from recovery.demo.job import ARCHIVE, CHECKPOINT, ERRORS, LOCAL, RESULTS
 from recovery.demo.proof import Proof, prove
 from recovery.demo.session import environment
 from recovery.drill.damage import lose_disk
 from recovery.drill.flights import make_archive
+from recovery.drill.process import kill
 from recovery.files import empty_own
 from recovery.inspect.screen import plain
 

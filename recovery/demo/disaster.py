@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from recovery.drill.damage import lose_disk
-from recovery.drill.process import each, family_of, inside
+from recovery.drill.process import each, family_of, inside, kill
 
 _POLL_S = 0.02
 
@@ -89,10 +89,3 @@ def _uses(process: psutil.Process, directory: Path) -> bool:
     with suppress(psutil.NoSuchProcess):
         return any(file.path.startswith(f"{directory}/") for file in process.open_files())
     return False
-
-
-def kill(pid: int) -> None:
-    """Kill a process and all its descendants with SIGKILL, and wait until they are gone."""
-    family = family_of(pid)
-    each(family, "kill")
-    psutil.wait_procs(family, timeout=30)

@@ -125,12 +125,8 @@ class Runner:
         return family_of(self.process.pid)
 
     def kill(self) -> None:
-        """Kill it with all that it started: stopped first, so that nobody sees anybody die."""
-        family = self.family()
-        each(family, "suspend")
-        family = list(dict.fromkeys([*family, *self.family()]))
-        each(family, "kill")
-        psutil.wait_procs(family, timeout=30)
+        """Kill it with all that it started."""
+        kill(self.process.pid)
 
     def close(self) -> None:
         """End it, and all that it started."""
@@ -214,22 +210,16 @@ def strike_host(runner: Runner, out: Path, disks: Path, at: int) -> int | None:
         while _committed(out, version):
             version += 1
         here = [one for one in disks.glob("*/executor-*") if inside(one / LOCAL, version, query_id(out))]
-        found[:] = [disk for disk in here if _executor(runner, disk)]
+        running = executors(runner.family()) if here else {}
+        found[:] = [disk for disk in here if str(disk) in running]
         return bool(found)
 
     def lose() -> None:
-        executor = _executor(runner, found[0])
-        family = [process for one in executor for process in (one, *one.children(recursive=True))]
-        each(family, "kill")
+        executor = executors(runner.family()).get(str(found[0]))
+        each(family_of(executor.pid) if executor is not None else [], "kill")
         shutil.rmtree(found[0] / LOCAL, ignore_errors=True)
 
     return version if _hold(runner, there, lose) else None
-
-
-def _executor(runner: Runner, disk: Path) -> list[psutil.Process]:
-    """Give the executor that writes on a disk."""
-    found = executors(runner.family()).get(str(disk))
-    return [found] if found is not None else []
 
 
 def executors(family: Sequence[psutil.Process]) -> dict[str, psutil.Process]:
@@ -294,6 +284,15 @@ def each(family: Sequence[psutil.Process], what: str) -> None:
     for process in family:
         with suppress(psutil.NoSuchProcess):
             getattr(process, what)()
+
+
+def kill(pid: int) -> None:
+    """Kill a process with all that it started (SIGKILL), stopped first, so that nobody sees anybody die; and wait."""
+    family = family_of(pid)
+    each(family, "suspend")
+    family = list(dict.fromkeys([*family, *family_of(pid)]))
+    each(family, "kill")
+    psutil.wait_procs(family, timeout=30)
 
 
 def snapshot(path: Path) -> dict[str, int]:

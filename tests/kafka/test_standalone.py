@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from backend.spark.session import jars
-from recovery.demo.disaster import kill
 from recovery.demo.produce import in_order, produce
 from recovery.demo.proof import prove
 from recovery.drill.flights import make_archive
+from recovery.drill.process import kill
 from tests.support.standalone import Cluster
 from tests.support.waiting import Died, WaitedTooLong, until
 

@@ -16,9 +16,8 @@ from typing import Any
 import psutil
 import pyspark
 
-from recovery.demo.disaster import kill
 from recovery.demo.session import environment
-from recovery.drill.process import Runner, executors
+from recovery.drill.process import Runner, executors, kill
 from tests.support.waiting import until
 
 SPARK_HOME = Path(pyspark.__file__).parent
