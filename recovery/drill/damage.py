@@ -69,20 +69,12 @@ def corrupt_database(out: Path, chance: random.Random) -> Done:
         sound = path.read_bytes()
         # data blocks come first; index, properties and footer are at the end
         said = _flip(path, chance, 0, len(sound) // 2)
-        found = _damage_found(path.parent)
-        if found is not None:
-            return Done(f"{said}; a check names it: {found}", (int(home.name),), str(path))
+        try:  # as the probe before a restore does it
+            check_database(path.parent)
+        except RewindError as error:
+            return Done(f"{said}; a check names it: {error.code}", (int(home.name),), str(path))
         path.write_bytes(sound)
     raise ValueError(f"{home}: a bit flipped in any of {len(files)} files, and a check of them does not find it")
-
-
-def _damage_found(database: Path) -> str | None:
-    """Check a database as the probe before a restore does; return the name of the error that it ends with."""
-    try:
-        check_database(database)
-    except RewindError as error:
-        return error.code
-    return None
 
 
 def old_database(out: Path, chance: random.Random) -> Done:
