@@ -121,7 +121,6 @@ class Proof:
 
     Attributes:
         messages: Messages in the archive.
-        on_time: Counted before their window closed.
         late: Counted after it closed.
         too_late: Out of retention.
         malformed: Did not parse.
@@ -132,7 +131,6 @@ class Proof:
     """
 
     messages: int
-    on_time: int
     late: int
     too_late: int
     malformed: int
@@ -180,7 +178,6 @@ def prove(spark: SparkSession, archive: Path, results: Path, errors: Path, *, si
     parsed = totals["on time"] + totals["late"] + totals["too late"]
     return Proof(
         messages=totals["messages"],
-        on_time=totals["on time"],
         late=totals["late"],
         too_late=totals["too late"],
         malformed=totals["messages"] - parsed,
