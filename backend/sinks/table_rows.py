@@ -155,13 +155,8 @@ def dated(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 def dated_within(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a column of dates, or of what has some within, null where one is outside of the years 1 to 9999."""
     if is_rebuilt(kind):
-        return rebuilt(column, kind, dated_within) if has_date(kind) else column
+        return rebuilt(column, kind, dated_within) if any(map(pa.types.is_date, leaves(kind))) else column
     return dated(column) if pa.types.is_date(kind) else column
-
-
-def has_date(kind: pa.DataType) -> bool:
-    """Return whether a type is a date, or has one within."""
-    return any(pa.types.is_date(leaf) for leaf in leaves(kind))
 
 
 def row_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
