@@ -72,9 +72,7 @@ class ForeachSink(Sealing):
 
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Collect, then call the function."""
-        rows = [row.asDict() for row in frames.collect()]
-        self.seal(version, rows)
-        return self.take(rows, version)
+        return self.take(self.collect(frames, version), version)
 
     def take(self, rows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
         """Hand collected frames on: the second half of `publish`."""

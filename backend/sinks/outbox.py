@@ -106,8 +106,7 @@ class Outbox(Sealing):
         """Let the tasks write a micro-batch, as `writing` has it; the one action on its frames."""
         folder = self.folder(version)
         try:
-            rows = [row.asDict() for row in frames.collect()]
-            self.seal(version, rows)
+            rows = self.collect(frames, version)
         except Exception:
             self._remove(folder)
             raise

@@ -111,8 +111,7 @@ class ParquetSink(Sealing):
         """
         attempts = self.attempts(version)
         try:
-            rows = [row.asDict() for row in frames.collect()]
-            self.seal(version, rows)
+            rows = self.collect(frames, version)
             return self.finish(rows, version, attempts)
         except Exception:
             for path in attempts.values():

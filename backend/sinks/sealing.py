@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Seal = Callable[[int, Iterable[Mapping[str, Any]]], None]
 """(version, what tasks reported: rows with `shard` and `metrics`) -> None; durable on return."""
@@ -67,3 +70,9 @@ class Sealing:
     def seal_by(self, seal: Seal) -> None:
         """Take what to call after the tasks of a micro-batch ran, and before anything of it is out."""
         self.seal = seal
+
+    def collect(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
+        """Run the tasks of a micro-batch, by one action, and seal what they report."""
+        rows = [row.asDict() for row in frames.collect()]
+        self.seal(version, rows)
+        return rows

@@ -256,7 +256,7 @@ def test_an_output_that_was_made_again_is_seen_between_the_last_row_and_the_comm
         assert log[-2:] == ["abort_transaction", "drop"]
         return
     for version in (1, 2):
-        writer.note(version, 1, {})
+        writer.publish(version, [], {}, produced=1)
     assert log.count("commit_transaction") == 2
     assert caplog.text.count("e was deleted and made again; the query goes on in the new one") == 1
 

@@ -183,9 +183,7 @@ class KafkaSink(Sealing):
     def publish(self, frames: DataFrame, version: int) -> list[dict[str, Any]]:
         """Publish a micro-batch with one action; acknowledged by all in-sync replicas on return."""
         if self._guarantee == "exactly_once":
-            collected = [row.asDict() for row in frames.collect()]
-            self.seal(version, collected)
-            return self.finish(collected, version)
+            return self.finish(self.collect(frames, version), version)
         self._writer.check(version)
         produce = partial(produce_frames, to=self.publication, version=version)
         rows = [row.asDict() for row in frames.mapInArrow(crossing(produce), _REPORT_DDL).collect()]
@@ -212,7 +210,7 @@ class KafkaSink(Sealing):
         tell(version, [json.loads(row["cut"]) for row in rows])
         found = {row["shard"]: {k: (c[0], c[1]) for k, c in json.loads(row["contents"]).items()} for row in rows}
         count = sum(content[0] for one in found.values() for content in one.values())
-        self._writer.note(version, count, gathered(found))
+        self._writer.publish(version, (), gathered(found), produced=count)
         kill_point("after_publish", version)
         return [
             summary(

@@ -148,13 +148,16 @@ class TransactionalWriter:
             )
         return known is not None and known.version == version
 
-    def publish(self, version: int, messages: Sequence[Message], contents: Contents) -> bool:
+    def publish(
+        self, version: int, messages: Sequence[Message], contents: Contents, *, produced: int | None = None
+    ) -> bool:
         """Write a micro-batch, unless it is out already; visible to readers of committed messages on return.
 
         Args:
             version: Spark's batch id.
             messages: Of the shards, in order.
             contents: What they hold, by output and shard.
+            produced: How many messages tasks have brought out already, which are in no transaction; None: nobody has.
 
         Returns:
             False when it was out already; what it said then stays.
@@ -168,23 +171,11 @@ class TransactionalWriter:
         if self.check(version):
             self._compare(version, contents)
             return False
-        if messages:
-            self._write(self._record(version, len(messages), contents), messages)
+        count = len(messages) if produced is None else produced
+        if count:
+            plain = {kind: dict(shards) for kind, shards in contents.items()}
+            self._write(Published(self._query, version, count, plain, self._id, self._topics), messages)
         return True
-
-    def note(self, version: int, count: int, contents: Contents) -> None:
-        """Write that all rows of a micro-batch are out: those of tasks, which are in no transaction.
-
-        Raises:
-            OutputDiffers: It was out before with other rows.
-            SinkConflict: Another writer took over.
-            SinkUnavailable: It was not written.
-            TopicMissing: A topic does not exist any more.
-        """
-        if self.check(version):
-            self._compare(version, contents)
-        elif count:
-            self._write(self._record(version, count, contents), [])
 
     def close(self) -> None:
         """Let the clients go; nothing is in flight between two publications."""
@@ -202,10 +193,6 @@ class TransactionalWriter:
     @property
     def _topics(self) -> dict[str, str]:
         return {topic: output.id for topic, output in self._outputs.items()}
-
-    def _record(self, version: int, count: int, contents: Contents) -> Published:
-        plain = {kind: dict(shards) for kind, shards in contents.items()}
-        return Published(self._query, version, count, plain, self._id, self._topics)
 
     def _compare(self, version: int, contents: Contents) -> None:
         """Refuse a micro-batch that is out with other rows, unless the sink was told that those count."""
