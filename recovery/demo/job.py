@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backend import archive, count, kafka, max_, mean, median, stream, tumbling
+from backend import archive, kafka
 from recovery.demo.session import SPARK
 from recovery.drill.flights import AIRPORTS, TOPIC
-from recovery.drill.job import Teller, Wrapped, said, tell
+from recovery.drill.job import VALUE, Teller, Wrapped, by_hour, said, tell
 from recovery.inspect.user_job import session
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 RETENTION = "120 days"
 PACE = "1 second"
 """Between micro-batches of a run in which disks are lost: the whole year would be over before one is restored."""
-VALUE = "origin string, delay double, scheduled timestamp"
 LOCAL, CHECKPOINT, RESULTS, ERRORS, ARCHIVE = "local", "checkpoint", "windows", "errors", "departures"
 """Directories below the demo's output directory."""
 
@@ -47,22 +46,16 @@ def start(spark: SparkSession, options: argparse.Namespace) -> RewindQuery:
         departures = kafka(TOPIC, servers=servers, value=VALUE, max_offsets_per_trigger=bound)
     if options.break_restore:
         departures = Forgetful(departures)
-    return (
-        stream(departures, event_time="scheduled", key="origin")
-        .window(tumbling("1 hour"), retention=RETENTION)
-        .aggregate(flights=count(), mean=mean("delay"), worst=max_("delay"), typical=median("delay"))
-        .start(
-            spark,
-            checkpoint=out / CHECKPOINT,
-            results=out / RESULTS,
-            errors=out / ERRORS,
-            local_dir=out / LOCAL,
-            route="partition",
-            trigger=PACE if options.paced else "0 seconds",
-            until=None if options.live else "end",
-            changelog=None if servers is None else f"kafka://{servers}/{TOPIC}-changelog",
-            listeners=(Teller(),),
-        )
+    return by_hour(departures, retention=RETENTION).start(
+        spark,
+        checkpoint=out / CHECKPOINT,
+        results=out / RESULTS,
+        errors=out / ERRORS,
+        local_dir=out / LOCAL,
+        trigger=PACE if options.paced else "0 seconds",
+        until=None if options.live else "end",
+        changelog=None if servers is None else f"kafka://{servers}/{TOPIC}-changelog",
+        listeners=(Teller(),),
     )
 
 

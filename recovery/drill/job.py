@@ -52,21 +52,31 @@ CHECKPOINT, RESULTS, ERRORS, LOCAL, HOSTS, ALTERNATION = (
 DEFAULT_JOB = "recovery.drill.job:departures"
 DATA = "REWIND_DRILL_DATA"
 OFFSETS = "REWIND_DRILL_OFFSETS"
+VALUE = "origin string, delay double, scheduled timestamp"
+"""What a flight is as DDL."""
 SNAPSHOT_EVERY = 3
 
 
 def departures(spark: SparkSession) -> Pipeline:
-    """Make the drill's own job: departures per airport and hour, full-state and incremental aggregates."""
-    from backend import archive, count, max_, mean, median, stream, tumbling
+    """Make the drill's own job."""
+    from backend import archive
 
-    data = archive(
-        os.environ[DATA],
-        value="origin string, delay double, scheduled timestamp",
-        max_offsets_per_batch=int(os.environ.get(OFFSETS, "500")),
-    )
+    data = archive(os.environ[DATA], value=VALUE, max_offsets_per_batch=int(os.environ.get(OFFSETS, "500")))
+    return by_hour(data, retention="6 hours", max_ahead=None)
+
+
+def by_hour(flights: Any, **window: Any) -> Pipeline:
+    """Make the job of drill and demo: departures per airport and hour, full-state and incremental aggregates.
+
+    Args:
+        flights: A source of `VALUE`.
+        window: Options of the windows.
+    """
+    from backend import count, max_, mean, median, stream, tumbling
+
     return (
-        stream(data, event_time="scheduled", key="origin")
-        .window(tumbling("1 hour"), retention="6 hours", max_ahead=None)
+        stream(flights, event_time="scheduled", key="origin")
+        .window(tumbling("1 hour"), **window)
         .aggregate(flights=count(), mean=mean("delay"), worst=max_("delay"), typical=median("delay"))
         .options(route="partition")
     )
@@ -221,11 +231,14 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
         alternate: There are two of them, and each runs every other micro-batch alone.
     """
     alternating = Alternation(spark, out / ALTERNATION) if alternate else None
+    output: dict[str, Any] = {"results": out / RESULTS, "errors": out / ERRORS}
+    if alternating is not None:
+        output = {"sink": AlternatingSink(out / RESULTS, out / ERRORS, alternating)}
     own_disks: dict[str, Any] = {"local_dir": f"$SPARK_EXECUTOR_DIRS/{LOCAL}", "snapshots": SNAPSHOT_EVERY}
     query = pipeline.start(
         spark,
         checkpoint=out / CHECKPOINT,
-        **_output(out, alternating),
+        **output,
         until="end",
         trigger="0 seconds",
         listeners=(Teller(),),
@@ -250,12 +263,6 @@ def run(spark: SparkSession, pipeline: Pipeline, out: Path, *, hosts: bool = Fal
     commits = {str(shard): state_of(pointer).commit.name for shard, pointer in pointers.items()}
     same = run == str(query.query.runId)
     tell("ended", version=query.progress.version, restores=query.progress.restores, commits=commits, same=same)
-
-
-def _output(out: Path, alternate: Alternation | None) -> dict[str, Any]:
-    if alternate is not None:
-        return {"sink": AlternatingSink(out / RESULTS, out / ERRORS, alternate)}
-    return {"results": out / RESULTS, "errors": out / ERRORS}
 
 
 BACK = 2
