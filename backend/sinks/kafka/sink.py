@@ -192,14 +192,12 @@ class KafkaSink(Sealing):
     def finish(self, rows: list[dict[str, Any]], version: int) -> list[dict[str, Any]]:
         """Bring out collected frames in one transaction: the second half of `publish`."""
         shards = by_shard(rows, version)
-        reports = []
         found: dict[int, dict[str, Content]] = {}
         messages: list[Message] = []
         for shard, given in shards.items():
             found[shard], made = _messages(given, shard, version, self._topics, self._key, self._query)
             messages += made
-            metrics = merge_metrics(row["metrics"] for row in given)
-            reports.append(summary(shard, found[shard][RESULTS][0], found[shard][ERRORS][0], metrics))
+        reports = _summaries(found, shards)
         kill_point("before_publish", version)
         self._writer.publish(version, messages, gathered(found))
         kill_point("after_publish", version)
@@ -212,15 +210,7 @@ class KafkaSink(Sealing):
         count = sum(content[0] for one in found.values() for content in one.values())
         self._writer.publish(version, (), gathered(found), produced=count)
         kill_point("after_publish", version)
-        return [
-            summary(
-                row["shard"],
-                found[row["shard"]][RESULTS][0],
-                found[row["shard"]][ERRORS][0],
-                merge_metrics([row["metrics"]]),
-            )
-            for row in sorted(rows, key=lambda row: row["shard"])
-        ]
+        return _summaries(found, {row["shard"]: [row] for row in rows})
 
     def close(self) -> None:
         """Let the clients go; the next publication takes the output over again."""
@@ -251,6 +241,16 @@ class KafkaSink(Sealing):
             self._patience_s,
             self._overflow,
         )
+
+
+def _summaries(
+    found: Mapping[int, Mapping[str, Content]], rows: Mapping[int, list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return what `Sink.publish` returns, given each shard's contents, and rows with its metrics."""
+    return [
+        summary(shard, content[RESULTS][0], content[ERRORS][0], merge_metrics(row["metrics"] for row in rows[shard]))
+        for shard, content in sorted(found.items())
+    ]
 
 
 def produce_frames(batches: Iterator[pa.RecordBatch], *, to: Publication, version: int) -> Iterator[pa.RecordBatch]:
