@@ -51,7 +51,7 @@ class DeltaOutput:
     def __init__(self, place: str, storage_options: dict[str, str]) -> None:
         self.place, self._storage = place, storage_options
         self._owner, self._schema = "", pa.schema([])
-        self._at: deltalake.DeltaTable | None = None
+        self._table: deltalake.DeltaTable  # as of `last`
 
     def unfit(self, schema: pa.Schema) -> str:
         """Say which column it cannot have."""
@@ -93,7 +93,7 @@ class DeltaOutput:
     def last(self) -> Record:
         """Read the record."""
         with reaching(self.place):
-            table = self._at = self._load()
+            table = self._table = self._load()
             version, rows, digest = (table.transaction_version(name) for name in self._names)
         return Record() if version is None else Record(version, rows or 0, f"{digest or 0:016x}")
 
@@ -126,11 +126,6 @@ class DeltaOutput:
             merger.when_matched_delete(f"s.{_GONE}").when_matched_update(columns).when_not_matched_insert(
                 columns, predicate=f"NOT s.{_GONE}"
             ).execute()
-
-    @property
-    def _table(self) -> deltalake.DeltaTable:
-        assert self._at is not None, "last() comes first"
-        return self._at
 
     @property
     def _names(self) -> tuple[str, str, str]:

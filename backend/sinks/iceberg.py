@@ -96,7 +96,7 @@ class IcebergOutput:
         self._catalog, self._name = catalog, name
         self.place = f"{catalog.name}:{name}"
         self._owner = ""
-        self._at: IcebergTable | None = None
+        self._table: IcebergTable  # as of `last`
 
     def unfit(self, schema: pa.Schema) -> str:
         """Say which column it cannot have."""
@@ -130,7 +130,7 @@ class IcebergOutput:
     def last(self) -> Record:
         """Read the record."""
         with reaching(self.place):
-            table = self._at = self._catalog.load_table(self._name)
+            table = self._table = self._catalog.load_table(self._name)
         version, rows, digest = (table.properties.get(PREFIX + name) for name in Record._fields)
         return Record() if version is None else Record(int(version), int(rows or 0), digest or "")
 
@@ -150,11 +150,6 @@ class IcebergOutput:
         with reaching(self.place), self._table.transaction() as change:
             change.overwrite(stays, overwrite_filter=keys, snapshot_properties=self._about(record))
             self._note(change, record)
-
-    @property
-    def _table(self) -> IcebergTable:
-        assert self._at is not None, "last() comes first"
-        return self._at
 
     def _about(self, record: Record) -> dict[str, str]:
         return {OWNER: self._owner, f"{PREFIX}version": str(record.version)}

@@ -93,7 +93,7 @@ class SqlOutput:
             sa.Column("digest", sa.String(32), nullable=False),
             schema=schema,
         )
-        self._table: sa.Table | None = None
+        self._table: sa.Table  # as of `open`
         self._last = Record()
 
     def unfit(self, schema: pa.Schema) -> str:
@@ -146,7 +146,6 @@ class SqlOutput:
 
     def replace(self, rows: pa.Table, gone: pa.Array, bounded: str | None, record: Record) -> None:
         """Delete and insert in one transaction."""
-        assert self._table is not None, "open() comes first"
         keys = rows.column(ROW_KEY).to_pylist()
         with reaching(self.place), self._engine.begin() as connection:
             self._note(connection, record)
@@ -173,7 +172,6 @@ class SqlOutput:
             )
 
     def _insert(self, connection: sa.Connection, batch: pa.RecordBatch) -> None:
-        assert self._table is not None, "open() comes first"
         columns = [_values(batch.column(name)) for name in batch.schema.names]
         rows = [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
         for at in range(0, len(rows), _CHUNK_ROWS):
