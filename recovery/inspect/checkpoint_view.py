@@ -30,6 +30,7 @@ from backend.windows import panes
 from recovery.changelog import Changelog, Entry, History, open_changelog
 from recovery.changelog.records import Kind
 from recovery.commit.manifest import Manifest, changelog_uri, query_id, read_manifest
+from recovery.commit.option_sets import versions_in
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
 from recovery.commit.shard_directory import Generation
 from recovery.commit.spark_files import planned_time
@@ -174,7 +175,11 @@ class Checkpoint:
 
     def versions(self) -> list[int]:
         """Committed micro-batches that Spark still knows, in order."""
-        return sorted(int(name) for name in self.files.list("commits") if name.isdecimal())
+        return versions_in(self.location, "commits")
+
+    def queued(self, shard: int, version: int) -> dict[int, int]:
+        """Give the micro-batches behind one that have an entry in a shard's queue, with its bytes."""
+        return entries_behind(queue_files(self.location), shard, version)
 
     def committed(self, shard: int, version: int | None = None) -> Commit | None:
         """Give the commit that counts for a shard; None before its first.
@@ -225,7 +230,7 @@ class Checkpoint:
             later = max((number for number, planned in starts if planned < last), default=0)
             time_ms = planned_time(self.location, last)
             if newest := [commit for commit in found if not self._is_gone(shard, commit, time_ms, later)]:
-                return newest, last in entries_behind(queue_files(self.location), shard, last - 1)
+                return newest, last in self.queued(shard, last - 1)
         return [], False
 
     def _is_gone(self, shard: int, commit: Commit, time_ms: int | None, later: int) -> bool:
@@ -286,7 +291,7 @@ class Checkpoint:
                 )
         except RewindError as error:
             problem = error
-        snapshots = [snapshot for snapshot in self._snapshots(shard) if snapshot is not None]
+        snapshots = self._snapshots(shard)
         regions: dict[int, int] = {}
         windows = None
         if history is not None:
@@ -302,7 +307,7 @@ class Checkpoint:
             self.local(shard),
             regions,
             windows,
-            entries_behind(queue_files(self.location), shard, history.record.commit.version) if history else {},
+            self.queued(shard, history.record.commit.version) if history else {},
         )
 
     def windows(self, view: Readable) -> list[tuple[int, int]] | None:
@@ -333,11 +338,11 @@ class Checkpoint:
             return LocalCopy(path, None, length, staged, error)
         return LocalCopy(path, commit, length, staged)
 
-    def _snapshots(self, shard: int) -> list[int | None]:
+    def _snapshots(self, shard: int) -> list[int]:
         try:
             return [snapshot.length for snapshot in self.snapshots.manifests(shard)]
         except RewindError:
-            return [None]
+            return []
 
 
 def read_beside(read: Callable[[], T]) -> T:

@@ -25,8 +25,6 @@ from recovery.inspect.reset import Reset
 from recovery.inspect.screen import plain
 from recovery.inspect.stores import number
 from recovery.inspect.verify import NOTE, PROBLEM, SOUND, Finding
-from recovery.jobs import queue_files
-from recovery.queue.entries import entries_behind
 from recovery.restore.planner import replay_ranges
 
 _TIMES = ("start", "end", "_time", "expires")
@@ -236,7 +234,7 @@ def milliseconds(at: datetime | None) -> int | None:
 
 def as_of_json(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Give, as JSON, what the state that was read of each shard goes up to."""
-    files, topics = queue_files(checkpoint.location), checkpoint.manifest.topics
+    topics = checkpoint.manifest.topics
     return [
         {
             "shard": shard,
@@ -246,7 +244,7 @@ def as_of_json(checkpoint: Checkpoint) -> list[dict[str, Any]]:
                 for stream, number, at in record.positions
             ],
             "newest": newest,
-            "queued": len(entries_behind(files, shard, newest)) if newest == record.commit.version else 0,
+            "queued": len(checkpoint.queued(shard, newest)) if newest == record.commit.version else 0,
         }
         for shard, record in sorted(checkpoint.shown.items())
         for newest in [_newest(checkpoint, shard, record)]

@@ -23,12 +23,13 @@ from backend.sources.archive_seen import Memory
 from backend.store.protocol import Readable, Region, region_range
 from backend.store.workspace import Workspace
 from recovery.changelog import History
+from recovery.commit.option_sets import versions_in
 from recovery.commit.outputs import read_outputs
 from recovery.commit.pointer import COMMIT_KEY, Commit, CommitRecord, RestoringPointer, decode_record
 from recovery.commit.spark_files import check_state, damaged_spark_files
 from recovery.inspect.checkpoint_view import Checkpoint, LocalCopy, Undecided, logged_differences, read_beside
 from recovery.jobs import message_log, queue_files
-from recovery.queue.entries import entries_behind, entry_name, lost_of, read_queue
+from recovery.queue.entries import entry_name, lost_of, read_queue
 from recovery.restore.prove import check_messages
 
 PROBLEM, NOTE, SOUND = "problem", "note", "sound"
@@ -115,7 +116,7 @@ def _beside(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _sparks_logs(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Look at what Spark itself goes on from: the newest entry of `commits/`, and what `offsets/` says of it."""
     files, versions = checkpoint.files, checkpoint.versions()
-    planned = sorted(int(name) for name in files.list("offsets") if name.isdecimal())
+    planned = versions_in(checkpoint.location, "offsets")
     command = f"put it back from a copy of the checkpoint; or rewind reset {quote(checkpoint.location)}"
 
     def problem(name: str, what: str) -> Finding:
@@ -181,7 +182,7 @@ def _messages(checkpoint: Checkpoint, record: CommitRecord) -> Iterator[Finding]
 def _queue(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> Iterator[Finding]:
     """Look at what a shard has queued while its state is restored: only Spark's state says which entries count."""
     if checkpoint.queues is None:
-        waiting = entries_behind(queue_files(checkpoint.location), shard, commit.version) if commit is not None else {}
+        waiting = checkpoint.queued(shard, commit.version) if commit is not None else {}
         if waiting:
             text = f"{len(waiting)} micro-batches are queued: not checked"
             yield Finding(NOTE, "queue", f"shard {shard}", text, f"rewind verify {quote(checkpoint.location)} --spark")
@@ -290,7 +291,7 @@ def _ahead(checkpoint: Checkpoint, local: LocalCopy, shard: int, commit: Commit 
     if checkpoint.queues is not None:  # Spark says which commit it is, and that one's record was checked
         return
     last, known = max(checkpoint.versions(), default=-1), -1 if commit is None else commit.version
-    queued = entries_behind(queue_files(checkpoint.location), shard, known)
+    queued = checkpoint.queued(shard, known)
     logged = {entry.commit for entry in checkpoint.changelog.entries(shard)}  # those beyond it have been taken back
     beyond = [
         staged
