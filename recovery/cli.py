@@ -106,8 +106,8 @@ def main() -> None:
     app()
 
 
-def named_errors(function: Callable[..., None]) -> Callable[..., None]:
-    """Print errors by name with their four parts and exit with 1; wrong values exit with 2."""
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command that prints errors by name with their four parts and exits with 1; wrong values exit with 2."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -129,11 +129,10 @@ def named_errors(function: Callable[..., None]) -> Callable[..., None]:
                 Console(stderr=True).print(plain(report.error_text(data or {}), "red"), soft_wrap=True)
             raise typer.Exit(1) from error
 
-    return run
+    return app.command()(run)
 
 
-@app.command()
-@named_errors
+@command
 def inspect(
     checkpoint: Location,
     local_dir: LocalDir = None,
@@ -162,8 +161,7 @@ def inspect(
         raise typer.Exit(1)
 
 
-@app.command()
-@named_errors
+@command
 def verify(
     checkpoint: Location,
     local_dir: LocalDir = None,
@@ -194,8 +192,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
-@named_errors
+@command
 def show(
     checkpoint: Location,
     table: Annotated[str | None, typer.Argument(help=TABLES_HELP, autocompletion=_tables)] = None,
@@ -235,8 +232,7 @@ def show(
     report.write_rows(parts, limit, Format.JSON if as_json else form, report.as_of_json(opened))
 
 
-@app.command()
-@named_errors
+@command
 def export(
     checkpoint: Location,
     out: Annotated[Path, typer.Argument(help="new directory for Parquet files, one per shard")],
@@ -275,8 +271,7 @@ def export(
         report.show_rows(Console(), written)
 
 
-@app.command()
-@named_errors
+@command
 def restore(
     checkpoint: Location,
     job: Job,
@@ -293,21 +288,17 @@ def restore(
     from recovery.inspect.user_job import find_job, load_pipeline, restore_ahead
     from recovery.listener import LoggingListener
 
-    def before(location: str) -> None:
-        check_resumable(location, [])
-        if not dry_run:
-            settle_in(location)
-
     find_job(job)  # before Spark is started for it
     Checkpoint(checkpoint, local_dir)  # and before anything is made beside what is none
-    with (
-        nullcontext() if dry_run else leased(checkpoint, "rewind restore"),
-        _opened(checkpoint, local_dir, True, master, before) as (opened, session),
-    ):
-        plans = report.restore_plans(opened)
+    with nullcontext() if dry_run else leased(checkpoint, "rewind restore"):
+        check_resumable(checkpoint, [])
         if not dry_run:
-            listener = ProgressListener() if sys.stderr.isatty() else LoggingListener()
-            count = restore_ahead(opened, load_pipeline(job, session), session, [listener])
+            settle_in(checkpoint)
+        with _opened(checkpoint, local_dir, True, master) as (opened, session):
+            plans = report.restore_plans(opened)
+            if not dry_run:
+                listener = ProgressListener() if sys.stderr.isatty() else LoggingListener()
+                count = restore_ahead(opened, load_pipeline(job, session), session, [listener])
     if as_json:
         report.print_json({"dry_run": dry_run, "shards": plans, "restored": None if dry_run else count})
     else:
@@ -317,8 +308,7 @@ def restore(
         raise typer.Exit(1)
 
 
-@app.command()
-@named_errors
+@command
 def reset(
     checkpoint: Location,
     local_dir: LocalDir = None,
@@ -351,8 +341,7 @@ def reset(
         report.print_json(data)
 
 
-@app.command()
-@named_errors
+@command
 def outputs(
     checkpoint: Location,
     new: Annotated[bool, typer.Option("--new", help="let the next start write to other outputs than before")] = False,
@@ -382,8 +371,7 @@ def outputs(
             print("the next start decides what it writes to")
 
 
-@app.command()
-@named_errors
+@command
 def drill(
     scenarios: Annotated[
         list[str] | None, typer.Argument(help="names; all of them for none", autocompletion=_scenarios)
@@ -448,13 +436,7 @@ def drill(
 
 
 @contextmanager
-def _opened(
-    location: str,
-    local_dir: Path | None,
-    ask: bool,
-    master: str,
-    before: Callable[[str], object] | None = None,
-) -> Iterator[tuple[Checkpoint, Any]]:
+def _opened(location: str, local_dir: Path | None, ask: bool, master: str) -> Iterator[tuple[Checkpoint, Any]]:
     """Open a checkpoint, and Spark beside it when it is asked for; stops that Spark at the end.
 
     Args:
@@ -462,20 +444,16 @@ def _opened(
         local_dir: Local state of this host.
         ask: Ask Spark for the pointers.
         master: Spark's master.
-        before: Called with the location before anything is opened.
     """
-    if before is not None:
-        before(location)
+    opened = Checkpoint(location, local_dir)  # what is none is refused before Spark is started for it
     if not ask:
-        yield Checkpoint(location, local_dir), None
+        yield opened, None
         return
-    Checkpoint(location, local_dir)  # what is none is refused before Spark is started for it
     from recovery.commit.pointer import RestoringPointer, state_of
     from recovery.inspect.user_job import session
     from recovery.restore.replay import read_pointers
 
     with session(master) as spark:
-        opened = Checkpoint(location, local_dir)
         pointers = read_pointers(spark, opened.location, opened.manifest.shards)
         commits = {shard: state_of(pointer).commit for shard, pointer in pointers.items()}
         queues = {shard: pointer for shard, pointer in pointers.items() if isinstance(pointer, RestoringPointer)}
