@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pyarrow.dataset
 import xxhash
 
 from backend.batch import ADDED_BY_SINKS, RESULT_FIELDS, published_name
-from backend.errors import RewindError
 from backend.messages import Part
 from backend.python_rows import python_values
 from backend.rocks import RocksStore
@@ -25,7 +25,7 @@ from backend.store.workspace import Workspace
 from backend.stores.named import BY_KEY, TIME_BYTES
 from backend.windows.definitions import Window
 from recovery.changelog import History
-from recovery.inspect.checkpoint_view import Checkpoint, logged_differences
+from recovery.inspect.checkpoint_view import Checkpoint, logged_differences, read_beside
 from recovery.inspect.verify import PROBLEM, check_index
 from recovery.restore.prove import check_messages
 
@@ -198,10 +198,7 @@ def local_differences(checkpoint: Checkpoint, unread: Collection[int] = ()) -> l
             raise local.problem
         assert local.commit is not None
         history = checkpoint.changelog.read(shard, local.commit)
-        try:
-            found = _differences(local.path / "db", history, indexed)
-        except RewindError:  # a worker that idles may compact, and delete files: once more, with those of now
-            found = _differences(local.path / "db", history, indexed)
+        found = read_beside(partial(_differences, local.path / "db", history, indexed))
         wrong += [f"shard {shard}, local state: {what}" for what in found]
     return wrong
 

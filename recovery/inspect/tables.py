@@ -8,7 +8,7 @@ Rows are decoded by the operators' own readers, on an operator that is made out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from shlex import quote
@@ -99,14 +99,10 @@ class Wanted:
     key: str | None = None
     version: int | None = None
 
-    def check_newest(self) -> None:
-        """Refuse a version of messages.
-
-        Raises:
-            ValueError: One is given.
-        """
-        if self.version is not None:
-            raise ValueError("version: messages are only as of what this host's database is at; allowed is none")
+    @property
+    def times(self) -> tuple[int, int]:
+        """The wanted range of event time, half-open."""
+        return MIN_TIME if self.start is None else self.start, MAX_TIME if self.end is None else self.end
 
     def check_whole(self) -> None:
         """Refuse to choose among rows that are shown as bytes.
@@ -124,6 +120,20 @@ class Wanted:
     def within(self, low: int, high: int) -> bool:
         """Tell whether a half-open range of event time meets the wanted one."""
         return (self.end is None or low < self.end) and (self.start is None or high > self.start)
+
+    def filtered(self, table: pa.Table, times: Sequence[int | None], keys: Sequence[Sequence[object]]) -> pa.Table:
+        """Give the rows that are wanted.
+
+        Args:
+            table: The rows.
+            times: Of each row, None for one without a time.
+            keys: Columns of the key's fields.
+        """
+        chosen = [
+            (time is None or self.within(time, time + 1)) and self.has_key(*(field[at] for field in keys))
+            for at, time in enumerate(times)
+        ]
+        return table.filter(pa.array(chosen, pa.bool_()))
 
 
 def shown(value: object) -> str:
@@ -152,17 +162,15 @@ def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """
     if wanted.table not in tables_of(checkpoint):
         raise ValueError(f"table={wanted.table!r}: allowed are {', '.join(tables_of(checkpoint))}")
-    readers: dict[str, Callable[[Checkpoint, int, Wanted], pa.Table]] = {
-        "windows": _windows,
-        "aggregates": _aggregates,
-        "messages": _messages,
-        "rows": _rows,
-    }
-    if _entry(checkpoint).get("operator") == "process" and wanted.table != "rows":
-        return _store(checkpoint, shard, wanted)
-    if wanted.table in SIDES:
-        return _messages(checkpoint, shard, wanted)
-    return readers[wanted.table](checkpoint, shard, wanted)
+    if wanted.table == "rows":
+        read = _rows
+    elif _entry(checkpoint).get("operator") == "process":
+        read = _store
+    elif wanted.table in ("messages", *SIDES):
+        read = _messages
+    else:
+        read = _windows if wanted.table == "windows" else _aggregates
+    return read(checkpoint, shard, wanted)
 
 
 def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> tuple[MemoryStore, CommitRecord] | None:
@@ -208,9 +216,7 @@ def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Ta
     by_time = operator.spec.window.by_time
     if not by_time and (wanted.start is not None or wanted.end is not None):
         raise ValueError("from, to: windows by number of messages have no event time; allowed are none")
-    low = wanted.start if wanted.start is not None else MIN_TIME
-    high = wanted.end if wanted.end is not None else MAX_TIME
-    listed = views.windows(operator.kind, Workspace(found[0], found[1].bounds), low, high)
+    listed = views.windows(operator.kind, Workspace(found[0], found[1].bounds), *wanted.times)
     names, (first, last) = [column_of(name) for name in _key_names(operator)], _EDGES[by_time]
     rows = [
         {
@@ -264,17 +270,14 @@ def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
             "partial_bytes": pa.array([len(value) for value in values], pa.int64()),
         }
     )
-    texts = zip(*map(python_values, columns), strict=True) if columns else [()] * len(keys)
-    keep = [
-        wanted.within(start, start + 1) and wanted.has_key(*text)
-        for start, text in zip(starts.tolist(), texts, strict=True)
-    ]
-    return table.filter(pa.array(keep, pa.bool_())).cast(table_schema(checkpoint, "aggregates"))
+    chosen = wanted.filtered(table, starts.tolist(), [python_values(column) for column in columns])
+    return chosen.cast(table_schema(checkpoint, "aggregates"))
 
 
 def _messages(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give the messages of this host's database, decoded where the layout is by time; else keys and values."""
-    wanted.check_newest()
+    if wanted.version is not None:
+        raise ValueError("version: messages are only as of what this host's database is at; allowed is none")
     return read_beside(lambda: _messages_of_now(checkpoint, shard, wanted))
 
 
@@ -308,17 +311,11 @@ def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecor
         return _stored_messages(store, wanted.table, _entry(checkpoint))
     if isinstance(operator, JoinSpec):
         return _side_rows(operator, work, wanted)
-    low = wanted.start if wanted.start is not None else MIN_TIME
-    high = wanted.end if wanted.end is not None else MAX_TIME
     by_time = operator.spec.window.by_time  # by number of messages the view counts in offsets
-    table = views.messages(operator.kind, work, *((low, high) if by_time else (MIN_TIME, MAX_TIME)))
+    table = views.messages(operator.kind, work, *(wanted.times if by_time else (MIN_TIME, MAX_TIME)))
     keys = [python_values(table[name]) for name in _key_names(operator) if name in table.column_names]
     times = table[TIME].to_pylist() if TIME in table.column_names else [None] * table.num_rows
-    keep = [
-        (time is None or wanted.within(time, time + 1)) and wanted.has_key(*(field[at] for field in keys))
-        for at, time in enumerate(times)
-    ]
-    return table.filter(pa.array(keep, pa.bool_()))
+    return wanted.filtered(table, times, keys)
 
 
 def _stored_messages(store: RocksStore, table: str, entry: dict[str, Any]) -> pa.Table:
@@ -335,12 +332,7 @@ def _side_rows(join: JoinSpec, work: Workspace, wanted: Wanted) -> pa.Table:
     """Give the messages of a join's side that can still be joined."""
     side = join.sides[SIDES.index(wanted.table)]
     table = SideView(join, side, work).get_messages(MIN_TIME, MAX_TIME)
-    keys = [python_values(table[name]) for name in side.on]
-    keep = [
-        wanted.within(time, time + 1) and wanted.has_key(*(field[at] for field in keys))
-        for at, time in enumerate(table[TIME].to_pylist())
-    ]
-    return table.filter(pa.array(keep, pa.bool_()))
+    return wanted.filtered(table, table[TIME].to_pylist(), [python_values(table[name]) for name in side.on])
 
 
 def _rows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
