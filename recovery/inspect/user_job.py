@@ -75,11 +75,8 @@ def session(master: str = "local[2]", *, conf: Mapping[str, str] | None = None) 
         "spark.local.dir": f"{scratch}/local",
         **(conf or {}),
     }
-    builder = SparkSession.builder.master(master).appName("rewind")
-    for name, value in wanted.items():
-        builder = builder.config(name, value)
     try:
-        spark = builder.getOrCreate()
+        spark = SparkSession.builder.master(master).appName("rewind").config(map=wanted).getOrCreate()
         yield spark
         spark.stop()
     finally:

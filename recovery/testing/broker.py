@@ -29,7 +29,7 @@ from backend.errors import BrokerUnavailable
 from backend.kafka_client.settings import KafkaSettings
 from backend.spark.session import jars
 from backend.texts import one_line
-from recovery.testing.security import CA_FILE, add_scram_users, protocol, sasl_properties, tls_properties
+from recovery.testing.security import CA_FILE, add_scram_users, protocol, run_tool, sasl_properties, tls_properties
 
 log = logging.getLogger("rewind.testing")
 
@@ -147,11 +147,9 @@ class LocalBroker:
             BrokerUnavailable: It did not come up; the end of its log is in the message. The data of a broker that ran
                 before stays: `start` may be called again.
         """
+        fresh = self._folder is None
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="rewind-kafka-"))
-            fresh = True
-        else:
-            fresh = False
         try:
             for _ in range(START_TRIES):
                 if fresh:  # ports stay once clients know them; a fresh broker may find them taken and picks others
@@ -182,11 +180,9 @@ class LocalBroker:
             self._process = None
         if self._guard is not None:
             assert self._guard.stdin is not None
-            try:
+            with suppress(BrokenPipeError):  # the guard itself was killed
                 self._guard.stdin.write(b"done\n")
                 self._guard.stdin.close()
-            except BrokenPipeError:
-                pass  # the guard itself was killed
             self._guard.wait()
             self._guard = None
 
@@ -217,26 +213,12 @@ class LocalBroker:
         self._cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if self._cluster.startswith("-"):  # the tool would take it for an option
             self._cluster = "A" + self._cluster[1:]
-        done = subprocess.run(
-            [
-                *self._java("kafka.tools.StorageTool"),
-                "format",
-                "-t",
-                self._cluster,
-                "-c",
-                str(self._folder / "server.properties"),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=START_TIMEOUT_S,
-            check=False,
+        tool, properties = self._java("kafka.tools.StorageTool"), str(self._folder / "server.properties")
+        run_tool(
+            [*tool, "format", "-t", self._cluster, "-c", properties],
+            "the local broker's storage could not be formatted",
+            str(self._folder),
         )
-        if done.returncode != 0:
-            raise BrokerUnavailable(
-                "the local broker's storage could not be formatted",
-                where=str(self._folder),
-                why=(done.stdout + done.stderr)[-1000:],
-            )
 
     def _start_process(self) -> bool:
         """Start the process and its guard; True when the broker answers, False when it ended or is too slow."""

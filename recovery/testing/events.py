@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend.errors import BrokerUnavailable
@@ -57,7 +58,6 @@ class Topics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._client: Any = None
         self._names: list[str] = []
 
     def create(self, partitions: int = 1, *, name: str | None = None, **config: object) -> str:
@@ -74,7 +74,7 @@ class Topics:
         topic = name or f"rewind-{uuid.uuid4().hex[:12]}"
         settings = {"retention.ms": "-1"} | {key.replace("_", "."): str(value) for key, value in config.items()}
         new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
-        self._admin().create_topics([new])[topic].result(WAIT_S)
+        self._admin.create_topics([new])[topic].result(WAIT_S)
         self._names.append(topic)
         self._settle(topic, partitions)
         return topic
@@ -87,12 +87,12 @@ class Topics:
         """Raise a topic's number of partitions; returns when the broker knows them."""
         from confluent_kafka.admin import NewPartitions
 
-        self._admin().create_partitions([NewPartitions(topic, partitions)])[topic].result(WAIT_S)
+        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(WAIT_S)
         self._settle(topic, partitions)
 
     def delete(self, topic: str) -> None:
         """Delete a topic now; returns when the broker knows no such topic, so that its name may be used again."""
-        self._admin().delete_topics([topic])[topic].result(WAIT_S)
+        self._admin.delete_topics([topic])[topic].result(WAIT_S)
         self._settle(topic, 0)
         self._names = [name for name in self._names if name != topic]
 
@@ -102,7 +102,7 @@ class Topics:
 
         if self._names:
             silent = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
-            for deleted in self._admin().delete_topics(self._names, request_timeout=WAIT_S).values():
+            for deleted in self._admin.delete_topics(self._names, request_timeout=WAIT_S).values():
                 try:
                     deleted.result(WAIT_S)
                 except TimeoutError:
@@ -182,16 +182,16 @@ class Topics:
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             # all topics are asked for: asking for one by its name may make it, on a broker that makes topics by itself
-            about = self._admin().list_topics(timeout=WAIT_S).topics.get(topic)
+            about = self._admin.list_topics(timeout=WAIT_S).topics.get(topic)
             led = [part for part in about.partitions.values() if part.leader >= 0] if about is not None else []
             if len(led) == partitions:
                 return
             time.sleep(0.05)
         raise BrokerUnavailable("the broker does not follow", where=topic, why=f"not {partitions} partitions yet")
 
+    @cached_property
     def _admin(self) -> Any:
+        """One client for all requests: those in flight end with their client."""
         from confluent_kafka.admin import AdminClient
 
-        if self._client is None:  # kept: requests in flight end with their client
-            self._client = AdminClient(self._settings.for_client() | {"log_level": 0})
-        return self._client
+        return AdminClient(self._settings.for_client() | {"log_level": 0})

@@ -72,26 +72,35 @@ def tls_properties(folder: Path) -> dict[str, object]:
     ]
     names = ["-dname", "CN=localhost", "-ext", "SAN=dns:localhost,ip:127.0.0.1", "-ext", "bc:c=ca:true"]
     made = ["-keyalg", "EC", "-groupname", "secp256r1", "-validity", _VALID_DAYS]
+    keytool = str(Path(jars.java()).resolve().with_name("keytool"))
     for command in (
         ["-genkeypair", *made, *names, *store],
         ["-exportcert", "-rfc", "-file", str(folder / CA_FILE), *store],
     ):
-        done = subprocess.run(
-            [str(Path(jars.java()).resolve().with_name("keytool")), *command],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-            env={"REWIND_STORE": password},
-        )
-        if done.returncode != 0:
-            raise BrokerUnavailable("no certificate could be made", why=(done.stdout + done.stderr)[-500:])
+        run_tool([keytool, *command], "no certificate could be made", env={"REWIND_STORE": password})
     return {
         "ssl.keystore.type": "PKCS12",
         "ssl.keystore.location": folder / _KEYSTORE,
         "ssl.keystore.password": password,
         "ssl.key.password": password,
     }
+
+
+def run_tool(command: list[str], failed: str, where: str = "", env: Mapping[str, str] | None = None) -> None:
+    """Run a command to its end.
+
+    Args:
+        command: The command line.
+        failed: What is said where it fails, with the end of what it printed.
+        where: Likewise.
+        env: Its environment; this process's unless given.
+
+    Raises:
+        BrokerUnavailable: It failed.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=env)
+    if done.returncode != 0:
+        raise BrokerUnavailable(failed, where=where, why=(done.stdout + done.stderr)[-1000:])
 
 
 def add_scram_users(settings: KafkaSettings, users: Mapping[str, str]) -> None:

@@ -86,7 +86,7 @@ def failed(code: int) -> KafkaException:
 
 def topics(client: Client) -> Topics:
     made = Topics(KafkaSettings("127.0.0.1:1"))
-    made._client = client
+    made._admin = client
     made.adopt("a", "b", "c")
     return made
 
