@@ -358,8 +358,7 @@ class LocalFiles:
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Iterate over a file's bytes."""
-        with storage(f"{self.root}/{name}"), (self.root / name).open("rb") as handle:
-            yield from iter(lambda: handle.read(_COPY_BYTES), b"")
+        return _bytes_of(self.root / name)
 
     def head(self, name: str, length: int) -> bytes:
         """Return the first bytes of a file."""

@@ -48,14 +48,12 @@ class Output:
         errors: (stream, partition, offset, reason), each as often as it was written.
         state: Shard -> order-independent digest of its committed state, with count and digest of the messages.
         doubled: Result rows with the same window, group key and revision as another, and errors written twice.
-        windows_doubled: How many of `doubled` are result rows.
     """
 
     windows: Mapping[Row, Row]
     errors: Mapping[Row, int]
     state: Mapping[int, tuple[int, int, int]]
     doubled: int
-    windows_doubled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +91,12 @@ class Difference:
 def read_output(checkpoint: Checkpoint, results: Path, errors: Path) -> Output:
     """Read what a run wrote, and the state that it committed."""
     entries = checkpoint.manifest.entries
-    windows, windows_doubled = last_revisions(_table(results), window_columns(entries), not_compared(entries))
+    windows, doubled = last_revisions(_table(results), window_columns(entries), not_compared(entries))
     found: dict[Row, int] = {}
     for row in _rows(_table(errors), ("stream", "partition", "offset", "reason")):
         found[row] = found.get(row, 0) + 1
-    doubled = windows_doubled + sum(times - 1 for times in found.values())
-    return Output(windows, found, {s: state_digest(checkpoint, s) for s in checkpoint.shards}, doubled, windows_doubled)
+    doubled += sum(times - 1 for times in found.values())
+    return Output(windows, found, {s: state_digest(checkpoint, s) for s in checkpoint.shards}, doubled)
 
 
 def window_columns(entries: Mapping[str, Any]) -> list[str]:
