@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -38,7 +38,7 @@ from recovery.files import Files, absolute, open_files
 from recovery.jobs import planned_at, queue_files, snapshots
 from recovery.queue.entries import entries_behind
 
-PANED = ("tumbling", "hopping")
+_PANED = ("tumbling", "hopping")
 _TRIES = 3
 T = TypeVar("T")
 
@@ -167,6 +167,18 @@ class Checkpoint:
     def query_id(self) -> str:
         """Spark's query id; raises as `recovery.commit.manifest.query_id`."""
         return query_id(self.location)
+
+    @property
+    def operator(self) -> dict[str, Any]:
+        """The operator as the manifest describes it."""
+        found: dict[str, Any] = self.manifest.entries.get("operator", {})
+        return found
+
+    @property
+    def is_paned(self) -> bool:
+        """Whether windows are cut at fixed times, and stored as panes."""
+        window = self.operator.get("window", {})
+        return window.get("kind") in _PANED and window.get("unit") == "time"
 
     @property
     def shards(self) -> range:
@@ -312,11 +324,7 @@ class Checkpoint:
 
     def windows(self, view: Readable) -> list[tuple[int, int]] | None:
         """Give (start, end) of what the window metadata holds, for windows that are cut at fixed times."""
-        operator = self.manifest.entries.get("operator", {})
-        window = operator.get("window", {})
-        if operator.get("operator") != "window" or window.get("unit") != "time" or window.get("kind") not in PANED:
-            return None
-        return [(pane.start, pane.end) for pane in panes.all_panes(view)]
+        return [(pane.start, pane.end) for pane in panes.all_panes(view)] if self.is_paned else None
 
     def local(self, shard: int) -> LocalCopy | None:
         """Look at a shard's database on this host, read-only."""

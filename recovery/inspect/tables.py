@@ -33,7 +33,7 @@ from backend.windows import panes, views
 from backend.windows.columns.grouping import split_keys
 from backend.windows.operator import WindowOperator
 from recovery.commit.pointer import COMMIT_KEY, CommitRecord, decode_record
-from recovery.inspect.checkpoint_view import PANED, Checkpoint, read_beside, readable, region_name
+from recovery.inspect.checkpoint_view import Checkpoint, read_beside, readable, region_name
 from recovery.inspect.known_operator import known_join, store_of, type_of, window_operator
 from recovery.inspect.stores import STORE, as_json, as_table, number, rows_of
 
@@ -164,7 +164,7 @@ def read_table(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
         raise ValueError(f"table={wanted.table!r}: allowed are {', '.join(tables_of(checkpoint))}")
     if wanted.table == "rows":
         read = _rows
-    elif _entry(checkpoint).get("operator") == "process":
+    elif checkpoint.operator.get("operator") == "process":
         read = _store
     elif wanted.table in ("messages", *SIDES):
         read = _messages
@@ -183,7 +183,7 @@ def _committed(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> tuple[Memo
 
 
 def _windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
-    if not _is_paned(checkpoint):
+    if not checkpoint.is_paned:
         return _stored_windows(checkpoint, shard, wanted)
     if wanted.key is not None:
         raise ValueError(
@@ -212,7 +212,7 @@ def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Ta
     schema, found = table_schema(checkpoint, "windows"), _committed(checkpoint, shard, wanted)
     if found is None:
         return schema.empty_table()
-    operator = window_operator(_entry(checkpoint))
+    operator = window_operator(checkpoint.operator)
     by_time = operator.spec.window.by_time
     if not by_time and (wanted.start is not None or wanted.end is not None):
         raise ValueError("from, to: windows by number of messages have no event time; allowed are none")
@@ -238,7 +238,7 @@ def _stored_windows(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Ta
 
 def _store(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give the rows of a store of `process()`, as of the commit's batch time."""
-    named = store_of(wanted.table, _entry(checkpoint))
+    named = store_of(wanted.table, checkpoint.operator)
     assert named is not None, "one of the tables"
     found = _committed(checkpoint, shard, wanted)
     if found is None:
@@ -257,7 +257,7 @@ def _in_time(row: dict[str, Any], wanted: Wanted) -> bool:
 
 def _aggregates(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.Table:
     """Give one row per (pane, group key): which there are, and how large the partial aggregate is."""
-    fields = [(name, type_of(kind)) for name, kind in checkpoint.manifest.entries["operator"].get("keys", [])]
+    fields = [(name, type_of(kind)) for name, kind in checkpoint.operator.get("keys", [])]
     found = _committed(checkpoint, shard, wanted)
     keys, values = found[0].scan_arrays(*region_range(Region.AGGREGATES)) if found is not None else ([], [])
     starts, _, groups = split_keys(keys, skip_bytes=2)
@@ -305,10 +305,10 @@ def _messages_of_now(checkpoint: Checkpoint, shard: int, wanted: Wanted) -> pa.T
 def _message_rows(checkpoint: Checkpoint, store: RocksStore, record: CommitRecord | None, wanted: Wanted) -> pa.Table:
     work = Workspace(store, record.bounds if record is not None else {})
     try:
-        operator = known_join(_entry(checkpoint)) or window_operator(_entry(checkpoint))
+        operator = known_join(checkpoint.operator) or window_operator(checkpoint.operator)
     except ValueError:  # the job's own types or functions: the bytes, then
         wanted.check_whole()
-        return _stored_messages(store, wanted.table, _entry(checkpoint))
+        return _stored_messages(store, wanted.table, checkpoint.operator)
     if isinstance(operator, JoinSpec):
         return _side_rows(operator, work, wanted)
     by_time = operator.spec.window.by_time  # by number of messages the view counts in offsets
@@ -351,16 +351,16 @@ def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
     Raises:
         ValueError: There is no such table for this job.
     """
-    operator = _entry(checkpoint)
+    operator = checkpoint.operator
     keys = [pa.field(column_of(name), type_of(kind)) for name, kind in operator.get("keys", [])]
-    if table == "windows" and _is_paned(checkpoint):
+    if table == "windows" and checkpoint.is_paned:
         return WINDOWS
     if table == "windows" and operator.get("operator") == "window":
         edges = _EDGES[operator["window"]["unit"] == "time"]
         ends = [pa.field(edge, pa.int64(), nullable=False) for edge in edges]
         last = [pa.field("messages", pa.int64()), pa.field("offsets", pa.string(), nullable=False)]
         return pa.schema([_SHARD, *ends, *keys, *last])
-    if table == "aggregates" and _is_paned(checkpoint):
+    if table == "aggregates" and checkpoint.is_paned:
         return pa.schema([_SHARD, pa.field("start", pa.int64()), *keys, pa.field("partial_bytes", pa.int64())])
     if table == "rows":
         return RAW
@@ -371,17 +371,17 @@ def table_schema(checkpoint: Checkpoint, table: str) -> pa.Schema:
 
 def tables_of(checkpoint: Checkpoint) -> list[str]:
     """Name the tables of a job."""
-    operator = _entry(checkpoint)
+    operator = checkpoint.operator
     if operator.get("operator") == "join":
         return [*SIDES, "rows"]
     if operator.get("operator") != "window":
         return [*operator.get("stores", {}), "rows"]
-    return ["windows", *(["aggregates"] if _is_paned(checkpoint) else []), "messages", "rows"]
+    return ["windows", *(["aggregates"] if checkpoint.is_paned else []), "messages", "rows"]
 
 
 def as_of_one(checkpoint: Checkpoint, wanted: Wanted) -> Wanted:
     """Fix the version, however long all shards take; messages are as of what this host's database is at."""
-    local = wanted.table in ("messages", *SIDES) and _entry(checkpoint).get("operator") != "process"
+    local = wanted.table in ("messages", *SIDES) and checkpoint.operator.get("operator") != "process"
     if wanted.version is not None or local:
         return wanted
     return replace(wanted, version=max(checkpoint.versions(), default=None))
@@ -409,15 +409,5 @@ def chosen_columns(table: pa.Table, names: str | None) -> pa.Table:
     return table.select(chosen)
 
 
-def _entry(checkpoint: Checkpoint) -> dict[str, Any]:
-    found: dict[str, Any] = checkpoint.manifest.entries.get("operator", {})
-    return found
-
-
 def _key_names(operator: WindowOperator) -> list[str]:
     return [field.name for field in operator.spec.key_fields]
-
-
-def _is_paned(checkpoint: Checkpoint) -> bool:
-    window = _entry(checkpoint).get("window", {})
-    return window.get("kind") in PANED and window.get("unit") == "time"
