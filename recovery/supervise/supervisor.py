@@ -454,9 +454,8 @@ class RewindQuery:
             return replace(found, kind=Kind.RESTORE) if found.kind is Kind.PASSES else found
         if self._stopping.is_set():
             return None
-        self._raised = None
         try:
-            self._query = self._start_query()
+            self._start_query()
         except Exception as error:
             return read(error, self._plan.look_again)
         return self._watched()
@@ -553,14 +552,14 @@ class RewindQuery:
             "the host's clock went back by %.0f s: Spark's query is started again, to go by the new time", back_s
         )
         query.stop()
-        self._raised = None
-        self._query = self._start_query()
-        return self._query
+        return self._start_query()
 
     def _start_query(self) -> StreamingQuery:
         """Start Spark's query, when a restore beside the one before has ended."""
+        self._raised = None
         self._plan.beside.join()
-        return self._plan.start_query(_weakly(self))
+        self._query = self._plan.start_query(_weakly(self))
+        return self._query
 
     def _stop_between(self, query: StreamingQuery) -> None:
         """Stop Spark's query between two micro-batches: one that runs is waited for, at most `STOP_S` seconds."""

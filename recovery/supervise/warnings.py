@@ -6,6 +6,7 @@ time, or a field that is no longer there, sends everything there. Neither is a f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,11 +33,11 @@ def warnings_of(version: int, shards: Sequence[Mapping[str, Any]]) -> list[str]:
         found.append(f"micro-batch {version}: watermarks moved by more than max_ahead with {leaps} messages: {which}")
     errors, received = (sum(int(one.get(name, 0)) for one in metrics) for name in ("errors", "received"))
     if 2 * errors > received:
-        reasons: dict[str, int] = {}
+        reasons: Counter[str] = Counter()
         for one in metrics:
             for name, value in one.items():
                 if name.startswith("errors_"):
-                    reasons[name.removeprefix("errors_")] = reasons.get(name.removeprefix("errors_"), 0) + int(value)
+                    reasons[name.removeprefix("errors_")] += int(value)
         counts = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items()))
         # what waited from micro-batches before may be refused too
         many = f"{errors} of {received} messages" if errors <= received else f"{errors} messages, of which some waited,"
