@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
@@ -40,22 +40,21 @@ class Reset:
     Attributes:
         location: The checkpoint.
         home: Its local state on this host; None where the checkpoint does not say which it is.
-        outputs: Directories of results and errors whose micro-batches go too; what else lies in them stays.
+        outputs: Directories of results and errors whose micro-batches go too, and which query each is of, "" where that
+            is not known any more; what else lies in them stays.
         paths: Everything that is deleted, with its bytes where they are known.
         stays: What a reader might expect to go, and stays, and what that means for the next start.
         offsets: Source offsets that are consumed already and will be read again, or are lost: one sentence each.
         local_only: Only the local state goes.
-        owners: Which query the outputs are of; "" where that is not known any more.
     """
 
     location: str
     home: Path | None
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, str]
     paths: tuple[tuple[str, int | None], ...]
     stays: tuple[str, ...]
     offsets: tuple[str, ...]
     local_only: bool
-    owners: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_reset(
@@ -86,15 +85,14 @@ def plan_reset(
             *(f"{output}: query {VersionedDirectory(output).owner} writes there" for output in theirs),
             *_others(directories),
         )
-        paths = _paths(location, home, tuple(directories))
-        return Reset(location, home, tuple(directories), paths, stays, (), local_only=False, owners=directories)
+        return Reset(location, home, directories, _paths(location, home, directories), stays, (), local_only=False)
     opened = Checkpoint(location, local_dir)
     location = opened.location
     home = _home(local_dir, _query_id(opened))
     known = home is not None
     if local_only:
         stays = ("results and errors", f"{location}: the next start restores from it", *_none(home))
-        return Reset(location, home, (), _paths(None, home, ()), stays, (), local_only=True)
+        return Reset(location, home, {}, _paths(None, home, ()), stays, (), local_only=True)
     others = originals(location, opened.manifest)
     directories, notes = _outputs(opened, others, delete=outputs)
     notes += _others(directories)
@@ -112,12 +110,11 @@ def plan_reset(
     return Reset(
         location,
         home,
-        tuple(directories),
-        _paths(location, home, tuple(directories)),
+        directories,
+        _paths(location, home, directories),
         tuple(notes),
         tuple(_offsets(opened)) if known else (),
         local_only=False,
-        owners=directories,
     )
 
 
@@ -139,7 +136,7 @@ def carry_out(plan: Reset) -> None:
             if not plan.local_only:
                 query_id = plan.home.name if plan.home is not None else None
                 _check_owners(plan)
-                half_reset.write_mark(plan.location, half_reset.Mark(query_id, plan.outputs, plan.owners))
+                half_reset.write_mark(plan.location, half_reset.Mark(query_id, tuple(plan.outputs), plan.outputs))
             if plan.home is not None:
                 LocalFiles(plan.home.parent).delete_folder(plan.home.name)
             for output in plan.outputs:
@@ -162,7 +159,7 @@ def _remove_empty(root: Path) -> None:
 
 
 def _check_owners(plan: Reset) -> None:
-    for output, owner in plan.owners.items():
+    for output, owner in plan.outputs.items():
         now = VersionedDirectory(output).owner
         if now not in ("", owner):
             raise ManifestMismatch(
@@ -283,7 +280,7 @@ def _none(home: Path | None) -> list[str]:
     return [] if home is None or home.is_dir() else [f"local state: there is none of this query: {home} (--local-dir)"]
 
 
-def _paths(location: str | None, home: Path | None, outputs: tuple[str, ...]) -> tuple[tuple[str, int | None], ...]:
+def _paths(location: str | None, home: Path | None, outputs: Iterable[str]) -> tuple[tuple[str, int | None], ...]:
     trees = {str(home): [home]} if home is not None else {}
     trees |= {output: VersionedDirectory(output).parts()[0] for output in outputs}
     sizes = [

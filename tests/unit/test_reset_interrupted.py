@@ -152,7 +152,7 @@ def test_a_reset_that_goes_on_leaves_what_another_query_has_begun_meanwhile(
         (home / name / "batch=0").mkdir()
         (home / name / "batch=0" / "a.parquet").write_text("another's")
     again = plan_reset(location, home / "local", outputs=True)
-    assert again.outputs == ()
+    assert again.outputs == {}
     assert f"{home / 'results'}: query {'a' * 32} writes there" in again.stays
     carry_out(again)
     assert (home / "results" / "batch=0" / "a.parquet").read_text() == "another's"
