@@ -273,12 +273,8 @@ def _table(path: Path) -> pa.Table:
 def _rows(table: pa.Table, names: Sequence[str]) -> list[Row]:
     if not table.num_rows:  # a job without errors publishes no file of them, so there are no columns either
         return []
-    columns = [_plain(table[name]) for name in names]
+    columns = [[_rounded(value) for value in python_values(table[name])] for name in names]
     return list(zip(*columns, strict=True)) if columns else []
-
-
-def _plain(column: pa.ChunkedArray) -> list[Any]:
-    return [_rounded(value) for value in python_values(column)]
 
 
 def _rounded(value: Any) -> Any:

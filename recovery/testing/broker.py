@@ -160,17 +160,17 @@ class LocalBroker:
                         add_scram_users(self.settings, self._users)
                     return
                 self.kill()
+            raise BrokerUnavailable(
+                f"the local Kafka broker did not start in {START_TRIES} tries of {START_TIMEOUT_S} s",
+                where="" if fresh else str(self._folder),
+                why=self._log_end(),
+                command="set KAFKA_BOOTSTRAP_SERVERS to a broker that runs, or install Docker",
+            )
         except BaseException:
-            self._give_up(fresh=fresh)
+            self.kill()
+            if fresh:  # data that clients may have written stays
+                self.close()
             raise
-        log, folder = self._log_end(), self._folder
-        self._give_up(fresh=fresh)
-        raise BrokerUnavailable(
-            f"the local Kafka broker did not start in {START_TRIES} tries of {START_TIMEOUT_S} s",
-            where="" if fresh else str(folder),
-            why=log,
-            command="set KAFKA_BOOTSTRAP_SERVERS to a broker that runs, or install Docker",
-        )
 
     def kill(self) -> None:
         """End the broker with SIGKILL; its data stays."""
@@ -197,13 +197,6 @@ class LocalBroker:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-    def _give_up(self, *, fresh: bool) -> None:
-        """End a start that failed; data that clients may have written stays."""
-        if fresh:
-            self.close()
-        else:
-            self.kill()
 
     def _format(self) -> None:
         """Write the configuration and format the storage directory."""
