@@ -8,6 +8,7 @@ it is used. Damage to the changelog or the manifest is a *problem*: it is the tr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -75,14 +76,14 @@ def verify_checkpoint(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield _unknown(checkpoint, error)
             known = False
         yield from _queue(checkpoint, shard, commit)
-        yield from _changelog(checkpoint, shard, commit)
-        if commit is not None:
-            try:
-                history = checkpoint.changelog.read(shard, commit)
-                yield from _messages(checkpoint, history.record)
-                yield from (_note("changelog", f"shard {shard}", note) for note in history.notes)
-            except RewindError:
-                continue  # named by the check of the changelog
+        with suppress(RewindError):  # which the check of the changelog names
+            history = checkpoint.changelog.read(shard, commit) if commit is not None else None
+        yield from _changelog(checkpoint, shard, commit, history)
+        if history is not None:
+            yield from _messages(checkpoint, history.record)
+            yield from (_note("changelog", f"shard {shard}", note) for note in history.notes)
+        elif commit is not None:
+            continue
         yield from _snapshots(checkpoint, shard)
         if local is not None:
             yield from _local(checkpoint, local, shard, commit, history)
@@ -143,11 +144,11 @@ def _sparks_logs(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield problem(f"{log}/{last}", f"it begins with {first[:40]!r}, not with a version such as v1")
 
 
-def _changelog(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> Iterator[Finding]:
+def _changelog(checkpoint: Checkpoint, shard: int, commit: Commit | None, history: History | None) -> Iterator[Finding]:
     wrong = checkpoint.changelog.verify(shard, commit)
-    needed = _lineage(checkpoint, shard, commit)
+    needed = [history.record.commit, *history.record.ancestors] if history is not None else None
     for error in wrong:
-        orphan = needed is not None and not any(name in error.where for name in needed)
+        orphan = needed is not None and not any(one.name in error.where for one in needed)
         yield _of(error, NOTE if orphan else PROBLEM, "changelog")
     if not wrong:
         count = len(checkpoint.changelog.entries(shard))
@@ -156,17 +157,6 @@ def _changelog(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> Ite
         else:
             text = "it has no record: right only of a shard that never had a message (--spark says whether it has one)"
             yield _note("changelog", f"shard {shard}", text)
-
-
-def _lineage(checkpoint: Checkpoint, shard: int, commit: Commit | None) -> set[str] | None:
-    """Names of the commits that the committed one builds on; None when they cannot be told."""
-    if commit is None:
-        return None
-    try:
-        record = checkpoint.changelog.read(shard, commit).record
-    except RewindError:
-        return None
-    return {commit.name, *(ancestor.name for ancestor in record.ancestors)}
 
 
 def _messages(checkpoint: Checkpoint, record: CommitRecord) -> Iterator[Finding]:
