@@ -451,11 +451,14 @@ class OperatorTester:
         for row, (made, came, detail) in zip(
             timed, self._stepped(timed, steps, side, stream, partition, first), strict=True
         ):
-            known = {names.get(own, own): value for own, value in made.items()}
-            time = self._replayed_time(row, made, side) if replayed else None
-            verdict = came if came != PASSED or not replayed or time is not None else DROPPED
+            known, verdict = {names.get(own, own): value for own, value in made.items()}, came
             if verdict == PASSED:
-                known[TIME] = time if time is not None else self._time(row, made, side)
+                try:
+                    known[TIME] = self._time(row, made, side)
+                except ValueError:
+                    if not replayed:
+                        raise
+                    verdict = DROPPED  # it is not the message that was committed
             if TIMESTAMP_IN in row:
                 known[TIMESTAMP_IN] = row[TIMESTAMP_IN]
             messages.append(_Message(known, dict(row), verdict, detail))
@@ -508,13 +511,6 @@ class OperatorTester:
                 f"message {dict(row)!r}: {name!r} must be the event time in integer milliseconds, or a time of its type"
             )
         return time
-
-    def _replayed_time(self, row: Mapping[str, Any], made: Mapping[str, Any], side: int) -> int | None:
-        """Return what `_time` does; None where a replay finds none: the message is not the one that was committed."""
-        try:
-            return self._time(row, made, side)
-        except ValueError:
-            return None
 
     def _stepped(
         self, rows: Sequence[Mapping[str, Any]], steps: Steps, side: int, stream: int, partition: int, first: int
