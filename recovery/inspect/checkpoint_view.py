@@ -23,7 +23,7 @@ import xxhash
 from backend.errors import UNDECODABLE, HistoryLost, RewindError, StateUnavailable, StorageFailed
 from backend.rocks import RocksStore
 from backend.store.memory import MemoryStore
-from backend.store.protocol import LOGGED_FROM, Changes, Readable, Region, region_range
+from backend.store.protocol import LOGGED_FROM, Changes, Readable, Region
 from backend.store.storage import storage
 from backend.store.workspace import Workspace
 from backend.windows import panes
@@ -411,12 +411,8 @@ def readable(history: History) -> MemoryStore:
 
 def count_regions(view: Readable) -> dict[int, int]:
     """Count rows per region, the commit's own left out."""
-    found: dict[int, int] = {}
-    for region in range(Region.MESSAGES, 0xFF):
-        rows = len(view.scan_arrays(*region_range(region))[0])
-        if rows:
-            found[region] = rows
-    return found
+    keys, _ = view.scan_arrays(bytes([Region.MESSAGES]), b"\xff")
+    return dict(Counter(key[0] for key in keys))
 
 
 def region_name(region: int) -> str:
