@@ -52,6 +52,7 @@ def checkpoint_json(
 
 def _shard_json(shard: ShardView, topics: Mapping[int, str]) -> dict[str, Any]:
     record, local = shard.record, shard.local
+    segments = record.segments if record is not None else []
     stream_time = low_clock(shard)
     return {
         "shard": shard.shard,
@@ -72,10 +73,7 @@ def _shard_json(shard: ShardView, topics: Mapping[int, str]) -> dict[str, Any]:
         "rows": {region_name(region): rows for region, rows in shard.regions.items()},
         "windows": _windows_json(shard.windows, stream_time) if shard.windows is not None else None,
         "changelog": {"records": len(shard.log), "bases": shard.bases, "bytes": shard.log_bytes},
-        "message_log": {
-            "segments": len(record.segments) if record is not None else 0,
-            "bytes": sum(segment.length for segment in record.segments) if record is not None else 0,
-        },
+        "message_log": {"segments": len(segments), "bytes": sum(segment.length for segment in segments)},
         "queue": {"micro_batches": len(shard.queue), "bytes": sum(shard.queue.values())},
         "snapshots": {"count": shard.snapshots[0], "bytes": shard.snapshots[1]},
         "local": None
