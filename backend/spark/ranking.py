@@ -29,7 +29,7 @@ from backend.batch import BEFORE, OFFSET, RESERVED, TIME
 from backend.chunks import taken_rows
 from backend.errors import ValueInvalid
 from backend.rows import RowCodec
-from backend.spark.pack.frames import IntArray
+from backend.windows.columns.arrays import IntArray
 
 RANK_BITS = 32
 MAX_VERSION = 2**31 - 1

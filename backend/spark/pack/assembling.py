@@ -29,13 +29,13 @@ from backend.batch import (
 )
 from backend.chunks import MOST_BYTES, is_coded, one_chunk, plain_table, taken_rows
 from backend.errors import FrameDamaged, SourceWentBack
-from backend.spark.pack.frames import Header, IntArray, decode_header, from_ipc
+from backend.spark.pack.frames import Header, decode_header, from_ipc
 from backend.spark.pack.narrow import widen
 from backend.spark.ranking import check_ranks, first_offset, rank, rank_errors
 from backend.texts import source_partition
 from backend.windows.aligned.combining import Combining
 from backend.windows.combined_rows import is_combined
-from backend.windows.micro_batch import stamped
+from backend.windows.micro_batch import numbers, stamped
 from recovery.share import ShardInput
 
 _PLACE = [(name, "ascending") for name in ("stream", "partition", "offset")]
@@ -254,12 +254,12 @@ def leaps(given: ShardInput, before: Positions, more_than_ms: int | None) -> Lea
     )
     if all(near):
         return None  # the usual case, without a look at each message
-    floor = _table_ints(messages, BEFORE)
-    by = np.where(floor == NO_TIME, 0, _table_ints(messages, TIME) - floor)
+    floor = numbers(messages, BEFORE)
+    by = np.where(floor == NO_TIME, 0, numbers(messages, TIME) - floor)
     farthest = int(np.argmax(by))
     if by[farthest] <= more_than_ms:
         return None
-    stream, partition, offset = (int(_table_ints(messages, name)[farthest]) for name in (STREAM, PARTITION, OFFSET))
+    stream, partition, offset = (int(numbers(messages, name)[farthest]) for name in (STREAM, PARTITION, OFFSET))
     return Leap(int((by > more_than_ms).sum()), stream, partition, offset, int(by[farthest]))
 
 
@@ -273,7 +273,7 @@ def _by_stream(parts: Sequence[pa.Table]) -> pa.Table | None:
     if len(parts) < 2:
         return parts[0] if parts else None
     messages = pa.concat_tables(parts, promote_options="default")
-    return taken_rows(messages, np.argsort(_table_ints(messages, STREAM), kind="stable")).combine_chunks()
+    return taken_rows(messages, np.argsort(numbers(messages, STREAM), kind="stable")).combine_chunks()
 
 
 def _join(
@@ -286,12 +286,12 @@ def _join(
             continue
         floors = [starts[(index, part.stream, part.partition, part.first)] for part in header.slices]
         frame = _Frame(table, alone=len(floors) == 1)
-        before = _table_ints(table, BEFORE)
+        before = numbers(table, BEFORE)
         if frame.alone:
             before = np.maximum(before, floors[0])
         else:
             before = before.copy()
-            stream, partition = _table_ints(table, STREAM), _table_ints(table, PARTITION)
+            stream, partition = numbers(table, STREAM), numbers(table, PARTITION)
             for part, floor in zip(header.slices, floors, strict=True):
                 mine = (stream == part.stream) & (partition == part.partition)
                 before[mine] = np.maximum(before[mine], floor)
@@ -304,7 +304,7 @@ def _join(
     apart = all(earlier.last < later.first for earlier, later in pairwise(frames))
     if apart and all(frame.rising() for frame in frames):
         return messages
-    stream, partition, offset = (_table_ints(messages, name) for name in (STREAM, PARTITION, OFFSET))
+    stream, partition, offset = (numbers(messages, name) for name in (STREAM, PARTITION, OFFSET))
     order = np.lexsort((offset, partition, stream))
     stream, partition, offset = stream[order], partition[order], offset[order]
     repeated = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1]) & (offset[1:] == offset[:-1])
@@ -351,10 +351,10 @@ class _Frame:
 
     def rising(self) -> bool:
         """Return whether each row comes behind the one before it."""
-        offset = _table_ints(self.rows, OFFSET)
+        offset = numbers(self.rows, OFFSET)
         if self.alone:
             return bool((offset[1:] > offset[:-1]).all())
-        stream, partition = _table_ints(self.rows, STREAM), _table_ints(self.rows, PARTITION)
+        stream, partition = numbers(self.rows, STREAM), numbers(self.rows, PARTITION)
         same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
         behind = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
         return bool(np.all(behind | (same & (offset[1:] > offset[:-1]))))
@@ -368,10 +368,6 @@ def with_fields(messages: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
     columns = [messages[f.name] if f.name in here else pa.nulls(len(messages), f.type) for f in fields]
     head = [messages[f.name] for f in MESSAGE_FIELDS]
     return pa.table([*head, *columns], schema=pa.schema([*MESSAGE_FIELDS, *fields]))
-
-
-def _table_ints(table: pa.Table, name: str) -> IntArray:
-    return np.asarray(table.column(name), dtype=np.int64)
 
 
 def packed_rows(frames: Iterable[Any]) -> Iterator[Packed]:

@@ -25,7 +25,6 @@ import re
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
@@ -66,8 +65,6 @@ ADOPT_IN = "_adopt"
 
 TIMESTAMP_FIELD = pa.field(OWN_TIMESTAMP, pa.int64())
 """`TIMESTAMP_IN` in frames, where fields have the names that the job gave them."""
-
-IntArray = npt.NDArray[np.int64]
 
 
 def column_name(name: str) -> str:

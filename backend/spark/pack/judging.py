@@ -10,13 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from backend.batch import MAX_EVENT_TIME, MIN_EVENT_TIME
-
-IntArray = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from backend.windows.columns.arrays import IntArray, Mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ from backend.spark.pack.frames import (
     TIMESTAMP_IN,
     VERDICT_IN,
     Header,
-    IntArray,
     Slice,
     column_name,
     encode_header,
@@ -54,11 +53,11 @@ from backend.spark.pack.judging import judge, latest
 from backend.spark.pack.narrow import narrow
 from backend.steps import DROPPED, PASSED, POISON
 from backend.windows.aligned.combining import Combining
-from backend.windows.micro_batch import json_rows
+from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.micro_batch import json_rows, numbers
 from recovery.commit.option_sets import ByVersion
 
 Binary: TypeAlias = "bytes | pa.Buffer | None"
-Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +118,14 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     if DRAIN_IN in batch.schema.names:
         return _pack_control(batch, plan)
     batch, (stream, partition, offset) = _in_offset_order(batch)
-    shard = _ints(batch, SHARD_IN)
+    shard = numbers(batch, SHARD_IN)
     time_ms = int(batch.column(BATCH_TIME_IN)[0].as_py())
     time = batch.column(TIME)
     times = np.asarray(time.fill_null(0) if time.null_count else time, dtype=np.int64)
     reasons = _reasons(batch, time_ms, plan)
     good = np.array([reason is None for reason in reasons]) if reasons is not None else None
     refused = ~good if good is not None else None
-    if VERDICT_IN in batch.schema.names and (dropped := _ints(batch, VERDICT_IN) == DROPPED).any():
+    if VERDICT_IN in batch.schema.names and (dropped := numbers(batch, VERDICT_IN) == DROPPED).any():
         good = ~dropped if good is None else good & ~dropped
         refused = None if refused is None else refused & ~dropped
     before, slices, first = _prefix_maxima(stream, partition, offset, times, good)
@@ -146,7 +145,7 @@ def pack(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
     messages = pa.RecordBatch.from_arrays(columns, schema=schema)
 
     shards = np.unique(shard).tolist() if plan.by_partition else range(len(plan.grouping))
-    codes = _ints(batch, CODES_IN) if CODES_IN in batch.schema.names else None
+    codes = numbers(batch, CODES_IN) if CODES_IN in batch.schema.names else None
     found = _frames(messages, shard, codes, good, shards, plan)
     bad = np.flatnonzero(refused) if refused is not None else np.empty(0, np.int64)
     owners = shard[first]
@@ -187,8 +186,8 @@ def _frames(
         if (shard != shard[0]).any():
             order = stable_order(shard, len(plan.grouping))
             rows, shard = rows.take(pa.array(order)), shard[order]
-    numbers = np.array(shards, np.int64)
-    low, high = (np.searchsorted(shard, edges).tolist() for edges in (numbers, numbers + 1))
+    wanted = np.array(shards, np.int64)
+    low, high = (np.searchsorted(shard, edges).tolist() for edges in (wanted, wanted + 1))
     return {n: _ipc(rows.slice(a, b - a)) if a < b else None for n, a, b in zip(shards, low, high, strict=True)}
 
 
@@ -202,7 +201,7 @@ def _first_of_repeated(messages: pa.RecordBatch) -> Mask | None:
     """Tell the first of messages that came twice, which stand beside one another; None where none did."""
     repeated = np.ones(messages.num_rows - 1, np.bool_)
     for name in (OFFSET, PARTITION, STREAM):
-        column = _ints(messages, name)
+        column = numbers(messages, name)
         repeated &= column[1:] == column[:-1]
         if not repeated.any():
             return None
@@ -238,7 +237,7 @@ def _pack_control(batch: pa.RecordBatch, plan: PackPlan) -> pa.RecordBatch:
 
 def _in_offset_order(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[IntArray]]:
     """Return a batch in order of stream, source partition and offset, and these."""
-    stream, partition, offset = places = [_ints(batch, name) for name in (STREAM, PARTITION, OFFSET)]
+    stream, partition, offset = places = [numbers(batch, name) for name in (STREAM, PARTITION, OFFSET)]
     if _is_one(stream) and _is_one(partition) and bool((offset[1:] >= offset[:-1]).all()):
         return batch, places
     same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
@@ -249,12 +248,8 @@ def _in_offset_order(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[IntArr
     return batch.take(pa.array(order)), [column[order] for column in places]
 
 
-def _is_one(numbers: IntArray) -> bool:
-    return bool(numbers[0] == numbers[-1] and (numbers == numbers[0]).all())
-
-
-def _ints(batch: pa.RecordBatch, name: str) -> IntArray:
-    return np.asarray(batch.column(name), dtype=np.int64)
+def _is_one(values: IntArray) -> bool:
+    return bool(values[0] == values[-1] and (values == values[0]).all())
 
 
 def _reasons(batch: pa.RecordBatch, time_ms: int, plan: PackPlan) -> npt.NDArray[np.object_] | None:
@@ -270,7 +265,7 @@ def _reasons(batch: pa.RecordBatch, time_ms: int, plan: PackPlan) -> npt.NDArray
         reasons[judged.missing] = "no_event_time"
     reasons[np.asarray(malformed.is_valid())] = "malformed"
     if VERDICT_IN in batch.schema.names:
-        reasons[_ints(batch, VERDICT_IN) == POISON] = "poison"
+        reasons[numbers(batch, VERDICT_IN) == POISON] = "poison"
     return reasons
 
 
@@ -283,7 +278,7 @@ def is_good(batch: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def _prefix_maxima(
-    stream: IntArray, partition: IntArray, offset: IntArray, times: IntArray, good: npt.NDArray[np.bool_] | None
+    stream: IntArray, partition: IntArray, offset: IntArray, times: IntArray, good: Mask | None
 ) -> tuple[IntArray, list[Slice], list[int]]:
     """Give the newest accepted event time before each row in its slice, the slices, and the first row of each."""
     accepted = times if good is None else np.where(good, times, NO_TIME)
