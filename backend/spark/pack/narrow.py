@@ -125,13 +125,9 @@ def _values(how: _Column, column: pa.ChunkedArray | None, times: Ints | None, co
 
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(
-        (types.is_integer(kind) and kind != pa.uint64())
-        or types.is_timestamp(kind)
-        or types.is_date(kind)
-        or types.is_time(kind)
-        or types.is_duration(kind)
-    )
+    if types.is_integer(kind):
+        return bool(kind != pa.uint64())
+    return bool(types.is_temporal(kind) and not types.is_interval(kind))
 
 
 def _numbers(column: pa.ChunkedArray) -> Ints:
