@@ -29,7 +29,7 @@ from backend.batch import (
 )
 from backend.chunks import MOST_BYTES, is_coded, one_chunk, plain_table, taken_rows
 from backend.errors import FrameDamaged, SourceWentBack
-from backend.spark.pack.frames import Header, decode_header, from_ipc
+from backend.spark.pack.frames import Header, decode_header, from_ipc, rises
 from backend.spark.pack.narrow import widen
 from backend.spark.ranking import check_ranks, first_offset, rank, rank_errors
 from backend.texts import source_partition
@@ -354,10 +354,7 @@ class _Frame:
         offset = numbers(self.rows, OFFSET)
         if self.alone:
             return bool((offset[1:] > offset[:-1]).all())
-        stream, partition = numbers(self.rows, STREAM), numbers(self.rows, PARTITION)
-        same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
-        behind = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
-        return bool(np.all(behind | (same & (offset[1:] > offset[:-1]))))
+        return rises(numbers(self.rows, STREAM), numbers(self.rows, PARTITION), offset, strictly=True)
 
 
 def with_fields(messages: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:

@@ -30,6 +30,7 @@ import xxhash
 
 from backend.batch import OWN_TIMESTAMP
 from backend.errors import UNDECODABLE, FrameDamaged, UnknownFormat
+from backend.windows.columns.arrays import IntArray
 
 FORMAT = 8
 SEAL_BYTES = 8
@@ -144,6 +145,14 @@ def decode_header(data: bytes, where: str = "") -> Header:
     if header.format != FORMAT:
         raise UnknownFormat("a frame has an unknown format", where=where, why=f"{header.format}, not {FORMAT}")
     return header
+
+
+def rises(stream: IntArray, partition: IntArray, offset: IntArray, *, strictly: bool) -> bool:
+    """Return whether rows are in order of stream, source partition and offset; strictly: no place comes twice."""
+    rising = offset[1:] > offset[:-1] if strictly else offset[1:] >= offset[:-1]
+    same = stream[1:] == stream[:-1]
+    behind = (stream[1:] > stream[:-1]) | (same & (partition[1:] > partition[:-1]))
+    return bool(np.all(behind | (same & (partition[1:] == partition[:-1]) & rising)))
 
 
 def to_ipc(table: pa.Table) -> bytes:

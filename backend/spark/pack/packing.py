@@ -47,6 +47,7 @@ from backend.spark.pack.frames import (
     Slice,
     column_name,
     encode_header,
+    rises,
     to_ipc_buffer,
 )
 from backend.spark.pack.judging import judge, latest
@@ -240,9 +241,7 @@ def _in_offset_order(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[IntArr
     stream, partition, offset = places = [numbers(batch, name) for name in (STREAM, PARTITION, OFFSET)]
     if _is_one(stream) and _is_one(partition) and bool((offset[1:] >= offset[:-1]).all()):
         return batch, places
-    same = (stream[1:] == stream[:-1]) & (partition[1:] == partition[:-1])
-    rising = (stream[1:] > stream[:-1]) | ((stream[1:] == stream[:-1]) & (partition[1:] > partition[:-1]))
-    if bool(np.all(rising | (same & (offset[1:] >= offset[:-1])))):
+    if rises(stream, partition, offset, strictly=False):
         return batch, places
     order = np.lexsort((offset, partition, stream))
     return batch.take(pa.array(order)), [column[order] for column in places]
