@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backend.batch import Operator
 from backend.sinks.sealing import unsealed
 from backend.spark.resume import newest_planned
-from backend.spark.session.jvm import context_of
+from backend.spark.session.jvm import speculates
 from recovery.commit.lease import Lease
 from recovery.commit.option_sets import ByVersion, versions_in
 from recovery.jobs import Incarnation, next_incarnation
@@ -42,12 +41,12 @@ def queue_limit(spark: SparkSession, sink: Sink, option: str | int | None) -> in
     if option == "off":
         return None
     try:
-        if str(context_of(spark).getConf().get("spark.speculation", "false")).lower() == "true":
+        if speculates(spark):
             raise ValueError(
                 f"queue_bytes={option!r}: under spark.speculation='true' a second attempt elsewhere would find no"
                 " state and queue: allowed is 'off', or spark.speculation='false'"
             )
-        seal_by(sink, lambda *_: None)
+        seal_by(sink, unsealed)
     except ValueError as error:
         if option is not None:
             raise
@@ -103,15 +102,13 @@ class Sealing:
         """
         # what queued in a micro-batch that runs again queues again, also where nothing may begin to, and adopts later
         self._needed = self._needed or started.queues or bool(started.sealed)
-        sealed = partial(seal, started, self._lease)
-        if self._needed:
-            seal_by(self._sink, sealed)
-        elif started.planned >= 0:
-            with suppress(ValueError):  # a driver before, which stood still, may yet seal what this one runs again
-                seal_by(self._sink, sealed)
-        else:
-            with suppress(ValueError):  # another query that it wrote for has left its own there
-                seal_by(self._sink, unsealed)
+        # also a driver before, which stood still, may yet seal what this one runs again
+        seals = self._needed or started.planned >= 0
+        try:  # without a seal too: another query that it wrote for has left its own there
+            seal_by(self._sink, partial(seal, started, self._lease) if seals else unsealed)
+        except ValueError:
+            if self._needed:
+                raise
 
 
 def seal(started: Incarnation, lease: Lease, version: int, rows: Iterable[Mapping[str, Any]]) -> None:

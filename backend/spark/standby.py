@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from backend.spark.session.jvm import Executors, context_of
+from backend.spark.session.jvm import Executors, context_of, is_local
 from recovery.commit.manifest import query_id
 from recovery.commit.pointer import Commit, state_of
 from recovery.jobs import ShardJob
@@ -50,7 +50,7 @@ def standby_of(
         None where there is nothing to see to: no cluster, and no copies are wanted.
     """
     context = context_of(spark)
-    always, local = option == 1, context.master.partition("[")[0] == "local"
+    always, local = option == 1, is_local(spark)
     if local and not always:
         return None
     known = read_pointers(spark, checkpoint, shards) if used and always else {}

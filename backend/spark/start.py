@@ -46,6 +46,7 @@ from backend.spark.session.jvm import (
     cores,
     give_workers_time,
     pins_threads,
+    speculates,
     use_unix_sockets,
 )
 from backend.spark.session.settings import is_copied, session_entries, settings
@@ -862,7 +863,7 @@ def check_session(spark: SparkSession, *, snapshots: bool) -> None:
             f"PYSPARK_PIN_THREAD={os.environ.get('PYSPARK_PIN_THREAD')!r}: jobs of a micro-batch run in another thread"
             " then, and their tasks do not know which one they belong to: allowed is 'true', before Spark is started"
         )
-    if str(context_of(spark).getConf().get("spark.speculation", "false")).lower() == "true" and not snapshots:
+    if speculates(spark) and not snapshots:
         raise ValueError(
             "spark.speculation='true': two attempts of one micro-batch may run on different executors, and without"
             " snapshots only one of them keeps the local state: allowed are 'false', or snapshots=50 (say)"

@@ -46,6 +46,11 @@ def cores(spark: SparkSession) -> int:
     return int(context_of(spark).defaultParallelism)
 
 
+def speculates(spark: SparkSession) -> bool:
+    """Return whether Spark may run a second attempt of a task beside the first."""
+    return str(context_of(spark).getConf().get("spark.speculation", "false")).lower() == "true"
+
+
 def give_workers_time(spark: SparkSession) -> None:
     """Let Spark wait longer for a Python worker that it started, unless the user has said how long.
 
@@ -65,7 +70,7 @@ def use_unix_sockets(spark: SparkSession) -> None:
     their own: there it is the user's to say (`UNIX_SOCKETS`).
     """
     conf = context_of(spark)._jsc.sc().conf()
-    if not _is_local(spark) or conf.contains(UNIX_SOCKETS):
+    if not is_local(spark) or conf.contains(UNIX_SOCKETS):
         return
     folder = conf.get(UNIX_SOCKETS_FOLDER, jvm_of(spark).java.lang.System.getProperty("java.io.tmpdir"))
     if len(os.fsencode(folder)) <= LONGEST_FOLDER and os.access(folder, os.W_OK):
@@ -87,7 +92,7 @@ def checkpoint_files(spark: SparkSession, checkpoint: str) -> dict[str, str]:
         return {}
     if hadoop.get("fs.file.impl") is not None:  # another one for local files may write no checksums
         return {CHECKPOINT_FILES: file_manager.SPARKS}
-    ours = _is_local(spark) and file_manager.is_defined(jvm_of(spark))
+    ours = is_local(spark) and file_manager.is_defined(jvm_of(spark))
     given = [STATE_CHECKSUMS] if spark.conf.get(STATE_CHECKSUMS[0], None) is None else []
     return {CHECKPOINT_FILES: file_manager.OURS if ours else file_manager.SPARKS, **dict(given)}
 
@@ -107,7 +112,7 @@ def check_same_files(spark: SparkSession, checkpoint: str) -> None:
         )
 
 
-def _is_local(spark: SparkSession) -> bool:
+def is_local(spark: SparkSession) -> bool:
     """Return whether tasks run in the driver's JVM."""
     return str(context_of(spark).master).partition("[")[0] == "local"
 
