@@ -1,19 +1,19 @@
 """Spark's own `xxhash64` over Arrow columns, so that Python and the JVM send a message to the same shard.
 
-Source: `org.apache.spark.sql.catalyst.expressions.XXH64` and `HashExpression`: the algorithm is XXH64 (which the tests
-compare with), the seed is 42, each column's hash is the seed of the next, and a null leaves it as it is. Integers below
-64 bits are hashed as four bytes, others as eight; floating point as bits, with one NaN and one zero.
+Source: `org.apache.spark.sql.catalyst.expressions.XXH64` and `HashExpression`: the algorithm is XXH64 (of numbers over
+whole columns, which the tests compare with the library's), the seed is 42, each column's hash is the seed of the next,
+and a null leaves it as it is. Integers below 64 bits are hashed as four bytes, others as eight; floating point as bits,
+with one NaN and one zero.
 """
 
 from __future__ import annotations
 
 from decimal import Context
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
+import xxhash
 
 NAME = "xxhash64"
 """Of this hash in the manifest: it decides in which shard a key is."""
@@ -96,51 +96,9 @@ def _hash_decimals(column: pa.Array, seeds: Hashes) -> Hashes:
 
 
 def _hash_texts(column: pa.Array, seeds: Hashes) -> Hashes:
-    """Hash texts and bytes: all of one length at once."""
-    column = column.cast(pa.large_binary())
-    lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
-    # the offsets are read out of the buffer, they know of slices
-    _, offsets, data = column.buffers()
-    starts = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column)]
-    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    found = np.empty(len(column), np.uint64)
-    for length in np.unique(lengths).tolist():
-        rows = np.flatnonzero(lengths == length)
-        matrix = content[starts[rows, None] + np.arange(length)]
-        found[rows] = _hash_matrix(np.ascontiguousarray(matrix, np.uint8), seeds[rows])
-    return found
-
-
-def _hash_matrix(rows: npt.NDArray[np.uint8], seeds: Hashes) -> Hashes:
-    """Hash rows of equal length."""
-    length, at = rows.shape[1], 0
-    if length >= 32:
-        lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
-        while at + 32 <= length:
-            for lane in range(4):
-                lanes[lane] = _round(lanes[lane], _word(rows, at + 8 * lane, "<u8"))
-            at += 32
-        hashes = _turned(lanes[0], 1) + _turned(lanes[1], 7) + _turned(lanes[2], 12) + _turned(lanes[3], 18)
-        for words in lanes:
-            hashes = (hashes ^ _round(np.zeros_like(words), words)) * _P1 + _P4
-    else:
-        hashes = seeds + _P5
-    hashes = hashes + np.uint64(length)
-    while at + 8 <= length:
-        hashes = _eight(hashes, _word(rows, at, "<u8"))
-        at += 8
-    if at + 4 <= length:
-        hashes = _turned(hashes ^ _word(rows, at, "<u4") * _P1, 23) * _P2 + _P3
-        at += 4
-    for last in range(at, length):
-        hashes = _turned(hashes ^ rows[:, last].astype(np.uint64) * _P5, 11) * _P1
-    return _mixed(hashes)
-
-
-def _word(rows: npt.NDArray[np.uint8], at: int, kind: Any) -> Hashes:
-    width = np.dtype(kind).itemsize
-    words: Hashes = np.ascontiguousarray(rows[:, at : at + width]).view(kind)[:, 0].astype(np.uint64, copy=False)
-    return words
+    """Hash texts and bytes."""
+    texts = column.cast(pa.large_binary()).fill_null(b"").to_pylist()
+    return np.fromiter(map(xxhash.xxh64_intdigest, texts, seeds.tolist()), np.uint64, len(texts))
 
 
 def _round(lane: Hashes, words: Hashes) -> Hashes:
