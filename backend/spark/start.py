@@ -27,8 +27,7 @@ from backend.joins.operator import JoinOperator
 from backend.kafka_client.admin import TopicIdentity, compare
 from backend.kafka_client.settings import KafkaSettings
 from backend.places import check_apart, check_usable
-from backend.sinks.sealing import Writing
-from backend.sources import Source, TopicPartition, remembers
+from backend.sources import TopicPartition, remembers
 from backend.sources.dataframe import DataFrameSource
 from backend.sources.kafka import KafkaSource
 from backend.spark.control import ask_to_drain, drain_of, forget_requests
@@ -160,14 +159,15 @@ class StartOptions:
                 raise ValueError(f"{name}={value!r}: allowed are 'off' and an integer from 1 to {_MOST}")
         if isinstance(self.standby, bool) or self.standby not in (0, 1):
             raise ValueError(f"standby={self.standby!r}: allowed are 0 and 1")
-        least = {"shards": 1, "retain": 1, "arrow_rows": 1, "poison_limit": 0}
-        most = {"shards": MAX_SHARDS, "arrow_rows": _MOST_TO_SPARK}
-        for name, lowest in least.items():
+        for name, least, most in (
+            ("shards", 1, MAX_SHARDS),
+            ("retain", 1, _MOST),
+            ("arrow_rows", 1, _MOST_TO_SPARK),
+            ("poison_limit", 0, _MOST),
+        ):
             value = getattr(self, name)
-            if name == "shards" and value is None:
-                continue
-            if not _is_whole(value, lowest, most.get(name, _MOST)):
-                raise ValueError(f"{name}={value!r}: must be an integer from {lowest} to {most.get(name, _MOST)}")
+            if not _is_whole(value, least, most) and not (name == "shards" and value is None):
+                raise ValueError(f"{name}={value!r}: must be an integer from {least} to {most}")
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:
@@ -232,7 +232,7 @@ def _plan(
 
     job = build_job(pipeline, spark, options, stored=stored, first_offsets=first_offsets)
     if used:  # its topics are there, if one is not known to a broker it has just come up
-        job = job.pinned(_identities(stored))
+        job = job.pinned(_identities(stored.entries if stored is not None else {}))
     partitions = job.partitions(spark, bounded=options.until == "end")
     _check_newest(sink, job, partitions, read_outputs(checkpoint) if used else None)
     entries = describe(
@@ -335,7 +335,7 @@ def _open(
     entries = {**entries, **_former_places(check_alone(checkpoint, stored, entries["changelog"]))}
     settled = settle(checkpoint, Manifest(job.shards, job.grouping, entries), used=used)
     changelog().check(job.shards, new=not used)
-    job = job.pinned({topic: TopicIdentity(**entry) for topic, entry in entries["topics"].items()})
+    job = job.pinned(_identities(entries))
     job.check_sources(checkpoint, new=not used)
     watch = SourceWatch(checkpoint, [side.source for side in job.inputs])
     watch.look()
@@ -373,7 +373,7 @@ def _open(
         plan = ProcessorPlan(
             {value: shard for shard, value in enumerate(job.grouping)}, made,
             terms.map(lambda one: one.sources), job.topics, job.ranked, job.max_ahead_ms,
-            writing=_writing(sink),
+            writing=getattr(sink, "writing", lambda: None)(),
         )  # fmt: skip
         with (
             settings(
@@ -435,7 +435,7 @@ def _open(
             committed=max(versions_in(checkpoint, "commits"), default=-1),
         ),
         shards=job.shards,
-        targets=_ends(job, spark) if options.until == "end" else None,
+        targets=_targets(job, spark) if options.until == "end" else None,
         listeners=options.listeners,
         look_again=look,
         watch=watch.look,
@@ -498,9 +498,7 @@ def _take_places(
 def _begin_sink(sink: Sink, checkpoint: str, output: str, operator: Operator) -> None:
     """Check a sink against the job and the checkpoint; makes nothing."""
     check_outputs(checkpoint, output, sink)
-    begin = getattr(sink, "begin", None)
-    if begin is not None:
-        begin(f"{checkpoint.rstrip('/')}/{OUTBOX_DIRECTORY}", operator)
+    getattr(sink, "begin", lambda *_: None)(f"{checkpoint.rstrip('/')}/{OUTBOX_DIRECTORY}", operator)
 
 
 def _open_sink(sink: Sink, checkpoint: str, output: str) -> None:
@@ -512,21 +510,15 @@ def _open_sink(sink: Sink, checkpoint: str, output: str) -> None:
     write_outputs(checkpoint, sink)
 
 
-def _writing(sink: Sink) -> Writing | None:
-    """Return how the operator's tasks write for the sink in this run of the query, if they do."""
-    writing: Callable[[], Writing] | None = getattr(sink, "writing", None)
-    return writing() if writing is not None else None
-
-
-def _ends(job: Job, spark: SparkSession) -> tuple[Mapping[TopicPartition, int] | None, ...]:
-    return tuple(target for side in job.inputs for target in _targets(side.source, spark))
-
-
-def _targets(source: Source, spark: SparkSession) -> list[Mapping[TopicPartition, int] | None]:
+def _targets(job: Job, spark: SparkSession) -> tuple[Mapping[TopicPartition, int] | None, ...]:
     """Return the ends of a bounded run by source of Spark's plan; None is that Spark finds nothing new there."""
-    if isinstance(source, DataFrameSource):
-        return [None] * source.streaming_sources()
-    return [{key: end for key, (_, end) in source.offsets(spark).items()}]
+    targets: list[Mapping[TopicPartition, int] | None] = []
+    for side in job.inputs:
+        if isinstance(side.source, DataFrameSource):
+            targets += [None] * side.source.streaming_sources()
+        else:
+            targets.append({key: end for key, (_, end) in side.source.offsets(spark).items()})
+    return tuple(targets)
 
 
 def known_sources(pipeline: Pipeline, stored: Manifest | None, checkpoint: str) -> Pipeline:
@@ -659,33 +651,34 @@ def build_job(
         inputs = [replace(side, key=key) for side, key in zip(inputs, pipeline.routing(operator), strict=True)]
         for one in inputs:
             check_key(one.fields(), one.key)
-    shards, grouping = options.shards, None if stored is None else stored.grouping
-    if grouping is not None:
-        shards = shards or len(grouping)
-    if shards is None:
-        shards = _default_shards(pipeline, inputs, spark, options)
+    grouping = stored.grouping if stored is not None else ()
+    shards = options.shards or len(grouping) or _default_shards(pipeline, inputs, spark, options)
     _check_order(pipeline, shards, options)
     _check_dataframes(pipeline, operator, spark, options)
-    if grouping is None or len(grouping) != shards:
-        grouping = grouping_values(shards)
     return Job(
         tuple(inputs),
         options.route,
-        grouping,
+        grouping if len(grouping) == shards else grouping_values(shards),
         operator,
         tuple(message_types[name] for name in operator.input_fields),
         pipeline.max_ahead_ms,
         options.poison_limit,
         options.debug_steps,
-        bases=_known_bases(stored) if stored is not None else _bases(inputs, options, first_offsets),
+        bases=_bases(inputs, options, stored, first_offsets),
         session=session_entries(spark),
     )
 
 
 def _bases(
-    inputs: Sequence[Input], options: StartOptions, first_offsets: Callable[[], list[list[Any]]]
+    inputs: Sequence[Input],
+    options: StartOptions,
+    stored: Manifest | None,
+    first_offsets: Callable[[], list[list[Any]]],
 ) -> tuple[int, ...] | None:
     """Give the shard of each stream's partition 0: each source partition has one for itself, as far as they go."""
+    if stored is not None:
+        known = stored.entries.get("bases")
+        return None if known is None else tuple(known)
     topics = sum(len(side.source.topics) for side in inputs)
     if options.route != "partition" or topics == 1:
         return None
@@ -693,11 +686,6 @@ def _bases(
     for stream, partition, _ in first_offsets():
         partitions[stream] = max(partitions[stream], partition + 1)
     return tuple(sum(partitions[:stream]) for stream in range(topics))
-
-
-def _known_bases(stored: Manifest) -> tuple[int, ...] | None:
-    known = stored.entries.get("bases")
-    return None if known is None else tuple(known)
 
 
 def _check_newest(sink: Sink, job: Job, partitions: Sequence[SourcePartition], known: Mapping[str, Any] | None) -> None:
@@ -792,8 +780,7 @@ def _spark_has_committed(checkpoint: str) -> bool:
     commits = versions_in(checkpoint, "commits")
     if not commits:
         return False
-    newest = commits[-1]
-    name = f"commits/{newest}"
+    name = f"commits/{commits[-1]}"
     try:
         head, _, content = read_spark_file(checkpoint, name).decode().partition("\n")
         known = json.loads(content)
@@ -810,7 +797,7 @@ def _spark_has_committed(checkpoint: str) -> bool:
     if "stateUniqueIds" not in known:
         raise ManifestMismatch(
             "the checkpoint has state store checkpoint format 1",
-            where=f"{checkpoint}/commits/{newest}",
+            where=f"{checkpoint}/{name}",
             why="under format 1 a task that finishes late can overwrite committed state",
             command="choose another checkpoint; Rewind always sets"
             " spark.sql.streaming.stateStore.checkpointFormatVersion=2",
@@ -880,15 +867,14 @@ def topics_of(job: Job, stored: Manifest | None) -> dict[str, Any]:
     for side in job.inputs:
         ask = getattr(side.source, "identities", None)
         found.update(ask() if ask is not None else {})
-    for note in compare(_identities(stored), found):
+    for note in compare(_identities(stored.entries if stored is not None else {}), found):
         log.warning("%s", note)
     return {topic: asdict(identity) for topic, identity in found.items()}
 
 
-def _identities(stored: Manifest | None) -> dict[str, TopicIdentity]:
+def _identities(entries: Mapping[str, Any]) -> dict[str, TopicIdentity]:
     """Return what topics a manifest knows."""
-    known = (stored.entries.get("topics") or {}) if stored is not None else {}
-    return {topic: TopicIdentity(**entry) for topic, entry in known.items()}
+    return {topic: TopicIdentity(**entry) for topic, entry in (entries.get("topics") or {}).items()}
 
 
 def _check_clusters(inputs: Sequence[Input]) -> None:
