@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
@@ -128,21 +128,11 @@ def replayed(
         stage: For all pieces of a task.
     """
 
-    of_tasks = shares(len(pieces), max(1, min(len(pieces), replay_tasks(spark))))
+    tasks = max(1, min(len(pieces), replay_tasks(spark)))
+    of_tasks = np.array_split(np.arange(len(pieces)), tasks)  # the longer shares come first: all cores end together
 
     def read_pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tasks = (task for batch in batches for task in batch.column("id").to_pylist())
-        return stage(rows for task in tasks for number in of_tasks[task] for rows in read(pieces[number]))
+        numbers = (number for batch in batches for task in batch.column("id").to_pylist() for number in of_tasks[task])
+        return stage(rows for number in numbers for rows in read(pieces[number]))
 
     return spark.range(0, len(of_tasks), 1, len(of_tasks)).mapInArrow(crossing(read_pieces), schema)
-
-
-def shares(count: int, tasks: int) -> list[range]:
-    """Divide pieces among tasks, each its own in order: the longer shares come first, and all cores end together.
-
-    >>> shares(10, 4)
-    [range(0, 3), range(3, 6), range(6, 8), range(8, 10)]
-    """
-    least, longer = divmod(count, tasks)
-    ends = list(accumulate(least + (task < longer) for task in range(tasks)))
-    return list(map(range, [0, *ends[:-1]], ends))
