@@ -145,12 +145,10 @@ class ShardTask:
     def _on_timer(self, key: Any, now: int) -> Iterator[pd.DataFrame]:
         query_id, version = query_and_version()
         pointer = self._read_pointer()
-        if pointer is None or pointer.commit.version >= version:
-            # Rows of this very micro-batch came first and were committed; they may have left the timer that fires now.
-            if pointer is not None:
-                self._rearm(pointer, now, fired=True)
+        if pointer is None:
             return
-        if not _is_due(pointer, now):
+        # Rows of this very micro-batch may have come first and been committed; they may have left the timer that fires.
+        if pointer.commit.version >= version or not _is_due(pointer, now):
             self._rearm(pointer, now, fired=True)
             return
         job = self._plan.job(query_id, self._plan.shards[int(key[0])], version)

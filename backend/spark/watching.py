@@ -74,9 +74,7 @@ class SourceWatch:
         try:
             content = json.loads(open_files(self._checkpoint).read(LEADER_EPOCHS))
             written = content.get("format")
-        except FileNotFoundError:
-            return {}
-        except UNDECODABLE:  # torn by a disk: as if it were not there, and it is written again
+        except (FileNotFoundError, *UNDECODABLE):  # torn by a disk: as if it were not there, and it is written again
             return {}
         if written != FORMAT:
             raise UnknownFormat(
