@@ -7,32 +7,18 @@ written, not by when it is read. Batch times are logged by Spark, so a micro-bat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from backend.batch import MAX_EVENT_TIME, MIN_EVENT_TIME
-from backend.windows.columns.arrays import IntArray, Mask
+from backend.windows.columns.arrays import IntArray
+
+Reasons = npt.NDArray[np.object_]
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Rows judged by their times; each mask is as long as the rows, and a row may be in several.
-
-    Attributes:
-        missing: There is no event time.
-        out_of_range: It is below `MIN_EVENT_TIME` or above `MAX_EVENT_TIME`.
-        ahead: It is too far ahead.
-    """
-
-    missing: Mask
-    out_of_range: Mask
-    ahead: Mask
-
-
-def judge(times: pa.Array, timestamps: pa.Array, time_ms: int, max_ahead_ms: int | None) -> Judged | None:
-    """Judge rows by their times; None when all are good.
+def judge(times: pa.Array, timestamps: pa.Array, time_ms: int, max_ahead_ms: int | None) -> Reasons | None:
+    """Return the reason per row that is bad by its times, None for good rows; None when all are good.
 
     Args:
         times: Event times, int64 milliseconds; null for none.
@@ -48,8 +34,11 @@ def judge(times: pa.Array, timestamps: pa.Array, time_ms: int, max_ahead_ms: int
     ahead = known > latest(own, time_ms, max_ahead_ms) if max_ahead_ms is not None else np.zeros(len(known), np.bool_)
     if not times.null_count and not ahead.any() and not out_of_range.any():
         return None
-    missing = np.asarray(times.is_null())
-    return Judged(missing, out_of_range, ahead & ~missing)
+    reasons = np.full(len(known), None, dtype=object)
+    reasons[ahead] = "in_future"
+    reasons[out_of_range] = "out_of_range"
+    reasons[np.asarray(times.is_null())] = "no_event_time"
+    return reasons
 
 
 def _all_good(times: IntArray, own: IntArray, time_ms: int, max_ahead_ms: int | None) -> bool:

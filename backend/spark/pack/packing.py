@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -50,7 +49,7 @@ from backend.spark.pack.frames import (
     rises,
     to_ipc_buffer,
 )
-from backend.spark.pack.judging import judge, latest
+from backend.spark.pack.judging import Reasons, judge, latest
 from backend.spark.pack.narrow import narrow
 from backend.steps import DROPPED, PASSED, POISON
 from backend.windows.aligned.combining import Combining
@@ -251,17 +250,14 @@ def _is_one(values: IntArray) -> bool:
     return bool(values[0] == values[-1] and (values == values[0]).all())
 
 
-def _reasons(batch: pa.RecordBatch, time_ms: int, plan: PackPlan) -> npt.NDArray[np.object_] | None:
+def _reasons(batch: pa.RecordBatch, time_ms: int, plan: PackPlan) -> Reasons | None:
     """Give the reason per row that is bad input, None for good rows; None when every row is good."""
     malformed = batch.column(MALFORMED_IN)
-    judged = judge(batch.column(TIME), batch.column(TIMESTAMP_IN), time_ms, plan.max_ahead_ms)
-    if malformed.null_count == len(malformed) and judged is None:
-        return None
-    reasons = np.full(len(malformed), None, dtype=object)
-    if judged is not None:
-        reasons[judged.ahead] = "in_future"
-        reasons[judged.out_of_range] = "out_of_range"
-        reasons[judged.missing] = "no_event_time"
+    reasons = judge(batch.column(TIME), batch.column(TIMESTAMP_IN), time_ms, plan.max_ahead_ms)
+    if reasons is None:
+        if malformed.null_count == len(malformed):
+            return None
+        reasons = np.full(len(malformed), None, dtype=object)
     reasons[np.asarray(malformed.is_valid())] = "malformed"
     if VERDICT_IN in batch.schema.names:
         reasons[numbers(batch, VERDICT_IN) == POISON] = "poison"
@@ -300,7 +296,7 @@ def _running_maxima(times: IntArray) -> IntArray:
     return times if bool((times[1:] >= times[:-1]).all()) else np.maximum.accumulate(times)
 
 
-def _errors(batch: pa.RecordBatch, plan: PackPlan, reasons: npt.NDArray[np.object_] | None, rows: IntArray) -> Binary:
+def _errors(batch: pa.RecordBatch, plan: PackPlan, reasons: Reasons | None, rows: IntArray) -> Binary:
     if reasons is None or not len(rows):
         return None
     bad = batch.take(pa.array(rows))
