@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from backend.joins.operator import JoinOperator
-from backend.sources import is_direct
 from backend.sources.dataframe import is_ranked
 from backend.windows.operator import WindowOperator, combining_of
 
@@ -45,8 +44,7 @@ def explained(job: Job, snapshots: str | int | None) -> str:
 
 
 def _input(side: Input) -> Iterator[tuple[str, str]]:
-    here = is_direct(side.source) and side.source.direct
-    where = "in the Python workers" if here else "by Spark"
+    where = "in the Python workers" if side.direct is not None else "by Spark"
     yield "source", f"{side.source.describe()['kind']} {_listed(side.source.topics)}, read {where}"
     yield "time", side.event_time or "the record's own timestamp"
     if side.steps:

@@ -78,6 +78,11 @@ class Input:
                 ) from None
         return from_arrow_schema(after)
 
+    @property
+    def direct(self) -> Direct | None:
+        """The source, where it is read in the Python workers; None where Spark reads it."""
+        return self.source if is_direct(self.source) and self.source.direct else None
+
     def parse(self, timezone: str, poison_limit: int | None, *, debug: bool = False) -> Parser:
         """Return what parses records and runs the steps; see `backend.sources.Source.parse` and `Steps`."""
         parse = self.source.parse(timezone)
@@ -196,7 +201,7 @@ class Job:
     @property
     def direct(self) -> bool:
         """Whether no input's records cross the JVM one by one."""
-        return all(_direct(side.source) is not None for side in self.inputs)
+        return all(side.direct is not None for side in self.inputs)
 
     def partitions(self, spark: SparkSession, *, bounded: bool) -> list[SourcePartition]:
         """List the source partitions, as far as they are there now.
@@ -252,7 +257,7 @@ class Job:
             ask = getattr(side.source, "first_positions", None)
             # said here, Spark's connector goes by it; else by what it finds in its first trigger
             first = first_positions(checkpoint, number, ask) if ask is not None else None
-            what, direct = replace(self._pack_input(side), coded=True), _direct(side.source)
+            what, direct = replace(self._pack_input(side), coded=True), side.direct
             parse = side.parse(what.timezone, self.poison_limit, debug=self.debug_steps)
             stage = selecting(parse, what, clock, pack)
             if direct is not None:
@@ -304,7 +309,7 @@ class Job:
             }
             if not wanted or is_ranked(side.source):  # its messages are in the message log, shard by shard
                 continue
-            what, direct = self._pack_input(side), _direct(side.source)
+            what, direct = self._pack_input(side), side.direct
             select = selecting(side.parse(what.timezone, None), what, partial(int, time_ms), stage)
             if direct is not None:
                 getattr(direct, "check_replayable", lambda: None)()
@@ -368,11 +373,6 @@ def number_streams(inputs: Sequence[tuple[str, Source]]) -> dict[tuple[str, str]
     return {pair: number for number, pair in enumerate(pairs)}
 
 
-def _direct(source: Source) -> Direct | None:
-    """Return a source that is read in the Python workers; None where Spark reads it."""
-    return source if is_direct(source) and source.direct else None
-
-
 def _union(parts: Sequence[DataFrame]) -> DataFrame:
     return reduce(lambda whole, other: whole.union(other), parts)
 
@@ -408,14 +408,9 @@ def check_key(schema: StructType, key: Sequence[str]) -> None:
             raise ValueError(f"key={name!r}: messages cannot be routed by {kind}: allowed are types of one plain value")
 
 
-def arrow_fields(schema: StructType, names: Sequence[str]) -> tuple[pa.Field, ...]:
-    """Give the Arrow fields that frames carry for fields of a value; timestamps in UTC microseconds."""
-    return tuple(pa.field(name, to_arrow_type(schema[name].dataType, timezone="UTC")) for name in names)
-
-
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Give the Arrow schema of all fields of a value."""
-    return pa.schema(arrow_fields(schema, schema.fieldNames()))
+    """Give the Arrow schema that frames carry for the fields of a value; timestamps in UTC microseconds."""
+    return pa.schema([pa.field(field.name, to_arrow_type(field.dataType, timezone="UTC")) for field in schema])
 
 
 def describe(job: Job, extra: Mapping[str, Any]) -> dict[str, Any]:
