@@ -225,8 +225,7 @@ def millis(times: pa.Array, timezone: str) -> pa.Array:
     if pa.types.is_integer(times.type):
         return times.cast(pa.int64())
     if pa.types.is_date(times.type):
-        days = times.cast(pa.int32() if pa.types.is_date32(times.type) else pa.int64()).cast(pa.int64())
-        own = days if pa.types.is_date64(times.type) else pc.multiply(days, DAY_MS)
+        own = times.cast(pa.date64()).cast(pa.int64())
         beyond = pc.fill_null(pc.or_(pc.greater(own, _DATES_MS), pc.less(own, -_DATES_MS)), False)
         if pc.any(beyond).as_py():  # no timestamp says them, and no zone has rules for them
             return pc.if_else(beyond, own, millis(pc.if_else(beyond, None, times), timezone))
