@@ -57,6 +57,3 @@ class ShardProcessor(StatefulProcessor):
         """Run an attempt without rows if something is due, or a drain was asked for."""
         now = timerValues.getCurrentProcessingTimeInMs()
         return self._plan().task(self._handle, self._pointer).on_timer(key, now)
-
-    def close(self) -> None:
-        """Nothing is held between calls."""
